@@ -1,0 +1,1 @@
+"""Who may take part: tokens, signed requests, the allowlist. Ground floor, pure core."""

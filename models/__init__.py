@@ -1,0 +1,1 @@
+"""Networks, optimisers and data that a run can name. Ground floor."""

@@ -1,0 +1,1 @@
+"""How a node behind a router is reached: reachability, relays, hole punching. Ground floor."""

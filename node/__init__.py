@@ -1,0 +1,1 @@
+"""The application: command line, configuration, the networks, the node that holds it together."""
