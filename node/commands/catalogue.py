@@ -1,0 +1,82 @@
+"""Which commands there are, and how a command line finds its own.
+
+A command is a module of this package with `add_parser(subparsers)` and `run(arguments) -> int`.
+Only the module of the command that was named is imported; help, completion and a mistyped name
+need them all. The flags that every command has are added here, so no module can forget them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+
+from node.commands.parser import CommandParser
+
+COMMANDS = ("version", "id", "ping", "listen", "status", "config", "bench", "completion")
+
+DESCRIPTION = (
+    "Train one neural network together, over home internet, with computers that have nothing in "
+    "common."
+)
+
+Run = Callable[[argparse.Namespace], int]
+
+
+def parse(argv: Sequence[str]) -> tuple[Run, argparse.Namespace]:
+    """The function that runs this command line, and its arguments. WrongUse if it is not right."""
+    named = next((word for word in argv if not word.startswith("-")), None)
+    if named is None and "--version" in argv:
+        named, argv = "version", ["version", *(word for word in argv if word != "--version")]
+    parser = build_parser([named] if named in COMMANDS else COMMANDS)
+    arguments = parser.parse_args(argv)
+    module = importlib.import_module(f"node.commands.{arguments.command}")
+    run: Run = module.run
+    return run, arguments
+
+
+def build_parser(names: Sequence[str] = COMMANDS) -> CommandParser:
+    """The parser of `potluck` with these commands."""
+    parser = CommandParser(
+        prog="potluck",
+        description=DESCRIPTION,
+        example="potluck listen\npotluck ping /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
+    )
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=CommandParser
+    )
+    for name in names:
+        if importlib.util.find_spec(f"node.commands.{name}") is not None:
+            importlib.import_module(f"node.commands.{name}").add_parser(subparsers)
+    _add_flags_of_all(parser)
+    parser.add_argument("--version", action="store_true", help="the same as the command `version`")
+    return parser
+
+
+def _add_flags_of_all(parser: CommandParser) -> None:
+    """Add to each parser the flags that every command has, unless its module brought its own."""
+    group = parser.add_argument_group("flags of every command")
+    known = parser.flags()
+    for flag, options in _FLAGS_OF_ALL.items():
+        if flag not in known:
+            # A subcommand's default would overwrite what was said before its name.
+            group.add_argument(flag, default=argparse.SUPPRESS, **options)  # type: ignore[arg-type]
+    for choices in parser.subcommands():
+        for subparser in choices.values():
+            _add_flags_of_all(subparser)
+
+
+_FLAGS_OF_ALL: dict[str, dict[str, object]] = {
+    "--json": {"action": "store_true", "help": "print JSON for programs on stdout"},
+    "--home": {
+        "metavar": "DIRECTORY",
+        "help": "keep key, settings and socket here instead of the platform's places"
+        " (POTLUCK_HOME)",
+    },
+    "--config": {
+        "metavar": "FILE",
+        "help": "read settings from this TOML file instead of potluck.toml (POTLUCK_CONFIG)",
+    },
+    "--debug": {"action": "store_true", "help": "show tracebacks (POTLUCK_DEBUG)"},
+}

@@ -1,0 +1,105 @@
+"""How commands speak: data on stdout, talk on stderr, and with `--json` only JSON on stdout.
+
+With `--json` a command prints one object, or one object per line where it streams; a failure is
+then an object too: `{"error": {"what", "why", "advice", "exit_code"}}`.
+
+Easy to get wrong: much of what is printed came from a peer (addresses, error texts). `printable`
+takes out the control characters that could move the cursor, recolour the screen or retitle the
+window; everything that goes to a person passes through it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from node.commands.failure import Failure
+
+LONGEST_LINE = 2_000  # characters of one printed line; a longer one is a peer's mischief or a bug
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where one command's words go. `json`: the reader is a program."""
+
+    json: bool = False
+    debug: bool = False
+
+    @staticmethod
+    def for_command_line(argv: Sequence[str]) -> Output:
+        """What the words themselves say, before they are parsed: errors in them need it too."""
+        flags = argv[: argv.index("--")] if "--" in argv else argv
+        return Output(json="--json" in flags, debug="--debug" in flags or debug_is_wanted())
+
+    @staticmethod
+    def of(arguments: argparse.Namespace) -> Output:
+        """What the parsed arguments of a command say."""
+        wanted = debug_is_wanted()
+        return Output(
+            json=getattr(arguments, "json", False), debug=getattr(arguments, "debug", wanted)
+        )
+
+    def data(self, value: Mapping[str, Any], text: str) -> None:
+        """One result: the mapping for a program, the text for a person. Both on stdout."""
+        line = json.dumps(value, ensure_ascii=False) if self.json else printable(text)
+        print(line, file=sys.stdout, flush=True)
+
+    def say(self, text: str) -> None:
+        """Something for a person, beside the result. On stderr."""
+        print(printable(text), file=sys.stderr, flush=True)
+
+    def failure(self, failure: Failure) -> None:
+        """Why the command failed: on stderr for a person, on stdout for a program."""
+        if self.json:
+            print(json.dumps({"error": failure.as_mapping()}, ensure_ascii=False), flush=True)
+            return
+        self.say(f"potluck: {failure.what}")
+        if failure.why:
+            self.say(f"  why:  {failure.why}")
+        if failure.advice:
+            self.say(f"  next: {failure.advice}")
+
+
+def debug_is_wanted() -> bool:
+    """Whether POTLUCK_DEBUG asks for tracebacks."""
+    return os.environ.get("POTLUCK_DEBUG", "").lower() not in ("", "0", "no", "false", "off")
+
+
+def printable(text: str) -> str:
+    """The text without what could command a terminal, each line cut at a bearable length."""
+    lines = text.split("\n")
+    return "\n".join(_printable_line(line) for line in lines)
+
+
+def _printable_line(line: str) -> str:
+    if not line.isprintable():
+        line = "".join(
+            c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line
+        )
+    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
+
+
+def prepare_streams() -> None:
+    """Make printing never fail on a character that the terminal's encoding does not have."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def discard_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                os.dup2(nowhere, stream.fileno())
+    finally:
+        os.close(nowhere)

@@ -1,0 +1,115 @@
+"""argparse with our habits: errors that name the nearest right word, examples in every help.
+
+A `CommandParser` raises `WrongUse` where argparse would print and exit, so that a wrong command
+line ends like any other failure (exit code 2, JSON with `--json`).
+
+Easy to get wrong: argparse complains about what is *missing* before it looks at what it does not
+know, so `potluck ping --cuont 3` would be told that ADDRESS is missing. `error` therefore looks
+at the words once more and prefers the unknown flag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from node.wrong_use import WrongUse, nearest
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction["CommandParser"]
+
+_INVALID_CHOICE = re.compile(r"invalid choice: '?(?P<word>[^']*?)'? \(choose from (?P<known>.*)\)")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """One command's (or subcommand's) parser. Flags are never abbreviated: scripts would break."""
+
+    def __init__(self, *, example: str = "", **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("allow_abbrev", False)
+        options.setdefault("conflict_handler", "resolve")
+        if example:
+            options["epilog"] = "example:\n" + "\n".join(
+                f"  {line}" for line in example.strip().splitlines()
+            )
+        super().__init__(**options)
+        self._words: list[str] = []
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        self._words = list(args or ())
+        parsed, extras = super().parse_known_args(args, namespace)
+        if extras:
+            # Here, in the innermost parser, and not in the outermost one, whose flags are others.
+            self.error(f"unrecognized arguments: {' '.join(extras)}")
+        return parsed, extras
+
+    def error(self, message: str) -> NoReturn:
+        help_command = f"`{self.prog} --help` shows what there is, with an example."
+        unknown = self._unknown_flag()
+        if unknown is not None:
+            raise WrongUse(
+                f"`{self.prog}` has no flag {unknown}.",
+                advice=_did_you_mean(unknown, self.flags(), help_command),
+            )
+        choice = _INVALID_CHOICE.search(message)
+        if choice is not None:
+            known = [word.strip(" '") for word in choice["known"].split(",")]
+            word = choice["word"]
+            what = f"`{self.prog}` has no {_noun(message)} {word!r}."
+            raise WrongUse(what, advice=_did_you_mean(word, known, help_command))
+        raise WrongUse(f"{self.prog}: {message}.", advice=help_command)
+
+    def flags(self) -> list[str]:
+        """Every flag that this parser knows."""
+        return list(self._option_string_actions)
+
+    def _unknown_flag(self) -> str | None:
+        for word in self._words:
+            if word == "--" or self._subcommand_named(word):
+                return None
+            flag = word.split("=", 1)[0]
+            if flag.startswith("--") and flag not in self._option_string_actions:
+                return flag
+        return None
+
+    def _subcommand_named(self, word: str) -> bool:
+        return any(word in choices for choices in self.subcommands())
+
+    def subcommands(self) -> list[dict[str, CommandParser]]:
+        """The parsers of the subcommands, if there are any: at most one mapping."""
+        return [
+            dict(action.choices)
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)
+        ]
+
+
+def _noun(message: str) -> str:
+    return "command" if "command" in message.split(":", 1)[0].lower() else "choice"
+
+
+def _did_you_mean(word: str, known: Sequence[str], otherwise: str) -> str:
+    meant = nearest(word, known)
+    return f"Did you mean {meant}? {otherwise}" if meant else otherwise
+
+
+def positive_seconds(text: str) -> float:
+    """An argparse type: a duration above zero, in seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = float("nan")
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above zero")
+    return seconds
+
+
+def positive_count(text: str) -> int:
+    """An argparse type: a whole number above zero."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)

@@ -1,0 +1,109 @@
+"""The command `potluck`: find the command, run it, and end in one of a few documented ways.
+
+What it promises to the shell: data on stdout, talk on stderr; an exit code from the table in
+`node/commands/exit_codes.py`; no traceback unless `--debug` or POTLUCK_DEBUG asks for one; and
+Ctrl-C or SIGTERM at any moment ends the process quietly, with whatever was on disk cleaned up.
+
+Easy to get wrong: this module and `node/commands/*` are imported by every command, so nothing
+here may import trio, rich, msgspec or libp2p at the top: `potluck version` has 0.3 s in all.
+Each command imports what it needs inside its `run`. Even argparse is imported only after the
+signal handlers stand, so that an early Ctrl-C finds them.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+TYPE_CHECKING = False  # `typing` itself would cost 5 ms of every command
+if TYPE_CHECKING:
+    from node.commands.output import Output
+
+
+class Stopped(BaseException):
+    """A signal asked this process to end while ordinary (not trio) code was running."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+
+class _SignalMemory:
+    """Raises `Stopped` where the program stands, and remembers that it did.
+
+    The memory is needed because an extension module that is interrupted while it is being
+    imported turns any exception into an ImportError of its own, and because libraries with a
+    bare `except` swallow it.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+
+    def __call__(self, signal_number: int, _frame: FrameType | None) -> None:
+        if self.first is None:
+            self.first = signal_number
+        raise Stopped(signal_number)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code. The entry point of the console script."""
+    memory = _SignalMemory()
+    try:
+        for number in _stopping_signals():
+            signal.signal(number, memory)
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BaseException:
+        if memory.first is None:
+            raise
+        return 128 + memory.first
+    finally:
+        # What is left is the interpreter's own shutdown: let a further Ctrl-C end it silently.
+        for number in _stopping_signals():
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _stopping_signals() -> tuple[signal.Signals, ...]:
+    if sys.platform == "win32":
+        return (signal.SIGINT, signal.SIGTERM)
+    return (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _run(argv: list[str]) -> int:
+    from node.commands import exit_codes
+    from node.commands.output import Output, discard_stdout, prepare_streams
+
+    prepare_streams()
+    try:
+        code = _run_command(argv, Output.for_command_line(argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output has left (`potluck … | head`). That is its right.
+        discard_stdout()
+        return exit_codes.BROKEN_PIPE
+    return code
+
+
+def _run_command(argv: list[str], output: Output) -> int:
+    try:
+        from node.commands.catalogue import parse
+
+        run, arguments = parse(argv)
+        return run(arguments)
+    except SystemExit as exit_request:  # argparse, after it has printed the help
+        return int(exit_request.code or 0)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the last place: every error becomes an exit code
+        from node.commands.failure import failure_of
+
+        failure = failure_of(error)
+        output.failure(failure)
+        if output.debug:
+            import traceback
+
+            traceback.print_exception(error, file=sys.stderr)
+        return failure.exit_code
