@@ -15,6 +15,12 @@ class PotluckError(Exception):
 
     exit_code = 1
 
+    surely_not_executed = False
+    """Of a failed call: True only where the other side certainly did not act on the request.
+
+    Then it can be sent again without harm. False says nothing: it may or may not have acted.
+    """
+
     def __init__(self, what: str, *, why: str = "", advice: str = "") -> None:
         super().__init__(what)
         self.what = what
@@ -50,6 +56,8 @@ class Unreachable(PotluckError):
 class ProtocolNotServed(PotluckError):
     """The peer is there, but does not serve that protocol (or not that version of it)."""
 
+    surely_not_executed = True
+
 
 class Refused(PotluckError):
     """Somebody with the right to say no said no."""
@@ -61,3 +69,14 @@ class DeadlineExceeded(PotluckError):
     """The answer did not come in the time that the caller gave it."""
 
     exit_code = 4
+
+
+class Busy(PotluckError):
+    """The other side (or this one) has as much in hand as it allows itself: try again later."""
+
+    exit_code = 4
+    surely_not_executed = True
+
+
+class HandlerFailed(PotluckError):
+    """The other side took the request, and its handler broke on it. Its own log says how."""
