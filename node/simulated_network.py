@@ -1,0 +1,237 @@
+"""A whole network in memory, under a virtual clock and a seed.
+
+    def test_two_nodes_talk() -> None:
+        async def scenario(world: SimulatedWorld) -> None:
+            alice, bob = world.add_node("alice"), world.add_node("bob")
+            world.introduce(alice, bob)
+            ...
+
+        run_simulation(scenario, seed=7)
+
+`run_simulation` gives virtual time, which passes only when nobody has anything to do, and an
+order of tasks that depends on the seed alone: the same seed gives the same run, and
+`world.trace_hash()` proves it. A world also works inside any trio run
+(`async with SimulatedWorld(seed=7) as world`), where only the order of tasks is then trio's.
+
+Easy to get wrong: what a simulated node does must take time, chance and connections from its
+`Network`, or the seed no longer decides everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import TypeVar, TypeVarTuple, Unpack
+
+import trio
+from trio.testing import MockClock
+
+from node.simulation.determinism import deterministic_scheduling
+from node.simulation.link import Link
+from node.simulation.link_model import LinkSettings
+from node.simulation.partition import Cut
+from node.simulation.settings import NodeSettings, WorldSettings
+from node.simulation.simulated_node import SimulatedNetwork
+from node.simulation.timeline import Timeline
+from node.simulation.trace import NOBODY, Kind, Trace
+from protocols.errors import ProtocolMisuse
+from protocols.identity import Identity
+
+__all__ = [
+    "LinkSettings",
+    "NodeSettings",
+    "SimulatedNetwork",
+    "SimulatedWorld",
+    "WorldSettings",
+    "run_simulation",
+]
+
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+
+_PLACE = re.compile(r"/ip4/10\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})/tcp/4001(?:/p2p/\w+)?")
+
+
+def run_simulation(
+    scenario: Callable[[SimulatedWorld, Unpack[Arguments]], Awaitable[Result]],
+    *arguments: *Arguments,
+    seed: int = 0,
+    settings: WorldSettings | None = None,
+) -> Result:
+    """Run `scenario(world, *arguments)` in a new world of this seed, from beginning to end."""
+
+    async def main() -> Result:
+        async with SimulatedWorld(seed=seed, settings=settings) as world:
+            return await scenario(world, *arguments)
+
+    with deterministic_scheduling(seed):
+        return trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+class SimulatedWorld:
+    """Nodes, the paths between them, and what befalls them."""
+
+    def __init__(self, *, seed: int = 0, settings: WorldSettings | None = None) -> None:
+        self.seed = seed
+        self.settings = settings or WorldSettings()
+        self.chance = random.Random(f"{seed} wires")
+        self.timeline = Timeline()
+        self.trace = Trace()
+        self._nodes: dict[str, SimulatedNetwork] = {}
+        self._by_index: list[SimulatedNetwork] = []
+        self._paths: dict[tuple[int, int], LinkSettings] = {}
+        self._links: dict[int, Link] = {}
+        self._link_numbers = 0
+        self._cuts: list[Cut] = []
+        self._open = AsyncExitStack()
+        self._nursery: trio.Nursery | None = None
+        self._origin = 0.0
+
+    async def __aenter__(self) -> SimulatedWorld:
+        self._origin = trio.current_time()
+        self._nursery = await self._open.enter_async_context(trio.open_nursery())
+        self._nursery.start_soon(self.timeline.run)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        for node in self._by_index:
+            node.end(politely=False)
+        self.nursery.cancel_scope.cancel()
+        return await self._open.__aexit__(kind, error, traceback)
+
+    @property
+    def nursery(self) -> trio.Nursery:
+        if self._nursery is None:
+            raise ProtocolMisuse("A SimulatedWorld must be entered before it is used.")
+        return self._nursery
+
+    # -- nodes -----------------------------------------------------------------------------
+
+    def add_node(
+        self, name: str | None = None, settings: NodeSettings | None = None
+    ) -> SimulatedNetwork:
+        """A new node, reachable at its address from now on. Its key comes from seed and name."""
+        index = len(self._by_index)
+        name = name if name is not None else f"node-{index}"
+        if name in self._nodes:
+            raise ProtocolMisuse(f"There is a node {name} in this world already.")
+        node = SimulatedNetwork(
+            self, index, name, self.identity_of(name), settings or NodeSettings()
+        )
+        self._nodes[name] = node
+        self._by_index.append(node)
+        self.record(Kind.NODE_ADDED, node)
+        return node
+
+    def identity_of(self, name: str) -> Identity:
+        """The key that a node of this name has in this world."""
+        return Identity.from_seed(
+            hashlib.sha256(f"simulated node {self.seed} {name}".encode()).digest()
+        )
+
+    def introduce(self, *nodes: SimulatedNetwork) -> None:
+        """Let each of these nodes know where the others are."""
+        for node in nodes:
+            for other in nodes:
+                if other is not node:
+                    node.learn_addresses(other.peer_id, other.addresses())
+
+    def start(
+        self,
+        node: SimulatedNetwork,
+        program: Callable[[SimulatedNetwork], Awaitable[object]],
+    ) -> None:
+        """Run `program(node)` as the node's process: a crash of the node ends it at any await."""
+
+        async def process() -> None:
+            with node.running():
+                await program(node)
+
+        self.nursery.start_soon(process)
+
+    # -- places and paths ------------------------------------------------------------------
+
+    def place_of(self, index: int) -> str:
+        return f"/ip4/10.{index >> 16 & 255}.{index >> 8 & 255}.{index & 255}/tcp/4001"
+
+    def node_at(self, address: str) -> SimulatedNetwork | None:
+        """Who lives at an address, if anybody."""
+        match = _PLACE.fullmatch(address)
+        if match is None:
+            return None
+        high, middle, low = (int(part) for part in match.groups())
+        index = high << 16 | middle << 8 | low
+        return self._by_index[index] if index < len(self._by_index) else None
+
+    def path(self, source: SimulatedNetwork, target: SimulatedNetwork) -> LinkSettings:
+        """What the way from one node to another is like."""
+        return self._paths.get((source.index, target.index), self.settings.link)
+
+    def set_path(
+        self, first: SimulatedNetwork, second: SimulatedNetwork, settings: LinkSettings
+    ) -> None:
+        """Make both ways between two nodes like this, for links that come up from now on."""
+        self.set_path_one_way(first, second, settings)
+        self.set_path_one_way(second, first, settings)
+
+    def set_path_one_way(
+        self, source: SimulatedNetwork, target: SimulatedNetwork, settings: LinkSettings
+    ) -> None:
+        self._paths[source.index, target.index] = settings
+
+    def round_trip_seconds(self, first: SimulatedNetwork, second: SimulatedNetwork) -> float:
+        """There and back once, with jitter as it happens to be now."""
+        there = self.path(first, second).delay(self.chance)
+        return there + self.path(second, first).delay(self.chance)
+
+    def is_cut(self, source: SimulatedNetwork, target: SimulatedNetwork) -> bool:
+        """Whether nothing gets from `source` to `target` now."""
+        return any(cut.lies_between(source.index, target.index) for cut in self._cuts)
+
+    # -- links -----------------------------------------------------------------------------
+
+    def next_link_number(self) -> int:
+        self._link_numbers += 1
+        return self._link_numbers
+
+    def remember_link(self, link: Link) -> None:
+        self._links[link.number] = link
+        near, far = link.ends
+        self.record(Kind.CONNECTED, near.node, far.node)
+
+    def forget_link(self, link: Link) -> None:
+        self._links.pop(link.number, None)
+
+    # -- what can be seen ------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since this world began."""
+        return trio.current_time() - self._origin
+
+    def honest_time(self) -> float:
+        """What a correct clock shows, in seconds since 1970."""
+        return self.settings.started_at + self.now()
+
+    def record(
+        self,
+        kind: Kind,
+        source: SimulatedNetwork,
+        target: SimulatedNetwork | None = None,
+        size: int = 0,
+    ) -> None:
+        """Fold one event into the trace."""
+        index = NOBODY if target is None else target.index
+        self.trace.record(self.now(), kind, source.index, index, size)
+
+    def trace_hash(self) -> str:
+        """One hash over every event so far; equal for two runs of one seed."""
+        return self.trace.hexdigest()

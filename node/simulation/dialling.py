@@ -1,0 +1,95 @@
+"""Dialling in a simulated world: every known address side by side, each a little later.
+
+What an address answers is decided when its answer would arrive, not when it was asked, so that
+a node which appears, vanishes or is cut off in between is met as it is then.
+
+Outcomes: somebody else's key, refused (the machine is up, the node is not, or it is full), or no
+answer at all (nobody there, cut off, stopped, behind a NAT), which takes the whole timeout.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+import trio
+
+from node.simulation.trace import Kind
+from protocols.errors import Unreachable
+from protocols.identity import PeerId
+
+if TYPE_CHECKING:
+    from node.simulation.link import LinkEnd
+    from node.simulation.simulated_node import SimulatedNetwork
+
+NO_ANSWER = "no answer"
+
+
+async def dial(node: SimulatedNetwork, peer: PeerId) -> LinkEnd:
+    """A link to `peer` over whichever known address answers first, or Unreachable."""
+    # imported here: a node dials, and what comes of dialling is a link of that node
+    from node.simulation.simulated_node import linked
+
+    world = node.world
+    settings = world.settings
+    now = trio.current_time()
+    failures: dict[str, str] = {}
+    pending: list[tuple[float, int, str, float]] = []
+    for order, address in enumerate(node.addresses_of(peer)):
+        started = now + order * settings.dial_head_start_seconds
+        there = world.node_at(address)
+        duration = settings.dial_timeout_seconds
+        if there is not None:
+            round_trip = world.round_trip_seconds(node, there)
+            duration = min(duration, settings.connect_round_trips * round_trip)
+        pending.append((started + duration, order, address, started))
+    heapq.heapify(pending)
+    while pending:
+        due, order, address, started = heapq.heappop(pending)
+        await trio.sleep_until(due)
+        end = node.link_end(peer)
+        if end is not None:  # somebody else's dial, or theirs to us, was faster
+            return end
+        there = world.node_at(address)
+        failure = _failure(node, there, peer)
+        if failure is None and there is not None:
+            return linked(node, there, address)
+        give_up = started + settings.dial_timeout_seconds
+        if failure == NO_ANSWER and trio.current_time() < give_up:
+            heapq.heappush(pending, (give_up, order, address, started))
+        else:
+            failures[address] = failure or NO_ANSWER
+    world.record(Kind.DIAL_FAILED, node)
+    raise _unreachable(peer, failures)
+
+
+def _failure(node: SimulatedNetwork, there: SimulatedNetwork | None, peer: PeerId) -> str | None:
+    if there is None or not there.settings.dialable or there.silent:
+        return NO_ANSWER
+    world = node.world
+    if world.is_cut(node, there) or world.is_cut(there, node):
+        return NO_ANSWER
+    if there.closed:
+        return "refused: nobody listens there"
+    if node.stopped_at is not None or there.stopped_at is not None:
+        return NO_ANSWER
+    if there.peer_id != peer:
+        return "somebody else answered"
+    if there.inbound_links() >= there.settings.inbound_links:
+        return "refused: it has too many connections"
+    return None
+
+
+def _unreachable(peer: PeerId, failures: dict[str, str]) -> Unreachable:
+    if not failures:
+        return Unreachable(
+            f"{peer} cannot be reached.",
+            why="No address is known for it.",
+            advice="Give an address that ends in its peer id.",
+        )
+    tried = "; ".join(f"{address}: {failure}" for address, failure in failures.items())
+    return Unreachable(
+        f"{peer} cannot be reached.",
+        why=f"Every known address failed: {tried}.",
+        advice="Check that it runs and that its address is right, then try again.",
+    )

@@ -1,0 +1,278 @@
+"""One node's view of a simulated world: the contract of `protocols.network`, kept in memory.
+
+Everything that it does to others goes through a link (`link`), and everything that takes time
+is a call on the world's timeline. Its own tasks are the handlers that run now, nothing else.
+
+Easy to get wrong: a node that crashed is not closed. It must not say goodbye, and its tasks must
+find every door shut before they are cancelled, or their clean-up would speak after death.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from node.simulation.dialling import dial
+from node.simulation.link import Link, LinkEnd
+from node.simulation.link_model import Pipe
+from node.simulation.settings import NodeSettings
+from node.simulation.stream import SimulatedStream
+from protocols.errors import ProtocolMisuse, Unreachable
+from protocols.identity import Identity, PeerId
+from protocols.network import LinkEvent, LinkFacts, Network, Reach, StreamHandler
+
+if TYPE_CHECKING:
+    from node.simulated_network import SimulatedWorld
+
+logger = logging.getLogger(__name__)
+
+ADDRESSES_PER_PEER = 16  # a home has two or three; more are stale or a lie
+EVENTS_PER_SUBSCRIBER = 256  # a subscriber that is further behind than this misses the oldest
+
+
+class SimulatedNetwork(Network):
+    """A node in a `SimulatedWorld`, from `add_node` until `aclose`, a crash, or the world's end."""
+
+    def __init__(
+        self,
+        world: SimulatedWorld,
+        index: int,
+        name: str,
+        identity: Identity,
+        settings: NodeSettings,
+    ) -> None:
+        self.world = world
+        self.index = index
+        self.name = name
+        self.settings = settings
+        self.upload = Pipe(settings.upload_bytes_per_second)
+        self.download = Pipe(settings.download_bytes_per_second)
+        self.stopped_at: float | None = None
+        self.closed = False  # the process has ended, one way or another
+        self.silent = False  # and so has the machine: nobody answers for it
+        self.handlers: dict[str, StreamHandler] = {}
+        self._identity = identity
+        self._peer_id = identity.peer_id
+        self._random = random.Random(f"{world.seed} {name}")
+        self._links: dict[PeerId, LinkEnd] = {}
+        self._addresses: dict[PeerId, dict[str, None]] = {}  # oldest first
+        self._subscribers: dict[
+            int, tuple[trio.MemorySendChannel[LinkEvent], trio.MemoryReceiveChannel[LinkEvent]]
+        ] = {}
+        self._subscriptions = 0
+        self._running: dict[int, trio.CancelScope] = {}
+        self._runs = 0
+
+    def __repr__(self) -> str:
+        return f"<simulated node {self.name}>"
+
+    # -- who and where ---------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._peer_id
+
+    @property
+    def random(self) -> random.Random:
+        return self._random
+
+    def wall_time(self) -> float:
+        return self.world.honest_time() + self.settings.clock_skew_seconds
+
+    @property
+    def address(self) -> str:
+        """The one address of this node in its world."""
+        return f"{self.world.place_of(self.index)}/p2p/{self._peer_id}"
+
+    def addresses(self) -> tuple[str, ...]:
+        return (self.address,)
+
+    def learn_addresses(self, peer: PeerId, addresses: Iterable[str]) -> None:
+        known = self._addresses.setdefault(peer, {})
+        for address in addresses:
+            known.pop(address, None)
+            known[address] = None
+            if len(known) > ADDRESSES_PER_PEER:
+                del known[next(iter(known))]
+
+    def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
+        return tuple(reversed(self._addresses.get(peer, {})))
+
+    # -- links -----------------------------------------------------------------------------
+
+    @property
+    def answers_the_wire(self) -> bool:
+        """Whether this node's machine is up, even if the node itself is not."""
+        return not self.silent
+
+    def link(self, peer: PeerId) -> LinkFacts | None:
+        end = self._links.get(peer)
+        return None if end is None else end.facts()
+
+    def links(self) -> tuple[LinkFacts, ...]:
+        return tuple(end.facts() for end in self._links.values())
+
+    def link_end(self, peer: PeerId) -> LinkEnd | None:
+        return self._links.get(peer)
+
+    def link_ends(self) -> tuple[LinkEnd, ...]:
+        return tuple(self._links.values())
+
+    def link_up(self, end: LinkEnd) -> None:
+        stale = self._links.get(end.peer)
+        if stale is not None:
+            stale.break_now("the same peer connected anew")
+        self._links[end.peer] = end
+        self._announce(LinkEvent(end.peer, reach=Reach.DIRECT, was=Reach.NONE))
+
+    def link_down(self, end: LinkEnd) -> None:
+        if self._links.get(end.peer) is end:
+            del self._links[end.peer]
+            self._announce(LinkEvent(end.peer, reach=Reach.NONE, was=Reach.DIRECT))
+
+    def inbound_links(self) -> int:
+        return sum(end.inbound for end in self._links.values())
+
+    def link_events(self) -> AbstractContextManager[trio.MemoryReceiveChannel[LinkEvent]]:
+        return self._subscription()
+
+    @contextmanager
+    def _subscription(self) -> Iterator[trio.MemoryReceiveChannel[LinkEvent]]:
+        send, receive = trio.open_memory_channel[LinkEvent](EVENTS_PER_SUBSCRIBER)
+        self._subscriptions += 1
+        number = self._subscriptions
+        self._subscribers[number] = (send, receive)
+        try:
+            with send, receive:
+                yield receive
+        finally:
+            self._subscribers.pop(number, None)
+
+    def _announce(self, event: LinkEvent) -> None:
+        for send, receive in self._subscribers.values():
+            try:
+                send.send_nowait(event)
+            except trio.WouldBlock:
+                receive.receive_nowait()
+                send.send_nowait(event)
+
+    async def connect(self, peer: PeerId) -> LinkFacts:
+        return (await self._linked(peer)).facts()
+
+    async def _linked(self, peer: PeerId) -> LinkEnd:
+        await trio.lowlevel.checkpoint()
+        self._check_open()
+        if peer == self._peer_id:
+            raise ProtocolMisuse("A node cannot connect to itself.")
+        end = self._links.get(peer)
+        if end is not None:
+            return end
+        return await dial(self, peer)
+
+    async def disconnect(self, peer: PeerId) -> None:
+        await trio.lowlevel.checkpoint()
+        end = self._links.get(peer)
+        if end is not None:
+            end.close("disconnected")
+
+    async def ping(self, peer: PeerId) -> float:
+        await trio.lowlevel.checkpoint()
+        self._check_open()
+        end = self._links.get(peer)
+        if end is None:
+            raise Unreachable(f"There is no link to {peer}.", advice="Connect first, then measure.")
+        return await end.round_trip()
+
+    # -- streams ---------------------------------------------------------------------------
+
+    async def open(self, peer: PeerId, protocol: str) -> SimulatedStream:
+        end = await self._linked(peer)
+        return await end.open_stream(protocol)
+
+    def serve(self, protocol: str, handler: StreamHandler) -> None:
+        self._check_open()
+        if protocol in self.handlers:
+            raise ProtocolMisuse(
+                f"{protocol} is already served by this node.",
+                advice="Call stop_serving first, or serve under another name.",
+            )
+        self.handlers[protocol] = handler
+
+    def stop_serving(self, protocol: str) -> None:
+        self.handlers.pop(protocol, None)
+
+    def run_handler(self, handler: StreamHandler, stream: SimulatedStream) -> None:
+        self.world.nursery.start_soon(self._handle, handler, stream)
+
+    async def _handle(self, handler: StreamHandler, stream: SimulatedStream) -> None:
+        with self.running():
+            try:
+                await handler(stream)
+            except Exception:
+                stream.reset()
+                logger.exception("the handler of %s failed; its stream was reset", stream.protocol)
+            else:
+                await stream.aclose()
+        # cancelled with the node: the links are closed already, and the streams with them
+
+    # -- the end ---------------------------------------------------------------------------
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """What runs in here belongs to this node, and is cancelled when the node ends."""
+        self._runs += 1
+        number = self._runs
+        with trio.CancelScope() as scope:
+            self._running[number] = scope
+            if self.closed:
+                scope.cancel()
+            try:
+                yield
+            finally:
+                del self._running[number]
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise trio.ClosedResourceError("this network has ended")
+
+    async def aclose(self) -> None:
+        """End this node politely: links say goodbye, handlers are cancelled."""
+        self.end(politely=True)
+        await trio.lowlevel.checkpoint()
+
+    def end(self, *, politely: bool) -> None:
+        """End this node now. What it still does then finds every door shut."""
+        if self.closed:
+            return
+        self.closed = True
+        for end in self.link_ends():
+            if politely:
+                end.close("the node ended")
+            else:
+                end.break_now("the node crashed")
+        self.handlers.clear()
+        for send, _ in self._subscribers.values():
+            send.close()
+        for scope in tuple(self._running.values()):
+            scope.cancel()
+
+
+def linked(dialler: SimulatedNetwork, listener: SimulatedNetwork, address: str) -> LinkEnd:
+    """A new link between two nodes that were found willing; both learn each other's address."""
+    link = Link(dialler.world.next_link_number(), dialler, listener, address)
+    near, far = link.ends
+    dialler.world.remember_link(link)
+    dialler.learn_addresses(listener.peer_id, listener.addresses())
+    listener.learn_addresses(dialler.peer_id, dialler.addresses())
+    listener.link_up(far)
+    dialler.link_up(near)
+    return near
