@@ -1,0 +1,60 @@
+"""From parsed arguments to the configuration: the flags that are settings, and where files are.
+
+A command that is governed by a setting adds its flag with `add_setting_flag`; what was typed
+reaches the configuration under the setting's key, checked by the setting's own rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from node.configuration import Configuration, read_configuration
+from node.settings import BY_KEY, Kind, Value, value_from_text
+
+if TYPE_CHECKING:
+    from node.commands.parser import CommandParser
+
+_DESTINATION = "setting "  # with a blank, so that no argument of a command can have that name
+_METAVARS = {
+    Kind.LISTEN_ADDRESSES: "ADDRESS",
+    Kind.ANNOUNCE_ADDRESSES: "ADDRESS",
+    Kind.FILE: "FILE",
+    Kind.SECONDS: "SECONDS",
+    Kind.COUNT: "COUNT",
+}
+
+
+def add_setting_flag(parser: CommandParser, key: str, flag: str | None = None) -> None:
+    """Add the flag of the setting `key`: by default its last part with dashes."""
+    setting = BY_KEY[key]
+    flag = flag or "--" + key.split(".")[1].replace("_", "-")
+    several = setting.kind in (Kind.LISTEN_ADDRESSES, Kind.ANNOUNCE_ADDRESSES)
+    again = "; may be given several times" if several else ""
+    parser.add_argument(
+        flag,
+        dest=_DESTINATION + key,
+        action="append",
+        metavar=_METAVARS[setting.kind],
+        help=f"{setting.what}{again} ({key}, {setting.variable})",
+    )
+
+
+def configuration_for(arguments: argparse.Namespace) -> Configuration:
+    """The configuration of this command line; its warnings have been said on stderr."""
+    flags: dict[str, Value] = {}
+    for destination, words in vars(arguments).items():
+        if destination.startswith(_DESTINATION) and words is not None:
+            key = destination.removeprefix(_DESTINATION)
+            setting = BY_KEY[key]
+            several = setting.kind in (Kind.LISTEN_ADDRESSES, Kind.ANNOUNCE_ADDRESSES)
+            flags[key] = value_from_text(setting, ",".join(words) if several else words[-1])
+    configuration = read_configuration(
+        flags,
+        home=getattr(arguments, "home", None),
+        config_file=getattr(arguments, "config", None),
+    )
+    for warning in configuration.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return configuration

@@ -1,0 +1,195 @@
+"""What a node was told, and by whom: flags, then POTLUCK_* variables, then the file, then defaults.
+
+A `Configuration` is read once, checked as a whole, and does not change. It remembers for each
+setting where its value came from, so that `potluck config show --origin` can answer the question
+that is behind most support threads.
+
+Easy to get wrong: a misspelt key that is silently ignored looks exactly like a setting that does
+not work. An unknown key in the file is an error, with the nearest right one named. An unknown
+POTLUCK_* variable is only a warning: the environment belongs to others, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from node.places import Places, find_places
+from node.settings import BY_KEY, SETTINGS, Setting, Value, value_from_text, value_from_toml
+from node.wrong_use import WrongUse, nearest
+
+LARGEST_CONFIG_BYTES = 1_048_576  # nobody writes a megabyte of settings; /dev/zero has more
+
+_OTHER_VARIABLES = ("POTLUCK_HOME", "POTLUCK_CONFIG", "POTLUCK_DEBUG")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who said it: `source` is flag, environment, file or default; `name` says which."""
+
+    source: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.name}".strip()
+
+
+DEFAULT = Origin("default")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Every setting with its value and origin, and where this node keeps its files."""
+
+    places: Places
+    values: Mapping[str, Any]
+    origins: Mapping[str, Origin]
+    warnings: tuple[str, ...] = ()
+    config_file: Path | None = None  # None when there is no file: nothing is wrong with that
+
+    @property
+    def key_file(self) -> Path:
+        value: Path = self.values["identity.key_file"]
+        return value
+
+    @property
+    def listen_addresses(self) -> tuple[str, ...]:
+        value: tuple[str, ...] = self.values["network.listen"]
+        return value
+
+    @property
+    def announce_addresses(self) -> tuple[str, ...]:
+        value: tuple[str, ...] = self.values["network.announce"]
+        return value
+
+    @property
+    def dial_seconds(self) -> float:
+        value: float = self.values["network.dial_seconds"]
+        return value
+
+    @property
+    def inbound_connections(self) -> int:
+        value: int = self.values["network.inbound_connections"]
+        return value
+
+    @property
+    def inbound_connections_per_address(self) -> int:
+        value: int = self.values["network.inbound_connections_per_address"]
+        return value
+
+
+def read_configuration(
+    flags: Mapping[str, Value] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    home: str | None = None,
+    config_file: str | None = None,
+) -> Configuration:
+    """Read everything there is to know. `flags` maps setting keys to what the command line said.
+
+    WrongUse if anything in it cannot be right: a node never runs on half of its settings.
+    """
+    environment = os.environ if environment is None else environment
+    places = find_places(environment, home=home, config_file=config_file)
+    from_file, file_read = _read_file(places)
+    values: dict[str, Value] = {}
+    origins: dict[str, Origin] = {}
+    for setting in SETTINGS:
+        key = setting.key
+        if flags is not None and key in flags:
+            values[key], origins[key] = flags[key], Origin("flag")
+        elif environment.get(setting.variable):
+            values[key] = _from_variable(setting, environment[setting.variable])
+            origins[key] = Origin("environment", setting.variable)
+        elif key in from_file:
+            values[key], origins[key] = from_file[key], Origin("file", str(file_read))
+        else:
+            values[key], origins[key] = setting.default_in(places), DEFAULT
+    return Configuration(places, values, origins, tuple(_warnings(environment)), file_read)
+
+
+def _from_variable(setting: Setting, text: str) -> Value:
+    try:
+        return value_from_text(setting, text)
+    except WrongUse as error:
+        why = f"The environment variable {setting.variable} says so. {error.why}".strip()
+        raise WrongUse(error.what, why=why, advice=error.advice) from None
+
+
+def _warnings(environment: Mapping[str, str]) -> Iterator[str]:
+    known = [setting.variable for setting in SETTINGS] + list(_OTHER_VARIABLES)
+    for name in sorted(environment):
+        if name.startswith("POTLUCK_") and name not in known:
+            meant = nearest(name, known)
+            hint = f"; did you mean {meant}?" if meant else ""
+            yield f"The environment variable {name} is not one that potluck knows{hint}"
+
+
+def _read_file(places: Places) -> tuple[dict[str, Value], Path | None]:
+    path = places.config_file
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_CONFIG_BYTES + 1)
+    except FileNotFoundError:
+        if places.config_file_origin == "default":
+            return {}, None
+        raise WrongUse(
+            f"There is no settings file {path}.", why=f"{places.config_file_origin} names it."
+        ) from None
+    except OSError as error:
+        raise WrongUse(
+            f"The settings file {path} cannot be read: {error.strerror}.",
+            advice="Check what it is and who may read it (ls -l).",
+        ) from None
+    if len(content) > LARGEST_CONFIG_BYTES:
+        raise WrongUse(f"The settings file {path} is larger than a megabyte: that is not one.")
+    return dict(_settings_in(_parse_toml(path, content), path)), path
+
+
+def _parse_toml(path: Path, content: bytes) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WrongUse(
+            f"The settings file {path} is not valid TOML: {error}.",
+            advice='A line looks like `announce = ["/dns4/node.example/tcp/4001"]`, below '
+            "`[network]`.",
+        ) from None
+
+
+def _settings_in(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Value]]:
+    for key, value in _flattened(document):
+        setting = BY_KEY.get(key)
+        if setting is None:
+            raise _unknown_key(key, path)
+        try:
+            yield key, value_from_toml(setting, value)
+        except WrongUse as error:
+            why = f"The file {path} says so. {error.why}".strip()
+            raise WrongUse(error.what, why=why, advice=error.advice) from None
+
+
+def _flattened(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for table, content in document.items():
+        if isinstance(content, dict):
+            for key, value in content.items():
+                yield f"{table}.{key}", value
+        else:
+            yield table, content
+
+
+def _unknown_key(key: str, path: Path) -> WrongUse:
+    meant = nearest(key, BY_KEY) or nearest(key, [known.split(".")[1] for known in BY_KEY])
+    if meant and "." not in meant:
+        meant = next(known for known in BY_KEY if known.endswith(f".{meant}"))
+    if meant:
+        table, name = meant.split(".")
+        advice = f"Did you mean {meant}, that is `{name}` below `[{table}]`?"
+    else:
+        advice = "`potluck config show` lists every setting there is."
+    return WrongUse(f"There is no setting {key} (in {path}).", advice=advice)

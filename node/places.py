@@ -1,0 +1,68 @@
+"""Where potluck keeps its files: in the platform's places, or all in one folder if told so.
+
+| file | with POTLUCK_HOME (or --home) | otherwise, on Linux |
+|---|---|---|
+| settings | `HOME/potluck.toml` | `~/.config/potluck/potluck.toml` |
+| key | `HOME/identity.key` | `~/.local/share/potluck/identity.key` |
+| lock and control socket of the running node | `HOME/run/` | `~/.local/state/potluck/run/` |
+
+Nothing is created by looking. Easy to get wrong: the running node's files are *not* in the
+runtime folder of the login session: `sudo`, cron and systemd have another one or none, and a
+second node would then start beside the first without noticing it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+APPLICATION = "potluck"
+
+
+@dataclass(frozen=True)
+class Places:
+    config_file: Path
+    config_file_origin: str
+    data_folder: Path
+    run_folder: Path
+
+    @property
+    def lock_file(self) -> Path:
+        return self.run_folder / "node.lock"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.run_folder / "control.sock"
+
+
+def find_places(
+    environment: Mapping[str, str],
+    *,
+    home: str | None = None,
+    config_file: str | None = None,
+) -> Places:
+    """The places for this environment; `home` and `config_file` are what the flags said."""
+    chosen_home = home or environment.get("POTLUCK_HOME")
+    if chosen_home:
+        root = Path(chosen_home).expanduser().absolute()
+        usual_config, data, run = root, root, root / "run"
+    else:
+        import platformdirs
+
+        usual_config = platformdirs.user_config_path(APPLICATION, appauthor=False)
+        data = platformdirs.user_data_path(APPLICATION, appauthor=False)
+        run = platformdirs.user_state_path(APPLICATION, appauthor=False) / "run"
+    if config_file:
+        chosen, origin = config_file, "--config"
+    elif environment.get("POTLUCK_CONFIG"):
+        chosen, origin = environment["POTLUCK_CONFIG"], "POTLUCK_CONFIG"
+    else:
+        chosen, origin = str(usual_config / "potluck.toml"), "default"
+    return Places(Path(chosen).expanduser().absolute(), origin, data, run)
+
+
+def current_places() -> Places:
+    """The places for this process's environment, without flags."""
+    return find_places(os.environ)
