@@ -71,17 +71,22 @@ class LinkEvent:
 class Stream(HalfCloseableStream):
     """One ordered, reliable, two-way byte channel with an authenticated peer.
 
-    The trio contract holds: `receive_some` returns b"" after the other side's `send_eof`;
-    `trio.ClosedResourceError` after our own close; `trio.BrokenResourceError` when the stream was
-    reset or the link is gone. One task may send while another receives; two tasks sending at
-    once raise `trio.BusyResourceError`.
+    The trio contract holds: `receive_some` returns b"" after the other side's `send_eof`, as
+    often as it is asked; `trio.ClosedResourceError` after our own close or reset, and for sending
+    after our own `send_eof`; `trio.BrokenResourceError` when the other side reset the stream or
+    the link is gone. One task may send while another receives; two tasks sending at once, or two
+    receiving, raise `trio.BusyResourceError`. Whoever waits when the stream ends is woken with
+    the error. Sending nothing is a checkpoint and sends nothing.
 
     Cancellation: a cancelled receive loses no bytes. A cancelled send may have sent part of its
     data; the stream is still sound, but the sender of a framed protocol should reset it.
 
-    `aclose` ends our sending side politely (as `send_eof` does) and stops receiving: what still
-    arrives is discarded and the other side, if it goes on sending, is told by a reset. `reset`
-    ends both directions at once, drops what is queued, never blocks, and is safe to call twice.
+    `aclose` ends our sending side politely (as `send_eof` does: what was sent before still
+    arrives) and stops receiving: what is unread or still arrives is discarded, and the other
+    side, if it goes on sending or waits to, is told by a reset. `reset` ends both directions at
+    once, drops what is queued, never blocks, and is safe to call twice. At the other end a reset
+    breaks receiving only if the end of stream had not arrived before it; so an answer followed by
+    `aclose` is read whole, even when part of the request was never read.
     Backpressure is end to end: `send_all` returns when the bytes are queued within a bounded
     buffer, and waits while the reader on the other side does not read.
     """
@@ -97,7 +102,10 @@ class Stream(HalfCloseableStream):
 
     @abstractmethod
     async def receive_into(self, buffer: memoryview | bytearray) -> int:
-        """Wait for at least one byte, write what is there into `buffer`; 0 only at the end."""
+        """Wait for at least one byte, write what is there into `buffer`; 0 only at the end.
+
+        An empty buffer is a ValueError, as `receive_some(0)` is.
+        """
 
     @abstractmethod
     def reset(self) -> None:
@@ -108,7 +116,11 @@ StreamHandler = Callable[[Stream], Awaitable[None]]
 
 
 class Network(ABC):
-    """One node's view of the world. Made, run and ended by the node's nursery."""
+    """One node's view of the world. Made, run and ended by the node's nursery.
+
+    When it has ended, its streams are broken, its handlers cancelled, and `connect`, `open`,
+    `ping` and `serve` raise `trio.ClosedResourceError`.
+    """
 
     @property
     @abstractmethod
@@ -133,7 +145,11 @@ class Network(ABC):
 
     @abstractmethod
     def learn_addresses(self, peer: PeerId, addresses: Iterable[str]) -> None:
-        """Remember where a peer may be dialled. Bounded per peer: the newest are kept."""
+        """Remember where a peer may be dialled. Bounded per peer: the newest are kept.
+
+        What is no address, or names another peer, is left out in silence: addresses come from
+        strangers.
+        """
 
     @abstractmethod
     def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
@@ -160,22 +176,28 @@ class Network(ABC):
 
         Known addresses are tried side by side, likelier ones with a small head start. A failure
         is not remembered: the next call tries again. Cancelling leaves no half-open connection.
+        When somebody else answers at an address, that address has failed. Connecting to oneself
+        is a misuse.
         """
 
     @abstractmethod
     async def disconnect(self, peer: PeerId) -> None:
-        """Close the link, if any; its streams are reset. Returns when it is closed."""
+        """Close the link, if any; its streams break. Returns when it is closed on our side."""
 
     @abstractmethod
     async def ping(self, peer: PeerId) -> float:
-        """Measure the round trip to a connected peer, in seconds. Unreachable if the link dies."""
+        """Measure the round trip to a connected peer, in seconds; `link` shows it from then on.
+
+        Unreachable if there is no link, or if it dies meanwhile.
+        """
 
     @abstractmethod
     async def open(self, peer: PeerId, protocol: str) -> Stream:
         """Open a stream, connecting first if need be.
 
         Unreachable when there is no way to the peer; ProtocolNotServed when the peer does not
-        serve that protocol. No deadline of its own beyond the dial's: callers use
+        serve that protocol; Unreachable also when the link dies meanwhile or the peer has as many
+        streams as it allows. No deadline of its own beyond the dial's: callers use
         `trio.fail_after`. Cancelling leaves no stream behind.
         """
 
@@ -184,9 +206,10 @@ class Network(ABC):
         """Run `handler` in a task of its own for each stream that a peer opens for `protocol`.
 
         When it returns, the stream is closed if it was not; when it raises, the stream is reset,
-        the error is logged, and nothing else is affected. Serving a protocol twice is a misuse.
+        the error is logged, and nothing else is affected. Serving a protocol twice is a misuse
+        (`ProtocolMisuse`).
         """
 
     @abstractmethod
     def stop_serving(self, protocol: str) -> None:
-        """Accept no further streams for `protocol`; those that run go on."""
+        """Accept no further streams for `protocol`; those that run go on. Twice is harmless."""
