@@ -98,7 +98,7 @@ def _run_command(argv: list[str], output: Output) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - the last place: every error becomes an exit code
-        from node.commands.failure import failure_of
+        from node.failure import failure_of
 
         failure = failure_of(error)
         output.failure(failure)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from node.commands.failure import Failure
+from node.failure import Failure
 
 LONGEST_LINE = 2_000  # characters of one printed line; a longer one is a peer's mischief or a bug
 

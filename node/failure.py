@@ -13,7 +13,6 @@ import errno
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from node.commands import exit_codes
 from protocols.errors import PotluckError
 
 REPORT_IT = "Run it again with --debug for the traceback, and report it: this is a bug in potluck."
@@ -24,7 +23,7 @@ class Failure:
     what: str
     why: str = ""
     advice: str = ""
-    exit_code: int = exit_codes.FAILED
+    exit_code: int = PotluckError.exit_code
 
     def as_mapping(self) -> dict[str, object]:
         return asdict(self)
