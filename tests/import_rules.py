@@ -1,0 +1,144 @@
+"""Which imports design.md allows, as a function from a module's source to what is wrong with it.
+
+Reads the syntax tree, so it sees imports inside functions, under TYPE_CHECKING, relative ones,
+and `importlib.import_module` or `__import__` with a constant name; nothing is executed. The one
+thing it cannot see is a name put together at run time (node/commands/catalogue.py does that, for
+modules of its own package).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+GROUND = frozenset({"auth", "nat", "models"})
+PACKAGES = GROUND | {"protocols", "node"}
+
+# Inside protocols: which rooms a room may lean on. What is not a room is the shared base.
+ROOMS = {
+    "dht": frozenset({"base"}),
+    "moshpit": frozenset({"base", "dht"}),
+    "accumulation": frozenset({"base", "dht", "moshpit"}),
+    "experts": frozenset({"base", "dht"}),
+    "shards": frozenset({"base", "dht"}),
+    "base": frozenset[str](),
+}
+
+MAY_IMPORT_LIBP2P = frozenset({"node", "nat"})
+
+# torch costs 1.4 s: only where tensors are the point may loading a module import it.
+HEAVY_ROOMS = (
+    "models",
+    "protocols.tensors",
+    "protocols.moshpit",
+    "protocols.accumulation",
+    "protocols.experts",
+    "node.trainer",
+)
+
+
+@dataclass(frozen=True)
+class Import:
+    target: str
+    line: int
+    while_loading: bool  # not inside a function, not under TYPE_CHECKING
+
+
+def wrong_imports(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """What this module imports and must not, each as a sentence; empty when all is well."""
+    wrong = []
+    for found in imports_of(module, source, is_package=is_package):
+        reason = _forbidden(module, found)
+        if reason:
+            wrong.append(f"{module}, line {found.line}: imports {found.target}: {reason}")
+    return wrong
+
+
+def imports_of(module: str, source: str, *, is_package: bool = False) -> list[Import]:
+    """Every import in the source. `from a import b` counts as a.b: b may be a module."""
+    package = module if is_package else module.rpartition(".")[0]
+    return list(_walk(ast.parse(source), package, while_loading=True))
+
+
+def _walk(node: ast.AST, package: str, *, while_loading: bool) -> Iterator[Import]:
+    for target in _targets(node, package):
+        yield Import(target, getattr(node, "lineno", 0), while_loading)
+    if isinstance(node, ast.If) and _tests_type_checking(node.test):
+        for child in node.body:
+            yield from _walk(child, package, while_loading=False)
+        for child in node.orelse:
+            yield from _walk(child, package, while_loading=while_loading)
+        return
+    inside = while_loading and not isinstance(
+        node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    )
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, package, while_loading=inside)
+
+
+def _targets(node: ast.AST, package: str) -> list[str]:
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=name, names=names, level=level):
+            base = _absolute(name or "", level, package)
+            return [f"{base}.{alias.name}" if base else alias.name for alias in names]
+        case ast.Call(
+            func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__"),
+            args=[ast.Constant(value=str(name)), *rest],
+        ):
+            level = len(name) - len(name.lstrip("."))
+            if level and rest and isinstance(rest[0], ast.Constant):
+                return [_absolute(name.lstrip("."), level, str(rest[0].value))]
+            return [_absolute(name.lstrip("."), level, package)]
+        case _:
+            return []
+
+
+def _absolute(name: str, level: int, package: str) -> str:
+    if not level:
+        return name
+    parents = package.split(".")
+    kept = parents[: len(parents) - (level - 1)]
+    return ".".join([*kept, name] if name else kept)
+
+
+def _tests_type_checking(test: ast.expr) -> bool:
+    match test:
+        case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
+            return True
+        case _:
+            return False
+
+
+def _forbidden(module: str, found: Import) -> str | None:
+    own, theirs = module.split(".")[0], found.target.split(".")[0]
+    if theirs == "torch" and found.while_loading and not _is_heavy(module):
+        return "this module is light; import torch inside the function that needs it"
+    if theirs == "libp2p":
+        return None if own in MAY_IMPORT_LIBP2P else "libp2p stays in node/ and nat/"
+    if theirs == "tests":
+        return "the product does not lean on its tests"
+    if theirs not in PACKAGES or theirs == own == "node":
+        return None
+    if own in GROUND:
+        return None if theirs == own else "the ground knows nothing of what stands beside or above"
+    if own == "protocols" and theirs == "node":
+        return "arrows run downwards: node stands on protocols"
+    if own == theirs == "protocols":
+        mine, other = _room(module), _room(found.target)
+        if mine != other and other not in ROOMS[mine]:
+            return f"inside protocols, {mine} does not lean on {other}"
+    return None
+
+
+def _is_heavy(module: str) -> bool:
+    return any(
+        module == room or module.startswith((room + ".", room + "_")) for room in HEAVY_ROOMS
+    )
+
+
+def _room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else "base"

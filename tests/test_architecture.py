@@ -1,0 +1,237 @@
+"""The house keeps its floors: every import runs the way that design.md draws it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.import_rules import PACKAGES, imports_of, wrong_imports
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def product_modules() -> list[tuple[str, Path]]:
+    found = []
+    for package in sorted(PACKAGES):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found.append((".".join(parts).removesuffix(".__init__"), path))
+    return found
+
+
+def test_no_module_imports_against_the_arrows() -> None:
+    modules = product_modules()
+    assert len(modules) > 15, "the modules were not found where they should be"
+    wrong = []
+    for module, path in modules:
+        source = path.read_text(encoding="utf-8")
+        wrong += wrong_imports(module, source, is_package=path.name == "__init__.py")
+    assert not wrong, "\n".join(wrong)
+
+
+FORBIDDEN = {
+    "ground imports a sibling": ("auth.tokens", "import nat.punch"),
+    "ground imports protocols": ("models.tiny", "from protocols import errors"),
+    "ground imports node": ("nat.relay", "from node.libp2p_network import Libp2pNetwork"),
+    "auth imports models": ("auth.keys", "import models"),
+    "protocols imports node": ("protocols.rpc", "import node.configuration as c"),
+    "protocols imports libp2p": ("protocols.rpc", "from libp2p.peer.id import ID"),
+    "auth imports libp2p": ("auth.keys", "import libp2p"),
+    "inside a function": ("protocols.wire", "def f():\n    import node"),
+    "inside a method": ("protocols.wire", "class A:\n    async def f(self):\n        import node"),
+    "under TYPE_CHECKING": ("protocols.wire", "if TYPE_CHECKING:\n    from node.node import Node"),
+    "under typing.TYPE_CHECKING": ("auth.a", "if typing.TYPE_CHECKING:\n    import protocols"),
+    "in the else of TYPE_CHECKING": ("auth.a", "if TYPE_CHECKING:\n    1\nelse:\n    import nat"),
+    "in try": ("auth.a", "try:\n    import nat\nexcept ImportError:\n    raise"),
+    "by importlib": ("protocols.wire", "import importlib\nimportlib.import_module('node.main')"),
+    "by import_module": ("protocols.wire", "import_module('libp2p')"),
+    "by __import__": ("models.tiny", "__import__('auth.tokens')"),
+    "relative upwards": ("protocols.dht.table", "from ..moshpit import grid"),
+    "relative by name": ("protocols.wire", "from .dht import table"),
+    "relative by importlib": ("protocols.wire", "import_module('.dht', 'protocols')"),
+    "from the package": ("protocols.wire", "from protocols import dht"),
+    "base imports dht": ("protocols.rpc", "from protocols.dht.slots import Slot"),
+    "dht imports moshpit": ("protocols.dht.slots", "import protocols.moshpit.grid"),
+    "moshpit imports accumulation": ("protocols.moshpit.plan", "import protocols.accumulation.x"),
+    "experts import shards": ("protocols.experts.layer", "from protocols.shards import store"),
+    "shards import moshpit": ("protocols.shards.store", "from protocols.moshpit import grid"),
+    "accumulation imports experts": ("protocols.accumulation.state", "import protocols.experts"),
+    "the product imports tests": ("node.main", "from tests import import_rules"),
+    "a light module loads torch": ("node.node", "import torch"),
+    "a light module loads a piece of torch": ("protocols.bulk", "from torch import Tensor"),
+    "torch in a class body": ("protocols.rpc", "class A:\n    import torch"),
+}  # fmt: skip
+
+ALLOWED = {
+    "node on everything": ("node.main", "import auth, nat, models, protocols.dht, libp2p"),
+    "protocols on the ground": ("protocols.guard", "import auth.tokens"),
+    "nat on libp2p": ("nat.relay", "from libp2p.relay import circuit_v2"),
+    "a room on itself": ("protocols.dht.table", "from . import slots\nfrom .slots import Slot"),
+    "a room on the base": ("protocols.shards.store", "from protocols import wire, rpc, errors"),
+    "moshpit on dht": ("protocols.moshpit.averager", "from ..dht import slots"),
+    "accumulation on moshpit": ("protocols.accumulation.state", "import protocols.moshpit.plan"),
+    "torch where it is needed": ("node.node", "def train():\n    import torch"),
+    "torch for type checkers": ("node.node", "if TYPE_CHECKING:\n    import torch"),
+    "torch among tensors": ("protocols.tensors", "import torch"),
+    "a package beside ours in name": ("protocols.wire", "import node_tools, torchvision_names"),
+    "other libraries": ("auth.tokens", "import cryptography, json"),
+}
+
+
+@pytest.mark.parametrize(("module", "source"), FORBIDDEN.values(), ids=FORBIDDEN.keys())
+def test_an_arrow_that_is_forbidden_is_found(module: str, source: str) -> None:
+    assert len(wrong_imports(module, source)) == 1
+
+
+@pytest.mark.parametrize(("module", "source"), ALLOWED.values(), ids=ALLOWED.keys())
+def test_an_arrow_that_is_allowed_is_not_complained_about(module: str, source: str) -> None:
+    assert wrong_imports(module, source) == []
+
+
+def test_relative_imports_are_read_as_python_reads_them() -> None:
+    source = "from . import a\nfrom .. import b\nfrom ..c.d import e\nfrom .f import *\n"
+    in_module = [found.target for found in imports_of("protocols.dht.slots", source)]
+    assert in_module == ["protocols.dht.a", "protocols.b", "protocols.c.d.e", "protocols.dht.f.*"]
+    in_package = imports_of("protocols.dht", "from . import a", is_package=True)
+    assert in_package[0].target == "protocols.dht.a"
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The names of the packages that a fresh interpreter has loaded after this statement."""
+    script = f"import sys, json\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    answer = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    return {name.partition(".")[0] for name in json.loads(answer.stdout)}
+
+
+def test_the_command_line_loads_nothing_heavy_before_it_knows_the_command() -> None:
+    heavy = {"torch", "numpy", "scipy", "libp2p", "trio", "rich", "msgspec", "cryptography"}
+    assert not heavy & loaded_by("import node.main, node.commands.catalogue")
+
+
+@pytest.mark.parametrize("module", ["node.libp2p_network", "node.node", "protocols.rpc"])
+def test_a_node_without_training_loads_no_torch(module: str) -> None:
+    assert not {"torch", "scipy"} & loaded_by(f"import {module}")
+
+
+def python_files() -> list[Path]:
+    return [path for path in tracked_files() if path.suffix == ".py"]
+
+
+def tracked_files() -> list[Path]:
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    files = [ROOT / name for name in listing.stdout.split("\0") if name]
+    return [path for path in files if path.is_file()]
+
+
+def swallowed_errors(source: str) -> list[int]:
+    """The lines of broad `except` clauses that do nothing."""
+
+    def is_broad(handler: ast.ExceptHandler) -> bool:
+        kind = handler.type
+        kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+        return kind is None or any(
+            isinstance(one, ast.Name) and one.id in ("Exception", "BaseException") for one in kinds
+        )
+
+    def does_nothing(handler: ast.ExceptHandler) -> bool:
+        return all(
+            isinstance(step, ast.Pass | ast.Continue)
+            or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant))
+            for step in handler.body
+        )
+
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ExceptHandler) and is_broad(node) and does_nothing(node)
+    ]
+
+
+def test_no_error_vanishes() -> None:
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in python_files()
+        if (lines := swallowed_errors(path.read_text(encoding="utf-8")))
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "clause",
+    ["except Exception:\n    pass", "except:\n    pass", "except BaseException as e:\n    ...",
+     "except (ValueError, Exception):\n    pass"],
+)  # fmt: skip
+def test_a_vanishing_error_is_found(clause: str) -> None:
+    assert swallowed_errors(f"try:\n    f()\n{clause}") == [3]
+    assert (
+        swallowed_errors(f"try:\n    f()\n{clause.replace('pass', 'log()').replace('...', 'g()')}")
+        == []
+    )
+
+
+PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
+
+
+def pickling(source: str) -> list[str]:
+    imported = {found.target.split(".")[0] for found in imports_of("tests.x", source)}
+    calls = {
+        ast.unparse(node.func)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+    }  # fmt: skip
+    return sorted(imported & PICKLES) + sorted(calls & {"torch.load", "torch.save"})
+
+
+def test_nothing_is_pickled() -> None:
+    found = {
+        str(path.relative_to(ROOT)): names
+        for path in python_files()
+        if (names := pickling(path.read_text(encoding="utf-8")))
+    }
+    assert not found
+
+
+@pytest.mark.parametrize("source", ["import pickle", "from dill import loads", "torch.load(f)"])
+def test_pickling_is_found(source: str) -> None:
+    assert pickling(source)
+
+
+# Spelled in pieces, so that this file does not find itself.
+REGISTRY_HOSTS = [
+    "pypi" + ".org", "python" + "hosted.org", "npmjs" + ".org", "npmjs" + ".com",
+    "deb.debian" + ".org", "crates" + ".io", "proxy.golang" + ".org",
+]  # fmt: skip
+THIS_MACHINE = ["/work" + "/", "/opt" + "/", "/root" + "/", "/home" + "/"]
+
+# The one address that may stand there: where a CPU build is fetched that PyPI does not carry.
+EXPECTED = {("scripts/environment", "download.pytorch" + ".org")}
+
+
+def named_places(text: str) -> set[str]:
+    wanted = [*REGISTRY_HOSTS, *THIS_MACHINE, "download.pytorch" + ".org", "file" + "://"]
+    return {place for place in wanted if place in text}
+
+
+def test_no_file_names_a_registry_or_a_folder_of_somebodys_machine() -> None:
+    found = set()
+    for path in tracked_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found |= {(str(path.relative_to(ROOT)), place) for place in named_places(text)}
+    assert found == EXPECTED
+
+
+def test_a_named_place_is_found() -> None:
+    assert named_places("see https://" + REGISTRY_HOSTS[0] + "/simple") == {REGISTRY_HOSTS[0]}
+    assert named_places("open('" + THIS_MACHINE[0] + "x')") == {THIS_MACHINE[0]}
