@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TypeVar, TypeVarTuple, Unpack
@@ -32,8 +32,9 @@ from trio.testing import MockClock
 
 from node.simulation.determinism import deterministic_scheduling
 from node.simulation.link import Link
+from node.simulation.link_life import LinkLife
 from node.simulation.link_model import LinkSettings
-from node.simulation.partition import Cut
+from node.simulation.partition import Cut, cuts_between
 from node.simulation.settings import NodeSettings, WorldSettings
 from node.simulation.simulated_node import SimulatedNetwork
 from node.simulation.timeline import Timeline
@@ -87,6 +88,7 @@ class SimulatedWorld:
         self._links: dict[int, Link] = {}
         self._link_numbers = 0
         self._cuts: list[Cut] = []
+        self._link_life = LinkLife(self.timeline, self.chance, self.settings.silence_seconds)
         self._open = AsyncExitStack()
         self._nursery: trio.Nursery | None = None
         self._origin = 0.0
@@ -158,6 +160,105 @@ class SimulatedWorld:
 
         self.nursery.start_soon(process)
 
+    # -- what befalls nodes ----------------------------------------------------------------
+
+    def crash(self, node: SimulatedNetwork, *, silently: bool = False) -> None:
+        """End a node at once, without a word from it, and cancel all that it runs.
+
+        As with SIGKILL its machine closes the connections, so peers learn of it one latency
+        later. `silently` is the power cut: nobody answers any more, and peers notice only when
+        their keep-alive gives up.
+        """
+        self.record(Kind.NODE_CRASHED, node)
+        node.silent = silently
+        if not silently:
+            node.stopped_at = None  # a stopped process dies as well, and its machine tells
+            for end in node.link_ends():
+                end.say_goodbye("the node was killed")
+        node.end(politely=False)
+        self._look_at_links()
+
+    def restart(self, node: SimulatedNetwork) -> SimulatedNetwork:
+        """The same node again, same key and place, knowing nothing of what was before."""
+        if not node.closed or self._by_index[node.index] is not node:
+            raise ProtocolMisuse(f"{node.name} has not ended, or was restarted already.")
+        again = SimulatedNetwork(self, node.index, node.name, node.identity, node.settings)
+        self._nodes[node.name] = self._by_index[node.index] = again
+        self.record(Kind.NODE_RESTARTED, again)
+        return again
+
+    def stop(self, node: SimulatedNetwork) -> None:
+        """Stop a node as SIGSTOP does: it takes nothing in and sends nothing out.
+
+        Its machine goes on accepting bytes for it, up to the windows of its streams. Its own
+        timers still pass here, which no peer can tell: what they do stays unsent.
+        """
+        if node.stopped_at is None:
+            node.stopped_at = trio.current_time()
+            self.record(Kind.NODE_STOPPED, node)
+            self._look_at_links()
+
+    def resume(self, node: SimulatedNetwork) -> None:
+        """Let a stopped node go on: what waited for it arrives, what it sent goes out."""
+        if node.stopped_at is not None:
+            node.stopped_at = None
+            self.record(Kind.NODE_CONTINUED, node)
+            self._look_at_links()
+
+    def throttle(
+        self,
+        node: SimulatedNetwork,
+        *,
+        upload_bytes_per_second: float | None = None,
+        download_bytes_per_second: float | None = None,
+    ) -> None:
+        """Change what a node's home connection carries from now on; None is without limit."""
+        node.upload.bytes_per_second = upload_bytes_per_second
+        node.download.bytes_per_second = download_bytes_per_second
+
+    def set_clock_skew(self, node: SimulatedNetwork, seconds: float) -> None:
+        """Let a node's clock jump to this far ahead of the honest one."""
+        node.clock_skew_seconds = seconds
+
+    # -- what befalls the ways between them ------------------------------------------------
+
+    def cut(
+        self, sources: Iterable[SimulatedNetwork], targets: Iterable[SimulatedNetwork]
+    ) -> tuple[Cut, ...]:
+        """From now on nothing gets from `sources` to `targets`; the other way stays open."""
+        return self._add_cuts((Cut(_indices(sources), _indices(targets)),))
+
+    def partition(self, *groups: Iterable[SimulatedNetwork]) -> tuple[Cut, ...]:
+        """Keep each of these groups from the others, both ways, until `heal`."""
+        return self._add_cuts(cuts_between([_indices(group) for group in groups]))
+
+    def heal(self, cuts: Iterable[Cut] | None = None) -> None:
+        """Take these cuts away, or all; what was held on the way arrives."""
+        gone = self._cuts if cuts is None else list(cuts)
+        self._cuts = [cut for cut in self._cuts if cut not in gone]
+        self.trace.record(self.now(), Kind.HEALED, NOBODY)
+        self._look_at_links()
+
+    def _add_cuts(self, cuts: tuple[Cut, ...]) -> tuple[Cut, ...]:
+        self._cuts.extend(cuts)
+        self.trace.record(self.now(), Kind.PARTITIONED, NOBODY)
+        self._look_at_links()
+        return cuts
+
+    def _look_at_links(self) -> None:
+        links = tuple(self._links.values())
+        self._link_life.look_at(links)
+        for link in links:
+            for end in link.ends:
+                end.release_held()
+
+    def break_link(self, first: SimulatedNetwork, second: SimulatedNetwork) -> None:
+        """Lose the connection between two nodes, if there is one, for no reason at all."""
+        for node, other in ((first, second), (second, first)):
+            end = node.link_end(other.peer_id)
+            if end is not None:
+                end.break_now("the connection was lost")
+
     # -- places and paths ------------------------------------------------------------------
 
     def place_of(self, index: int) -> str:
@@ -193,6 +294,10 @@ class SimulatedWorld:
         there = self.path(first, second).delay(self.chance)
         return there + self.path(second, first).delay(self.chance)
 
+    def machine_is_up(self, node: SimulatedNetwork) -> bool:
+        """Whether anything answers at this node's place, be it only to say that nobody listens."""
+        return not self._by_index[node.index].silent
+
     def is_cut(self, source: SimulatedNetwork, target: SimulatedNetwork) -> bool:
         """Whether nothing gets from `source` to `target` now."""
         return any(cut.lies_between(source.index, target.index) for cut in self._cuts)
@@ -205,6 +310,7 @@ class SimulatedWorld:
 
     def remember_link(self, link: Link) -> None:
         self._links[link.number] = link
+        self._link_life.begins(link)
         near, far = link.ends
         self.record(Kind.CONNECTED, near.node, far.node)
 
@@ -235,3 +341,7 @@ class SimulatedWorld:
     def trace_hash(self) -> str:
         """One hash over every event so far; equal for two runs of one seed."""
         return self.trace.hexdigest()
+
+
+def _indices(nodes: Iterable[SimulatedNetwork]) -> frozenset[int]:
+    return frozenset(node.index for node in nodes)

@@ -35,7 +35,7 @@ async def dial(node: SimulatedNetwork, peer: PeerId) -> LinkEnd:
     now = trio.current_time()
     failures: dict[str, str] = {}
     pending: list[tuple[float, int, str, float]] = []
-    for order, address in enumerate(node.addresses_of(peer)):
+    for order, address in enumerate(reversed(node.addresses_of(peer))):
         started = now + order * settings.dial_head_start_seconds
         there = world.node_at(address)
         duration = settings.dial_timeout_seconds

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trio
 
 from node.simulation.link_model import LinkSettings, Pipe, segment_bytes
+from node.simulation.rate_meter import RateMeter
 from node.simulation.stream import SimulatedStream
 from node.simulation.trace import Kind
 from protocols.errors import Unreachable
@@ -30,12 +31,22 @@ if TYPE_CHECKING:
     from node.simulation.simulated_node import SimulatedNetwork
 
 
-class _Message(NamedTuple):
+class Message(NamedTuple):
+    """Something on the wire, and what it does at the other end."""
+
     entered: float  # when its sender gave it to the wire
     kind: Kind
     size: int
     deliver: Callable[..., None]
     arguments: tuple[Any, ...]
+
+    def split(self, size: int) -> tuple[Message, Message]:
+        """The first `size` bytes of a data message, and the rest."""
+        number, segment = self.arguments
+        return (
+            self._replace(size=size, arguments=(number, segment[:size])),
+            self._replace(size=self.size - size, arguments=(number, segment[size:])),
+        )
 
 
 class Link:
@@ -83,14 +94,16 @@ class LinkEnd:
         self.streams: dict[int, SimulatedStream] = {}
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.send_rate = RateMeter()
+        self.receive_rate = RateMeter()
         self.round_trip_seconds: float | None = None
         self.connected_at = trio.current_time()
         self._remote_address = remote_address
-        self._path: LinkSettings = node.world.path(node, to)
-        self._pipe = Pipe(self._path.bytes_per_second)
+        self.path: LinkSettings = node.world.path(node, to)
+        self._pipe = Pipe(self.path.bytes_per_second)
         self._last_arrival = 0.0
-        self._held_on_path: deque[_Message] = deque()
-        self._held_at_receiver: deque[_Message] = deque()
+        self._held_on_path: deque[Message] = deque()
+        self._held_at_receiver: deque[Message] = deque()
         self._answers: dict[int, trio.Event] = {}
         self._pings = 0
 
@@ -102,6 +115,7 @@ class LinkEnd:
         return self.node.world
 
     def facts(self) -> LinkFacts:
+        now = trio.current_time()
         return LinkFacts(
             peer=self.peer,
             reach=Reach.DIRECT,
@@ -109,6 +123,8 @@ class LinkEnd:
             remote_address=self._remote_address,
             connected_at=self.connected_at,
             round_trip_seconds=self.round_trip_seconds,
+            send_bytes_per_second=self.send_rate.bytes_per_second(now),
+            receive_bytes_per_second=self.receive_rate.bytes_per_second(now),
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
             open_streams=len(self.streams),
@@ -117,49 +133,56 @@ class LinkEnd:
     # -- the wire --------------------------------------------------------------------------
 
     def segment_bytes(self) -> int | None:
-        return segment_bytes(self._pipe.bytes_per_second, self.node.upload.bytes_per_second)
+        """How much to hand over at once, so that no pipe on the way is held for long."""
+        return segment_bytes(
+            self._pipe.bytes_per_second,
+            self.node.upload.bytes_per_second,
+            self.other.node.download.bytes_per_second,
+        )
 
     def carry(self, kind: Kind, size: int, deliver: Callable[..., None], *arguments: Any) -> float:
         """Send one message to the other end; returns when it has left our side."""
         now = trio.current_time()
         left = self._pipe.pass_through(self.node.upload.pass_through(now, size), size)
-        arrival = max(left + self._path.delay(self.world.chance), self._last_arrival)
+        arrival = max(left + self.path.delay(self.world.chance), self._last_arrival)
         self._last_arrival = arrival
-        self.bytes_sent += size
-        message = _Message(now, kind, size, deliver, arguments)
+        if size:
+            self.bytes_sent += size
+            self.send_rate.record(now, size)
+        message = Message(now, kind, size, deliver, arguments)
         self.world.timeline.at(arrival, self._arrive, message)
         return left
 
-    def _arrive(self, message: _Message) -> None:
+    def _arrive(self, message: Message) -> None:
         if self._held_on_path or self._is_held_on_path(message):
             self._held_on_path.append(message)
             return
-        now = trio.current_time()
-        through = self.other.node.download.pass_through(now, message.size)
-        if through > now:
-            self.world.timeline.at(through, self._deliver, message)
-        else:
-            self._deliver(message)
+        self.other.node.download.take(self, message)
 
-    def _is_held_on_path(self, message: _Message) -> bool:
+    def _is_held_on_path(self, message: Message) -> bool:
         stopped_at = self.node.stopped_at
         if stopped_at is not None and message.entered >= stopped_at:
             return True
         return self.world.is_cut(self.node, self.other.node)
 
-    def _deliver(self, message: _Message) -> None:
+    def deliver(self, message: Message) -> None:
+        """All of this message is at the other end now."""
         other = self.other
         if self._held_at_receiver or other.node.stopped_at is not None:
             self._held_at_receiver.append(message)
             return
         self.world.record(message.kind, self.node, other.node, message.size)
         if other.alive:
-            other.bytes_received += message.size
+            if message.size:
+                other.bytes_received += message.size
+                other.receive_rate.record(trio.current_time(), message.size)
             message.deliver(*message.arguments)
-        elif self.alive and message.kind is not Kind.GOODBYE and other.node.answers_the_wire:
+        elif (
+            self.alive and message.kind is not Kind.GOODBYE and self.world.machine_is_up(other.node)
+        ):
             # a connection that its owner no longer knows: the kernel over there says so
             self.world.timeline.at(
-                trio.current_time() + other._path.latency_seconds,
+                trio.current_time() + other.path.latency_seconds,
                 self.break_now,
                 "the other side no longer has this connection",
             )
@@ -169,12 +192,12 @@ class LinkEnd:
         if self.other.node.stopped_at is None:
             waiting, self._held_at_receiver = self._held_at_receiver, deque()
             for message in waiting:
-                self._deliver(message)
+                self.deliver(message)
         if self._held_on_path and not self._is_held_on_path(self._held_on_path[0]):
             waiting, self._held_on_path = self._held_on_path, deque()
             now = trio.current_time()
             for message in waiting:
-                arrival = max(now + self._path.delay(self.world.chance), self._last_arrival)
+                arrival = max(now + self.path.delay(self.world.chance), self._last_arrival)
                 self._last_arrival = arrival
                 self.world.timeline.at(arrival, self._arrive, message)
 
@@ -269,9 +292,13 @@ class LinkEnd:
 
     def close(self, why: str) -> None:
         """Say goodbye and be gone; the other end learns of it when the goodbye arrives."""
+        self.say_goodbye(why)
+        self.break_now(why)
+
+    def say_goodbye(self, why: str) -> None:
+        """Tell the other end that this one closes; what was sent before arrives before it."""
         if self.alive:
             self.carry(Kind.GOODBYE, 0, self.other.break_now, f"{self.node.name}: {why}")
-            self.break_now(why)
 
     def break_now(self, why: str) -> None:
         """This end is gone: its streams break, whoever waits for an answer is told."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from node.simulation.dialling import dial
+from node.simulation.download import Download
 from node.simulation.link import Link, LinkEnd
 from node.simulation.link_model import Pipe
 from node.simulation.settings import NodeSettings
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 ADDRESSES_PER_PEER = 16  # a home has two or three; more are stale or a lie
 EVENTS_PER_SUBSCRIBER = 256  # a subscriber that is further behind than this misses the oldest
+
+EventSender = trio.MemorySendChannel[LinkEvent]
+EventReceiver = trio.MemoryReceiveChannel[LinkEvent]
 
 
 class SimulatedNetwork(Network):
@@ -51,7 +55,8 @@ class SimulatedNetwork(Network):
         self.name = name
         self.settings = settings
         self.upload = Pipe(settings.upload_bytes_per_second)
-        self.download = Pipe(settings.download_bytes_per_second)
+        self.download = Download(world.timeline, settings.download_bytes_per_second)
+        self.clock_skew_seconds = settings.clock_skew_seconds
         self.stopped_at: float | None = None
         self.closed = False  # the process has ended, one way or another
         self.silent = False  # and so has the machine: nobody answers for it
@@ -61,9 +66,7 @@ class SimulatedNetwork(Network):
         self._random = random.Random(f"{world.seed} {name}")
         self._links: dict[PeerId, LinkEnd] = {}
         self._addresses: dict[PeerId, dict[str, None]] = {}  # oldest first
-        self._subscribers: dict[
-            int, tuple[trio.MemorySendChannel[LinkEvent], trio.MemoryReceiveChannel[LinkEvent]]
-        ] = {}
+        self._subscribers: dict[int, tuple[EventSender, EventReceiver]] = {}
         self._subscriptions = 0
         self._running: dict[int, trio.CancelScope] = {}
         self._runs = 0
@@ -86,7 +89,7 @@ class SimulatedNetwork(Network):
         return self._random
 
     def wall_time(self) -> float:
-        return self.world.honest_time() + self.settings.clock_skew_seconds
+        return self.world.honest_time() + self.clock_skew_seconds
 
     @property
     def address(self) -> str:
@@ -97,22 +100,19 @@ class SimulatedNetwork(Network):
         return (self.address,)
 
     def learn_addresses(self, peer: PeerId, addresses: Iterable[str]) -> None:
-        known = self._addresses.setdefault(peer, {})
+        known = self._addresses.setdefault(peer, {})  # oldest first
         for address in addresses:
+            if not _is_address_of(peer, address):
+                continue
             known.pop(address, None)
             known[address] = None
             if len(known) > ADDRESSES_PER_PEER:
                 del known[next(iter(known))]
 
     def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
-        return tuple(reversed(self._addresses.get(peer, {})))
+        return tuple(self._addresses.get(peer, {}))
 
     # -- links -----------------------------------------------------------------------------
-
-    @property
-    def answers_the_wire(self) -> bool:
-        """Whether this node's machine is up, even if the node itself is not."""
-        return not self.silent
 
     def link(self, peer: PeerId) -> LinkFacts | None:
         end = self._links.get(peer)
@@ -148,21 +148,22 @@ class SimulatedNetwork(Network):
     @contextmanager
     def _subscription(self) -> Iterator[trio.MemoryReceiveChannel[LinkEvent]]:
         send, receive = trio.open_memory_channel[LinkEvent](EVENTS_PER_SUBSCRIBER)
-        self._subscriptions += 1
-        number = self._subscriptions
-        self._subscribers[number] = (send, receive)
-        try:
-            with send, receive:
+        # a second receiving end of ours drops the oldest event when the channel is full
+        with send, receive, receive.clone() as dropping:
+            self._subscriptions += 1
+            number = self._subscriptions
+            self._subscribers[number] = (send, dropping)
+            try:
                 yield receive
-        finally:
-            self._subscribers.pop(number, None)
+            finally:
+                del self._subscribers[number]
 
     def _announce(self, event: LinkEvent) -> None:
-        for send, receive in self._subscribers.values():
+        for send, dropping in self._subscribers.values():
             try:
                 send.send_nowait(event)
             except trio.WouldBlock:
-                receive.receive_nowait()
+                dropping.receive_nowait()
                 send.send_nowait(event)
 
     async def connect(self, peer: PeerId) -> LinkFacts:
@@ -222,7 +223,7 @@ class SimulatedNetwork(Network):
                 logger.exception("the handler of %s failed; its stream was reset", stream.protocol)
             else:
                 await stream.aclose()
-        # cancelled with the node: the links are closed already, and the streams with them
+        # when it is cancelled, so is the node: its links are gone, and the streams with them
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -264,6 +265,11 @@ class SimulatedNetwork(Network):
             send.close()
         for scope in tuple(self._running.values()):
             scope.cancel()
+
+
+def _is_address_of(peer: PeerId, address: str) -> bool:
+    _, named, owner = address.rpartition("/p2p/")
+    return address.startswith("/") and (not named or owner == peer)
 
 
 def linked(dialler: SimulatedNetwork, listener: SimulatedNetwork, address: str) -> LinkEnd:

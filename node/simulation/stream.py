@@ -244,9 +244,10 @@ class SimulatedStream(Stream):
     def reset(self) -> None:
         if self._closed and self._is_finished():
             return
+        tell = self._broken is None and not self._stop_sent and self._end.alive
         self._closed = True
         self._break("this side reset the stream")
-        if not self._stop_sent and self._end.alive:
+        if tell:
             self._stop_sent = True
             self._end.carry(Kind.RESET, 0, self._end.other.on_reset, self._number)
         self._end.forget_stream(self._number)
