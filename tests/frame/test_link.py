@@ -1,5 +1,7 @@
 """One direction of a delayed and limited link: exact times, under a virtual clock."""
 
+# ruff: noqa: ARG001 - asking for `autojump_clock` is how a test gets pytest-trio's virtual clock
+
 from __future__ import annotations
 
 from functools import partial
@@ -8,15 +10,11 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from node.bench.link import READ_BYTES, LinkConditions, LinkDirection, LinkSchedule
 
 MEGABIT_100 = 12_500_000.0  # bytes per second
-
-
-# pytest-trio's virtual clock: jumps to the next deadline when every task waits
-virtual_time = pytest.mark.usefixtures("autojump_clock")
 
 
 def test_without_a_bottleneck_everything_takes_the_delay() -> None:
@@ -67,8 +65,9 @@ def test_arrivals_keep_order_and_never_beat_the_rate(
         last = arrival
 
 
-@virtual_time
-async def test_the_last_byte_arrives_after_the_time_that_rate_and_delay_say() -> None:
+async def test_the_last_byte_arrives_after_the_time_that_rate_and_delay_say(
+    autojump_clock: MockClock,
+) -> None:
     payload = bytes(range(256)) * 4883  # 1.25 MB: a tenth of a second at 100 Mbit/s
     sender, source = memory_stream_pair()
     sink, receiver = memory_stream_pair()
@@ -89,8 +88,7 @@ async def test_the_last_byte_arrives_after_the_time_that_rate_and_delay_say() ->
     assert way.bytes_taken == way.bytes_delivered == len(payload)
 
 
-@virtual_time
-async def test_the_delay_costs_no_throughput() -> None:
+async def test_the_delay_costs_no_throughput(autojump_clock: MockClock) -> None:
     """A long pipe holds many bytes: doubling the delay delays, and does not slow down."""
     for delay in (0.01, 1.0):
         sender, source = memory_stream_pair()
@@ -106,8 +104,7 @@ async def test_the_delay_costs_no_throughput() -> None:
             assert trio.current_time() - began == pytest.approx(delay + 0.2)
 
 
-@virtual_time
-async def test_a_full_queue_stops_reading() -> None:
+async def test_a_full_queue_stops_reading(autojump_clock: MockClock) -> None:
     sender, source = memory_stream_pair()
     sink, _receiver = memory_stream_pair()
     conditions = LinkConditions(bytes_per_second=MEGABIT_100, queue_bytes=100_000)
@@ -121,8 +118,8 @@ async def test_a_full_queue_stops_reading() -> None:
         nursery.cancel_scope.cancel()
 
 
-@virtual_time
 async def test_a_reader_that_does_not_read_stops_the_link_in_bounded_memory(
+    autojump_clock: MockClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("node.bench.link.MOST_UNDERWAY_BYTES", 10 * READ_BYTES)
@@ -140,8 +137,7 @@ async def test_a_reader_that_does_not_read_stops_the_link_in_bounded_memory(
         assert sum([len(piece) async for piece in receiver]) == 100 * READ_BYTES
 
 
-@virtual_time
-async def test_what_a_stall_holds_back_goes_out_in_order() -> None:
+async def test_what_a_stall_holds_back_goes_out_in_order(autojump_clock: MockClock) -> None:
     sender, source = memory_stream_pair()
     sink, receiver = memory_stream_pair()
     way = LinkDirection(LinkConditions(delay_seconds=0.1))
@@ -159,8 +155,7 @@ async def test_what_a_stall_holds_back_goes_out_in_order() -> None:
         assert b"".join([bytes(piece) async for piece in receiver]) == b"one two"
 
 
-@virtual_time
-async def test_what_is_swallowed_never_arrives() -> None:
+async def test_what_is_swallowed_never_arrives(autojump_clock: MockClock) -> None:
     sender, source = memory_stream_pair()
     sink, receiver = memory_stream_pair()
     way = LinkDirection(LinkConditions(delay_seconds=0.1))
@@ -180,8 +175,7 @@ async def test_what_is_swallowed_never_arrives() -> None:
         nursery.cancel_scope.cancel()
 
 
-@virtual_time
-async def test_a_half_close_arrives_after_the_bytes_before_it() -> None:
+async def test_a_half_close_arrives_after_the_bytes_before_it(autojump_clock: MockClock) -> None:
     sender, source = memory_stream_pair()
     sink, receiver = memory_stream_pair()
     way = LinkDirection(LinkConditions(delay_seconds=0.25))
