@@ -54,6 +54,11 @@ def build_parser(names: Sequence[str] = COMMANDS) -> CommandParser:
     return parser
 
 
+def flags_of_all() -> tuple[str, ...]:
+    """The flags that every command has."""
+    return tuple(_FLAGS_OF_ALL)
+
+
 def _add_flags_of_all(parser: CommandParser) -> None:
     """Add to each parser the flags that every command has, unless its module brought its own."""
     group = parser.add_argument_group("flags of every command")

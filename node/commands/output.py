@@ -46,7 +46,7 @@ class Output:
 
     def data(self, value: Mapping[str, Any], text: str) -> None:
         """One result: the mapping for a program, the text for a person. Both on stdout."""
-        line = json.dumps(value, ensure_ascii=False) if self.json else printable(text)
+        line = json.dumps(value) if self.json else printable(text)
         print(line, file=sys.stdout, flush=True)
 
     def say(self, text: str) -> None:
@@ -56,7 +56,7 @@ class Output:
     def failure(self, failure: Failure) -> None:
         """Why the command failed: on stderr for a person, on stdout for a program."""
         if self.json:
-            print(json.dumps({"error": failure.as_mapping()}, ensure_ascii=False), flush=True)
+            print(json.dumps({"error": failure.as_mapping()}), flush=True)
             return
         self.say(f"potluck: {failure.what}")
         if failure.why:

@@ -35,6 +35,7 @@ class CommandParser(argparse.ArgumentParser):
                 f"  {line}" for line in example.strip().splitlines()
             )
         super().__init__(**options)
+        self.example = example
         self._words: list[str] = []
 
     def parse_known_args(  # type: ignore[override]

@@ -1,0 +1,98 @@
+"""Run a command's async part so that Ctrl-C and SIGTERM end it cleanly, and within two seconds.
+
+The first signal cancels everything; each `finally` and `async with` then does its work, so
+sockets, locks and half-written files are gone when the process is. If that takes longer than
+PATIENCE_SECONDS (a library that shields its clean-up, a thread that will not end) the process is
+ended where it stands, after the clean-up that was named with `at_hard_exit`.
+
+Easy to get wrong: a signal handler that raises inside trio can hit any line of any task. So none
+raises: signals become an ordinary event inside the loop, and only the alarm acts by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import FrameType
+
+import trio
+
+from node.commands.exit_codes import TERMINATED
+
+# The promise is two seconds from the signal to the shell's prompt.
+PATIENCE_SECONDS = 1.5
+
+_hard_exit_callbacks: list[Callable[[], None]] = []
+
+
+def run_until_signal(main: Callable[[], Awaitable[int]], *, terminated: int = TERMINATED) -> int:
+    """The exit code of `main`, or of the signal that ended it: 130, or `terminated` for SIGTERM."""
+    # trio takes care of a Ctrl-C in the moments before our receiver stands, if it finds this.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return trio.run(_supervise, main, terminated)
+
+
+@contextlib.contextmanager
+def at_hard_exit(callback: Callable[[], None]) -> Iterator[None]:
+    """While this is entered, `callback` is called also if leaving has to be by force.
+
+    It runs inside a signal handler: it may remove files, and nothing that could wait.
+    """
+    _hard_exit_callbacks.append(callback)
+    try:
+        yield
+    finally:
+        _hard_exit_callbacks.remove(callback)
+
+
+async def _supervise(main: Callable[[], Awaitable[int]], terminated: int) -> int:
+    code = 0
+    stopped_by: int | None = None
+
+    async def watch_signals(received: AsyncIterator[int]) -> None:
+        nonlocal stopped_by
+        async for number in received:
+            if stopped_by is None:
+                stopped_by = number
+                _set_alarm(_code_of(number, terminated))
+                nursery.cancel_scope.cancel()
+
+    with trio.open_signal_receiver(*_signals()) as received:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch_signals, received)
+                code = await main()
+                nursery.cancel_scope.cancel()
+        except Exception:
+            # What fails while everything is being cancelled fails because of that.
+            if stopped_by is None:
+                raise
+    return code if stopped_by is None else _code_of(stopped_by, terminated)
+
+
+def _signals() -> list[signal.Signals]:
+    if sys.platform == "win32":
+        return [signal.SIGINT, signal.SIGTERM]
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+def _code_of(number: int, terminated: int) -> int:
+    return terminated if number == signal.SIGTERM else 128 + number
+
+
+def _set_alarm(code: int) -> None:
+    """Leave by force in a while. Never taken back: it also covers the interpreter's own end."""
+    if sys.platform == "win32":
+        return
+
+    def leave_now(_number: int, _frame: FrameType | None) -> None:
+        for callback in _hard_exit_callbacks:
+            with contextlib.suppress(OSError):
+                callback()
+        os._exit(code)
+
+    signal.signal(signal.SIGALRM, leave_now)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)

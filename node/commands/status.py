@@ -1,0 +1,62 @@
+"""`potluck status`: how the node that runs on this machine is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from node.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.commands.parser import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    from node.commands.parser import positive_seconds
+
+    parser = subparsers.add_parser(
+        "status",
+        help="show how the running node is",
+        description="Ask the node that runs in this home how it is. Exit code 4 when none runs.",
+        example="potluck status\npotluck status --watch\npotluck status --json --watch",
+    )
+    parser.add_argument("--watch", action="store_true", help="show it again and again")
+    parser.add_argument(
+        "--interval",
+        type=positive_seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="time between two looks with --watch (1)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.commands.configured import configuration_for
+    from node.control_client import ANSWER_SECONDS, ask, ask_once
+
+    output = Output.of(arguments)
+    socket = configuration_for(arguments).places.control_socket
+    if not arguments.watch:
+        _show(ask_once(socket, "status"), output)
+        return 0
+    every = {"every_seconds": arguments.interval}
+    patience = arguments.interval + ANSWER_SECONDS
+    with ask(socket, "status", every, silence_seconds=patience) as statuses:
+        if output.json:
+            for status in statuses:
+                _show(status, output)
+        else:
+            from node.commands.status_view import watch
+
+            watch(statuses)
+    return 0
+
+
+def _show(status: dict[str, Any], output: Output) -> None:
+    if output.json:
+        print(json.dumps(status), flush=True)
+        return
+    from node.commands.status_view import show
+
+    show(status)

@@ -1,0 +1,88 @@
+"""What a running node says of itself: the answer to `potluck status`.
+
+Plain data, made in one place from what the rooms report, so that the JSON of `status --json` is
+this module and nothing else. Every field has a default: a newer command must be able to show the
+status of an older node. Fields are only ever added.
+
+Easy to get wrong: durations inside the node are on trio's clock, which means nothing to anybody
+else. What leaves here is either a duration until now or wall-clock time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import msgspec
+
+from protocols.network import LinkFacts
+
+
+class LinkStatus(msgspec.Struct, frozen=True):
+    """One link. None means that nothing has measured it yet."""
+
+    peer: str = ""
+    reach: str = "none"
+    direction: str = "out"
+    address: str = ""
+    connected_seconds: float = 0.0
+    round_trip_ms: float | None = None
+    send_bytes_per_second: float | None = None
+    receive_bytes_per_second: float | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    streams: int = 0
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """One node at one moment."""
+
+    peer_id: str = ""
+    version: str = ""
+    pid: int = 0
+    started_at: float = 0.0  # seconds since 1970, by this machine's clock
+    uptime_seconds: float = 0.0
+    addresses: tuple[str, ...] = ()
+    links: tuple[LinkStatus, ...] = ()
+    rpc: dict[str, int] = {}
+    memory_bytes: int | None = None
+    config_file: str | None = None
+    key_file: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def link_status(link: LinkFacts, now: float) -> LinkStatus:
+    """A link as it is shown; `now` is `trio.current_time()`."""
+    round_trip = link.round_trip_seconds
+    return LinkStatus(
+        peer=link.peer,
+        reach=link.reach.value,
+        direction="in" if link.inbound else "out",
+        address=link.remote_address,
+        connected_seconds=round(max(0.0, now - link.connected_at), 3),
+        round_trip_ms=None if round_trip is None else round(round_trip * 1000, 3),
+        send_bytes_per_second=_whole(link.send_bytes_per_second),
+        receive_bytes_per_second=_whole(link.receive_bytes_per_second),
+        bytes_sent=link.bytes_sent,
+        bytes_received=link.bytes_received,
+        streams=link.open_streams,
+    )
+
+
+def link_statuses(links: Iterable[LinkFacts], now: float) -> tuple[LinkStatus, ...]:
+    """All links, longest first, so that a list on a screen does not jump."""
+    by_age = sorted(links, key=lambda link: link.connected_at)
+    return tuple(link_status(link, now) for link in by_age)
+
+
+def memory_in_use() -> int | None:
+    """The memory that this process holds, in bytes; None where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except FileNotFoundError:
+        return None
+
+
+def _whole(rate: float | None) -> float | None:
+    return None if rate is None else round(rate)
