@@ -1,0 +1,1 @@
+"""One set of tests for the contract in protocols/network.py, run on both networks."""
