@@ -133,7 +133,7 @@ def _read_file(places: Places) -> tuple[dict[str, Value], Path | None]:
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_CONFIG_BYTES + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if places.config_file_origin == "default":
             return {}, None
         raise WrongUse(

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from node.wrong_use import WrongUse
 from protocols.errors import MalformedMessage
-from protocols.identity import PeerId, public_key_of
+
+if TYPE_CHECKING:
+    from protocols.identity import PeerId
 
 LONGEST_ADDRESS = 1_000  # characters; a relayed one with two DNS names has under 600
 EXAMPLE = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
@@ -98,11 +101,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _advice_without_slash(text: str) -> str:
-    try:
-        public_key_of(text)
-    except MalformedMessage:
-        pass
-    else:
+    if _is_peer_id(text):
         return (
             "That is a peer id alone; say also where the peer can be dialled: "
             f"/ip4/HOST/tcp/PORT/p2p/{text}"
@@ -220,14 +219,25 @@ def _take_peers(text: str, rest: list[str]) -> list[PeerId]:
 
 
 def _peer(text: str, word: str) -> PeerId:
-    try:
-        public_key_of(word)
-    except MalformedMessage:
+    if not _is_peer_id(word):
         cut = "It was probably cut short while copying." if len(word) < 52 else ""
         kind = "It names a node whose key is not Ed25519." if word.startswith("Qm") else cut
         raise WrongUse(
             f"{word or 'Nothing'} is not a potluck peer id (in {text}).",
             why=kind or "It is mistyped, or names a node with another kind of key.",
             advice=f"Peer ids start with 12D3KooW and have 52 characters. {_WHERE_FROM}",
-        ) from None
+        )
+    from protocols.identity import PeerId
+
     return PeerId(word)
+
+
+def _is_peer_id(word: str) -> bool:
+    # Imported here: it brings `cryptography`, which the help of a command has no use for.
+    from protocols.identity import public_key_of
+
+    try:
+        public_key_of(word)
+    except MalformedMessage:
+        return False
+    return True

@@ -1,0 +1,137 @@
+"""The console command as a user has it: a process of its own, with a home of its own.
+
+`potluck(...)` runs a command to its end; `running(...)` starts one that goes on, and ends it
+whatever happens. Every child gets the environment of nobody in particular, so that a setting of
+whoever runs the tests cannot reach them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).parents[2]
+SCRIPT = Path(sys.executable).with_name("potluck")
+COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "node"]
+
+# Far longer than anything takes: a machine under test may be busy with much else.
+PATIENCE_SECONDS = 30.0
+
+Completed = subprocess.CompletedProcess[str]
+
+
+def environment(home: Path, **variables: str) -> dict[str, str]:
+    """What a child sees: its home, this checkout's code, and nothing of the tester's settings."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+    return {**kept, "PYTHONPATH": str(CHECKOUT), "POTLUCK_HOME": str(home), **variables}
+
+
+def potluck(*words: str, home: Path, **variables: str) -> Completed:
+    """Run one command to its end."""
+    return subprocess.run(
+        [*COMMAND, *words],
+        env=environment(home, **variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """The JSON objects of an output, one a line; anything else in it is an error."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+class RunningCommand:
+    """A command that goes on until it is told to stop."""
+
+    def __init__(self, words: tuple[str, ...], home: Path, variables: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, *words],
+            env=environment(home, **variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def next_line(self) -> str:
+        """The next line of its stdout; fails if none comes, or it has ended."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE_SECONDS)
+        line = self.process.stdout.readline() if ready else ""
+        assert line, f"no line came; it said on stderr: {self._said()}"
+        return line.rstrip("\n")
+
+    def next_object(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self.next_line())
+        return value
+
+    def wait_until_it_handles_signals(self) -> None:
+        """Until our own handler of SIGTERM stands; what comes earlier is the interpreter's."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not _catches(self.pid, signal.SIGTERM):
+            assert time.monotonic() < deadline, "it never began to handle signals"
+            assert self.process.poll() is None, "it ended before it handled signals"
+            time.sleep(0.001)
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> tuple[int, float, str]:
+        """Send a signal and wait: the exit code, the seconds it took, and its stderr."""
+        started = time.monotonic()
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=PATIENCE_SECONDS)
+        return self.process.returncode, time.monotonic() - started, errors
+
+    def _said(self) -> str:
+        self.process.kill()
+        return self.process.communicate()[1]
+
+
+@contextlib.contextmanager
+def running(*words: str, home: Path, **variables: str) -> Iterator[RunningCommand]:
+    """A command that runs inside the block, and not after it."""
+    command = RunningCommand(words, home, variables)
+    try:
+        yield command
+    finally:
+        if command.process.poll() is None:
+            command.process.kill()
+        command.process.communicate()
+
+
+@contextlib.contextmanager
+def running_node(home: Path, *words: str) -> Iterator[tuple[RunningCommand, dict[str, Any]]]:
+    """A `potluck listen` on loopback that has started, and what it said when it had."""
+    with running("listen", "--json", "--listen", LOOPBACK, *words, home=home) as command:
+        yield command, command.next_object()
+
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+
+
+def files_of_a_running_node(home: Path) -> list[str]:
+    """What is there of a node beside its key and its settings; nothing, when none runs."""
+    kept = {"identity.key", "potluck.toml", "run"}
+    return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.name not in kept)
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) & (1 << (number - 1)))
+    return False

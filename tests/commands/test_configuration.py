@@ -1,0 +1,194 @@
+"""Settings: flags before environment before file before defaults, each remembering its origin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.configuration import Configuration, Origin, read_configuration
+from node.settings import SETTINGS, Kind, Value, plain, value_from_text, value_from_toml
+from node.wrong_use import WrongUse
+from tests.commands.console import objects, potluck
+
+KEY = "network.dial_seconds"
+VARIABLE = "POTLUCK_NETWORK_DIAL_SECONDS"
+
+
+def configured(
+    home: Path,
+    *,
+    flags: Mapping[str, Value] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: str | None = None,
+) -> Configuration:
+    if file is not None:
+        (home / "potluck.toml").write_text(file)
+    variables = {"POTLUCK_HOME": str(home), **(environment or {})}
+    return read_configuration(flags, environment=variables)
+
+
+def test_without_anything_every_setting_has_its_default(tmp_path: Path) -> None:
+    configuration = configured(tmp_path)
+    assert configuration.listen_addresses == ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
+    assert configuration.key_file == tmp_path / "identity.key"
+    assert set(configuration.origins.values()) == {Origin("default")}
+    assert configuration.config_file is None
+
+
+def test_the_nearer_voice_wins_and_is_remembered(tmp_path: Path) -> None:
+    file = "[network]\ndial_seconds = 1"
+    from_file = configured(tmp_path, file=file)
+    from_variable = configured(tmp_path, environment={VARIABLE: "2"}, file=file)
+    from_flag = configured(tmp_path, flags={KEY: 3.0}, environment={VARIABLE: "2"}, file=file)
+    assert from_file.dial_seconds == 1.0
+    assert from_variable.dial_seconds == 2.0
+    assert from_flag.dial_seconds == 3.0
+    assert from_file.origins[KEY] == Origin("file", str(tmp_path / "potluck.toml"))
+    assert from_variable.origins[KEY] == Origin("environment", VARIABLE)
+    assert from_flag.origins[KEY] == Origin("flag")
+
+
+def test_an_empty_variable_says_nothing(tmp_path: Path) -> None:
+    assert configured(tmp_path, environment={VARIABLE: ""}).origins[KEY] == Origin("default")
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("[network]\nlisten_on = []", "network.listen"),
+        ("[network]\ndial_secnds = 3", "network.dial_seconds"),
+        ("[netwrok]\nlisten = []", "network.listen"),
+        ("dial_seconds = 3", "network.dial_seconds"),
+        ("[something]\nelse = 1", "potluck config show"),
+        ("[network.listen]\nx = 1", "network.listen"),
+    ],
+)
+def test_an_unknown_key_is_an_error_that_names_the_right_one(
+    line: str, meant: str, tmp_path: Path
+) -> None:
+    with pytest.raises(WrongUse) as caught:
+        configured(tmp_path, file=line)
+    assert meant in str(caught.value)
+    assert str(tmp_path / "potluck.toml") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[network]\ndial_seconds = 0",
+        "[network]\ndial_seconds = true",
+        "[network]\ndial_seconds = nan",
+        "[network]\ndial_seconds = 'ten'",
+        "[network]\ninbound_connections = 1.5",
+        "[network]\ninbound_connections = true",
+        "[network]\ninbound_connections = -1",
+        "[network]\nlisten = 4001",
+        "[network]\nlisten = [4001]",
+        "[network]\nlisten = ['4001']",
+        "[network]\nannounce = ['/ip4/1.2.3.4/tcp/0']",
+        "[identity]\nkey_file = ''",
+        "[identity]\nkey_file = 3",
+    ],
+)
+def test_a_value_that_cannot_be_right_is_an_error_that_names_the_file(
+    line: str, tmp_path: Path
+) -> None:
+    with pytest.raises(WrongUse, match=r"potluck\.toml says so"):
+        configured(tmp_path, file=line)
+
+
+def test_a_wrong_variable_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match=VARIABLE):
+        configured(tmp_path, environment={VARIABLE: "soon"})
+
+
+def test_a_misspelt_variable_is_a_warning(tmp_path: Path) -> None:
+    configuration = configured(tmp_path, environment={"POTLUCK_NETWROK_LISTEN": "x"})
+    (warning,) = configuration.warnings
+    assert "did you mean POTLUCK_NETWORK_LISTEN?" in warning
+
+
+@pytest.mark.parametrize("content", [b"[network", b"\xff\xfe", b"a = 1\na = 2", b"[" * 5000])
+def test_a_file_that_is_not_toml_is_an_error_that_says_so(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "potluck.toml").write_bytes(content)
+    with pytest.raises(WrongUse, match="not valid TOML"):
+        configured(tmp_path)
+
+
+def test_an_endless_file_is_not_read_to_its_end(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match="larger than a megabyte"):
+        read_configuration(
+            environment={"POTLUCK_HOME": str(tmp_path), "POTLUCK_CONFIG": "/dev/zero"}
+        )
+
+
+def test_a_file_that_was_named_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match="POTLUCK_CONFIG names it"):
+        configured(tmp_path, environment={"POTLUCK_CONFIG": str(tmp_path / "none.toml")})
+
+
+def test_the_end_of_an_announced_address_is_ours_to_add(tmp_path: Path) -> None:
+    peer = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
+    address = f"/dns4/node.example/tcp/4001/p2p/{peer}"
+    configuration = configured(tmp_path, file=f"[network]\nannounce = '{address}'")
+    assert configuration.announce_addresses == ("/dns4/node.example/tcp/4001",)
+
+
+_values: dict[Kind, st.SearchStrategy[Value]] = {
+    Kind.LISTEN_ADDRESSES: st.lists(
+        st.integers(0, 65_535).map("/ip4/127.0.0.1/tcp/{}".format), unique=True
+    ).map(tuple),
+    Kind.ANNOUNCE_ADDRESSES: st.lists(
+        st.integers(1, 65_535).map("/dns4/node.example/tcp/{}".format), unique=True
+    ).map(tuple),
+    Kind.FILE: st.sampled_from([Path("/a/key"), Path("/b b/ключ")]),
+    Kind.SECONDS: st.floats(0.001, 1e6),
+    Kind.COUNT: st.integers(1, 10**9),
+}
+
+
+@given(data=st.data())
+def test_every_value_survives_being_written_and_read(data: st.DataObject) -> None:
+    setting = data.draw(st.sampled_from(SETTINGS))
+    value = data.draw(_values[setting.kind])
+    written = plain(value)
+    text = ",".join(written) if isinstance(written, list) else str(written)
+    assert value_from_toml(setting, written) == value
+    assert value_from_text(setting, text) == value
+
+
+def test_config_show_prints_a_file_that_says_the_same(tmp_path: Path) -> None:
+    file = '[network]\nlisten = ["/ip4/127.0.0.1/tcp/4001"]\ndial_seconds = 3.5\n'
+    (tmp_path / "potluck.toml").write_text(file)
+    shown = potluck("config", "show", home=tmp_path)
+    assert shown.returncode == 0
+    (tmp_path / "potluck.toml").write_text(shown.stdout)
+    again = potluck("config", "show", home=tmp_path)
+    assert again.stdout == shown.stdout
+
+
+def test_config_show_says_where_each_value_came_from(tmp_path: Path) -> None:
+    (tmp_path / "potluck.toml").write_text("[network]\ninbound_connections = 7")
+    words = ("config", "show", "--origin")
+    shown = potluck(*words, home=tmp_path, POTLUCK_NETWORK_DIAL_SECONDS="3").stdout
+    assert "dial_seconds = 3.0  # environment POTLUCK_NETWORK_DIAL_SECONDS" in shown
+    assert f"inbound_connections = 7  # file {tmp_path}/potluck.toml" in shown
+    assert "announce = []  # default" in shown
+
+
+def test_config_show_has_it_all_as_json(tmp_path: Path) -> None:
+    (value,) = objects(potluck("config", "show", "--json", home=tmp_path).stdout)
+    assert set(value["settings"]) == {setting.key for setting in SETTINGS}
+    assert value["settings"]["network.announce"]["value"] == []
+    assert value["settings"]["network.announce"]["origin"] == "default"
+
+
+def test_a_warning_goes_to_stderr_and_the_command_goes_on(tmp_path: Path) -> None:
+    result = potluck("id", home=tmp_path, POTLUCK_NETWORK_LISTNE="x")
+    assert result.returncode == 0
+    assert "did you mean POTLUCK_NETWORK_LISTEN?" in result.stderr
+    assert result.stdout.count("\n") == 1

@@ -1,0 +1,60 @@
+"""Every command explains itself, with an example; and the page in docs/ says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node.commands.catalogue import COMMANDS, build_parser, flags_of_all
+from node.commands.parser import CommandParser
+from node.commands.reference import PAGE, reference
+from tests.commands.console import CHECKOUT, potluck
+
+
+def all_parsers(parser: CommandParser) -> Iterator[CommandParser]:
+    yield parser
+    for subparsers in parser.subcommands():
+        for subparser in subparsers.values():
+            yield from all_parsers(subparser)
+
+
+PARSERS = {parser.prog: parser for parser in all_parsers(build_parser())}
+
+
+def test_help_lists_every_command_and_goes_to_stdout(tmp_path: Path) -> None:
+    result = potluck("--help", home=tmp_path)
+    assert result.returncode == 0
+    assert result.stderr == ""
+    for command in PARSERS["potluck"].subcommands()[0]:
+        assert f"\n    {command} " in result.stdout
+
+
+def test_every_command_of_the_catalogue_that_exists_has_a_parser() -> None:
+    missing = {name for name in COMMANDS if f"potluck {name}" not in PARSERS}
+    assert missing <= {"bench"}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_every_command_has_a_description_and_an_example(name: str) -> None:
+    parser = PARSERS[name]
+    assert parser.description
+    assert "potluck" in parser.example
+    assert parser.example.splitlines()[0] in parser.format_help()
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_every_flag_and_argument_is_explained(name: str) -> None:
+    for action in PARSERS[name]._actions:
+        assert action.help or action.dest in ("command", "action"), action.dest
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_every_command_has_the_flags_of_all(name: str) -> None:
+    assert set(flags_of_all()) <= set(PARSERS[name].flags())
+
+
+def test_the_page_is_what_the_parsers_say() -> None:
+    page = (CHECKOUT / PAGE).read_text(encoding="utf-8")
+    assert page == reference(), "write it anew: python -m node.commands.reference"

@@ -1,0 +1,105 @@
+"""`potluck version` is back at once, because it imports next to nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from node.version import VERSION
+from tests.commands.console import CHECKOUT, environment, objects, potluck
+
+# What a quick command must not import, because each costs more than the whole command may.
+HEAVY = (
+    "asyncio",
+    "cryptography",
+    "libp2p",
+    "msgspec",
+    "multiaddr",
+    "numpy",
+    "platformdirs",
+    "rich",
+    "tomllib",
+    "torch",
+    "trio",
+    "typing_extensions",
+)
+
+
+def test_it_prints_the_version(tmp_path: Path) -> None:
+    result = potluck("version", home=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"potluck {VERSION}\n", "")
+
+
+def test_it_is_also_a_flag(tmp_path: Path) -> None:
+    assert potluck("--version", home=tmp_path).stdout == f"potluck {VERSION}\n"
+
+
+def test_with_json_it_is_one_object(tmp_path: Path) -> None:
+    (value,) = objects(potluck("version", "--json", home=tmp_path).stdout)
+    assert value == {
+        "potluck": VERSION,
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+        "platform": sys.platform,
+    }
+
+
+def test_it_is_the_version_that_the_package_is_built_as() -> None:
+    document = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    assert document["project"]["version"] == VERSION
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["version"], ["--version"], ["version", "--json"], ["--help"], ["ping", "--help"]],
+    ids=" ".join,
+)
+def test_quick_commands_import_nothing_heavy(words: list[str], tmp_path: Path) -> None:
+    program = (
+        "import sys, json\n"
+        "from node.main import main\n"
+        f"main({words!r})\n"
+        "print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = {module.partition(".")[0] for module in json.loads(result.stderr.splitlines()[-1])}
+    assert imported.isdisjoint(HEAVY), sorted(imported.intersection(HEAVY))
+
+
+def test_only_the_module_of_the_named_command_is_imported(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from node.main import main\n"
+        "main(['version'])\n"
+        "print(*(m for m in sys.modules if m.startswith('node.commands.')), file=sys.stderr)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = {name.rpartition(".")[2] for name in result.stderr.split()}
+    assert imported == {"catalogue", "exit_codes", "output", "parser", "version"}
+
+
+def test_it_is_back_within_a_bearable_time(tmp_path: Path) -> None:
+    """The aim is 0.3 s, and 0.05 s is usual; this bound leaves room for a busy machine."""
+    seconds = []
+    for _ in range(3):
+        started = time.monotonic()
+        potluck("version", home=tmp_path)
+        seconds.append(time.monotonic() - started)
+    assert min(seconds) < 0.3
