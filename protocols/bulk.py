@@ -1,0 +1,389 @@
+"""Bulk transfers: chunks of raw bytes in both directions at once, on a stream of their own.
+
+    opener                                   serving side
+    OPEN    method, opening       ->
+                                  <-         ACCEPT  accepted          (or ERROR)
+    CHUNK   bytes                 ->  <-     CHUNK   bytes             (any number, both ways)
+    CLOSE   counts, hash, closing ->  <-     CLOSE   counts, hash, closed
+
+A chunk goes from the sender's buffer into the stream and from the stream into the receiver's
+buffer; nothing in between copies it. Back-pressure is the stream's own: who does not receive,
+stops the sender. One task may send while another receives.
+
+Time is limited by *progress*, not in total: whoever waits for a byte, or for room to send one,
+gives up after the method's `stall_seconds` without. A trickle is no progress: at least
+`PROGRESS_BYTES` have to come in each such period.
+
+Easy to get wrong: a chunk that is cut short by cancellation leaves the stream out of step, so
+cancelling a send or a receive resets it. And the side that serves learns of a reset only when it
+next sends or receives: a handler that waits for something else should receive meanwhile.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+import trio
+from blake3 import blake3
+
+from protocols.bulk_frames import receive_exactly, receive_payload
+from protocols.errors import (
+    DeadlineExceeded,
+    LimitExceeded,
+    MalformedMessage,
+    PotluckError,
+    ProtocolMisuse,
+    RemoteMisbehaviour,
+    Unreachable,
+)
+from protocols.frame_reader import receive_frame_header
+from protocols.guard import Caller, Exchange, Part
+from protocols.identity import PeerId
+from protocols.messages import (
+    ERROR_BODY_LIMIT_BYTES,
+    AcceptHead,
+    CloseHead,
+    ErrorBody,
+    ErrorHead,
+    encode,
+    message_type,
+)
+from protocols.method import Accepted, BulkMethod, Closed, Closing, Opening, encode_within
+from protocols.network import Stream
+from protocols.remote_errors import revive
+from protocols.rpc_state import RpcState
+from protocols.wire import (
+    ACCEPT,
+    CHUNK,
+    CLOSE,
+    ERROR,
+    chunk_header,
+    message_frame,
+    message_limit,
+    read_frame_header,
+    split_payload,
+)
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+BulkHandler = Callable[[Caller, "Transfer[Accepted, Closed, Closing]", Opening], Awaitable[None]]
+"""Answers a transfer: `await transfer.accept(...)`, chunks, `await transfer.finish(...)`.
+
+Raising before or after `accept` ends the transfer with that error on the other side.
+"""
+
+SEND_SLICE_BYTES = 256 << 10  # the step in which a stalled send is noticed
+JOIN_BYTES = 16 << 10  # a chunk up to this is copied behind its header: one send instead of two
+LAST_WORD_SECONDS = 1.0  # how long a broken transfer looks for the error that explains it
+
+_CLOSE_HEAD = message_type(CloseHead)
+_ERROR_HEAD = message_type(ErrorHead)
+_ERROR_BODY = message_type(ErrorBody)
+_TRANSCRIPT = struct.Struct(">QQB")
+
+
+def closing_transcript(head: CloseHead, body: bytes) -> bytes:
+    """What the guard seals at the end of a direction: everything that this side sent."""
+    return _TRANSCRIPT.pack(head.chunks, head.chunk_bytes, len(head.digest)) + head.digest + body
+
+
+class _Count:
+    """The chunks of one direction. The hash runs over whole frames, so that cuts count too."""
+
+    def __init__(self, hashed: bool) -> None:
+        self.chunks = 0
+        self.chunk_bytes = 0
+        self._hash = blake3() if hashed else None
+
+    def add(self, header: bytes, chunk: memoryview) -> None:
+        self.chunks += 1
+        self.chunk_bytes += len(chunk)
+        if self._hash is not None:
+            self._hash.update(header)
+            self._hash.update(chunk)
+
+    def head(self, envelope: bytes = b"") -> CloseHead:
+        digest = self._hash.digest() if self._hash is not None else b""
+        return CloseHead(self.chunks, self.chunk_bytes, digest, envelope)
+
+
+class Transfer(Generic[Accepted, Sent, Received]):
+    """One side of a bulk transfer. `Sent` and `Received` are the closing messages."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        bulk: BulkMethod[Any, Accepted, Any, Any],
+        exchange: Exchange,
+        state: RpcState,
+        opener: bool,
+    ) -> None:
+        self._stream = stream
+        self._bulk = bulk
+        self._exchange = exchange
+        self._state = state
+        self._opener = opener
+        self._accepted: Accepted | None = None
+        self._on_accept: Callable[[], None] | None = None
+        self._sent = _Count(bulk.hashed)
+        self._received = _Count(bulk.hashed)
+        self._sent_closing = False
+        self._cut = False  # a frame of ours was begun and not finished
+        self._receiving = False
+        self._announced: bytes | None = None  # the header of the chunk that comes next
+        self._remote_closing: Received | None = None
+        self._limits = {
+            CHUNK: bulk.chunk_limit_bytes,
+            CLOSE: message_limit(bulk.message_limit_bytes),
+            ERROR: message_limit(ERROR_BODY_LIMIT_BYTES),
+        }
+
+    @property
+    def peer(self) -> PeerId:
+        return self._exchange.peer
+
+    @property
+    def accepted(self) -> Accepted:
+        """What the serving side said when it accepted."""
+        if self._accepted is None:
+            raise ProtocolMisuse("This transfer has not been accepted yet.")
+        return self._accepted
+
+    @property
+    def finished(self) -> bool:
+        """Whether both sides have said their closing message."""
+        return self._sent_closing and self._remote_closing is not None
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._sent.chunk_bytes
+
+    @property
+    def bytes_received(self) -> int:
+        return self._received.chunk_bytes
+
+    @property
+    def cut(self) -> bool:
+        """Whether a frame of ours was begun and not finished, so that no other can follow."""
+        return self._cut
+
+    def note_accepted(self, accepted: Accepted) -> None:
+        """Opening side: the other side's ACCEPT has come."""
+        self._accepted = accepted
+
+    def when_accepted(self, callback: Callable[[], None]) -> None:
+        """Serving side: called once, when the handler accepts."""
+        self._on_accept = callback
+
+    async def accept(self, accepted: Accepted) -> None:
+        """Serving side: say yes. Before this nothing else may be sent."""
+        if self._opener or self._accepted is not None:
+            raise ProtocolMisuse("A transfer is accepted once, by the side that serves it.")
+        body = encode_within("accepting message", accepted, self._bulk.message_limit_bytes)
+        envelope = self._state.guard.seal(self._exchange, Part.ACCEPTED, body)
+        self._accepted = accepted
+        if self._on_accept is not None:
+            self._on_accept()
+        await self._send(message_frame(ACCEPT, encode(AcceptHead(envelope)), body), None)
+
+    # Sending
+
+    async def send_chunk(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Send the bytes of a contiguous buffer; it may be reused when this returns."""
+        view = memoryview(chunk).cast("B")
+        if not 0 < len(view) <= self._bulk.chunk_limit_bytes:
+            raise ProtocolMisuse(
+                f"A chunk of {len(view):,} bytes cannot be sent: {self._bulk.name} allows "
+                f"1 to {self._bulk.chunk_limit_bytes:,}."
+            )
+        self._check_may_send()
+        header = chunk_header(len(view))
+        self._sent.add(header, view)
+        self._state.counts.chunk_bytes_sent += len(view)
+        if len(view) <= JOIN_BYTES:
+            await self._send(header + view, None)
+        else:
+            await self._send(header, view)
+
+    async def send_closing(self, closing: Sent) -> None:
+        """Say that no more chunks come from here. The other direction goes on."""
+        self._check_may_send()
+        body = encode_within("closing message", closing, self._bulk.message_limit_bytes)
+        part = Part.CLOSING if self._opener else Part.CLOSED
+        content = closing_transcript(self._sent.head(), body)
+        head = self._sent.head(self._state.guard.seal(self._exchange, part, content))
+        await self._send(message_frame(CLOSE, encode(head), body), None)
+        self._sent_closing = True
+        await self._stream.send_eof()
+
+    def _check_may_send(self) -> None:
+        if self._sent_closing or self._accepted is None:
+            raise ProtocolMisuse("Chunks go between accepting and the closing message.")
+
+    async def _send(self, start: bytes, rest: memoryview | None) -> None:
+        stall_seconds = self._bulk.stall_seconds
+        self._cut = True
+        try:
+            with trio.move_on_after(stall_seconds) as patience:
+                await self._stream.send_all(start)
+                if rest is not None:
+                    for at in range(0, len(rest), SEND_SLICE_BYTES):
+                        await self._stream.send_all(rest[at : at + SEND_SLICE_BYTES])
+                        patience.deadline = trio.current_time() + stall_seconds
+                self._cut = False
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._look_for_the_reason()
+            raise self._lost() from None
+        finally:
+            if self._cut:
+                self._stream.reset()
+        if patience.cancelled_caught:
+            raise DeadlineExceeded(
+                f"{self.peer} took nothing for {stall_seconds:g} seconds.",
+                why="It has stopped reading, or the link carries nothing.",
+            )
+
+    async def _look_for_the_reason(self) -> None:
+        """A side that gives up says ERROR and stops reading: look whether it did."""
+        if self._receiving or self._announced is not None:
+            return
+        with trio.move_on_after(LAST_WORD_SECONDS):
+            try:
+                await self._next_chunk_header()
+            except Unreachable:
+                return
+
+    # Receiving
+
+    async def next_chunk_bytes(self) -> int | None:
+        """The size of the chunk that comes next, without receiving it; None: there is none."""
+        header = await self._next_chunk_header()
+        return None if header is None else int.from_bytes(header[:4], "big")
+
+    async def receive_chunk(self) -> bytearray | None:
+        """The next chunk in a buffer of its own; None after the last one."""
+        length = await self.next_chunk_bytes()
+        if length is None:
+            return None
+        chunk = bytearray(length)
+        await self.receive_chunk_into(chunk)
+        return chunk
+
+    async def receive_chunk_into(self, buffer: bytearray | memoryview) -> int | None:
+        """Receive the next chunk into the start of `buffer`; its size, or None after the last.
+
+        LimitExceeded if it is larger than the buffer; it can then be received into a larger one.
+        """
+        header = await self._next_chunk_header()
+        if header is None:
+            return None
+        length = int.from_bytes(header[:4], "big")
+        view = memoryview(buffer).cast("B")
+        if length > len(view):
+            raise LimitExceeded(
+                f"{self.peer} sends a chunk of {length:,} bytes where {len(view):,} were expected."
+            )
+        with view[:length] as destination:
+            await self._receiving_alone(self._fill, destination)
+            self._announced = None
+            self._received.add(header, destination)
+        self._state.counts.chunk_bytes_received += length
+        return length
+
+    async def receive_closing(self) -> Received:
+        """The other side's closing message. Its chunks must have been received before."""
+        if await self._next_chunk_header() is not None:
+            raise ProtocolMisuse("The other side's chunks must be received before its closing.")
+        assert self._remote_closing is not None
+        return self._remote_closing
+
+    async def finish(self, closing: Sent) -> Received:
+        """Say our closing message, if `send_closing` did not yet, and wait for the other's."""
+        if not self._sent_closing:
+            await self.send_closing(closing)
+        return await self.receive_closing()
+
+    async def _next_chunk_header(self) -> bytes | None:
+        if self._remote_closing is not None:
+            return None
+        if self._announced is None:
+            self._announced = await self._receiving_alone(self._receive_header)
+        return self._announced
+
+    async def _receiving_alone(self, receive: Callable[..., Awaitable[Any]], *what: Any) -> Any:
+        """Run one receiving step; whatever cuts it short ends the stream."""
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving from this transfer")
+        self._receiving = True
+        whole = False
+        try:
+            result = await receive(*what)
+            whole = True
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise self._lost() from None
+        except RemoteMisbehaviour as error:
+            self._state.misbehaved(self.peer, self._bulk.protocol, error)
+            whole = True  # the other direction may still carry the reason to the other side
+            raise
+        finally:
+            self._receiving = False
+            if not whole:
+                self._stream.reset()
+        if isinstance(result, PotluckError):
+            raise result
+        return result
+
+    async def _fill(self, destination: memoryview) -> None:
+        await receive_exactly(self._stream, destination, self._bulk.stall_seconds)
+
+    async def _receive_header(self) -> bytes | PotluckError | None:
+        """The header of the next chunk; None after the closing; an error that they sent."""
+        with trio.move_on_after(self._bulk.stall_seconds) as patience:
+            header = await receive_frame_header(self._stream)
+        if patience.cancelled_caught:
+            raise DeadlineExceeded(
+                f"Nothing came from {self.peer} for {self._bulk.stall_seconds:g} seconds.",
+                why="It has stopped, or the link carries nothing.",
+            )
+        if header is None:
+            raise MalformedMessage("The transfer ended without a closing message.")
+        kind, length = read_frame_header(header, self._limits)
+        if kind == CHUNK:
+            if length == 0:
+                raise MalformedMessage("An empty chunk came.")
+            return header
+        payload = await receive_payload(self._stream, length, self._bulk.stall_seconds)
+        head, body = split_payload(kind, payload)
+        if kind == ERROR:
+            return self._their_error(head, body)
+        self._take_closing(_CLOSE_HEAD.decode(head), body)
+        return None
+
+    def _their_error(self, head: bytes, body: bytes) -> PotluckError:
+        envelope = _ERROR_HEAD.decode(head).envelope
+        self._state.guard.open(self._exchange, Part.ERROR, body, envelope)
+        return revive(_ERROR_BODY.decode(body), self._bulk.errors)
+
+    def _take_closing(self, head: CloseHead, body: bytes) -> None:
+        counted = self._received.head()
+        if (head.chunks, head.chunk_bytes) != (counted.chunks, counted.chunk_bytes):
+            raise MalformedMessage(
+                f"The closing message speaks of {head.chunks:,} chunks with "
+                f"{head.chunk_bytes:,} bytes; {counted.chunks:,} with "
+                f"{counted.chunk_bytes:,} came."
+            )
+        if head.digest != counted.digest:
+            raise MalformedMessage("The closing message's hash is not that of the chunks.")
+        part = Part.CLOSED if self._opener else Part.CLOSING
+        self._state.guard.open(self._exchange, part, closing_transcript(head, body), head.envelope)
+        type_ = self._bulk.closed if self._opener else self._bulk.closing
+        self._remote_closing = message_type(type_).decode(body)
+
+    def _lost(self) -> Unreachable:
+        return Unreachable(
+            f"The transfer {self._bulk.name} with {self.peer} was cut off.",
+            why="The other side went away or gave up, or the link broke.",
+        )

@@ -1,0 +1,141 @@
+"""Opening a bulk transfer: OPEN, then wait for ACCEPT or the ERROR that says why not.
+
+Easy to get wrong: the stream belongs to the block. However the block ends, the stream is closed
+(both sides had their last word) or reset (anything else).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from protocols.bulk import Transfer
+from protocols.bulk_frames import receive_payload
+from protocols.calling import CLOSE_SECONDS, milliseconds_until
+from protocols.errors import (
+    DeadlineExceeded,
+    MalformedMessage,
+    PotluckError,
+    RemoteMisbehaviour,
+    Unreachable,
+)
+from protocols.frame_reader import receive_frame_header
+from protocols.guard import Exchange, Part
+from protocols.identity import PeerId
+from protocols.messages import (
+    ERROR_BODY_LIMIT_BYTES,
+    AcceptHead,
+    ErrorBody,
+    ErrorHead,
+    OpenHead,
+    encode,
+    message_type,
+)
+from protocols.method import Accepted, BulkMethod, Closed, Closing, Opening, encode_within
+from protocols.network import Network, Stream
+from protocols.remote_errors import revive
+from protocols.rpc_state import RpcState
+from protocols.wire import (
+    ACCEPT,
+    ERROR,
+    OPEN,
+    message_frame,
+    message_limit,
+    read_frame_header,
+    split_payload,
+)
+
+
+@asynccontextmanager
+async def open_transfer(
+    network: Network,
+    state: RpcState,
+    peer: PeerId,
+    bulk: BulkMethod[Opening, Accepted, Closing, Closed],
+    opening: Opening,
+    timeout: float,
+) -> AsyncIterator[Transfer[Accepted, Closing, Closed]]:
+    """An accepted transfer, for the length of the block."""
+    body = encode_within(f"opening of {bulk.name}", opening, bulk.message_limit_bytes)
+    deadline = min(trio.current_time() + timeout, trio.current_effective_deadline())
+    with trio.CancelScope(deadline=deadline) as patience:
+        stream = await _open_stream(network, peer, bulk.protocol)
+        whole = False
+        try:
+            exchange = Exchange(peer, bulk.protocol, bulk.name)
+            await _send_opening(stream, exchange, body, deadline, state)
+            transfer: Transfer[Accepted, Closing, Closed] = Transfer(
+                stream, bulk, exchange, state, opener=True
+            )
+            transfer.note_accepted(await _receive_answer(stream, bulk, exchange, state))
+            whole = True
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise Unreachable(
+                f"{peer} went away before it accepted the transfer {bulk.name}."
+            ) from None
+        finally:
+            if not whole:
+                stream.reset()
+    if patience.cancelled_caught:
+        raise DeadlineExceeded(
+            f"{peer} did not accept the transfer {bulk.name} within {timeout:g} seconds.",
+            why="It is busy or stopped, or the link is slow or carries nothing.",
+        )
+    state.counts.transfers_opened += 1
+    try:
+        yield transfer
+        if transfer.finished:
+            with trio.move_on_after(CLOSE_SECONDS):
+                await stream.aclose()
+    finally:
+        stream.reset()
+
+
+async def _open_stream(network: Network, peer: PeerId, protocol: str) -> Stream:
+    try:
+        return await network.open(peer, protocol)
+    except PotluckError as error:
+        error.surely_not_executed = True
+        raise
+    except trio.ClosedResourceError:
+        raise Unreachable("This node's network has been closed.") from None
+
+
+async def _send_opening(
+    stream: Stream, exchange: Exchange, body: bytes, deadline: float, state: RpcState
+) -> None:
+    envelope = state.guard.seal(exchange, Part.OPENING, body)
+    head = OpenHead(exchange.method, milliseconds_until(deadline), envelope)
+    await stream.send_all(message_frame(OPEN, encode(head), body))
+
+
+async def _receive_answer(
+    stream: Stream,
+    bulk: BulkMethod[Opening, Accepted, Closing, Closed],
+    exchange: Exchange,
+    state: RpcState,
+) -> Accepted:
+    limits = {
+        ACCEPT: message_limit(bulk.message_limit_bytes),
+        ERROR: message_limit(ERROR_BODY_LIMIT_BYTES),
+    }
+    try:
+        header = await receive_frame_header(stream)
+        if header is None:
+            raise MalformedMessage("The stream ended where ACCEPT or ERROR was due.")
+        kind, length = read_frame_header(header, limits)
+        payload = await receive_payload(stream, length, state.limits.stall_seconds)
+        head, body = split_payload(kind, payload)
+        if kind == ACCEPT:
+            envelope = message_type(AcceptHead).decode(head).envelope
+            state.guard.open(exchange, Part.ACCEPTED, body, envelope)
+            return message_type(bulk.accepted).decode(body)
+        envelope = message_type(ErrorHead).decode(head).envelope
+        state.guard.open(exchange, Part.ERROR, body, envelope)
+        error = revive(message_type(ErrorBody).decode(body), bulk.errors)
+    except RemoteMisbehaviour as misbehaviour:
+        state.misbehaved(exchange.peer, exchange.protocol, misbehaviour)
+        raise
+    raise error

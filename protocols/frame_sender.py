@@ -1,0 +1,123 @@
+"""One stream's outgoing frames: pushed by many tasks, sent by one, several frames to a send.
+
+Tasks `push` whole frames without waiting; the task that runs `run` sends what has gathered as one
+piece. Sixteen calls that start in one turn of the event loop thus cost one send, and no frame is
+ever cut by somebody's cancellation, which would leave the stream out of step.
+
+Promise: the queue is bounded as long as producers ask `congested` before a push and wait for
+`room` when it is. A stream that takes nothing for `stall_seconds` ends `run` with
+DeadlineExceeded.
+
+Easy to get wrong: a ticket tells only whether a frame was handed to the stream, not whether it
+arrived. `was_sent` False is certain: the other side never saw it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import trio
+
+from protocols.errors import DeadlineExceeded
+from protocols.network import Stream
+from protocols.turnstile import Turnstile
+
+BATCH_BYTES = 256 << 10  # one send; also the step in which a stalled stream is noticed
+CONGESTED_BYTES = 1 << 20  # queued for one stream, above which producers wait
+
+
+class FrameSender:
+    """The outgoing side of one stream of messages."""
+
+    def __init__(self, stall_seconds: float) -> None:
+        self._stall_seconds = stall_seconds
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._pushed = 0
+        self._taken = 0
+        self._finishing = False
+        self._abandoned = False
+        self._work = Turnstile()
+        self._room = trio.lowlevel.ParkingLot()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes pushed that the stream has not taken yet."""
+        return self._queued_bytes
+
+    @property
+    def congested(self) -> bool:
+        return self._queued_bytes >= CONGESTED_BYTES
+
+    def push(self, frame: bytes) -> int:
+        """Queue a frame; its ticket."""
+        self._queue.append(frame)
+        self._queued_bytes += len(frame)
+        self._pushed += 1
+        self._work.open()
+        return self._pushed
+
+    def was_sent(self, ticket: int) -> bool:
+        """Whether the frame with this ticket was handed to the stream, at least in part."""
+        return ticket <= self._taken
+
+    async def room(self) -> None:
+        """Wait until the queue is short enough for another frame, or will never be sent."""
+        while self.congested and not self._abandoned:
+            await self._room.park()
+
+    def abandon(self) -> None:
+        """Nothing will be sent any more: let go those who wait for room."""
+        self._abandoned = True
+        self._room.unpark_all()
+
+    def finish(self) -> None:
+        """Let `run` end our side of the stream and return once all that is queued has been sent."""
+        self._finishing = True
+        self._work.open()
+
+    async def run(self, stream: Stream) -> None:
+        """Send until `finish`. Errors of the stream come out as they are."""
+        while True:
+            while self._queue:
+                await self._send(stream, self._next_batch())
+                if not self.congested:
+                    self._room.unpark_all()
+            if self._finishing:
+                await stream.send_eof()
+                return
+            await self._work.wait()
+
+    def _next_batch(self) -> bytes:
+        queue = self._queue
+        if self._queued_bytes <= BATCH_BYTES:
+            batch = queue[0] if len(queue) == 1 else b"".join(queue)
+            self._taken += len(queue)
+            queue.clear()
+            return batch
+        frames = [queue.popleft()]
+        size = len(frames[0])
+        while queue and size + len(queue[0]) <= BATCH_BYTES:
+            size += len(queue[0])
+            frames.append(queue.popleft())
+        self._taken += len(frames)
+        return b"".join(frames)
+
+    async def _send(self, stream: Stream, batch: bytes) -> None:
+        if len(batch) <= BATCH_BYTES:
+            await self._send_slice(stream, batch)
+        else:
+            view = memoryview(batch)
+            for start in range(0, len(batch), BATCH_BYTES):
+                await self._send_slice(stream, view[start : start + BATCH_BYTES])
+
+    async def _send_slice(self, stream: Stream, data: bytes | memoryview) -> None:
+        with trio.move_on_after(self._stall_seconds) as scope:
+            await stream.send_all(data)
+        if scope.cancelled_caught:
+            raise DeadlineExceeded(
+                f"The other side took none of {len(data):,} bytes "
+                f"for {self._stall_seconds:g} seconds.",
+                why="It has stopped reading, or the link carries nothing.",
+            )
+        self._queued_bytes -= len(data)

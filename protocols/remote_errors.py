@@ -1,0 +1,104 @@
+"""How an error crosses the wire: a code, and three sentences for people. Never a traceback.
+
+Out: an error of our hierarchy goes as the code of its type and its own words, cut to size. Any
+other exception is a bug of the handler: it goes as `handler-failed`, without a word of what it
+said, for that may hold secrets; the log over there has it.
+
+In: a known code becomes the same type again; an unknown one (a newer peer) a plain PotluckError.
+The words come from a stranger, so control characters (which could rewrite a terminal) are taken
+out of them.
+
+Easy to get wrong: MalformedMessage that came *back* means that the other side could not read us.
+Only an error that was raised here says anything against the peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from protocols.errors import (
+    Busy,
+    DeadlineExceeded,
+    HandlerFailed,
+    LimitExceeded,
+    MalformedMessage,
+    PotluckError,
+    ProtocolMisuse,
+    ProtocolNotServed,
+    Refused,
+    Unreachable,
+)
+from protocols.messages import LONGEST_ERROR_TEXT, ErrorBody
+
+ErrorCodes = Mapping[str, type[PotluckError]]
+"""Codes that a method adds for errors of its own."""
+
+CODES: ErrorCodes = {
+    "busy": Busy,
+    "deadline-exceeded": DeadlineExceeded,
+    "failed": PotluckError,
+    "handler-failed": HandlerFailed,
+    "limit-exceeded": LimitExceeded,
+    "malformed-message": MalformedMessage,
+    "not-served": ProtocolNotServed,
+    "protocol-misuse": ProtocolMisuse,
+    "refused": Refused,
+    "unreachable": Unreachable,
+}
+
+_NO_ERRORS: ErrorCodes = {}
+
+_HANDLER_FAILED = ErrorBody(
+    "handler-failed",
+    "The other side's handler broke on this request.",
+    "It is an error over there; its log has the details.",
+    "Tell whoever runs that node, with the time.",
+)
+
+
+def describe(error: BaseException, own_codes: ErrorCodes = _NO_ERRORS) -> ErrorBody:
+    """What the other side is told of an error."""
+    known = sole_potluck_error(error)
+    if known is None:
+        return _HANDLER_FAILED
+    return ErrorBody(
+        _code_of(known, own_codes), _cut(known.what), _cut(known.why), _cut(known.advice)
+    )
+
+
+def revive(body: ErrorBody, own_codes: ErrorCodes = _NO_ERRORS) -> PotluckError:
+    """The error that the other side described, to be raised here."""
+    type_ = own_codes.get(body.code) or CODES.get(body.code, PotluckError)
+    what = _printable(body.what) or f"The other side answered with the error {body.code!r}."
+    return type_(what, why=_printable(body.why), advice=_printable(body.advice))
+
+
+def sole_potluck_error(error: BaseException) -> PotluckError | None:
+    """The error itself, or the only one inside the groups that nurseries wrap around it."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, PotluckError) else None
+
+
+def again(error: PotluckError) -> PotluckError:
+    """The same error as a new object: one object raised in many tasks gathers their tracebacks."""
+    fresh = type(error)(error.what, why=error.why, advice=error.advice)
+    fresh.surely_not_executed = error.surely_not_executed
+    return fresh
+
+
+def _code_of(error: PotluckError, own_codes: ErrorCodes) -> str:
+    """The code of the error's type or of the nearest type above it that has one."""
+    code_of_type = {type_: code for codes in (CODES, own_codes) for code, type_ in codes.items()}
+    for type_ in type(error).__mro__:
+        if type_ in code_of_type:
+            return code_of_type[type_]
+    return "failed"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_ERROR_TEXT else text[: LONGEST_ERROR_TEXT - 1] + "…"
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)

@@ -1,0 +1,314 @@
+"""Asking peers and answering them: unary calls and bulk transfers over the Network contract.
+
+    async with open_rpc(network) as rpc:
+        rpc.serve(ECHO, echo)                               # an async or a plain function
+        answer = await rpc.call(peer, ECHO, EchoRequest(b"hello"), timeout=5)
+
+`Rpc` finds or opens the stream for a call, keeps count, and closes what is no longer needed; the
+two sides of a call are in calling.py and answering.py, the two sides of a transfer in bulk.py.
+
+Promise: a call ends within its timeout, with an answer or one of our errors. The deadline travels
+with it, so the other side gives up as well; cancelling a call cancels its handler over there.
+`error.surely_not_executed` says when trying again cannot do a thing twice. Nothing outlives the
+`async with`.
+
+Easy to get wrong: `timeout` covers everything, connecting included. The first call to a distant
+peer takes some eight round trips; later ones take one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import trio
+
+from protocols.answering import AnsweringStream, ServedMethod
+from protocols.bulk import BulkHandler, Transfer
+from protocols.bulk_opening import open_transfer
+from protocols.bulk_serving import ServedBulk, serve_transfer
+from protocols.calling import CallStream
+from protocols.errors import Busy, DeadlineExceeded, RemoteMisbehaviour, Unreachable
+from protocols.frame_reader import receive_frame_header
+from protocols.guard import Caller, Guard, OpenGuard
+from protocols.identity import PeerId
+from protocols.method import (
+    Accepted,
+    BulkMethod,
+    Closed,
+    Closing,
+    Method,
+    Opening,
+    Request,
+    Response,
+    encode_within,
+)
+from protocols.network import LinkEvent, Network, Reach, Stream
+from protocols.rpc_state import RpcLimits, RpcState, RpcStatistics
+from protocols.services import Service
+from protocols.wire import OPEN, read_frame_header
+
+log = logging.getLogger("potluck.rpc")
+
+SWEEP_SECONDS = 15.0  # how often idle streams are looked for: a fraction of the idle limits
+
+Handler = Callable[[Caller, Request], Awaitable[Response] | Response]
+
+
+@asynccontextmanager
+async def open_rpc(
+    network: Network, guard: Guard | None = None, limits: RpcLimits | None = None
+) -> AsyncIterator[Rpc]:
+    """An Rpc on this network, until the block ends; then its streams are closed, its handlers
+    cancelled, its protocols no longer served. Errors of the block come out unwrapped."""
+    failure: BaseException | None = None
+    with network.link_events() as events:
+        async with trio.open_nursery() as nursery:
+            rpc = Rpc(network, RpcState(guard or OpenGuard(), limits or RpcLimits()), nursery)
+            nursery.start_soon(rpc.sweep)
+            nursery.start_soon(rpc.follow_links, events)
+            try:
+                yield rpc
+            except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+                failure = error
+            rpc.close()
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+class Rpc:
+    """Calls and transfers with all peers of one node. Made by `open_rpc`."""
+
+    def __init__(self, network: Network, state: RpcState, nursery: trio.Nursery) -> None:
+        self._network = network
+        self._state = state
+        self._nursery = nursery
+        self._calling: dict[tuple[PeerId, str], CallStream] = {}
+        self._leaving: set[CallStream] = set()
+        self._answering: set[AnsweringStream] = set()
+        self._conversations: set[trio.CancelScope] = set()
+        self._services: dict[str, Service] = {}
+
+    @property
+    def network(self) -> Network:
+        return self._network
+
+    def statistics(self) -> RpcStatistics:
+        return self._state.statistics()
+
+    def avoided_for(self, peer: PeerId) -> float:
+        """Seconds for which a peer is avoided because it broke a protocol; 0.0 if it is not."""
+        return self._state.avoided_for(peer)
+
+    # Asking
+
+    async def call(
+        self,
+        peer: PeerId,
+        method: Method[Request, Response],
+        request: Request,
+        *,
+        timeout: float,
+    ) -> Response:
+        """Ask a peer, and return its answer.
+
+        The errors: Unreachable, ProtocolNotServed, DeadlineExceeded, Busy, Refused,
+        HandlerFailed, MalformedMessage or LimitExceeded (the other side broke the protocol), and
+        whatever PotluckError the handler over there raised.
+        """
+        body = encode_within(f"request of {method.name}", request, method.request_limit_bytes)
+        counts = self._state.counts
+        if counts.calls_in_flight >= self._state.limits.calls_in_total:
+            raise Busy("This node has too many calls in flight.")
+        deadline = min(trio.current_time() + timeout, trio.current_effective_deadline())
+        counts.calls_made += 1
+        counts.calls_in_flight += 1
+        try:
+            with trio.CancelScope(deadline=deadline) as scope:
+                response = await self._call(peer, method, body, deadline)
+            if not scope.cancelled_caught:
+                counts.calls_answered += 1
+                return response
+            counts.calls_timed_out += 1
+        except trio.Cancelled:
+            counts.calls_cancelled += 1
+            raise
+        except Exception:
+            counts.calls_failed += 1
+            raise
+        finally:
+            counts.calls_in_flight -= 1
+        raise DeadlineExceeded(
+            f"{peer} did not answer {method.name} within {timeout:g} seconds.",
+            why="It is busy or stopped, or the link is slow or carries nothing.",
+        )
+
+    async def _call(
+        self, peer: PeerId, method: Method[Request, Response], body: bytes, deadline: float
+    ) -> Response:
+        stream = self._call_stream(peer, method.protocol)
+        was_open = stream.was_open
+        try:
+            return await stream.call(method, body, deadline)
+        except Unreachable as error:
+            if not (was_open and error.surely_not_executed):
+                raise
+        # the stream had died unnoticed, and our request never left: one more try on a fresh one
+        return await self._call_stream(peer, method.protocol).call(method, body, deadline)
+
+    def _call_stream(self, peer: PeerId, protocol: str) -> CallStream:
+        self._check_not_avoided(peer)
+        stream = self._calling.get((peer, protocol))
+        if stream is None or not stream.usable:
+            if stream is not None:
+                self._retire(stream)
+            stream = CallStream(self._network, peer, protocol, self._state)
+            self._calling[peer, protocol] = stream
+            self._nursery.start_soon(self._run_call_stream, stream)
+        return stream
+
+    async def _run_call_stream(self, stream: CallStream) -> None:
+        try:
+            await stream.run()
+        except Exception:  # a bug of ours ends the calls of this stream, not the node
+            log.exception("calls to %s (%s) ended by an error of our own", *stream.key)
+        finally:
+            self._leaving.discard(stream)
+            if self._calling.get(stream.key) is stream:
+                del self._calling[stream.key]
+
+    def _retire(self, stream: CallStream) -> None:
+        self._calling.pop(stream.key, None)
+        self._leaving.add(stream)
+        stream.retire()
+
+    def _check_not_avoided(self, peer: PeerId) -> None:
+        seconds = self._state.avoided_for(peer)
+        if seconds > 0.0:
+            error = Unreachable(
+                f"{peer} is avoided for another {seconds:.0f} s.",
+                why="It broke a protocol; the log has what it did.",
+                advice="If you run it, upgrade it; it is forgiven by itself.",
+            )
+            error.surely_not_executed = True
+            raise error
+
+    @asynccontextmanager
+    async def open_bulk(
+        self,
+        peer: PeerId,
+        bulk: BulkMethod[Opening, Accepted, Closing, Closed],
+        opening: Opening,
+        *,
+        timeout: float,
+    ) -> AsyncIterator[Transfer[Accepted, Closing, Closed]]:
+        """Open a bulk transfer; the block starts when the other side has accepted it.
+
+        `timeout` is for that. Inside, what limits time is `bulk.stall_seconds` without progress.
+        Leaving the block before `finish` has returned resets the stream, which cancels the
+        handler on the other side.
+        """
+        self._check_not_avoided(peer)
+        async with open_transfer(
+            self._network, self._state, peer, bulk, opening, timeout
+        ) as transfer:
+            yield transfer
+
+    # Answering
+
+    def serve(self, method: Method[Request, Response], handler: Handler[Request, Response]) -> None:
+        """Answer this method from now on.
+
+        An async handler runs in a task of its own. A plain function is called in the reader of
+        the stream: right for what takes microseconds, wrong for anything else.
+        """
+        waits = inspect.iscoroutinefunction(handler)
+        self._service(method.protocol).add_method(ServedMethod(method, handler, waits))
+
+    def serve_bulk(
+        self,
+        bulk: BulkMethod[Opening, Accepted, Closing, Closed],
+        handler: BulkHandler[Accepted, Closed, Closing, Opening],
+    ) -> None:
+        """Answer this kind of transfer from now on; see bulk.py for what a handler does."""
+        self._service(bulk.protocol).add_bulk(ServedBulk(bulk, handler))
+
+    def _service(self, protocol: str) -> Service:
+        service = self._services.get(protocol)
+        if service is None:
+            self._network.serve(protocol, self._converse)
+            service = self._services[protocol] = Service(protocol)
+        return service
+
+    async def _converse(self, stream: Stream) -> None:
+        """One stream that a peer opened, from its first frame to its end."""
+        peer = stream.remote_peer
+        if self._state.avoided_for(peer) > 0.0 or not self._state.streams.enter(peer):
+            stream.reset()
+            return
+        with trio.CancelScope() as scope:
+            self._conversations.add(scope)
+            try:
+                await self._answer(stream)
+            except RemoteMisbehaviour as error:
+                self._state.misbehaved(peer, stream.protocol, error)
+                stream.reset()
+            except (trio.BrokenResourceError, trio.ClosedResourceError, DeadlineExceeded):
+                stream.reset()
+            finally:
+                self._conversations.discard(scope)
+                self._state.streams.leave(peer)
+        if scope.cancelled_caught:
+            stream.reset()
+
+    async def _answer(self, stream: Stream) -> None:
+        service = self._services[stream.protocol]
+        with trio.move_on_after(self._state.limits.first_frame_seconds) as patience:
+            header = await receive_frame_header(stream)
+        if patience.cancelled_caught or header is None:
+            stream.reset()
+            return
+        kind, length = read_frame_header(header, service.first_frame_limits)
+        if kind == OPEN:
+            await serve_transfer(stream, length, service.bulks, self._state)
+            return
+        calls = AnsweringStream(stream, service.methods, service.request_limit, self._state)
+        self._answering.add(calls)
+        try:
+            await calls.run(header)
+        finally:
+            self._answering.discard(calls)
+
+    # Housekeeping
+
+    async def sweep(self) -> None:
+        """Close streams that nobody has used for long."""
+        limits = self._state.limits
+        while True:
+            await trio.sleep(SWEEP_SECONDS)
+            now = trio.current_time()
+            for stream in list(self._calling.values()):
+                if not stream.in_use and now - stream.last_used >= limits.idle_seconds:
+                    self._retire(stream)
+            for answering in list(self._answering):
+                idle = now - answering.last_used
+                if not answering.in_use and idle >= limits.served_idle_seconds:
+                    answering.end()
+
+    async def follow_links(self, events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
+        """Move calls to the direct link when one appears beside a relayed one."""
+        async for event in events:
+            if event.was is Reach.RELAYED and event.reach is Reach.DIRECT:
+                for stream in list(self._calling.values()):
+                    if stream.peer == event.peer:
+                        self._retire(stream)
+
+    def close(self) -> None:
+        """Serve no more, and end what is being served."""
+        for protocol in self._services:
+            self._network.stop_serving(protocol)
+        for scope in self._conversations:
+            scope.cancel()
