@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
@@ -34,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 ADDRESSES_PER_PEER = 16  # a home has two or three; more are stale or a lie
 EVENTS_PER_SUBSCRIBER = 256  # a subscriber that is further behind than this misses the oldest
+
+_ADDRESS = re.compile(
+    r"/(ip4/\d+\.\d+\.\d+\.\d+|ip6/[0-9a-f:]+|dns[46]?/[\w.-]+)/tcp/\d+(/p2p/(?P<owner>\w+))?"
+)
 
 EventSender = trio.MemorySendChannel[LinkEvent]
 EventReceiver = trio.MemoryReceiveChannel[LinkEvent]
@@ -268,8 +273,8 @@ class SimulatedNetwork(Network):
 
 
 def _is_address_of(peer: PeerId, address: str) -> bool:
-    _, named, owner = address.rpartition("/p2p/")
-    return address.startswith("/") and (not named or owner == peer)
+    match = _ADDRESS.fullmatch(address)
+    return match is not None and match["owner"] in (None, peer)
 
 
 def linked(dialler: SimulatedNetwork, listener: SimulatedNetwork, address: str) -> LinkEnd:

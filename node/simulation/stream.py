@@ -62,6 +62,7 @@ class SimulatedStream(Stream):
         self._broken: str | None = None  # by the other side or the link, and how
         self._opened = trio.Event()
         self._not_served = False
+        self._was_accepted = inbound
 
     def __repr__(self) -> str:
         return f"<stream {self._number} {self._protocol} {self._end}>"
@@ -300,6 +301,7 @@ class SimulatedStream(Stream):
 
     def opened_arrived(self, *, served: bool) -> None:
         self._not_served = not served
+        self._was_accepted = served
         if served:
             self._opened.set()
         else:
@@ -321,7 +323,7 @@ class SimulatedStream(Stream):
                 f"{self.remote_peer} does not serve {self._protocol}.",
                 why="It may run another version of potluck, or another role.",
             )
-        if self._broken is not None:
+        if not self._was_accepted:
             raise Unreachable(
                 f"{self.remote_peer} did not take a stream for {self._protocol}.",
                 why=f"While it was opened: {self._broken}.",
