@@ -1,0 +1,211 @@
+"""What `potluck ping` does: connect, measure, and sum up.
+
+Easy to get wrong: the first call to a peer also opens its stream, which is three round trips. One
+call is made before the measuring starts, and not counted.
+
+And: two processes with one identity disturb each other, because a peer keeps one link to each
+identity and closes the older. While a node runs here, pings go out under a new identity.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from node.commands.exit_codes import DONE, UNREACHABLE
+from node.commands.output import Output
+from node.configuration import Configuration
+from node.control_client import a_node_answers
+from node.key_file import load_identity
+from node.libp2p_network import Libp2pSettings, open_libp2p_network
+from node.peer_address import PeerAddress
+from node.wrong_use import WrongUse
+from protocols.errors import DeadlineExceeded, PotluckError, ProtocolNotServed, Unreachable
+from protocols.identity import Identity, PeerId
+from protocols.network import LinkFacts, Network
+from protocols.ping import PROTOCOL as PING_PROTOCOL
+from protocols.ping import ping as ping_once
+from protocols.rpc import Rpc, open_rpc
+
+LINK_PING = "the link's own ping"
+
+Measure = Callable[[], Awaitable[float]]
+
+
+@dataclass(frozen=True)
+class Pings:
+    """How many, how often, and how long to wait for the connection and for each answer."""
+
+    count: int
+    interval_seconds: float
+    timeout_seconds: float
+
+
+def choose_identity(
+    configuration: Configuration, wanted: str | None, target: PeerId, output: Output
+) -> Identity:
+    """Who to ping as. Says so when it is not who one would expect."""
+    if wanted == "new":
+        return Identity.generate()
+    own = load_identity(configuration.key_file)
+    node_runs = a_node_answers(configuration.places.control_socket)
+    if wanted == "own":
+        if own is None:
+            raise WrongUse(
+                "This node has no key yet, so it cannot ping as itself.",
+                advice="`potluck id` makes one; without --identity a new one is used.",
+            )
+        if node_runs:
+            output.say("warning: a node runs here with this identity; its links may be cut off.")
+        return own
+    if own is None or node_runs:
+        return Identity.generate()
+    if own.peer_id == target:
+        raise Unreachable(
+            "That address is this node's own, and no node is running here.",
+            advice="Start it with `potluck listen`, or ping another node.",
+        )
+    return own
+
+
+async def ping(identity: Identity, target: PeerAddress, pings: Pings, output: Output) -> int:
+    """Ping as told, printing each answer and a summary; the exit code."""
+    settings = Libp2pSettings(
+        listen_addresses=(),
+        dial_seconds=pings.timeout_seconds,
+        handshake_seconds=pings.timeout_seconds,
+    )
+    async with open_libp2p_network(identity, settings) as network, open_rpc(network) as rpc:
+        network.learn_addresses(target.peer, [target.text])
+        started = trio.current_time()
+        link = await _connect(network, target, pings.timeout_seconds)
+        connect_ms = (trio.current_time() - started) * 1000
+        measure, through = await _way_to_measure(network, rpc, target.peer, pings.timeout_seconds)
+        _tell_connected(link, connect_ms, through, output)
+        times = await _measure_all(network, target.peer, measure, pings, output)
+        _tell_summary(target.peer, pings.count, times, output)
+    return DONE if times else UNREACHABLE
+
+
+async def _connect(network: Network, target: PeerAddress, seconds: float) -> LinkFacts:
+    try:
+        # the network gives up by itself in time, with reasons; twice that is for what hangs
+        with trio.fail_after(2 * seconds):
+            return await network.connect(target.peer)
+    except trio.TooSlowError:
+        raise Unreachable(
+            f"{target.peer} did not answer within {2 * seconds:g} seconds.",
+            why=f"{target.text} was tried.",
+            advice="Check that the node is running and that no firewall is between.",
+        ) from None
+
+
+async def _way_to_measure(
+    network: Network, rpc: Rpc, peer: PeerId, seconds: float
+) -> tuple[Measure, str]:
+    """Potluck's echo if the peer serves it, otherwise the ping of the link itself."""
+
+    async def through_rpc() -> float:
+        return await ping_once(rpc, peer, timeout=seconds)
+
+    async def through_link() -> float:
+        try:
+            with trio.fail_after(seconds):
+                return await network.ping(peer)
+        except trio.TooSlowError:
+            raise DeadlineExceeded(f"No answer within {seconds:g} seconds.") from None
+
+    try:
+        await through_rpc()
+    except ProtocolNotServed:
+        return through_link, LINK_PING
+    except DeadlineExceeded:
+        pass  # a slow start: let the pings tell
+    return through_rpc, PING_PROTOCOL
+
+
+async def _measure_all(
+    network: Network, peer: PeerId, measure: Measure, pings: Pings, output: Output
+) -> list[float]:
+    times: list[float] = []
+    next_at = trio.current_time()
+    for sequence in range(1, pings.count + 1):
+        await trio.sleep_until(next_at)
+        next_at = max(next_at + pings.interval_seconds, trio.current_time())
+        try:
+            seconds = await measure()
+        except PotluckError as error:
+            _tell_lost(sequence, error, output)
+        else:
+            times.append(seconds * 1000)
+            _tell_pong(sequence, peer, seconds * 1000, network.link(peer), output)
+    return times
+
+
+def _tell_connected(link: LinkFacts, connect_ms: float, through: str, output: Output) -> None:
+    value = {
+        "event": "connected",
+        "peer": link.peer,
+        "reach": link.reach.value,
+        "address": link.remote_address,
+        "connect_ms": round(connect_ms, 3),
+        "measured_by": through,
+    }
+    text = f"Connected to {link.peer} in {connect_ms:.1f} ms, {link.reach.value}, "
+    text += f"{link.remote_address}"
+    if through == LINK_PING:
+        text += "\nIt does not serve potluck's ping; the link's own is measured instead."
+    if output.json:
+        output.data(value, text)
+    else:
+        output.say(text)
+
+
+def _tell_pong(
+    sequence: int, peer: PeerId, milliseconds: float, link: LinkFacts | None, output: Output
+) -> None:
+    reach = link.reach.value if link else "none"
+    address = link.remote_address if link else ""
+    value = {
+        "event": "pong",
+        "sequence": sequence,
+        "round_trip_ms": round(milliseconds, 3),
+        "reach": reach,
+        "address": address,
+    }
+    output.data(value, f"{sequence}: {milliseconds:.2f} ms from {peer}, {reach}, {address}")
+
+
+def _tell_lost(sequence: int, error: PotluckError, output: Output) -> None:
+    output.data(
+        {"event": "lost", "sequence": sequence, "reason": error.what},
+        f"{sequence}: no answer: {error.what}",
+    )
+
+
+def _tell_summary(peer: PeerId, sent: int, times: list[float], output: Output) -> None:
+    lost = sent - len(times)
+    value: dict[str, Any] = {
+        "event": "summary",
+        "peer": peer,
+        "sent": sent,
+        "received": len(times),
+        "loss": round(lost / sent, 4),
+        "min_ms": None,
+        "median_ms": None,
+        "max_ms": None,
+    }
+    text = f"{sent} pings, {len(times)} answers, {lost / sent:.0%} lost"
+    if times:
+        least, median, most = min(times), statistics.median(times), max(times)
+        value |= {
+            "min_ms": round(least, 3),
+            "median_ms": round(median, 3),
+            "max_ms": round(most, 3),
+        }
+        text += f"; min {least:.2f}, median {median:.2f}, max {most:.2f} ms"
+    output.data(value, text)

@@ -1,0 +1,149 @@
+"""A node: everything that runs on this machine for potluck, started and ended as one.
+
+    async with Node(configuration) as node:
+        ...
+
+Entering returns when the node listens, answers pings and can be asked for its status; leaving (or
+cancelling) ends every task, closes every connection and removes every file that only a running
+node has. No task outlives it and none is started outside of its one nursery.
+
+Order is the point: the lock before anything that a second node would disturb, the network before
+what talks over it, the control socket last, so that whoever it answers meets a whole node. The
+way out is the same, backwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Any
+
+import trio
+
+from node.configuration import Configuration
+from node.control import Answering, ControlServer
+from node.key_file import load_or_create_identity
+from node.running_lock import hold_running_lock
+from node.status import NodeStatus, link_statuses, memory_in_use
+from node.version import VERSION
+from protocols.identity import Identity
+from protocols.network import Network
+from protocols.ping import serve_ping
+from protocols.rpc import Rpc, open_rpc
+
+# `status --watch` may ask for this or slower; faster would be a load and nothing to look at.
+FASTEST_WATCH_SECONDS = 0.1
+
+OpenNetwork = Callable[[Identity, Configuration], AbstractAsyncContextManager[Network]]
+
+
+@asynccontextmanager
+async def open_real_network(
+    identity: Identity, configuration: Configuration
+) -> AsyncIterator[Network]:
+    """py-libp2p's network with this configuration. (Imported here: it costs half a second.)"""
+    from node.libp2p_network import Libp2pSettings, open_libp2p_network
+
+    settings = Libp2pSettings(
+        listen_addresses=configuration.listen_addresses,
+        announce_addresses=configuration.announce_addresses,
+        dial_seconds=configuration.dial_seconds,
+        inbound_connections=configuration.inbound_connections,
+        inbound_connections_per_address=configuration.inbound_connections_per_address,
+        agent_version=f"potluck/{VERSION}",
+    )
+    async with open_libp2p_network(identity, settings) as network:
+        yield network
+
+
+class Node:
+    """One running node. Use it once, as an async context manager."""
+
+    network: Network
+    rpc: Rpc
+    control: ControlServer
+
+    def __init__(
+        self, configuration: Configuration, *, open_network: OpenNetwork = open_real_network
+    ) -> None:
+        self.configuration = configuration
+        self._open_network = open_network
+        self._running: AsyncExitStack | None = None
+        self._holds_lock = False
+
+    async def __aenter__(self) -> Node:
+        async with AsyncExitStack() as starting:
+            await self._start(starting)
+            self._running = starting.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        if self._running is None:
+            raise RuntimeError("this node is not running")
+        return await self._running.__aexit__(kind, error, traceback)
+
+    async def _start(self, starting: AsyncExitStack) -> None:
+        places, key_file = self.configuration.places, self.configuration.key_file
+        identity = load_or_create_identity(key_file)
+        starting.callback(self._forget_lock)
+        starting.enter_context(hold_running_lock(places, key_file))
+        self._holds_lock = True
+        self.network = await starting.enter_async_context(
+            self._open_network(identity, self.configuration)
+        )
+        self.rpc = await starting.enter_async_context(open_rpc(self.network))
+        serve_ping(self.rpc)
+        self._started_at = self.network.wall_time()
+        self._started_clock = trio.current_time()
+        nursery = await starting.enter_async_context(trio.open_nursery())
+        starting.callback(nursery.cancel_scope.cancel)
+        self.control = ControlServer(places.control_socket)
+        self.control.add("status", self._answer_status)
+        await nursery.start(self.control.serve)
+
+    def _forget_lock(self) -> None:
+        self._holds_lock = False
+
+    def remove_run_files(self) -> None:
+        """Remove what only a running node has on disk. For a process that must exit by force.
+
+        Otherwise leaving the node does it. Without the lock the files are another node's.
+        """
+        if self._holds_lock:
+            self.configuration.places.control_socket.unlink(missing_ok=True)
+            self.configuration.places.lock_file.unlink(missing_ok=True)
+
+    def status(self) -> NodeStatus:
+        """How this node is, now."""
+        now = trio.current_time()
+        configuration = self.configuration
+        return NodeStatus(
+            peer_id=self.network.peer_id,
+            version=VERSION,
+            pid=os.getpid(),
+            started_at=round(self._started_at, 3),
+            uptime_seconds=round(now - self._started_clock, 3),
+            addresses=self.network.addresses(),
+            links=link_statuses(self.network.links(), now),
+            rpc=dataclasses.asdict(self.rpc.statistics()),
+            memory_bytes=memory_in_use(),
+            config_file=str(configuration.config_file) if configuration.config_file else None,
+            key_file=str(configuration.key_file),
+            warnings=configuration.warnings,
+        )
+
+    async def _answer_status(self, arguments: Mapping[str, Any], answer: Answering) -> None:
+        """Once, or with `every_seconds` again and again until the client has enough."""
+        await answer(self.status())
+        every = arguments.get("every_seconds")
+        while isinstance(every, int | float):
+            await trio.sleep(max(float(every), FASTEST_WATCH_SECONDS))
+            await answer(self.status())
