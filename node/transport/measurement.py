@@ -1,0 +1,125 @@
+"""What a link has been measured to carry, and how long a round trip on it takes. No I/O.
+
+Round trips come from pings. Two readings matter: the shortest of late (the link itself, without
+the queues that load builds: windows are sized by it) and the slowest of late (what a patient
+deadline must allow for).
+
+Rates come from busy spells alone. A link that carried a few small messages has shown nothing
+about its bandwidth, so what it carried then is not a measurement.
+
+Easy to get wrong: a burst that fits into the kernel's buffers "is sent" in no time. Spells
+shorter than a few scheduling slices are therefore not believed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+# At one ping every five to fifteen seconds these reach back one to two minutes.
+REMEMBERED_ROUND_TRIPS = 8
+
+# A spell is believed once it lasted this long and carried this much, and is then closed so that
+# a long transfer yields a reading several times a second.
+SHORTEST_SPELL_SECONDS = 0.02
+LEAST_SPELL_BYTES = 64 * 1024
+LONGEST_SPELL_SECONDS = 0.25
+
+# Chatter of small messages looks busy and shows nothing: bulk comes in larger pieces.
+LEAST_BYTES_PER_PIECE = 1024
+
+# Receiving pauses of up to this (or a round trip) belong to one spell.
+LONGEST_PAUSE_SECONDS = 0.05
+
+# "Of late", for the best rate: between one and two of these.
+RATE_MEMORY_SECONDS = 30.0
+
+
+class RoundTrips:
+    """The last few measured round trips."""
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=REMEMBERED_ROUND_TRIPS)
+
+    def add(self, seconds: float) -> None:
+        self._samples.append(max(seconds, 0.0))
+
+    @property
+    def shortest_seconds(self) -> float | None:
+        return min(self._samples, default=None)
+
+    @property
+    def slowest_seconds(self) -> float | None:
+        return max(self._samples, default=None)
+
+
+class RateMeter:
+    """Bytes in all, and the best rate of late, in one direction."""
+
+    def __init__(self) -> None:
+        self.total_bytes = 0
+        self._spell_began: float | None = None
+        self._spell_last = 0.0
+        self._spell_bytes = 0
+        self._spell_pieces = 0
+        self._recent_since = 0.0
+        self._recent_best: float | None = None
+        self._earlier_best: float | None = None
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        readings = [rate for rate in (self._recent_best, self._earlier_best) if rate is not None]
+        return max(readings, default=None)
+
+    def begin_spell(self, now: float) -> None:
+        """The link became busy (again). What is carried from here on counts."""
+        self._spell_began = self._spell_last = now
+        self._spell_bytes = 0
+        self._spell_pieces = 0
+
+    def end_spell(self) -> None:
+        """The link has nothing more to carry."""
+        if self._spell_began is not None:
+            self._believe_spell()
+        self._spell_began = None
+
+    def carried(self, size: int, now: float) -> None:
+        """`size` bytes were carried, ending now. Counts for the rate only within a spell."""
+        self.total_bytes += size
+        if self._spell_began is None:
+            return
+        self._spell_bytes += size
+        self._spell_pieces += 1
+        self._spell_last = now
+        if now - self._spell_began >= LONGEST_SPELL_SECONDS:
+            self._believe_spell()
+            self.begin_spell(now)
+
+    def received(self, size: int, now: float, round_trip_seconds: float | None) -> None:
+        """As `carried`, for a receiver, who must guess spells from the pauses between pieces."""
+        pause = max(LONGEST_PAUSE_SECONDS, round_trip_seconds or 0.0)
+        if self._spell_began is None or now - self._spell_last > pause:
+            self.end_spell()
+            # The first piece opens the spell and is not part of it: it was carried before.
+            self.total_bytes += size
+            self.begin_spell(now)
+        else:
+            self.carried(size, now)
+
+    def _believe_spell(self) -> None:
+        if self._spell_began is None:
+            return
+        seconds = self._spell_last - self._spell_began
+        if (
+            seconds < SHORTEST_SPELL_SECONDS
+            or self._spell_bytes < LEAST_SPELL_BYTES
+            or self._spell_bytes < LEAST_BYTES_PER_PIECE * self._spell_pieces
+        ):
+            return
+        rate = self._spell_bytes / seconds
+        if self._spell_last - self._recent_since > RATE_MEMORY_SECONDS:
+            if self._recent_best is not None:
+                self._earlier_best = self._recent_best
+            self._recent_since = self._spell_last
+            self._recent_best = rate
+        else:
+            self._recent_best = max(rate, self._recent_best or 0.0)

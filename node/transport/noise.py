@@ -1,0 +1,275 @@
+"""The encrypted channel to one authenticated peer: py-libp2p's Noise handshake, our data path.
+
+The handshake (Noise XX, 25519, ChaChaPoly, SHA256, with libp2p's identity payload) stays the
+library's: it runs once. What comes after it is ours: read as much as the socket has into one
+buffer and open every whole packet per wake-up; seal up to half a megabyte before each send. The
+bytes on the wire are the same.
+
+A connection through a relay has no socket of its own; it is read and written through the
+library's RawConnection, and behaves the same but for speed.
+
+Easy to get wrong: a send that is cancelled half-way leaves half a packet on the wire, after which
+nothing can be understood. So such a session is broken for good, and says so. The muxer never
+cancels a send (its writer task owns the session); only the negotiation before it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import trio
+from libp2p.abc import IRawConnection, ISecureConn
+from libp2p.connection_types import ConnectionType
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.security.base_session import BaseSession
+from libp2p.security.noise.transport import Transport as LibraryNoiseTransport
+from multiaddr import Multiaddr
+
+from node.transport.packets import (
+    PACKET_LIMIT_BYTES,
+    PACKET_OVERHEAD_BYTES,
+    PLAINTEXT_LIMIT_BYTES,
+    PacketOpener,
+    PacketSealer,
+)
+
+# One system call and one wake-up carry up to this much. Larger batches measured no faster and
+# would make small streams wait longer behind bulk.
+SEND_BATCH_BYTES = 512 * 1024
+
+# Frames below this are run together into one packet; above, the copy costs more than the packet.
+JOINED_FRAME_BYTES = 32 * 1024
+
+
+class Wire(Protocol):
+    """Where ciphertext comes from and goes to. Raises ConnectionClosedError when that is over."""
+
+    async def receive_into(self, buffer: memoryview) -> int: ...
+
+    async def send(self, data: memoryview) -> None: ...
+
+
+class SocketWire:
+    """A TCP connection, straight on the trio socket."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        try:
+            return await self._stream.socket.recv_into(buffer)
+        except (OSError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError(f"reading failed: {error}", transport="tcp") from error
+
+    async def send(self, data: memoryview) -> None:
+        try:
+            await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError(f"sending failed: {error}", transport="tcp") from error
+
+    def remote_address(self) -> tuple[str, int] | None:
+        try:
+            address = self._stream.socket.getpeername()
+        except OSError:
+            return None
+        return str(address[0]), int(address[1])
+
+
+class RawConnectionWire:
+    """Any other connection that py-libp2p can make, for instance one through a relay."""
+
+    def __init__(self, connection: IRawConnection) -> None:
+        self._connection = connection
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        try:
+            data = await self._connection.read(len(buffer))
+        except (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as e:
+            raise ConnectionClosedError(f"reading failed: {e}") from e
+        if not data:
+            return 0
+        if len(data) > len(buffer):
+            raise ConnectionClosedError("a raw connection returned more than it was asked for")
+        buffer[: len(data)] = data
+        return len(data)
+
+    async def send(self, data: memoryview) -> None:
+        try:
+            await self._connection.write(bytes(data))
+        except (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as e:
+            raise ConnectionClosedError(f"sending failed: {e}") from e
+
+
+def socket_of(connection: IRawConnection) -> trio.SocketStream | None:
+    """The trio socket under a plain TCP connection; None for everything else."""
+    if type(connection) is not RawConnection:
+        return None
+    if not isinstance(connection.stream, TrioTCPStream):
+        return None
+    stream = connection.stream.stream
+    return stream if isinstance(stream, trio.SocketStream) else None
+
+
+class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped here
+    """A secured connection after its handshake.
+
+    To py-libp2p it is an ISecureConn (`read`, `write`, `close`); the muxer uses `receive` and
+    `send_frames`, which move many packets at a time. One task may receive, one may send.
+    """
+
+    def __init__(self, handshaken: ISecureConn, connection: IRawConnection) -> None:
+        super().__init__(
+            local_peer=handshaken.local_peer,
+            local_private_key=handshaken.local_private_key,
+            remote_peer=handshaken.remote_peer,
+            remote_permanent_pubkey=handshaken.remote_permanent_pubkey,
+            is_initiator=handshaken.is_initiator,
+        )
+        # libp2p 0.8.1 security/noise/io.py: the session's `conn` holds the Noise state, whose two
+        # cipher states hold key and nonce (noiseprotocol 0.3.1, state.py).
+        protocol = handshaken.conn.noise_state.noise_protocol
+        seal, open_ = protocol.cipher_state_encrypt, protocol.cipher_state_decrypt
+        self._sealer = PacketSealer(seal.cipher.cipher, seal.n)
+        self._opener = PacketOpener(open_.cipher.cipher, open_.n)
+        self._connection = connection
+        self._wire: Wire
+        self._remote_address: tuple[str, int] | None
+        stream = socket_of(connection)
+        if stream is not None:
+            self._wire = wire = SocketWire(stream)
+            self._remote_address = wire.remote_address()
+        else:
+            self._wire = RawConnectionWire(connection)
+            self._remote_address = connection.get_remote_address()
+        self._unread: list[bytes] = []
+        self._packets = memoryview(bytearray(4096))
+        self._send_lock = trio.Lock()
+        self._is_broken = False
+
+    # ---- what the muxer uses
+
+    async def receive(self) -> list[bytes]:
+        """Wait for plaintext; returns every whole packet that had come, at least one.
+
+        ConnectionClosedError at the end; MalformedMessage when a packet is not genuine. Cancelling
+        loses nothing.
+        """
+        if self._unread:
+            await trio.lowlevel.checkpoint()
+            unread, self._unread = self._unread, []
+            return unread
+        while True:
+            plaintexts = self._opener.open()
+            if plaintexts:
+                return plaintexts
+            count = await self._wire.receive_into(self._opener.free_space())
+            if not count:
+                raise ConnectionClosedError("The other side closed the connection.")
+            self._opener.filled(count)
+
+    async def send_frames(self, frames: Sequence[bytes]) -> None:
+        """Send these in order, small ones together in one packet.
+
+        A cancelled or failed send ends the session: the peer may have half a packet.
+        """
+        if self._is_broken:
+            raise ConnectionClosedError("This session broke while something was being sent.")
+        async with self._send_lock:
+            self._is_broken = True
+            await self._send_packets(frames)
+            self._is_broken = False
+
+    # ---- what py-libp2p uses, until the muxer takes over
+
+    async def read(self, n: int | None = None) -> bytes:
+        if n == 0:
+            return b""
+        while not self._unread:
+            self._unread = await self.receive()
+        first = self._unread.pop(0)
+        if n is not None and len(first) > n:
+            self._unread.insert(0, first[n:])
+            first = first[:n]
+        return first
+
+    async def write(self, data: bytes) -> None:
+        await self.send_frames([data])
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        # Not the library's: io/trio.py of 0.8.1 knows no IPv6 address (it expects two fields).
+        return self._remote_address
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        addresses: list[Multiaddr] = self._connection.get_transport_addresses()
+        if addresses or self._remote_address is None or not isinstance(self._wire, SocketWire):
+            return addresses
+        host, port = self._remote_address
+        family = "ip6" if ":" in host else "ip4"
+        return [Multiaddr(f"/{family}/{host.partition('%')[0]}/tcp/{port}")]
+
+    def get_connection_type(self) -> ConnectionType:
+        return self._connection.get_connection_type()
+
+    # ---- sealing
+
+    async def _send_packets(self, frames: Sequence[bytes]) -> None:
+        self._make_packet_space(frames)
+        packets, used = self._packets, 0
+        seal_into = self._sealer.seal_into
+        joined: list[bytes] = []
+        joined_bytes = 0
+        for frame in frames:
+            size = len(frame)
+            if joined and (
+                joined_bytes + size > PLAINTEXT_LIMIT_BYTES or size > JOINED_FRAME_BYTES
+            ):
+                used += seal_into(b"".join(joined), packets[used:])
+                joined, joined_bytes = [], 0
+            if size <= JOINED_FRAME_BYTES:
+                joined.append(frame)
+                joined_bytes += size
+            else:
+                for offset in range(0, size, PLAINTEXT_LIMIT_BYTES):
+                    if used >= SEND_BATCH_BYTES:
+                        await self._wire.send(packets[:used])
+                        used = 0
+                    part: bytes | memoryview = frame
+                    if size > PLAINTEXT_LIMIT_BYTES:
+                        part = memoryview(frame)[offset : offset + PLAINTEXT_LIMIT_BYTES]
+                    used += seal_into(part, packets[used:])
+            if used >= SEND_BATCH_BYTES:
+                await self._wire.send(packets[:used])
+                used = 0
+        if joined:
+            used += seal_into(b"".join(joined), packets[used:])
+        if used:
+            await self._wire.send(packets[:used])
+
+    def _make_packet_space(self, frames: Sequence[bytes]) -> None:
+        """Room for all these frames, or for a full batch and the two packets it may overshoot by.
+
+        Reused from send to send: fresh memory of this size costs as much as encrypting it.
+        """
+        wanted = sum(map(len, frames)) + PACKET_OVERHEAD_BYTES * (len(frames) + 1)
+        wanted += PACKET_OVERHEAD_BYTES * (wanted // PLAINTEXT_LIMIT_BYTES)
+        largest = SEND_BATCH_BYTES + 2 * PACKET_LIMIT_BYTES
+        if len(self._packets) < min(wanted, largest):
+            self._packets = memoryview(bytearray(largest if wanted > largest // 8 else wanted * 2))
+
+
+class NoiseTransport(LibraryNoiseTransport):  # type: ignore[misc]
+    """py-libp2p's Noise, whose sessions are ours once the handshake is done."""
+
+    async def secure_inbound(self, conn: IRawConnection) -> NoiseSession:
+        return NoiseSession(await super().secure_inbound(conn), conn)
+
+    async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> NoiseSession:
+        return NoiseSession(await super().secure_outbound(conn, peer_id), conn)

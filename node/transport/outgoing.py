@@ -1,0 +1,215 @@
+"""What waits to be sent on a connection, and in which order it leaves. No I/O.
+
+Three kinds, in this order within a batch:
+
+1. session frames: answers to pings, our own pings, resets for streams we do not know, GO_AWAY;
+2. control frames: at most one per stream, in which everything that has piled up (SYN, ACK,
+   window credit, RST) is merged;
+3. data: one frame from each stream that has any, round and round, until the batch is full. So a
+   small stream never waits for more than the batch that is being sent and one frame of each
+   other stream.
+
+Everything is bounded: answers and refusals by count, control by the number of streams, data by
+bytes. A peer that makes us answer faster than it reads is cut off or not answered.
+
+Easy to get wrong: data in a stream's queue has already been taken from its send window, so it can
+always leave, even when the stream has been closed and forgotten in the meantime.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from node.transport.frames import (
+    ACK,
+    FIN,
+    GO_AWAY,
+    HEADER_BYTES,
+    PING,
+    RST,
+    SESSION_STREAM_ID,
+    SYN,
+    WINDOW_UPDATE,
+    encode_header,
+)
+from node.transport.packets import PLAINTEXT_LIMIT_BYTES
+from node.transport.settings import YamuxSettings
+from protocols.errors import LimitExceeded
+
+# One DATA frame fills one Noise packet to the byte.
+FRAME_PAYLOAD_BYTES = PLAINTEXT_LIMIT_BYTES - HEADER_BYTES
+
+# What a queued frame costs beside its bytes (object and queue slot), so that a queue of one-byte
+# frames is bounded in memory too.
+FRAME_COST_BYTES = 64
+
+# A peer that measures us has one or two pings under way. Older ones are dropped unanswered.
+PINGS_ANSWERED_AT_ONCE = 64
+
+# A peer whose refused streams pile up this high opens them faster than it reads the refusals.
+REFUSALS_AT_ONCE = 1024
+
+
+class StreamQueue:
+    """What one stream wants to send. Owned by the stream, drained by Outgoing."""
+
+    def __init__(self, stream_id: int, on_room: Callable[[], None]) -> None:
+        self.stream_id = stream_id
+        self.frames: deque[bytes] = deque()
+        self.queued_bytes = 0
+        self.flags = 0
+        self.credit = 0
+        self.in_control = False
+        self.in_ring = False
+        self.on_room = on_room
+
+
+class Outgoing:
+    def __init__(self, settings: YamuxSettings, on_work: Callable[[], None]) -> None:
+        self._stream_limit = settings.stream_send_limit_bytes
+        self._connection_limit = settings.connection_send_limit_bytes
+        self._on_work = on_work
+        self._ring: deque[StreamQueue] = deque()
+        self._control: deque[StreamQueue] = deque()
+        self._pongs: deque[int] = deque(maxlen=PINGS_ANSWERED_AT_ONCE)
+        self._pings: deque[int] = deque()
+        self._refusals: dict[int, None] = {}
+        self._go_away: int | None = None
+        self.queued_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(
+            self._ring
+            or self._control
+            or self._pongs
+            or self._pings
+            or self._refusals
+            or self._go_away is not None
+        )
+
+    # ---- session frames
+
+    def answer_ping(self, value: int) -> None:
+        self._pongs.append(value)
+        self._on_work()
+
+    def ping(self, value: int) -> None:
+        self._pings.append(value)
+        self._on_work()
+
+    def refuse(self, stream_id: int) -> None:
+        """Tell the peer that there is no such stream (any more)."""
+        if len(self._refusals) >= REFUSALS_AT_ONCE and stream_id not in self._refusals:
+            raise LimitExceeded(
+                f"A peer used {REFUSALS_AT_ONCE} streams that do not exist without reading "
+                "what it was told about them."
+            )
+        self._refusals[stream_id] = None
+        self._on_work()
+
+    def go_away(self, code: int) -> None:
+        self._go_away = code
+        self._on_work()
+
+    # ---- one stream's frames
+
+    def add_control(self, queue: StreamQueue, flags: int = 0, credit: int = 0) -> None:
+        queue.flags |= flags
+        queue.credit += credit
+        if not queue.in_control:
+            queue.in_control = True
+            self._control.append(queue)
+        self._on_work()
+
+    def allowance(self, queue: StreamQueue) -> int:
+        """How many more bytes of data this stream may queue now; 0 or less means wait."""
+        streams = len(self._ring) + (not queue.in_ring)
+        share = min(self._stream_limit, self._connection_limit // streams)
+        return max(share, FRAME_PAYLOAD_BYTES) - queue.queued_bytes
+
+    def add_data(self, queue: StreamQueue, frame: bytes) -> None:
+        """Queue one whole frame: DATA, or the FIN that must come after all data."""
+        queue.frames.append(frame)
+        cost = len(frame) + FRAME_COST_BYTES
+        queue.queued_bytes += cost
+        self.queued_bytes += cost
+        if not queue.in_ring:
+            queue.in_ring = True
+            self._ring.append(queue)
+        self._on_work()
+
+    def add_end(self, queue: StreamQueue) -> None:
+        self.add_data(queue, encode_header(WINDOW_UPDATE, FIN, queue.stream_id, 0))
+
+    def abandon(self, queue: StreamQueue) -> None:
+        """Drop what the stream has queued and tell the peer RST, if it ever heard of the stream."""
+        self.queued_bytes -= queue.queued_bytes
+        queue.queued_bytes = 0
+        queue.frames.clear()
+        if queue.in_control and queue.flags & SYN:
+            queue.flags = 0
+            queue.credit = 0
+            return
+        self.add_control(queue, flags=RST)
+
+    def drop(self, queue: StreamQueue) -> None:
+        """Drop what the stream has queued without a word: the peer reset it."""
+        self.queued_bytes -= queue.queued_bytes
+        queue.queued_bytes = 0
+        queue.frames.clear()
+        queue.flags = 0
+        queue.credit = 0
+
+    # ---- the writer's side
+
+    def take_batch(self, limit_bytes: int) -> list[bytes]:
+        """The next frames to send, at least one if there is work, else about `limit_bytes`."""
+        frames: list[bytes] = []
+        if self._control or self._pongs or self._pings or self._refusals:
+            self._take_control(frames)
+        ring = self._ring
+        taken = 0
+        made_room: list[StreamQueue] = []
+        while ring and taken < limit_bytes:
+            queue = ring.popleft()
+            if queue.frames:
+                frame = queue.frames.popleft()
+                frames.append(frame)
+                taken += len(frame)
+                cost = len(frame) + FRAME_COST_BYTES
+                queue.queued_bytes -= cost
+                self.queued_bytes -= cost
+                made_room.append(queue)
+            if queue.frames:
+                ring.append(queue)
+            else:
+                queue.in_ring = False
+        for queue in made_room:
+            queue.on_room()
+        if self._go_away is not None and not ring:
+            frames.append(encode_header(GO_AWAY, 0, SESSION_STREAM_ID, self._go_away))
+            self._go_away = None
+        return frames
+
+    def _take_control(self, frames: list[bytes]) -> None:
+        for value in self._pongs:
+            frames.append(encode_header(PING, ACK, SESSION_STREAM_ID, value))
+        self._pongs.clear()
+        for value in self._pings:
+            frames.append(encode_header(PING, SYN, SESSION_STREAM_ID, value))
+        self._pings.clear()
+        for stream_id in self._refusals:
+            frames.append(encode_header(WINDOW_UPDATE, RST, stream_id, 0))
+        self._refusals.clear()
+        for queue in self._control:
+            queue.in_control = False
+            if queue.flags & RST:
+                frames.append(encode_header(WINDOW_UPDATE, RST, queue.stream_id, 0))
+            elif queue.flags or queue.credit:
+                frames.append(
+                    encode_header(WINDOW_UPDATE, queue.flags, queue.stream_id, queue.credit)
+                )
+            queue.flags = 0
+            queue.credit = 0
+        self._control.clear()

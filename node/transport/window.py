@@ -1,0 +1,149 @@
+"""Flow control of one stream, without I/O: who may send how much, and when a window grows.
+
+A receive window starts at Yamux's 256 KiB and follows the reader: whatever the application
+consumed within one round trip, twice that is what the sender needs in flight so as never to
+wait (the first half travels while the second is being used; a window that was the brake doubles
+every round trip, like slow start). So one stream fills a long fat link after a few round trips,
+and a reader that stops never makes its window grow: growth is earned by consuming, not by
+receiving.
+
+Growth is paid from a budget that all streams of a connection share.
+
+Easy to get wrong: Yamux cannot take credit back. A window that has grown stays; only what the
+sender used up is withheld or returned.
+"""
+
+from __future__ import annotations
+
+from node.transport.frames import LARGEST_WINDOW_BYTES
+from node.transport.settings import INITIAL_WINDOW_BYTES
+from protocols.errors import LimitExceeded
+
+# Both ends are processes that run in slices of a millisecond or so. On a link faster than that
+# the slices are the delay to be covered, whatever a ping says.
+SHORTEST_ROUND_TRIP_SECONDS = 0.002
+
+# Twice what a round trip carries: one half on its way while the other is being consumed.
+WINDOW_PER_CONSUMED = 2
+
+# Credit goes back in quarters of the window: often enough that the sender still holds three
+# quarters when the update is on its way, rarely enough that updates cost nothing.
+UPDATES_PER_WINDOW = 4
+
+
+class WindowBudget:
+    """What all receive windows of one connection may promise together."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._promised = 0
+
+    @property
+    def promised_bytes(self) -> int:
+        return self._promised
+
+    def promise_initial(self) -> None:
+        """A new stream's first 256 KiB, which Yamux gives unasked and cannot be refused."""
+        self._promised += INITIAL_WINDOW_BYTES
+
+    def promise_growth(self, wanted_bytes: int) -> int:
+        """As much of the wanted growth as fits, maybe nothing."""
+        granted = max(0, min(wanted_bytes, self._limit - self._promised))
+        self._promised += granted
+        return granted
+
+    def release(self, window_bytes: int) -> None:
+        self._promised -= window_bytes
+
+
+class ReceiveWindow:
+    """What the peer may still send on one stream.
+
+    Invariant: open credit at the peer + received but unconsumed + consumed but not yet returned
+    = `size_bytes`, the window's full size.
+    """
+
+    def __init__(self, limit_bytes: int, budget: WindowBudget) -> None:
+        self._limit = limit_bytes
+        self._budget = budget
+        self.size_bytes = INITIAL_WINDOW_BYTES
+        self._credit = INITIAL_WINDOW_BYTES  # what the peer may send before it hears from us
+        self._unreturned = 0
+        self._round_began: float | None = None
+        self._consumed_in_round = 0
+        budget.promise_initial()
+
+    @property
+    def credit_bytes(self) -> int:
+        return self._credit
+
+    def received(self, size: int) -> None:
+        """Account for a DATA frame at its header; LimitExceeded if the peer had no right to it."""
+        if size > self._credit:
+            raise LimitExceeded(
+                f"A peer sent {size} bytes on a stream whose window had {self._credit} left."
+            )
+        self._credit -= size
+
+    def consumed(self, size: int, now: float, round_trip_seconds: float | None) -> int:
+        """The application took `size` bytes. Returns the credit to send to the peer, often 0."""
+        self._unreturned += size
+        growth = self._growth(size, now, round_trip_seconds)
+        if not growth and self._unreturned * UPDATES_PER_WINDOW < self.size_bytes:
+            return 0
+        return self._return_credit(growth)
+
+    def return_all(self) -> int:
+        """Everything consumed and not yet returned, as credit to send now."""
+        return self._return_credit(0)
+
+    def close(self) -> None:
+        """The stream is gone: give its promise back to the budget. Safe to call twice."""
+        self._budget.release(self.size_bytes)
+        self.size_bytes = 0
+        self._credit = 0
+
+    def _return_credit(self, growth: int) -> int:
+        credit = self._unreturned + growth
+        self._unreturned = 0
+        self._credit += credit
+        return credit
+
+    def _growth(self, size: int, now: float, round_trip_seconds: float | None) -> int:
+        if round_trip_seconds is None or self.size_bytes >= self._limit:
+            return 0
+        round_trip = max(round_trip_seconds, SHORTEST_ROUND_TRIP_SECONDS)
+        if self._round_began is None:
+            self._round_began = now
+            self._consumed_in_round = 0
+        self._consumed_in_round += size
+        elapsed = now - self._round_began
+        if elapsed < round_trip:
+            return 0
+        per_round_trip = self._consumed_in_round * round_trip / elapsed
+        self._round_began = now
+        self._consumed_in_round = 0
+        wanted = min(int(WINDOW_PER_CONSUMED * per_round_trip), self._limit) - self.size_bytes
+        if wanted <= 0:
+            return 0
+        granted = self._budget.promise_growth(wanted)
+        self.size_bytes += granted
+        return granted
+
+
+class SendWindow:
+    """What we may still send on one stream."""
+
+    def __init__(self) -> None:
+        self.available_bytes = INITIAL_WINDOW_BYTES
+
+    def take(self, size: int) -> None:
+        if size > self.available_bytes:
+            raise ValueError("more was sent than the window allows")
+        self.available_bytes -= size
+
+    def grant(self, size: int) -> None:
+        """The peer sent a window update; LimitExceeded if no 32-bit window can be that large."""
+        if self.available_bytes + size > LARGEST_WINDOW_BYTES:
+            raise LimitExceeded("A peer granted a Yamux window of more than 4 GiB.")
+        self.available_bytes += size
