@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import trio
 
 from node.bench.link import LinkConditions, LinkDirection
+from node.bench.orders import lines_of_stdin
 
 SOCKET_BUFFER_BYTES = 64 * 1024  # hides 5 ms of a 100 Mbit/s link on either side
 
@@ -173,7 +174,7 @@ async def _serve_commands(target: tuple[str, int], conditions: LinkConditions) -
     """Say where we listen, then obey one word a line on stdin; its end is ours."""
     async with open_link_proxy(target, conditions) as proxy:
         print(json.dumps({"host": proxy.host, "port": proxy.port}), flush=True)
-        async for line in trio.wrap_file(sys.stdin):
+        async for line in lines_of_stdin():
             word = line.strip()
             if word == "counts":
                 print(json.dumps(proxy.counts().__dict__), flush=True)

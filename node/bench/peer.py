@@ -1,0 +1,192 @@
+"""One node of the bench in a process of its own: `python -m node.bench.peer`.
+
+It starts a network and its rpc on loopback, prints who and where it is, and then does what it is
+told: one JSON object a line on stdin (`{"do": "unary", ...}`), one JSON line as the answer on
+stdout. It ends when its stdin does, so it cannot outlive the bench that started it, however that
+ends.
+
+Easy to get wrong: measuring happens here, between two such processes, and never in the process
+that asks. So the time to talk with it is in no figure.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from node.bench import plain_socket
+from node.bench.memory_watch import MemoryWatch
+from node.bench.orders import lines_of_stdin
+from node.bench.pouring import POUR, Basin, make_block, pour, pour_until_stuck
+from node.libp2p_network import Libp2pSettings, open_libp2p_network
+from protocols.errors import PotluckError
+from protocols.identity import Identity, PeerId
+from protocols.network import Network
+from protocols.ping import ECHO, EchoRequest, serve_ping
+from protocols.rpc import Rpc, open_rpc
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+ECHO_BYTES = bytes(20)  # what the reference measures with: the size of a node id
+CALL_SECONDS = 10.0
+STUCK_SECONDS = 2.0  # without a chunk leaving: on loopback a thousand times what one takes
+
+
+class BenchPeer:
+    """What the process can be told to do: each public coroutine is a command."""
+
+    def __init__(self, network: Network, rpc: Rpc, memory: MemoryWatch) -> None:
+        self._network = network
+        self._rpc = rpc
+        self._memory = memory
+        self._block = make_block()
+        self._listener = plain_socket.listen()
+        rpc.serve_bulk(POUR, Basin(self._block).receive)
+        serve_ping(rpc)
+
+    def introduction(self) -> dict[str, Any]:
+        return {
+            "peer": self._network.peer_id,
+            "addresses": list(self._network.addresses()),
+            "plain_port": self._listener.getsockname()[1],
+        }
+
+    async def learn(self, peer: str, addresses: list[str]) -> None:
+        """Remember where a peer is, connect to it, and call it once."""
+        self._network.learn_addresses(PeerId(peer), addresses)
+        await self._call(PeerId(peer))
+
+    async def unary(self, peer: str, seconds: float) -> dict[str, Any]:
+        """One call after the other: the median time of one, in milliseconds."""
+        times = []
+        deadline = time.perf_counter() + seconds
+        while (began := time.perf_counter()) < deadline:
+            await self._call(PeerId(peer))
+            times.append(time.perf_counter() - began)
+        return {"ms_p50": statistics.median(times) * 1000, "calls": len(times)}
+
+    async def in_flight(self, peer: str, seconds: float, callers: int) -> dict[str, Any]:
+        """So many calls at a time: calls per second."""
+        calls = 0
+        began = time.perf_counter()
+        deadline = began + seconds
+
+        async def keep_calling() -> None:
+            nonlocal calls
+            while time.perf_counter() < deadline:
+                await self._call(PeerId(peer))
+                calls += 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(callers):
+                nursery.start_soon(keep_calling)
+        return {"per_s": calls / (time.perf_counter() - began), "calls": calls}
+
+    async def pour(self, peers: list[str], chunks: int, check: bool = False) -> dict[str, Any]:
+        """Send so many chunks to each of the peers at once: begin, end and bytes."""
+        pourings = []
+
+        async def pour_to(peer: str) -> None:
+            pourings.append(await pour(self._rpc, PeerId(peer), self._block, chunks, check=check))
+
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(pour_to, peer)
+        return {
+            "began": min(pouring.began for pouring in pourings),
+            "ended": max(pouring.ended for pouring in pourings),
+            "bytes": sum(pouring.bytes_sent for pouring in pourings),
+        }
+
+    async def pour_until_stuck(self, peer: str, chunks: int) -> dict[str, Any]:
+        sent = await pour_until_stuck(
+            self._rpc, PeerId(peer), self._block, chunks, patience_seconds=STUCK_SECONDS
+        )
+        return {"chunks": sent}
+
+    async def cpu(self) -> dict[str, Any]:
+        """User and system seconds of all threads of this process so far."""
+        return {"seconds": time.process_time()}
+
+    async def watch_memory(self) -> None:
+        gc.collect()
+        self._memory.start()
+
+    async def memory_growth(self) -> dict[str, Any]:
+        return {"bytes": self._memory.growth_bytes()}
+
+    async def plain_receive(self) -> dict[str, Any]:
+        total, ended = await trio.to_thread.run_sync(
+            plain_socket.receive_all,
+            self._listener,
+            abandon_on_cancel=True,  # type: ignore[call-arg] # trio-typing's old stubs hide it
+        )
+        self._listener = plain_socket.listen()
+        return {"bytes": total, "ended": ended, "plain_port": self._listener.getsockname()[1]}
+
+    async def plain_send(self, port: int, chunks: int) -> dict[str, Any]:
+        began = await trio.to_thread.run_sync(
+            plain_socket.send_all,
+            port,
+            self._block,
+            chunks,
+            abandon_on_cancel=True,  # type: ignore[call-arg] # as above
+        )
+        return {"began": began}
+
+    async def _call(self, peer: PeerId) -> None:
+        await self._rpc.call(peer, ECHO, EchoRequest(ECHO_BYTES), timeout=CALL_SECONDS)
+
+
+@asynccontextmanager
+async def open_bench_peer() -> AsyncIterator[BenchPeer]:
+    settings = Libp2pSettings(listen_addresses=(LOOPBACK,))
+    memory = MemoryWatch()
+    async with (
+        open_libp2p_network(Identity.generate(), settings) as network,
+        open_rpc(network) as rpc,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(memory.run)
+        yield BenchPeer(network, rpc, memory)
+        nursery.cancel_scope.cancel()
+
+
+async def obey(peer: BenchPeer) -> None:
+    """Do what stdin says, line by line, until it ends; also in the middle of doing something."""
+    lines_in, lines = trio.open_memory_channel[str](0)
+    async with trio.open_nursery() as nursery:
+
+        async def read() -> None:
+            async for line in lines_of_stdin():
+                await lines_in.send(line)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(read)
+        _answer(peer.introduction())
+        async for line in lines:
+            order = json.loads(line)
+            command: Callable[..., Awaitable[Any]] = getattr(peer, order.pop("do"))
+            try:
+                _answer(await command(**order))
+            except PotluckError as error:
+                _answer({"error": str(error)})
+
+
+def _answer(value: object) -> None:
+    print(json.dumps(value), flush=True)
+
+
+async def main() -> None:
+    async with open_bench_peer() as peer:
+        await obey(peer)
+
+
+if __name__ == "__main__":
+    trio.run(main)

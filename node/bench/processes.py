@@ -1,0 +1,128 @@
+"""Starting the bench's processes, asking them things, and being sure that they end.
+
+A `BenchProcess` speaks JSON, a line each way. Leaving its block closes its stdin, which every
+process of the bench takes as its end; one that has not gone soon after is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from protocols.errors import PotluckError
+
+START_SECONDS = 60.0  # importing libp2p on a machine that is busy with something else
+ANSWER_SECONDS = 180.0  # the longest measurement takes a tenth of it; past it something hangs
+END_SECONDS = 3.0  # from the end of stdin to the end of the process, before it is killed
+LONGEST_ANSWER_BYTES = 1 << 20
+
+
+class BenchFailed(PotluckError):
+    """A process of the bench did not do what it was asked."""
+
+
+class BenchProcess:
+    """One process. Made by `open_process`."""
+
+    def __init__(self, name: str, process: trio.Process) -> None:
+        self.name = name
+        self._process = process
+        self._unread = bytearray()
+        self.introduction: dict[str, Any] = {}
+
+    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Have it run one command; its answer. BenchFailed if none comes in time."""
+        assert self._process.stdin is not None
+        order = json.dumps({"do": do, **arguments}) + "\n"
+        try:
+            await self._process.stdin.send_all(order.encode())
+        except trio.BrokenResourceError:
+            raise self._ended(do) from None
+        return await self.answer(do, ANSWER_SECONDS)
+
+    async def answer(self, do: str, seconds: float) -> dict[str, Any]:
+        """The next JSON line that it prints."""
+        line = b""
+        with trio.move_on_after(seconds) as patience:
+            line = await self._line()
+        if patience.cancelled_caught:
+            raise BenchFailed(f"{self.name} did not finish `{do}` within {seconds:g} seconds.")
+        if not line:
+            raise self._ended(do)
+        answer: dict[str, Any] = json.loads(line) or {}
+        if "error" in answer:
+            raise BenchFailed(f"{self.name} could not `{do}`.", why=str(answer["error"]))
+        return answer
+
+    async def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        while (end := self._unread.find(b"\n")) < 0:
+            data = await self._process.stdout.receive_some()
+            if not data or len(self._unread) > LONGEST_ANSWER_BYTES:
+                return b""
+            self._unread += data
+        line = bytes(self._unread[: end + 1])
+        del self._unread[: end + 1]
+        return line
+
+    def _ended(self, do: str) -> BenchFailed:
+        return BenchFailed(
+            f"{self.name} ended while it should `{do}`.", why="Its own words are on stderr, above."
+        )
+
+    async def end(self) -> None:
+        """Close its stdin and wait for its end; kill it if that takes long."""
+        with trio.CancelScope(shield=True):
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    await pipe.aclose()
+            with trio.move_on_after(END_SECONDS):
+                await self._process.wait()
+            if self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+
+
+@asynccontextmanager
+async def open_process(
+    name: str, words: Sequence[str], environment: Mapping[str, str] | None = None
+) -> AsyncIterator[BenchProcess]:
+    """`python WORDS…`, once it has introduced itself, until the block is left."""
+    process = BenchProcess(
+        name,
+        await trio.lowlevel.open_process(
+            [sys.executable, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        ),
+    )
+    try:
+        process.introduction = await process.answer("start", START_SECONDS)
+        yield process
+    finally:
+        await process.end()
+
+
+@asynccontextmanager
+async def open_peer(name: str) -> AsyncIterator[BenchProcess]:
+    """A node of the bench (node/bench/peer.py)."""
+    async with open_process(name, ["-m", "node.bench.peer"]) as process:
+        yield process
+
+
+async def introduce(process: BenchProcess, other: BenchProcess, *, port: int | None = None) -> str:
+    """Connect one peer to another, through a proxy's port if given; the other's peer id."""
+    addresses = other.introduction["addresses"]
+    if port is not None:
+        own_port = addresses[0].split("/tcp/")[1].split("/")[0]
+        addresses = [addresses[0].replace(f"/tcp/{own_port}/", f"/tcp/{port}/")]
+    peer: str = other.introduction["peer"]
+    await process.ask("learn", peer=peer, addresses=addresses)
+    return peer

@@ -1,0 +1,107 @@
+"""`potluck bench`: measure this machine. Each kind of measurement is a subcommand."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from node.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.commands.parser import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    from node.commands.parser import CommandParser
+
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure this machine",
+        description="Measure what potluck can do on this machine.",
+        example="potluck bench transport --quick",
+    )
+    kinds = parser.add_subparsers(
+        dest="kind", metavar="KIND", required=True, parser_class=CommandParser
+    )
+    _add_transport(kinds)
+
+
+def _add_transport(kinds: Subparsers) -> None:
+    from node.bench.figures import FIGURES, NAMES
+    from node.commands.parser import positive_count
+
+    width = max(len(name) for name in NAMES)
+    figures = "\n".join(f"  {figure.name:{width}}  {figure.what}" for figure in FIGURES)
+    parser = kinds.add_parser(
+        "transport",
+        help="calls and transfers between processes on this machine",
+        description="Start nodes in processes of their own on this machine and measure what "
+        f"goes between them, over the whole path of a real node.\n\n{figures}\n\n"
+        "Figures are medians; --json has their spread and the machine they were measured on.",
+        example="potluck bench transport --quick\n"
+        "potluck bench transport --json --only stream_MiB_s --only cpu_s_per_GB",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=NAMES,
+        metavar="FIGURE",
+        help="measure this figure only; may be given several times",
+    )
+    parser.add_argument(
+        "--repeat", type=positive_count, metavar="N", help="how often (3, or 1 with --quick)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="less of everything: half a minute, rough figures"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.bench.transport import Effort, measure_transport
+    from node.commands.interruption import run_until_signal
+
+    output = Output.of(arguments)
+    if arguments.quick:
+        effort = Effort.quick(arguments.repeat or 1)
+    else:
+        effort = Effort(arguments.repeat or Effort.repeats)
+    only = arguments.only or _all_figures()
+
+    async def measure() -> int:
+        result = await measure_transport(effort, only, lambda line: output.say(f"measuring {line}"))
+        output.data(result, _table(result))
+        return 0
+
+    return run_until_signal(measure)
+
+
+def _all_figures() -> tuple[str, ...]:
+    from node.bench.figures import NAMES
+
+    return NAMES
+
+
+def _table(result: dict[str, Any]) -> str:
+    from node.bench.figures import FIGURES
+
+    rows: list[tuple[str, ...]] = [("figure", "median", "least", "most", "")]
+    for figure in FIGURES:
+        if figure.name in result:
+            spread = result["spread"][figure.name]
+            values = (result[figure.name], spread["min"], spread["max"])
+            rows.append(
+                (figure.name, *(f"{value:,.{figure.digits}f}" for value in values), figure.what)
+            )
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = [
+        f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  "
+        f"{row[3]:>{widths[3]}}  {row[4]}".rstrip()
+        for row in rows
+    ]
+    machine = result["machine"]
+    lines.append("")
+    lines.append(
+        f"{machine['processor']}, {machine['cores_usable']} cores, {machine['memory_GiB']} GiB, "
+        f"Python {machine['python']}, {result['seconds']} s"
+    )
+    return "\n".join(lines)
