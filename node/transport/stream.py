@@ -120,6 +120,22 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
         self._finish_sending()
         await trio.lowlevel.checkpoint()
 
+    async def wait_until_sent(self) -> None:
+        """Return when nothing waits in the queue any more, or the stream has ended.
+
+        For words that must get out although a reset, which drops the queue, may follow at once.
+        """
+        await trio.lowlevel.checkpoint()
+        while self._queue.queued_bytes and self._ending is None:
+            if self._is_sending:
+                raise trio.BusyResourceError("another task is sending on this stream")
+            self._is_sending = True
+            try:
+                self._sender_waits = trio.Event()
+                await self._sender_waits.wait()
+            finally:
+                self._is_sending = False
+
     async def aclose(self) -> None:
         """End sending politely, receive no more, and forget the stream. Never waits."""
         self._close_now()
