@@ -1,0 +1,116 @@
+"""identify: tell a peer who we are and where, and learn the same of it, bounded.
+
+libp2p's `/ipfs/id/1.0.0` (and `/push/`), spoken in place of the library's own version, because
+that one starts a *system task* per connection (libp2p/host/basic_host.py:1210) which outlives the
+host and whose exception would end the process, announces itself as py-libp2p, falls back to an
+unbounded read, and lets a stranger put a thousand addresses and any number of protocol names into
+our peerstore (libp2p/identity/update.py:70-115), where they stay after it has left.
+
+A message is a varint length and a protobuf of strings and bytes; nothing in it is believed, it
+only says where the peer might be dialled. Identify runs in a task of its own after a connection
+is up: nothing waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+from libp2p.identity.identify.pb.identify_pb2 import Identify
+from multiaddr import Multiaddr
+
+from node.libp2p.addresses import parse
+from node.libp2p.negotiation import ByteStream, read_exactly
+from protocols.errors import LimitExceeded, MalformedMessage
+
+IDENTIFY = "/ipfs/id/1.0.0"
+IDENTIFY_PUSH = "/ipfs/id/push/1.0.0"
+PROTOCOL_VERSION = "ipfs/0.1.0"
+
+# go-libp2p sends at most 8 KiB; a peer with a hundred protocols and certified addresses gets near.
+LONGEST_MESSAGE_BYTES = 16 * 1024
+MOST_ADDRESSES = 16
+MOST_PROTOCOLS = 128
+LONGEST_NAME = 256
+# From opening the stream to the last byte; nobody waits for it, so it may be generous.
+IDENTIFY_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a peer says of itself, and where it sees us. Bounded; not to be believed."""
+
+    agent_version: str
+    addresses: tuple[str, ...]
+    protocols: tuple[str, ...]
+    observed_address: str = ""
+
+
+def encode(description: Description, public_key: bytes) -> bytes:
+    """The message with its length before it; `public_key` as libp2p serialises keys."""
+    message = Identify(
+        protocol_version=PROTOCOL_VERSION,
+        agent_version=description.agent_version,
+        public_key=public_key,
+        listen_addrs=[Multiaddr(text).to_bytes() for text in description.addresses],
+        protocols=description.protocols[:MOST_PROTOCOLS],
+    )
+    if description.observed_address:
+        message.observed_addr = Multiaddr(description.observed_address).to_bytes()
+    body: bytes = message.SerializeToString()
+    return _varint(len(body)) + body
+
+
+def decode(body: bytes) -> Description:
+    """The message without its length; MalformedMessage when it is none.
+
+    Too many entries are cut off, not refused: another implementation may well have more
+    addresses than we care for. An entry that is no address is left out.
+    """
+    message = Identify()
+    try:
+        message.ParseFromString(body)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise MalformedMessage("An identify message is not its protobuf.", why=str(error)) from None
+    addresses = (_address(raw) for raw in message.listen_addrs[:MOST_ADDRESSES])
+    return Description(
+        agent_version=message.agent_version[:LONGEST_NAME],
+        addresses=tuple(text for text in addresses if text),
+        protocols=tuple(name[:LONGEST_NAME] for name in message.protocols[:MOST_PROTOCOLS]),
+        observed_address=_address(message.observed_addr),
+    )
+
+
+async def read(stream: ByteStream) -> Description:
+    """Read one description from a stream; the caller sets the deadline."""
+    length = 0
+    for shift in (0, 7, 14):
+        byte = (await read_exactly(stream, 1))[0]
+        length |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            break
+    else:
+        raise LimitExceeded("An identify message declares two megabytes or more.")
+    if length > LONGEST_MESSAGE_BYTES:
+        raise LimitExceeded(
+            f"An identify message declares {length} bytes; {LONGEST_MESSAGE_BYTES} are allowed."
+        )
+    return decode(await read_exactly(stream, length))
+
+
+def _address(raw: bytes) -> str:
+    if not raw or len(raw) > LONGEST_NAME:
+        return ""
+    try:
+        return parse(str(Multiaddr(raw))).text
+    except Exception:  # noqa: BLE001  the library raises many kinds for bytes that are no address
+        return ""
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

@@ -1,0 +1,83 @@
+"""From a TCP connection to one that is encrypted, authenticated and carries streams.
+
+Only Noise is offered as security and only Yamux as muxer. The library's defaults also offer
+plaintext and secio (libp2p/__init__.py, the `sec_opt or {…}` of `new_swarm`): a man in the middle
+would pick those. `make_upgrader` therefore names what is offered, and nothing else is.
+
+Promises: whatever goes wrong, and wherever it is cancelled, the socket is closed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import trio
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.transport.upgrader import TransportUpgrader
+
+from node.libp2p.dial_failure import DialFailure, DialReason
+from node.transport import YamuxConnection
+
+
+class TcpStream(TrioTCPStream):  # type: ignore[misc]  # the library is untyped for mypy
+    """The library's wrapper, which also knows the other side's address when it is IPv6.
+
+    The library wants `getpeername` to return two values (libp2p/io/trio.py:103), and for IPv6 it
+    returns four: every IPv6 connection then has no remote address at all.
+    """
+
+    _remote_address: tuple[str, int] | None = None
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        if self._remote_address is None:
+            try:
+                host, port = self.stream.socket.getpeername()[:2]
+            except OSError:
+                return None
+            self._remote_address = (host, port)
+        return self._remote_address
+
+
+@dataclass(frozen=True)
+class Upgraded:
+    """A connection after its handshakes, not yet running, with the socket under it."""
+
+    muxed: YamuxConnection
+    tcp: trio.SocketStream
+
+
+async def upgrade(
+    upgrader: TransportUpgrader, stream: trio.SocketStream, *, initiator: bool, peer: ID | None
+) -> Upgraded:
+    """Shake hands on a fresh TCP connection; it belongs to what is returned, or is closed.
+
+    With a `peer` the other side must prove to be it. The caller sets the deadline. Raises what
+    the library raises.
+    """
+    try:
+        raw = RawConnection(TcpStream(stream), initiator)
+        secured = await upgrader.upgrade_security(raw, initiator, peer)
+        muxed = await upgrader.upgrade_connection(secured, secured.get_remote_peer())
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return Upgraded(cast(YamuxConnection, cast(Any, muxed)), stream)
+
+
+def handshake_failure(address: str, error: Exception) -> DialFailure:
+    """Why a handshake with whoever answers at this address has failed."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    said = " ".join(f"{type(each).__name__} {each}" for each in chain)
+    # The library has no one error for this: its Noise raises one kind (security/noise/
+    # patterns.py:349), its upgrader another with these words (transport/upgrader.py:71).
+    if "PeerIDMismatch" in said or "Peer ID mismatch" in said:
+        return DialFailure(address, DialReason.WRONG_PEER, "another node answers there")
+    detail = f"the handshake failed ({type(chain[-1]).__name__})"
+    return DialFailure(address, DialReason.NOT_LIBP2P, detail)

@@ -1,0 +1,333 @@
+"""The real network: protocols/network.py kept on py-libp2p over TCP, Noise and Yamux.
+
+    async with open_libp2p_network(identity) as network:
+        network.serve("/potluck/echo/1.0.0", handler)
+        ...
+
+Promises what the contract promises, and: everything starts and ends with the `async with`. No
+task, socket or file descriptor is left, wherever it is cancelled. What a stranger sends can cost
+them their connection or stream, and nothing else.
+
+The library does host, peerstore, handshake and the relay protocols of a later issue; how a
+connection is made, accepted, counted, multiplexed and closed is ours, one idea per module in
+`node/libp2p/`. Easy to get wrong: this module is orchestration. A rule with a number in it belongs
+in one of those, where it can be tested without a socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from node.libp2p import negotiation
+from node.libp2p.address_book import AddressBook
+from node.libp2p.addresses import Address
+from node.libp2p.connection import PeerConnection
+from node.libp2p.dial_failure import DialFailure, DialReason, unreachable
+from node.libp2p.dialling import Race, connect_tcp, in_order
+from node.libp2p.host import library_id, make_host
+from node.libp2p.inbound_limit import InboundLimit
+from node.libp2p.introductions import Introductions
+from node.libp2p.listening import close_listeners, open_listeners, serve_inbound
+from node.libp2p.own_addresses import OwnAddresses
+from node.libp2p.settings import Libp2pSettings
+from node.libp2p.shared_dials import SharedDials
+from node.libp2p.stream import Libp2pStream
+from node.libp2p.surplus_links import settle
+from node.libp2p.upgrading import Upgraded, handshake_failure, upgrade
+from protocols.errors import ProtocolMisuse, ProtocolNotServed, RemoteMisbehaviour, Unreachable
+from protocols.identity import Identity, PeerId
+from protocols.network import LinkEvent, LinkFacts, Network, Stream, StreamHandler
+
+if TYPE_CHECKING:
+    from libp2p.peer.id import ID
+
+__all__ = ["Libp2pNetwork", "Libp2pSettings", "open_libp2p_network"]
+
+log = logging.getLogger(__name__)
+
+# Goodbyes to all peers at once, each bounded by itself; this bounds their sum.
+CLOSING_SECONDS = 1.0
+
+
+@asynccontextmanager
+async def open_libp2p_network(
+    identity: Identity, settings: Libp2pSettings | None = None
+) -> AsyncIterator[Libp2pNetwork]:
+    """Start a network that listens as the settings say; it ends with the `async with`.
+
+    CannotListen when an address cannot be had. What the body raises comes out as it is, not in
+    an ExceptionGroup.
+    """
+    body_error: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        network = Libp2pNetwork(identity, settings or Libp2pSettings(), nursery)
+        try:
+            await network._start()
+            yield network
+        except BaseException as error:  # noqa: BLE001  raised again below, outside the nursery
+            body_error = error
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(CLOSING_SECONDS):
+                await network._end()
+            nursery.cancel_scope.cancel()
+    network._links.end_subscriptions()
+    if body_error is not None:
+        raise body_error
+
+
+class Libp2pNetwork(Network):
+    """One node on the internet. Made by `open_libp2p_network`."""
+
+    def __init__(self, identity: Identity, settings: Libp2pSettings, nursery: trio.Nursery) -> None:
+        self._identity = identity
+        self._settings = settings
+        self._nursery = nursery
+        self._random = random.SystemRandom()
+        self._book = AddressBook(
+            peers=settings.known_peers, addresses_per_peer=settings.addresses_per_peer
+        )
+        self._own = OwnAddresses(identity.peer_id, settings.announce_addresses)
+        self._inbound = InboundLimit(
+            total=settings.inbound_connections,
+            per_address=settings.inbound_connections_per_address,
+        )
+        self._dials = SharedDials(self._dial, _hang_up, nursery)
+        self.host, self._swarm = make_host(
+            identity,
+            settings,
+            nursery,
+            dial=self._reach,
+            on_up=self._connection_up,
+            on_down=self._connection_down,
+        )
+        self._links = self._swarm.links
+        self._introductions = Introductions(self.host, self._own, self._book, settings)
+        self._swarm.own_handlers.update(self._introductions.handlers())
+        self._accepting = trio.CancelScope()
+        self._ended = False
+
+    async def _start(self) -> None:
+        listeners = open_listeners(self._settings.listen_addresses)
+        self._own.listening_on(listeners)
+        self._nursery.start_soon(self._accept, listeners)
+        await trio.lowlevel.checkpoint()
+
+    async def _end(self) -> None:
+        """Stop accepting, say goodbye to everybody at once."""
+        self._ended = True
+        self._accepting.cancel()
+        async with trio.open_nursery() as goodbyes:
+            for connection in self._links.every_connection():
+                goodbyes.start_soon(connection.close)
+
+    async def _accept(self, listeners: list[trio.SocketListener]) -> None:
+        try:
+            with self._accepting:
+                await serve_inbound(
+                    listeners,
+                    self._inbound,
+                    self._settings.handshake_seconds,
+                    self._welcome,
+                    self._nursery,
+                )
+        finally:
+            close_listeners(listeners)
+
+    async def _welcome(self, stream: trio.SocketStream) -> trio.Event:
+        """Shake hands with somebody who connected; the event is set when it is over."""
+        upgraded = await upgrade(self._swarm.upgrader, stream, initiator=False, peer=None)
+        connection = await self._swarm.add_conn(upgraded.muxed, "inbound", upgraded.tcp)
+        return connection.ended
+
+    # -- who we are, and the world outside the protocols
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    @property
+    def random(self) -> random.Random:
+        return self._random
+
+    def wall_time(self) -> float:
+        return time.time()
+
+    def addresses(self) -> tuple[str, ...]:
+        return self._own.all()
+
+    def learn_addresses(self, peer: PeerId, addresses: Iterable[str]) -> None:
+        self._book.learn(peer, addresses)
+
+    def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
+        return self._book.addresses_of(peer)
+
+    # -- links
+
+    def link(self, peer: PeerId) -> LinkFacts | None:
+        connection = self._links.best(peer)
+        return None if connection is None else connection.facts()
+
+    def links(self) -> tuple[LinkFacts, ...]:
+        facts = (self.link(peer) for peer in self._links.peers())
+        return tuple(each for each in facts if each is not None)
+
+    def link_events(self) -> AbstractContextManager[trio.MemoryReceiveChannel[LinkEvent]]:
+        return self._links.events()
+
+    async def connect(self, peer: PeerId) -> LinkFacts:
+        return (await self._reach(peer)).facts()
+
+    async def disconnect(self, peer: PeerId) -> None:
+        await trio.lowlevel.checkpoint()
+        async with trio.open_nursery() as nursery:
+            for connection in self._links.connections_to(peer):
+                nursery.start_soon(connection.close)
+
+    async def ping(self, peer: PeerId) -> float:
+        self._check_not_ended()
+        connection = self._links.best(peer)
+        if connection is None:
+            await trio.lowlevel.checkpoint()
+            raise _no_link(peer)
+        try:
+            return await connection.ping()
+        except trio.BrokenResourceError:
+            raise _link_lost(peer) from None
+
+    async def _reach(self, peer: PeerId) -> PeerConnection:
+        """The link to a peer, made now if there is none."""
+        self._check_not_ended()
+        connection = self._links.best(peer)
+        if connection is not None:
+            await trio.lowlevel.checkpoint()
+            return connection
+        if peer == self.peer_id:
+            raise ProtocolMisuse(
+                f"{peer} is this node itself.", advice="A node does not connect to itself."
+            )
+        return await self._dials.reach(peer)
+
+    async def _dial(self, peer: PeerId) -> PeerConnection:
+        """Try all known addresses of a peer; Unreachable with every failure."""
+        addresses = in_order(self._book.to_try(peer))
+        expected = library_id(peer)
+
+        async def attempt(address: Address, on_connected: Callable[[], None]) -> Upgraded:
+            return await self._attempt(address, expected, on_connected)
+
+        outcome = await Race(attempt, _discard).run(addresses)
+        if isinstance(outcome, list):
+            raise unreachable(peer, outcome)
+        address, upgraded = outcome
+        connection = await self._swarm.add_conn(upgraded.muxed, "outbound", upgraded.tcp)
+        self._book.worked(peer, address)
+        return connection
+
+    async def _attempt(
+        self, address: Address, expected: ID, on_connected: Callable[[], None]
+    ) -> Upgraded:
+        connected = False
+        try:
+            with trio.fail_after(self._settings.dial_seconds):
+                stream = await connect_tcp(address)
+                connected = True
+                on_connected()
+                return await upgrade(self._swarm.upgrader, stream, initiator=True, peer=expected)
+        except DialFailure:
+            raise
+        except trio.TooSlowError:
+            seconds = f"{self._settings.dial_seconds:g} s"
+            detail = f"no handshake in {seconds}" if connected else f"timed out after {seconds}"
+            raise DialFailure(address.text, DialReason.TIMED_OUT, detail) from None
+        except Exception as error:
+            raise handshake_failure(address.text, error) from error
+
+    def _connection_up(self, connection: PeerConnection) -> None:
+        self._book.keep(connection.peer)
+        self._nursery.start_soon(self._introductions.exchange, connection)
+        if len(self._links.connections_to(connection.peer)) > 1:
+            self._nursery.start_soon(settle, self._links, connection)
+
+    def _connection_down(self, connection: PeerConnection) -> None:
+        if not self._links.connections_to(connection.peer):
+            self._book.release(connection.peer)
+            self._introductions.forget(connection)
+
+    # -- streams
+
+    async def open(self, peer: PeerId, protocol: str) -> Stream:
+        connection = await self._reach(peer)
+        muxed = None
+        try:
+            muxed = await connection.open_muxed()
+            served = await negotiation.propose(muxed, protocol.encode())
+        except BaseException as error:
+            if muxed is not None:
+                muxed.reset_now()
+            if isinstance(error, trio.BrokenResourceError | trio.ClosedResourceError):
+                raise _no_stream(connection) from None
+            if isinstance(error, RemoteMisbehaviour):
+                raise _no_stream(connection) from error
+            raise
+        if not served:
+            muxed.reset_now()
+            raise ProtocolNotServed(
+                f"{peer} does not serve {protocol}.",
+                why="It may run another version, or another role.",
+                advice="Update both sides to the same version.",
+            )
+        return Libp2pStream(muxed, peer, protocol)
+
+    def serve(self, protocol: str, handler: StreamHandler) -> None:
+        self._check_not_ended()
+        if protocol in self._swarm.protocol_names():
+            raise ProtocolMisuse(f"{protocol} is served already.")
+        self._swarm.handlers[protocol] = handler
+
+    def stop_serving(self, protocol: str) -> None:
+        self._swarm.handlers.pop(protocol, None)
+
+    def _check_not_ended(self) -> None:
+        if self._ended:
+            raise trio.ClosedResourceError("the network has ended")
+
+
+async def _hang_up(connection: PeerConnection) -> None:
+    """A link that came up as the last one who wanted it gave up."""
+    connection.abort()
+    await connection.ended.wait()
+
+
+async def _discard(upgraded: Upgraded) -> None:
+    """A connection that lost the race: nobody has used it, so it goes without a goodbye."""
+    await trio.aclose_forcefully(upgraded.tcp)
+
+
+def _no_link(peer: PeerId) -> Unreachable:
+    return Unreachable(f"There is no link to {peer}.", advice="Connect to it first.")
+
+
+def _link_lost(peer: PeerId) -> Unreachable:
+    return Unreachable(
+        f"The link to {peer} was lost.",
+        why="The node over there ended, or the network between us did.",
+        advice="Try again: the next call connects anew.",
+    )
+
+
+def _no_stream(connection: PeerConnection) -> Unreachable:
+    """Why a stream could not be opened on a link that there was a moment ago."""
+    if connection.ended.is_set() or connection.muxed_conn.is_closed:
+        return _link_lost(connection.peer)
+    return Unreachable(
+        f"{connection.peer} did not take a stream.",
+        why="It may have as many streams of ours as it allows, or it is shutting down.",
+        advice="Try again in a moment.",
+    )
