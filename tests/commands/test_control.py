@@ -1,0 +1,277 @@
+"""The control socket: for its owner alone, bounded, and gone when the node is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from node.control import MOST_CLIENTS, Answering, ControlServer
+from node.control_client import (
+    ControlFailure,
+    NodeWentAway,
+    NoRunningNode,
+    a_node_answers,
+    ask,
+    ask_once,
+)
+from node.control_frames import LARGEST_ANSWER_BYTES, LARGEST_ASK_BYTES, LENGTH, bindable
+from protocols.errors import LimitExceeded, PotluckError, ProtocolMisuse, Refused
+
+PATIENCE_SECONDS = 20.0
+
+
+async def echo(arguments: Mapping[str, Any], answer: Answering) -> None:
+    await answer(dict(arguments))
+
+
+async def count(arguments: Mapping[str, Any], answer: Answering) -> None:
+    for number in range(arguments["to"]):
+        await answer(number)
+
+
+async def refuse(_arguments: Mapping[str, Any], _answer: Answering) -> None:
+    raise Refused("No.", why="Because.", advice="Ask nicely.")
+
+
+async def break_down(_arguments: Mapping[str, Any], _answer: Answering) -> None:
+    raise ZeroDivisionError("a bug")
+
+
+@pytest.fixture
+async def server(tmp_path: Path, nursery: trio.Nursery) -> ControlServer:
+    server = ControlServer(tmp_path / "run" / "control.sock")
+    for handler in (echo, count, refuse, break_down):
+        server.add(handler.__name__, handler)
+    await nursery.start(server.serve)
+    return server
+
+
+async def asked(path: Path, command: str, arguments: Mapping[str, Any] | None = None) -> list[Any]:
+    def in_a_thread() -> list[Any]:
+        with ask(path, command, arguments) as answers:
+            return list(answers)
+
+    with trio.fail_after(PATIENCE_SECONDS):
+        return await trio.to_thread.run_sync(in_a_thread)
+
+
+async def test_a_command_is_answered(server: ControlServer) -> None:
+    assert await asked(server.path, "echo", {"a": [1, "ü"]}) == [{"a": [1, "ü"]}]
+
+
+async def test_a_command_may_answer_many_times(server: ControlServer) -> None:
+    assert await asked(server.path, "count", {"to": 1000}) == list(range(1000))
+
+
+async def test_the_only_answer_of_a_command_is_returned(server: ControlServer) -> None:
+    assert await trio.to_thread.run_sync(ask_once, server.path, "echo", {"x": 1}) == {"x": 1}
+
+
+async def test_a_failure_arrives_with_its_reason_and_exit_code(server: ControlServer) -> None:
+    with pytest.raises(ControlFailure) as caught:
+        await asked(server.path, "refuse")
+    failure = caught.value
+    assert (failure.what, failure.why, failure.advice) == ("No.", "Because.", "Ask nicely.")
+    assert failure.exit_code == 3
+
+
+async def test_a_bug_in_a_handler_ends_the_command_and_not_the_node(
+    server: ControlServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ControlFailure, match="a bug"):
+        await asked(server.path, "break_down")
+    assert "break_down failed" in caplog.text
+    assert await asked(server.path, "count", {"to": 1}) == [0]
+
+
+async def test_an_unknown_command_is_told_the_nearest(server: ControlServer) -> None:
+    with pytest.raises(ControlFailure, match="Did you mean count"):
+        await asked(server.path, "cuont")
+
+
+async def test_a_command_is_added_once(server: ControlServer) -> None:
+    with pytest.raises(ProtocolMisuse):
+        server.add("echo", echo)
+
+
+async def test_only_its_owner_can_open_it(server: ControlServer) -> None:
+    assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(server.path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+async def test_another_user_is_refused_even_with_the_socket_open(server: ControlServer) -> None:
+    """The modes are loosened by hand here, so that only the check of the user is left."""
+    for folder in (server.path.parent, *server.path.parents[1:4]):
+        folder.chmod(0o755)
+    server.path.chmod(0o666)
+    with trio.fail_after(PATIENCE_SECONDS):
+        process = await trio.run_process(
+            [
+                "python3",
+                "-c",
+                f"""
+import os, socket
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+connection = socket.socket(socket.AF_UNIX)
+connection.connect({str(server.path)!r})
+print(connection.recv(1))
+""",
+            ],
+            capture_stdout=True,
+        )
+    assert process.stdout == b"b''\n"
+
+
+async def test_when_it_has_ended_the_socket_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "control.sock"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(ControlServer(path).serve)
+        assert path.exists()
+        assert await trio.to_thread.run_sync(a_node_answers, path)
+        nursery.cancel_scope.cancel()
+    assert os.listdir(path.parent) == []
+    assert not a_node_answers(path)
+
+
+async def test_a_socket_that_a_killed_node_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(path))
+    tmp_path.chmod(0o700)
+    assert not a_node_answers(path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(ControlServer(path).serve)
+        assert await trio.to_thread.run_sync(a_node_answers, path)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("length", [90, 103, 104, 200])
+async def test_a_path_of_any_length_works_and_leaves_nothing(length: int, tmp_path: Path) -> None:
+    path = tmp_path / ("d" * max(1, length - len(str(tmp_path)) - 3)) / "s"
+    server = ControlServer(path)
+    server.add("echo", echo)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve)
+        assert await asked(path, "echo") == [{}]
+        assert stat.S_IMODE(bindable(path).parent.stat().st_mode) == 0o700
+        nursery.cancel_scope.cancel()
+    assert not bindable(path).exists()
+    assert bindable(path) == path or not bindable(path).parent.exists()
+
+
+def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
+    for path in (tmp_path / "none" / "control.sock", tmp_path / "control.sock"):
+        with pytest.raises(NoRunningNode) as caught, ask(path, "echo"):
+            pass
+        assert caught.value.exit_code == 4
+
+
+async def test_a_handler_is_cancelled_when_its_client_leaves(server: ControlServer) -> None:
+    cancelled = trio.Event()
+    begun = trio.Event()
+
+    async def wait(_arguments: Mapping[str, Any], _answer: Answering) -> None:
+        begun.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    server.add("wait", wait)
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with await trio.open_unix_socket(str(server.path)) as client:
+            await client.send_all(framed(b'{"type":"ask","command":"wait"}'))
+            await begun.wait()
+        await cancelled.wait()
+
+
+async def test_a_client_learns_that_the_node_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "control.sock"
+    server = ControlServer(path)
+    async with trio.open_nursery() as serving:
+
+        async def end_everything(_arguments: Mapping[str, Any], answer: Answering) -> None:
+            await answer("one")
+            serving.cancel_scope.cancel()
+            await trio.sleep_forever()
+
+        server.add("end", end_everything)
+        await serving.start(server.serve)
+        with trio.CancelScope(shield=True), pytest.raises(NodeWentAway):
+            await asked(path, "end")
+
+
+def framed(payload: bytes) -> bytes:
+    return LENGTH.pack(len(payload)) + payload
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        LENGTH.pack(LARGEST_ASK_BYTES + 1),
+        framed(b""),
+        framed(b"\xff\xff"),
+        framed(b"[]"),
+        framed(b'{"type":"ask"}'),
+        framed(b'{"type":"ask","command":7}'),
+        framed(b'{"type":"answer","value":7}'),
+        framed(b"[" * 50_000),
+    ],
+)
+async def test_nonsense_is_answered_with_a_failure(sent: bytes, server: ControlServer) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with await trio.open_unix_socket(str(server.path)) as client:
+            await client.send_all(sent)
+            answer = await client.receive_some(65_536)
+    assert b'"type":"failed"' in answer
+
+
+async def test_a_request_cut_short_ends_in_silence(server: ControlServer) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with await trio.open_unix_socket(str(server.path)) as client:
+            await client.send_all(LENGTH.pack(100) + b"{")
+        assert await asked(server.path, "count", {"to": 1}) == [0]
+
+
+async def test_more_clients_than_it_serves_are_turned_away(server: ControlServer) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        clients = [await trio.open_unix_socket(str(server.path)) for _ in range(MOST_CLIENTS + 1)]
+        assert await clients[-1].receive_some(1) == b""
+        for client in clients:
+            await client.aclose()
+        assert await asked(server.path, "count", {"to": 1}) == [0]
+
+
+def test_the_client_refuses_to_send_more_than_the_node_takes(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        with pytest.raises(LimitExceeded), ask(path, "x", {"y": "z" * LARGEST_ASK_BYTES}):
+            pass
+
+
+@pytest.mark.parametrize(
+    "sent", [LENGTH.pack(LARGEST_ANSWER_BYTES + 1), framed(b"{}"), framed(b"\0"), b"\0\0\0", b""]
+)
+def test_the_client_survives_whatever_answers(sent: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        with ask(path, "x") as answers:
+            connection, _ = listening.accept()
+            connection.recv(1000)
+            connection.sendall(sent)
+            connection.close()
+            with pytest.raises(PotluckError):
+                next(answers)
