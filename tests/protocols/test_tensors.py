@@ -1,0 +1,312 @@
+"""Tensor codecs keep their stated error bounds, and hostile headers get nothing."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from hypothesis.extra import numpy as some_arrays
+from torch import Tensor
+
+from protocols.errors import LimitExceeded, MalformedMessage, ProtocolMisuse, RemoteMisbehaviour
+from protocols.messages import decode as decode_message
+from protocols.messages import encode as encode_message
+from protocols.tensors import (
+    CodecName,
+    NotFinite,
+    TensorHeader,
+    accumulate,
+    check,
+    decode,
+    decode_into,
+    describe,
+    encode,
+    encode_into,
+    encoded_bytes,
+    raw_bytes,
+    spans,
+)
+
+CODECS: tuple[CodecName, ...] = ("none", "float16", "bfloat16", "blockwise-int8")
+LOSSY = CODECS[1:]
+LARGEST_OF: dict[str, float] = {
+    "none": 3.4e38,
+    "float16": 65_504.0,
+    "bfloat16": 3.38e38,
+    "blockwise-int8": 3.3e38,
+}
+
+lengths = some.one_of(some.integers(0, 40), some.sampled_from([1023, 1024, 1025, 2048, 3000]))
+
+
+@some.composite
+def vectors(draw: some.DrawFn, largest: float) -> Tensor:
+    """Flat float32 tensors of any size, of mixed magnitude, denormals included."""
+    values = draw(
+        some_arrays.arrays(
+            "float32",
+            draw(lengths),
+            elements=some.floats(-largest, largest, width=32, allow_subnormal=True)
+            if largest < 1e38
+            else some.floats(
+                -(2.0**127), 2.0**127, width=32, allow_subnormal=True, allow_nan=False
+            ),
+        )
+    )
+    return torch.from_numpy(values)
+
+
+def bound(codec: CodecName, values: Tensor) -> Tensor:
+    """What tensor_codecs.py promises, for each value, in float64."""
+    wide = values.double().abs()
+    if codec == "none":
+        return torch.zeros_like(wide)
+    if codec == "float16":
+        return wide / 2048 + 2.0**-25
+    if codec == "bfloat16":
+        return wide / 256 + 2.0**-134
+    limits = [block.max() / 253 + 1.6e-36 for block in wide.split(1024) if len(block)]
+    sizes = [len(block) for block in wide.split(1024) if len(block)]
+    if not limits:
+        return wide
+    return torch.repeat_interleave(torch.stack(limits), torch.tensor(sizes))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(data=some.data())
+def test_what_arrives_is_within_the_stated_error_of_what_was_sent(
+    codec: CodecName, data: some.DataObject
+) -> None:
+    values = data.draw(vectors(LARGEST_OF[codec]))
+    header = describe(values, codec)
+    encoded = encode(values, codec, name="values")
+    arrived = decode(header, encoded, limit_bytes=1 << 20)
+    assert arrived.shape == values.shape
+    assert bool(((arrived.double() - values.double()).abs() <= bound(codec, values)).all())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(data=some.data(), weight=some.floats(-8.0, 8.0, width=32))
+def test_accumulating_adds_the_decoded_values_times_the_weight(
+    codec: CodecName, data: some.DataObject, weight: float
+) -> None:
+    values = data.draw(vectors(1000.0))
+    encoded = encode(values, codec, name="values")
+    decoded = decode(describe(values, codec), encoded, limit_bytes=1 << 20)
+    total = torch.ones_like(values)
+    accumulate(total, codec, encoded, weight=weight)
+    exact = 1.0 + weight * decoded.double()
+    assert torch.allclose(total.double(), exact, rtol=1e-6, atol=1e-3 * 2**-10)
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_floating_dtypes_travel_and_accumulate(codec: CodecName, dtype: torch.dtype) -> None:
+    values = torch.linspace(-3.0, 3.0, 2500).to(dtype)
+    arrived = decode(
+        describe(values, codec), encode(values, codec, name="values"), limit_bytes=1 << 20
+    )
+    assert arrived.dtype == dtype
+    assert torch.allclose(arrived.double(), values.double(), atol=0.03)
+    total = torch.zeros(2500, dtype=dtype)
+    accumulate(total, codec, encode(values, codec, name="values"), weight=2.0)
+    assert torch.allclose(total.double(), 2.0 * values.double(), atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+)
+def test_whole_numbers_travel_exactly(dtype: torch.dtype) -> None:
+    values = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
+    header = describe(values)
+    arrived = decode(header, encode(values, "none", name="counts"), limit_bytes=1000)
+    assert arrived.dtype == dtype
+    assert torch.equal(arrived, values)
+
+
+def test_a_bool_that_is_neither_0_nor_1_arrives_as_true() -> None:
+    arrived = decode(TensorHeader((3,), "bool"), b"\x00\x01\xff", limit_bytes=100)
+    assert arrived.view(torch.uint8).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("at", [0, 1023, 1024, 1999])
+def test_values_that_are_not_finite_are_refused_at_the_sender_by_name(
+    codec: CodecName, bad: float, at: int
+) -> None:
+    values = torch.zeros(2000)
+    values[at] = bad
+    with pytest.raises(NotFinite, match=rf"layer\.weight has 1 .* at {at:,} of 2,000"):
+        encode(values, codec, name="layer.weight")
+
+
+def test_values_beyond_the_range_of_float16_are_refused_not_sent_as_infinity() -> None:
+    assert decode(
+        TensorHeader((1,), "float32", "float16"),
+        encode(torch.tensor([65_519.0]), "float16", name="edge"),
+        limit_bytes=100,
+    ) == torch.tensor([65_504.0])
+    with pytest.raises(NotFinite, match="65520"):
+        encode(torch.tensor([65_520.0]), "float16", name="edge")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_values_that_are_not_finite_are_refused_at_the_receiver_and_change_nothing(
+    codec: CodecName,
+) -> None:
+    encoded = encode(torch.ones(3000), codec, name="values")
+    nan = {"none": torch.float32, "blockwise-int8": torch.float32}.get(codec)
+    dtype = nan or getattr(torch, codec)
+    torch.frombuffer(encoded, dtype=dtype)[2] = math.nan
+    total = torch.full((3000,), 7.0)
+    with pytest.raises(MalformedMessage):
+        accumulate(total, codec, encoded)
+    with pytest.raises(MalformedMessage):
+        decode_into(total, codec, encoded, "float32")
+    assert torch.equal(total, torch.full((3000,), 7.0))
+
+
+def test_no_blockwise_int8_bytes_decode_to_something_that_is_not_finite() -> None:
+    largest = torch.tensor([2.65e36]).numpy().tobytes()
+    codes = bytes([0x80]) * 1024  # -128, which our own encoder never makes
+    arrived = decode(
+        TensorHeader((1024,), "float32", "blockwise-int8"), largest + codes, limit_bytes=10_000
+    )
+    assert bool(torch.isfinite(arrived).all())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_tensor_that_is_not_contiguous_travels_in_its_logical_order(codec: CodecName) -> None:
+    values = torch.arange(12.0).reshape(3, 4).t()
+    arrived = decode(
+        describe(values, codec), encode(values, codec, name="values"), limit_bytes=1000
+    )
+    assert arrived.shape == (4, 3)
+    assert torch.allclose(arrived, values, atol=0.05)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 2), ()])
+def test_empty_tensors_and_single_numbers_travel(codec: CodecName, shape: tuple[int, ...]) -> None:
+    values = torch.ones(shape)
+    header = describe(values, codec)
+    arrived = decode(header, encode(values, codec, name="values"), limit_bytes=100)
+    assert torch.equal(arrived, values)
+    assert list(spans(header, 4096)) == ([range(0, 1)] if shape == () else [])
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(values=some.integers(0, 20_000), chunk_bytes=some.integers(1028, 9000))
+def test_parts_that_are_encoded_on_their_own_make_up_the_whole(
+    codec: CodecName, values: int, chunk_bytes: int
+) -> None:
+    whole = torch.arange(float(values)) / 64
+    header = describe(whole, codec)
+    arrived = torch.zeros_like(whole)
+    buffer = bytearray(chunk_bytes)
+    end = 0
+    for span in spans(header, chunk_bytes):
+        assert span.start == end
+        end = span.stop
+        size = encode_into(whole[span.start : span.stop], codec, buffer, name="part")
+        assert size == encoded_bytes(header, len(span)) <= chunk_bytes
+        with memoryview(buffer)[:size] as part:
+            accumulate(arrived[span.start : span.stop], codec, part)
+    assert end == values
+    at_once = decode(header, encode(whole, codec, name="whole"), limit_bytes=1 << 20)
+    assert torch.equal(arrived, at_once)
+
+
+def test_the_memory_of_a_tensor_is_sent_and_received_without_a_copy() -> None:
+    values = torch.arange(6.0, dtype=torch.bfloat16).reshape(2, 3)
+    view = raw_bytes(values)
+    assert view.nbytes == 12
+    view[:2] = bytes(torch.tensor([9.0], dtype=torch.bfloat16).view(torch.uint8).tolist())
+    assert values[0, 0] == 9.0
+    assert len(raw_bytes(torch.empty(0))) == 0
+    with pytest.raises(ProtocolMisuse):
+        raw_bytes(values.t())
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        TensorHeader((1 << 40, 1 << 40), "float32"),
+        TensorHeader((1 << 40,) * 16, "float64"),
+        TensorHeader((300_000,), "float32", "blockwise-int8"),
+        TensorHeader((2, 131_073), "float32", "float16"),
+    ],
+)
+def test_a_header_that_asks_for_too_much_is_refused_before_memory_is_taken(
+    header: TensorHeader,
+) -> None:
+    tracemalloc.start()
+    with pytest.raises(LimitExceeded):
+        decode(header, b"", limit_bytes=1 << 20)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_a_codec_that_does_not_suit_the_dtype_is_refused_on_both_sides() -> None:
+    with pytest.raises(MalformedMessage):
+        check(TensorHeader((1,), "int64", "float16"), limit_bytes=100)
+    with pytest.raises(ProtocolMisuse):
+        describe(torch.ones(3, dtype=torch.int64), "blockwise-int8")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_buffer_of_another_size_than_announced_is_refused(codec: CodecName) -> None:
+    values = torch.ones(1500)
+    encoded = encode(values, codec, name="values")
+    for wrong in (encoded[:-1], encoded + b"\x00", b""):
+        with pytest.raises(MalformedMessage):
+            decode(describe(values, codec), wrong, limit_bytes=1 << 20)
+        with pytest.raises(MalformedMessage):
+            accumulate(values, codec, wrong)
+
+
+@given(
+    fields=some.recursive(
+        some.none() | some.integers(-5, 1 << 63) | some.text(max_size=8) | some.booleans(),
+        lambda inner: some.lists(inner, max_size=20),
+        max_leaves=30,
+    )
+)
+def test_hostile_headers_give_a_tensor_within_the_limit_or_one_of_two_errors(fields: Any) -> None:
+    try:
+        header = decode_message(TensorHeader, encode_message(fields))
+        check(header, limit_bytes=10_000)
+    except RemoteMisbehaviour:
+        return
+    assert header.decoded_bytes <= 10_000
+
+
+@given(
+    header=some.builds(
+        TensorHeader,
+        some.lists(some.integers(0, 2000), max_size=2).map(tuple),
+        some.sampled_from(["float32", "float64", "float16", "bfloat16", "bool", "int64"]),
+        some.sampled_from(CODECS),
+    ),
+    encoded=some.binary(max_size=3000),
+    right_size=some.booleans(),
+)
+def test_hostile_bytes_decode_to_finite_values_or_raise_one_of_two_errors(
+    header: TensorHeader, encoded: bytes, right_size: bool
+) -> None:
+    try:
+        check(header, limit_bytes=10_000)
+        if right_size:
+            needed = encoded_bytes(header, header.values)
+            encoded = (encoded * (needed // max(1, len(encoded)) + 1))[:needed]
+        arrived = decode(header, encoded, limit_bytes=10_000)
+    except RemoteMisbehaviour:
+        return
+    assert bool(torch.isfinite(arrived).all())
