@@ -192,6 +192,9 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
             await handler(stream)
             await stream.aclose()
             return
+        if protocol not in self.swarm.library_handlers:
+            muxed_stream.reset_now()  # it was served when they asked, and no longer is
+            return
         library_handler = self.swarm.library_handler_of(protocol)
         net_stream = await self._add_stream(muxed_stream)
         net_stream.set_protocol(protocol)
