@@ -110,7 +110,7 @@ async def pour_until_stuck(
 ) -> int:
     """Send to a reader that stops; how many chunks left us before nothing moved any more."""
     sent = 0
-    opening = PourOpening(stop_after_chunks=1)
+    opening = PourOpening(stop_after_chunks=chunks // 4)  # by then windows have grown
     async with rpc.open_bulk(peer, POUR, opening, timeout=OPEN_SECONDS) as out:
         with trio.CancelScope() as patience:
             for number in range(chunks):

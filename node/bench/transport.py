@@ -52,7 +52,7 @@ class Effort:
     @staticmethod
     def quick(repeats: int = 1) -> Effort:
         """Enough to see that it works and roughly where it stands."""
-        return Effort(repeats, 0.5, 128, 16, 40, 2)
+        return Effort(repeats, 0.5, 128, 16, 60, 2)
 
 
 Talk = Callable[[str], None]
