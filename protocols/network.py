@@ -196,8 +196,8 @@ class Network(ABC):
         """Open a stream, connecting first if need be.
 
         Unreachable when there is no way to the peer; ProtocolNotServed when the peer does not
-        serve that protocol; Unreachable also when the link dies meanwhile or the peer has as many
-        streams as it allows. No deadline of its own beyond the dial's: callers use
+        serve that protocol; Unreachable also when the link dies meanwhile, or the peer resets the
+        stream at once (it has as many as it allows). No deadline of its own beyond the dial's: callers use
         `trio.fail_after`. Cancelling leaves no stream behind.
         """
 

@@ -18,6 +18,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from node.libp2p_network import Libp2pSettings, open_libp2p_network
 from node.simulated_network import SimulatedNetwork, SimulatedWorld
 from node.simulation.determinism import deterministic_scheduling
 from protocols.identity import Identity
@@ -28,13 +29,6 @@ PROTOCOL: Final = "/potluck/contract/1.0.0"
 # A test that hangs is a failure; loopback needs milliseconds, two busy cores a few seconds.
 REAL_SECONDS: Final = 30.0
 VIRTUAL_SECONDS: Final = 3600.0
-
-try:
-    from node.libp2p_network import Libp2pSettings, open_libp2p_network
-except ImportError:
-    LIBP2P_IS_THERE = False
-else:
-    LIBP2P_IS_THERE = True
 
 
 class Neighbourhood(ABC):
@@ -177,16 +171,7 @@ def on_both(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     kind = inspect.Parameter("kind", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     del run.__wrapped__  # type: ignore[attr-defined]  # pytest would look through it
     run.__signature__ = inspect.Signature([kind, *parameters[1:]])  # type: ignore[attr-defined]
-    return pytest.mark.parametrize(
-        "kind",
-        [
-            "simulated",
-            pytest.param(
-                "libp2p",
-                marks=pytest.mark.skipif(not LIBP2P_IS_THERE, reason="no node.libp2p_network"),
-            ),
-        ],
-    )(run)
+    return pytest.mark.parametrize("kind", ["simulated", "libp2p"])(run)
 
 
 async def read_to_end(stream: Stream) -> bytes:
