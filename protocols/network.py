@@ -197,8 +197,8 @@ class Network(ABC):
 
         Unreachable when there is no way to the peer; ProtocolNotServed when the peer does not
         serve that protocol; Unreachable also when the link dies meanwhile, or the peer resets the
-        stream at once (it has as many as it allows). No deadline of its own beyond the dial's: callers use
-        `trio.fail_after`. Cancelling leaves no stream behind.
+        stream at once (it has as many as it allows). No deadline of its own beyond the dial's:
+        callers use `trio.fail_after`. Cancelling leaves no stream behind.
         """
 
     @abstractmethod
