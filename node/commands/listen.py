@@ -1,11 +1,6 @@
 """`potluck listen`: a bare node in the foreground, for trying things out. Ctrl-C ends it.
 
-It answers pings, and tells of every link that comes, changes or goes. The lines are rendered from
-the network's own typed events.
-
-Easy to get wrong: whoever reads our output may stop reading (a paused terminal, a full pipe). A
-plain `print` would then stop the node with it. Lines therefore go through a bounded queue to a
-thread, and are counted and dropped when it is full.
+What happens while it runs is in listening.py; here are its flags.
 """
 
 from __future__ import annotations
@@ -50,6 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     from node.commands.exit_codes import DONE
     from node.commands.interruption import run_until_signal
     from node.commands.listening import listen
+    from node.commands.logs import log_to_stderr
 
     output = Output.of(arguments)
+    log_to_stderr(debug=output.debug)
     return run_until_signal(lambda: listen(configuration, output), terminated=DONE)

@@ -46,8 +46,11 @@ class Output:
 
     def data(self, value: Mapping[str, Any], text: str) -> None:
         """One result: the mapping for a program, the text for a person. Both on stdout."""
-        line = json.dumps(value) if self.json else printable(text)
-        print(line, file=sys.stdout, flush=True)
+        print(self.line(value, text), file=sys.stdout, flush=True)
+
+    def line(self, value: Mapping[str, Any], text: str) -> str:
+        """One result as it is printed, without the end of the line."""
+        return json.dumps(value) if self.json else printable(text)
 
     def say(self, text: str) -> None:
         """Something for a person, beside the result. On stderr."""

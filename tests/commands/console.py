@@ -56,15 +56,17 @@ def objects(text: str) -> list[dict[str, Any]]:
 class RunningCommand:
     """A command that goes on until it is told to stop."""
 
-    def __init__(self, words: tuple[str, ...], home: Path, variables: dict[str, str]) -> None:
+    def __init__(
+        self, words: tuple[str, ...], home: Path, variables: dict[str, str], stdout: int
+    ) -> None:
         self.process = subprocess.Popen(
             [*COMMAND, *words],
             env=environment(home, **variables),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
-            text=True,
         )
+        self._held = b""
 
     @property
     def pid(self) -> int:
@@ -73,10 +75,14 @@ class RunningCommand:
     def next_line(self) -> str:
         """The next line of its stdout; fails if none comes, or it has ended."""
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE_SECONDS)
-        line = self.process.stdout.readline() if ready else ""
-        assert line, f"no line came; it said on stderr: {self._said()}"
-        return line.rstrip("\n")
+        descriptor = self.process.stdout.fileno()
+        while b"\n" not in self._held:
+            ready, _, _ = select.select([descriptor], [], [], PATIENCE_SECONDS)
+            some = os.read(descriptor, 65_536) if ready else b""
+            assert some, f"no line came; it said on stderr: {self._said()}"
+            self._held += some
+        line, _, self._held = self._held.partition(b"\n")
+        return line.decode()
 
     def next_object(self) -> dict[str, Any]:
         value: dict[str, Any] = json.loads(self.next_line())
@@ -95,17 +101,19 @@ class RunningCommand:
         started = time.monotonic()
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=PATIENCE_SECONDS)
-        return self.process.returncode, time.monotonic() - started, errors
+        return self.process.returncode, time.monotonic() - started, errors.decode()
 
     def _said(self) -> str:
         self.process.kill()
-        return self.process.communicate()[1]
+        return self.process.communicate()[1].decode()
 
 
 @contextlib.contextmanager
-def running(*words: str, home: Path, **variables: str) -> Iterator[RunningCommand]:
+def running(
+    *words: str, home: Path, stdout: int = subprocess.PIPE, **variables: str
+) -> Iterator[RunningCommand]:
     """A command that runs inside the block, and not after it."""
-    command = RunningCommand(words, home, variables)
+    command = RunningCommand(words, home, variables, stdout)
     try:
         yield command
     finally:

@@ -102,16 +102,24 @@ async def test_a_command_is_added_once(server: ControlServer) -> None:
 
 
 async def test_only_its_owner_can_open_it(server: ControlServer) -> None:
-    assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(server.path.parent.stat().st_mode) == 0o700
+    assert mode_of(server.path) == 0o600
+    assert mode_of(server.path.parent) == 0o700
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def loosen(path: Path) -> None:
+    """Let everybody come as far as the socket, so that only the check of the user is left."""
+    for folder in path.parents[:4]:
+        folder.chmod(0o755)
+    path.chmod(0o666)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 async def test_another_user_is_refused_even_with_the_socket_open(server: ControlServer) -> None:
-    """The modes are loosened by hand here, so that only the check of the user is left."""
-    for folder in (server.path.parent, *server.path.parents[1:4]):
-        folder.chmod(0o755)
-    server.path.chmod(0o666)
+    loosen(server.path)
     with trio.fail_after(PATIENCE_SECONDS):
         process = await trio.run_process(
             [
@@ -145,7 +153,6 @@ async def test_a_socket_that_a_killed_node_left_is_replaced(tmp_path: Path) -> N
     path = tmp_path / "control.sock"
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
-    tmp_path.chmod(0o700)
     assert not a_node_answers(path)
     async with trio.open_nursery() as nursery:
         await nursery.start(ControlServer(path).serve)
@@ -161,7 +168,7 @@ async def test_a_path_of_any_length_works_and_leaves_nothing(length: int, tmp_pa
     async with trio.open_nursery() as nursery:
         await nursery.start(server.serve)
         assert await asked(path, "echo") == [{}]
-        assert stat.S_IMODE(bindable(path).parent.stat().st_mode) == 0o700
+        assert mode_of(bindable(path).parent) == 0o700
         nursery.cancel_scope.cancel()
     assert not bindable(path).exists()
     assert bindable(path) == path or not bindable(path).parent.exists()

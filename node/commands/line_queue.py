@@ -1,0 +1,104 @@
+"""Lines of a running node, printed without ever making the node wait.
+
+Whoever reads our output may stop reading: a paused terminal, a full pipe. A plain `print` would
+then stop the node with it, and so would the log. Lines go through a bounded queue to a thread
+instead; while the queue is full they are counted and dropped.
+
+Easy to get wrong: a thread that waits inside `print` holds the lock of Python's buffer, and then
+not even the end of the process gets past it. The thread writes to the descriptor itself.
+
+And: log records also come from other threads, where trio's channels must not be
+touched; they are handed over to the loop first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import trio
+
+from node.commands.logs import HumanFormatter
+from node.commands.output import Output, printable
+
+# A reader that pauses misses nothing for this many lines; one that never comes back costs 1 MB.
+LINES_IN_QUEUE = 1_000
+
+STDOUT, STDERR = 1, 2
+
+
+class LineQueue:
+    """Prints what it is given, in order. `run` has to run for anything to appear."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._dropped = 0
+        self._send, self._receive = trio.open_memory_channel[tuple[int, str]](LINES_IN_QUEUE)
+
+    def data(self, value: Mapping[str, Any], text: str) -> None:
+        """One event, for a program or a person, on stdout. Never waits."""
+        if self._dropped and self._send.statistics().current_buffer_used < LINES_IN_QUEUE:
+            value = {**value, "dropped_before": self._dropped}
+            text = f"{text} ({self._dropped} lines before this were dropped: nobody read them)"
+            self._dropped = 0
+        self._put(STDOUT, self._output.line(value, text))
+
+    def say(self, text: str) -> None:
+        """Something for a person, on stderr. Never waits."""
+        self._put(STDERR, printable(text))
+
+    async def run(self) -> None:
+        """Print until cancelled. BrokenPipeError when the reader has gone."""
+        async for descriptor, line in self._receive:
+            # Abandoned on cancellation: it may be waiting for a reader that never reads again.
+            await trio.to_thread.run_sync(
+                _write,
+                descriptor,
+                line,
+                abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
+            )
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        """While this is entered, the log is printed through this queue."""
+        root = logging.getLogger()
+        handler = _QueueHandler(self.say)
+        before = list(root.handlers)
+        root.handlers[:] = [handler]
+        try:
+            yield
+        finally:
+            root.handlers[:] = before
+
+    def _put(self, descriptor: int, line: str) -> None:
+        try:
+            self._send.send_nowait((descriptor, line))
+        except trio.WouldBlock:
+            self._dropped += 1
+
+
+def _write(descriptor: int, line: str) -> None:
+    encoding = (sys.stdout if descriptor == STDOUT else sys.stderr).encoding or "utf-8"
+    left = memoryview(f"{line}\n".encode(encoding, "replace"))
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+class _QueueHandler(logging.Handler):
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+        self._token = trio.lowlevel.current_trio_token()
+        self.setFormatter(HumanFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._token.run_sync_soon(self._say, self.format(record))
+        except trio.RunFinishedError:
+            pass  # the node has ended; there is nobody to tell
+        except Exception:  # noqa: BLE001 - logging's own rule: an error in a log line ends nothing
+            self.handleError(record)
