@@ -9,13 +9,16 @@ stock behaviour and so tells us when a newer version no longer needs the piece.
 |---|---|
 | `quiet_import` | the library configures logging when imported: it must not |
 | `settings` | every limit and time of the real network |
-| `addresses`, `interfaces`, `address_book` | where peers are, where we are, what is remembered |
+| `addresses`, `address_book` | where peers are, and what of it is remembered |
+| `interfaces`, `own_addresses` | where we are |
 | `dialling`, `dial_failure` | try all addresses side by side; say why each failed |
 | `listening`, `inbound_limit` | accept, count the living, drop those who do not shake hands |
 | `swarm`, `connection` | the library's swarm, with guarded entries and no auto-connector |
-| `negotiation` | multistream-select in one round trip, bounded and unable to raise |
+| `negotiation`, `selection` | multistream-select in one round trip, bounded |
+| `upgrading`, `host` | Noise alone, Yamux alone; the library's host built from its parts |
+| `shared_dials`, `surplus_links` | one dial and one link per peer |
 | `stream` | the contract's stream over a muxed stream |
-| `identify` | tell and learn agent, addresses and protocols, bounded |
+| `identify`, `introductions` | tell and learn agent, addresses and protocols, bounded |
 | `link_table` | which connection is the link to a peer, and events when that changes |
 
 Easy to get wrong: `node.libp2p` is this package, `libp2p` is the library; imports here are

@@ -23,6 +23,7 @@ from libp2p.peer.peerstore import PeerStore
 from libp2p.transport.upgrader import TransportUpgrader
 
 from node.libp2p.connection import PeerConnection
+from node.libp2p.selection import speed_up
 from node.libp2p.settings import Libp2pSettings
 from node.libp2p.swarm import NodeSwarm
 from node.transport import install_muxer, security_options
@@ -65,6 +66,7 @@ def make_host(
     swarm = NodeSwarm(peer_id, peerstore, upgrader, settings, nursery, dial, on_up, on_down)
     host = NodeHost(swarm)
     install_muxer(host, settings.yamux)
+    speed_up(upgrader)
     return host, swarm
 
 

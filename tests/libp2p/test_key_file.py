@@ -1,4 +1,4 @@
-"""The key file: private, whole, the same for two that race, and refused when it is anything else."""
+"""The key file: private, whole, one for two that race, refused when it is anything else."""
 
 from __future__ import annotations
 
