@@ -45,7 +45,7 @@ from protocols.messages import (
 )
 from protocols.method import Method, encode_within
 from protocols.network import Stream
-from protocols.remote_errors import describe, sole_potluck_error
+from protocols.remote_errors import describe, error_to_tell
 from protocols.rpc_state import RpcState
 from protocols.wire import (
     CANCEL,
@@ -240,7 +240,7 @@ class AnsweringStream:
     def _fail(
         self, exchange: Exchange, call_id: int, method: Method[Any, Any], error: Exception
     ) -> None:
-        if sole_potluck_error(error) is None:
+        if error_to_tell(error) is None:
             log.error("the handler of %s %s failed", self._protocol, method.name, exc_info=error)
         self._push_error(exchange, call_id, describe(error, method.errors))
 

@@ -22,7 +22,7 @@ from protocols.guard import Caller, Exchange, Part
 from protocols.messages import ErrorBody, ErrorHead, OpenHead, encode, message_type
 from protocols.method import BulkMethod
 from protocols.network import Stream
-from protocols.remote_errors import describe, sole_potluck_error
+from protocols.remote_errors import describe, error_to_tell
 from protocols.rpc_state import RpcState
 from protocols.wire import ERROR, OPEN, message_frame, split_payload
 
@@ -78,7 +78,7 @@ async def _serve(
             transfer.when_accepted(lambda: setattr(until_accepted, "deadline", math.inf))
             await served.handler(caller, transfer, opening)
     except Exception as error:
-        known = sole_potluck_error(error)
+        known = error_to_tell(error)
         if known is None:
             log.error("the handler of %s %s failed", bulk.protocol, bulk.name, exc_info=error)
         if not transfer.cut and not isinstance(known, Unreachable):

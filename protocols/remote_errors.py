@@ -1,8 +1,8 @@
 """How an error crosses the wire: a code, and three sentences for people. Never a traceback.
 
 Out: an error of our hierarchy goes as the code of its type and its own words, cut to size. Any
-other exception is a bug of the handler: it goes as `handler-failed`, without a word of what it
-said, for that may hold secrets; the log over there has it.
+other exception, and ProtocolMisuse, is a bug of the handler: it goes as `handler-failed`, without
+a word of what it said, for that may hold secrets; the log over there has it.
 
 In: a known code becomes the same type again; an unknown one (a newer peer) a plain PotluckError.
 The words come from a stranger, so control characters (which could rewrite a terminal) are taken
@@ -41,7 +41,6 @@ CODES: ErrorCodes = {
     "limit-exceeded": LimitExceeded,
     "malformed-message": MalformedMessage,
     "not-served": ProtocolNotServed,
-    "protocol-misuse": ProtocolMisuse,
     "refused": Refused,
     "unreachable": Unreachable,
 }
@@ -58,7 +57,7 @@ _HANDLER_FAILED = ErrorBody(
 
 def describe(error: BaseException, own_codes: ErrorCodes = _NO_ERRORS) -> ErrorBody:
     """What the other side is told of an error."""
-    known = sole_potluck_error(error)
+    known = error_to_tell(error)
     if known is None:
         return _HANDLER_FAILED
     return ErrorBody(
@@ -73,11 +72,13 @@ def revive(body: ErrorBody, own_codes: ErrorCodes = _NO_ERRORS) -> PotluckError:
     return type_(what, why=_printable(body.why), advice=_printable(body.advice))
 
 
-def sole_potluck_error(error: BaseException) -> PotluckError | None:
-    """The error itself, or the only one inside the groups that nurseries wrap around it."""
+def error_to_tell(error: BaseException) -> PotluckError | None:
+    """The error itself, or the only one in the groups that nurseries make; None for a bug."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
-    return error if isinstance(error, PotluckError) else None
+    if isinstance(error, PotluckError) and not isinstance(error, ProtocolMisuse):
+        return error
+    return None
 
 
 def again(error: PotluckError) -> PotluckError:
@@ -97,6 +98,8 @@ def _code_of(error: PotluckError, own_codes: ErrorCodes) -> str:
 
 
 def _cut(text: str) -> str:
+    if not text.isascii():  # a file name may hold halves of characters, which no UTF-8 can
+        text = text.encode(errors="replace").decode()
     return text if len(text) <= LONGEST_ERROR_TEXT else text[: LONGEST_ERROR_TEXT - 1] + "…"
 
 

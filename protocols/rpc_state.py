@@ -149,5 +149,6 @@ class RpcState:
             self.counts,
             requests_in_flight=self.served.total,
             transfers_open=self.transfers.total,
+            served_streams=self.streams.total,
             peers_avoided=len(self.penalties.avoided(trio.current_time())),
         )
