@@ -248,7 +248,7 @@ class SimulatedWorld:
 
     def heal(self, cuts: Iterable[Cut] | None = None) -> None:
         """Take these cuts away, or all; what was held on the way arrives."""
-        gone = self._cuts if cuts is None else list(cuts)
+        gone = tuple(self._cuts if cuts is None else cuts)
         self._cuts = [cut for cut in self._cuts if cut not in gone]
         self.trace.record(self.now(), Kind.HEALED, NOBODY)
         self._look_at_links()

@@ -10,9 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cut:
-    """Nothing gets from `sources` to `targets`; both are sets of node numbers."""
+    """Nothing gets from `sources` to `targets`; both are sets of node numbers.
+
+    Two cuts with the same sets are still two: healing one leaves the other.
+    """
 
     sources: frozenset[int]
     targets: frozenset[int]
