@@ -122,7 +122,9 @@ class ControlServer:
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_when_gone, client, nursery.cancel_scope)
-            await _send(client, await self._handle(ask, client))
+            # here and not only in _meet: what leaves a nursery is wrapped, and passes it by
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await _send(client, await self._handle(ask, client))
             nursery.cancel_scope.cancel()
 
     async def _handle(self, ask: Ask, client: trio.SocketStream) -> Reply:

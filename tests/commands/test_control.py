@@ -249,6 +249,16 @@ async def test_a_request_cut_short_ends_in_silence(server: ControlServer) -> Non
         assert await asked(server.path, "count", {"to": 1}) == [0]
 
 
+async def test_a_client_that_leaves_before_its_answer_harms_nobody(server: ControlServer) -> None:
+    request = b'{"type":"ask","command":"count","arguments":{"to":1}}'
+    with trio.fail_after(PATIENCE_SECONDS):
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(server.path))
+                client.sendall(framed(request))
+        assert await asked(server.path, "count", {"to": 1}) == [0]
+
+
 async def test_more_clients_than_it_serves_are_turned_away(server: ControlServer) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
         clients = [await trio.open_unix_socket(str(server.path)) for _ in range(MOST_CLIENTS + 1)]
