@@ -23,11 +23,28 @@ if TYPE_CHECKING:
 _INVALID_CHOICE = re.compile(r"invalid choice: '?(?P<word>[^']*?)'? \(choose from (?P<known>.*)\)")
 
 
+class _ParagraphFormatter(argparse.HelpFormatter):
+    """Wraps paragraphs to the terminal, and leaves those alone that hold an indented line."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        paragraphs = [
+            paragraph if is_preformatted(paragraph) else fill(paragraph, width, indent)
+            for paragraph in text.split("\n\n")
+        ]
+        return "\n\n".join(paragraphs)
+
+
+def is_preformatted(paragraph: str) -> bool:
+    """Whether the line breaks of a paragraph mean something: it is a list or an example."""
+    return any(line.startswith("  ") for line in paragraph.splitlines())
+
+
 class CommandParser(argparse.ArgumentParser):
     """One command's (or subcommand's) parser. Flags are never abbreviated: scripts would break."""
 
     def __init__(self, *, example: str = "", **options: Any) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("formatter_class", _ParagraphFormatter)
         options.setdefault("allow_abbrev", False)
         options.setdefault("conflict_handler", "resolve")
         if example:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from node.commands.catalogue import build_parser, flags_of_all
 from node.commands.exit_codes import MEANINGS
-from node.commands.parser import CommandParser
+from node.commands.parser import CommandParser, is_preformatted
 from node.settings import SETTINGS, plain
 
 PAGE = Path("docs/cli.md")
@@ -67,7 +67,10 @@ def reference() -> str:
 
 
 def _command(parser: CommandParser, heading: str) -> Iterator[str]:
-    yield from ("", f"{heading} {parser.prog}", "", parser.description or "", "")
+    yield from ("", f"{heading} {parser.prog}", "")
+    for paragraph in (parser.description or "").split("\n\n"):
+        fence = ["```"] if is_preformatted(paragraph) else []
+        yield from (*fence, paragraph, *fence, "")
     positionals = [a for a in parser._actions if not a.option_strings and _is_plain(a)]
     if positionals:
         yield from ("| argument | |", "|---|---|")
