@@ -1,0 +1,153 @@
+"""Runs what the documents tell people to type.
+
+In README.md and docs/*.md every fenced block marked `sh` is run, top to bottom, line by line, as
+one person would in one sitting: with a home of its own, and with what runs until Ctrl-C (a
+listening node, a watch) left running in the background until the document ends. ADDRESS stands
+for what the listening node printed. Blocks with another mark, or none, are not run.
+
+`./scripts/potluck` runs from this checkout, in the environment of the tests; `./scripts/test` is
+what runs us, and is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+COMMAND_SECONDS = 60.0
+START_SECONDS = 30.0
+END_SECONDS = 10.0
+
+_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
+
+
+class DocumentedCommandFailed(AssertionError):
+    """A command that a document tells people to type does not work as it says."""
+
+
+def commands_in(text: str) -> list[str]:
+    """Every command line in the `sh` blocks of a document, without comments."""
+    lines = [line for block in _BLOCK.findall(text) for line in block.splitlines()]
+    return [line for line in lines if shlex.split(line, comments=True)]
+
+
+def runs_until_stopped(words: list[str]) -> bool:
+    return "listen" in words[1:2] or "--watch" in words
+
+
+@dataclass
+class Sitting:
+    """One person following one document. Leaving it stops what still runs."""
+
+    home: Path
+    address: str | None = None
+    _running: list[tuple[str, subprocess.Popen[str]]] = field(default_factory=list)
+    _readers: list[threading.Thread] = field(default_factory=list)
+    _heard: list[str] = field(default_factory=list)  # what the background printed
+
+    def __enter__(self) -> Sitting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        failures = [self._stop(line, process) for line, process in reversed(self._running)]
+        for reader in self._readers:
+            reader.join(END_SECONDS)
+        failed = [failure for failure in failures if failure]
+        if failed:
+            raise DocumentedCommandFailed("\n".join([*failed, *self._heard]))
+
+    def type(self, line: str) -> None:
+        words = shlex.split(line, comments=True)
+        if words[0] == "./scripts/test":
+            return
+        if words[0] not in ("./scripts/potluck", "potluck"):
+            raise DocumentedCommandFailed(f"the tests do not know how to run: {line}")
+        if "ADDRESS" in words:
+            if self.address is None:
+                raise DocumentedCommandFailed(f"nothing listens when this is typed: {line}")
+            words = [self.address if word == "ADDRESS" else word for word in words]
+        command = [sys.executable, "-m", "node", *words[1:]]
+        if runs_until_stopped(words):
+            self._start(line, command)
+        else:
+            self._run(line, command, expect_json="--json" in words)
+
+    def _run(self, line: str, command: list[str], *, expect_json: bool) -> None:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise DocumentedCommandFailed(
+                f"exit code {done.returncode}: {line}\n{done.stderr}{done.stdout}"
+            )
+        if expect_json:
+            for printed in done.stdout.splitlines():
+                json.loads(printed)
+
+    def _start(self, line: str, command: list[str]) -> None:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        self._running.append((line, process))
+        spoke = threading.Event()
+
+        def read() -> None:
+            assert process.stdout is not None
+            with process.stdout as printed:
+                for text in printed:
+                    self._heard.append(text.rstrip())
+                    found = _ADDRESS.search(text)
+                    if found and self.address is None:
+                        self.address = found.group()
+                    if found or "listen" not in command:
+                        spoke.set()
+            spoke.set()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        self._readers.append(reader)
+        if not spoke.wait(START_SECONDS) or process.poll() is not None:
+            raise DocumentedCommandFailed(f"it does not keep running: {line}")
+
+    def _stop(self, line: str, process: subprocess.Popen[str]) -> str | None:
+        """Press Ctrl-C. What is wrong with how it ended, if anything."""
+        process.send_signal(signal.SIGINT)
+        try:
+            code = process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return f"Ctrl-C does not end it: {line}"
+        return None if code in (0, 130) else f"exit code {code} after Ctrl-C: {line}"
+
+    def _environment(self) -> dict[str, str]:
+        ours = {name: value for name, value in os.environ.items() if "POTLUCK" not in name}
+        return {
+            **ours,
+            "POTLUCK_HOME": str(self.home),
+            "POTLUCK_NETWORK_LISTEN": "/ip4/127.0.0.1/tcp/0",
+        }

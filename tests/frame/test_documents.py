@@ -1,0 +1,72 @@
+"""What the documents tell people to type works, and what they point at is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.frame.documented import (
+    ROOT,
+    DocumentedCommandFailed,
+    Sitting,
+    commands_in,
+    runs_until_stopped,
+)
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_in_a_document_works(document: Path, tmp_path: Path) -> None:
+    with Sitting(tmp_path / "home") as sitting:
+        for line in commands_in(document.read_text(encoding="utf-8")):
+            sitting.type(line)
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    commands = commands_in((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert commands[0].startswith("./scripts/potluck ")
+    assert commands[1].startswith("./scripts/test")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text(encoding="utf-8"))
+    missing = [
+        link
+        for link in links
+        if "://" not in link and not (document.parent / link).resolve().exists()
+    ]
+    assert not missing
+
+
+def test_only_blocks_marked_sh_are_commands() -> None:
+    text = (
+        "```sh\n./scripts/potluck id   # who\n\n# a remark\n```\n"
+        "```text\nnot this\n```\n```\nnor this\n```\n```sh\npotluck listen\n```\n"
+    )
+    assert commands_in(text) == ["./scripts/potluck id   # who", "potluck listen"]
+
+
+def test_a_listening_node_and_a_watch_run_until_they_are_stopped() -> None:
+    assert runs_until_stopped(["potluck", "listen"])
+    assert runs_until_stopped(["potluck", "status", "--watch"])
+    assert not runs_until_stopped(["potluck", "ping", "ADDRESS"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        "potluck pong",
+        "potluck ping ADDRESS",
+        "rm -r everything",
+        "potluck listen --listen nonsense",
+    ],
+)
+def test_a_command_that_does_not_work_is_found(line: str, tmp_path: Path) -> None:
+    with pytest.raises(DocumentedCommandFailed), Sitting(tmp_path / "home") as sitting:
+        sitting.type(line)
