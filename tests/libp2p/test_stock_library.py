@@ -1,0 +1,194 @@
+"""What py-libp2p does when it is left alone: each test here is a reason for a piece of ours.
+
+When one of these fails, a newer version has mended that fault, and the piece that its docstring
+names can be looked at again (negotiation, logging and identify have theirs beside our own tests).
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.host.basic_host import BasicHost
+from libp2p.network.config import ConnectionConfig
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.stream.exceptions import StreamEOF
+from libp2p.peer.peerinfo import PeerInfo
+from multiaddr import Multiaddr
+
+from tests.libp2p.nodes import closed_port
+from tests.waiting import until
+
+ANY_PORT = Multiaddr("/ip4/127.0.0.1/tcp/0")
+ECHO = "/potluck/echo/1.0.0"
+
+# The library leaves sockets to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _collect_what_the_library_leaves() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+@asynccontextmanager
+async def host(**options: Any) -> AsyncIterator[BasicHost]:
+    made = new_host(key_pair=create_new_key_pair(), **options)
+    async with made.run([ANY_PORT]):
+        yield made
+
+
+def whereabouts(of: BasicHost) -> PeerInfo:
+    return PeerInfo(of.get_id(), of.get_transport_addrs())
+
+
+async def test_the_inbound_limit_counts_the_dead() -> None:
+    """inbound_limit: after as many connections in all as the limit, nobody gets in."""
+    limit = 3
+    config = ConnectionConfig(
+        max_connections=limit, min_connections=0, low_watermark=0, high_watermark=limit
+    )
+    async with host(connection_config=config) as popular:
+        for _ in range(limit):
+            async with host() as visitor:
+                await visitor.connect(whereabouts(popular))
+                await visitor.disconnect(popular.get_id())
+                await until(lambda: not popular.get_connected_peers(), within_seconds=5)
+        async with host() as one_more:
+            with pytest.raises(SwarmException):
+                await one_more.connect(whereabouts(popular))
+
+
+async def test_a_handler_that_raises_ends_the_host() -> None:
+    """connection: the guarded answer to a stream."""
+
+    async def raise_an_error(_: Any) -> None:
+        raise RuntimeError("a fault in one protocol")
+
+    async def call() -> None:
+        async with host() as victim, host() as caller:
+            victim.set_stream_handler(ECHO, raise_an_error)
+            await caller.connect(whereabouts(victim))
+            await caller.new_stream(victim.get_id(), [ECHO])
+            await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as ending:
+        await call()
+    assert "a fault in one protocol" in str(_leaves(ending.value))
+
+
+async def test_a_stranger_who_names_a_protocol_in_other_bytes_than_utf8_ends_the_host() -> None:
+    """negotiation: a name is bytes, and is compared as bytes."""
+
+    async def call() -> None:
+        async with host() as victim, host() as stranger:
+            await stranger.connect(whereabouts(victim))
+            stream = await stranger.get_network().new_stream(victim.get_id())
+            await stream.write(b"\x13/multistream/1.0.0\n\x03\xff\xfe\n")
+            await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as ending:
+        await call()
+    assert "UnicodeDecodeError" in str(_leaves(ending.value))
+
+
+async def test_reading_after_the_other_sides_half_close_raises() -> None:
+    """stream: `receive_some` returns b"" there."""
+    async with host() as near, host() as far:
+
+        async def hang_up(stream: Any) -> None:
+            await stream.close()
+
+        far.set_stream_handler(ECHO, hang_up)
+        await near.connect(whereabouts(far))
+        stream = await near.new_stream(far.get_id(), [ECHO])
+        with pytest.raises(StreamEOF):
+            await stream.read(1)
+
+
+async def test_the_default_offers_more_than_noise() -> None:
+    """host: Noise alone."""
+    upgrader = new_host(key_pair=create_new_key_pair()).get_network().upgrader
+    offered = {str(name) for name in upgrader.security_multistream.transports}
+    assert {"/plaintext/2.0.0", "/secio/1.0.0"} & offered
+
+
+async def test_a_default_resource_manager_limits_what_nobody_limited() -> None:
+    """swarm: no resource manager."""
+    swarm: Any = new_host(key_pair=create_new_key_pair()).get_network()
+    assert swarm._resource_manager is not None
+    assert swarm._stream_semaphore is not None
+    assert swarm._resource_manager.limits.max_streams < math.inf
+
+
+async def test_the_auto_connector_dials_whom_nobody_asked_for() -> None:
+    """swarm: never started. (Left alone it begins after ten seconds; here it is told to.)"""
+    async with host() as near, host() as far:
+        near.get_peerstore().add_addrs(far.get_id(), far.get_transport_addrs(), 60)
+        assert not near.get_connected_peers()
+        swarm: Any = near.get_network()
+        await swarm.auto_connector.maybe_connect()
+        await until(lambda: far.get_id() in near.get_connected_peers(), within_seconds=5)
+
+
+async def test_an_ipv6_connection_has_no_remote_address() -> None:
+    """upgrading: TcpStream."""
+    near = new_host(key_pair=create_new_key_pair())
+    far = new_host(key_pair=create_new_key_pair())
+    loopback = Multiaddr("/ip6/::1/tcp/0")
+    async with near.run([loopback]), far.run([loopback]):
+        await near.connect(whereabouts(far))
+        (connection,) = near.get_network().get_connections(far.get_id())
+        assert connection.muxed_conn.get_remote_address() is None
+
+
+async def test_two_hosts_share_a_port_and_take_each_others_callers() -> None:
+    """listening: the port is bound for us alone."""
+    taken = Multiaddr(f"/ip4/127.0.0.1/tcp/{closed_port()}")
+    first = new_host(key_pair=create_new_key_pair())
+    second = new_host(key_pair=create_new_key_pair())
+    async with first.run([taken]), second.run([taken]):
+        assert first.get_transport_addrs() == second.get_transport_addrs() == [taken]
+
+
+async def test_one_dead_address_hides_the_good_one_and_then_the_peer_is_refused() -> None:
+    """dialling: all addresses are tried, and a failure is forgotten."""
+    async with host() as near, host() as far:
+        good = far.get_transport_addrs()[0]
+        dead = Multiaddr(f"/ip4/127.0.0.1/tcp/{closed_port()}")
+        with pytest.raises(SwarmException):
+            await near.connect(PeerInfo(far.get_id(), [dead, good]))
+        near.get_peerstore().clear_addrs(far.get_id())
+        with pytest.raises(SwarmException, match="negative cache"):
+            await near.connect(PeerInfo(far.get_id(), [good]))
+
+
+async def test_connecting_waits_a_quarter_of_a_second_after_it_has_succeeded() -> None:
+    """dialling: a race ends when it is won."""
+    async with host() as near, host() as far:
+        start = trio.current_time()
+        await near.connect(whereabouts(far))
+        assert trio.current_time() - start >= 0.25
+
+
+def _leaves(error: BaseException) -> list[str]:
+    """The errors within nested groups, as text."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in _leaves(each)]
+    return [f"{type(error).__name__}: {error}", *_causes(error)]
+
+
+def _causes(error: BaseException) -> list[str]:
+    cause = error.__cause__ or error.__context__
+    return [] if cause is None else _leaves(cause)
