@@ -1,0 +1,1 @@
+"""The named faults, once more, on real processes and real sockets of this machine."""

@@ -1,0 +1,144 @@
+"""Child processes that tests start, watch, stop and kill, and that cannot outlive them.
+
+`running_peer` starts a peer of tests/processes/peer.py; `started` starts anything. What a process
+holds (memory, file descriptors) is read from /proc, from outside: it does not depend on what the
+process believes.
+
+Easy to get wrong: a test that is killed runs no clean-up of its own. So each child asks the
+kernel to be killed when its parent dies (where that exists), besides watching its standard input.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from protocols.identity import Identity, PeerId
+
+_SET_PARENT_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of prctl(2)
+_C_LIBRARY: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+# Importing the library takes most of a second, and a test machine may be running much else
+START_SECONDS: Final = 30.0
+
+
+def die_with_parent() -> None:
+    """Run in the child between fork and exec: its parent's death becomes its own."""
+    if _C_LIBRARY is not None:
+        _C_LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+@dataclass
+class Child:
+    """A process that a test started, with its standard input and output as pipes."""
+
+    process: trio.Process
+    errors_file: Path | None = None
+    _held: bytearray = field(default_factory=bytearray)
+
+    @property
+    def process_id(self) -> int:
+        return self.process.pid
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def memory_bytes(self) -> int:
+        """What the kernel counts as resident for it."""
+        for line in Path(f"/proc/{self.process_id}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError("the process is gone")
+
+    def file_descriptor_count(self) -> int:
+        return len(os.listdir(f"/proc/{self.process_id}/fd"))
+
+    async def read_line(self) -> bytes:
+        """The next line of its standard output; b"" when it has closed that."""
+        assert self.process.stdout is not None
+        while b"\n" not in self._held:
+            more = await self.process.stdout.receive_some(65_536)
+            if not more:
+                return b""
+            self._held += more
+        line, _, rest = bytes(self._held).partition(b"\n")
+        self._held[:] = rest
+        return line
+
+    async def read_rest(self) -> bytes:
+        """All that it still prints, until it closes its standard output."""
+        assert self.process.stdout is not None
+        async for more in self.process.stdout:
+            self._held += more
+        rest = bytes(self._held)
+        self._held.clear()
+        return rest
+
+
+@asynccontextmanager
+async def started(
+    arguments: Sequence[str | Path],
+    environment: Mapping[str, str] | None = None,
+    *,
+    errors_to: int | None = None,
+) -> AsyncIterator[Child]:
+    """Run a command as a child that is killed, if it still runs, when the block is left."""
+    process = await trio.lowlevel.open_process(
+        [str(argument) for argument in arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors_to,
+        env={**os.environ, **(environment or {})},
+        preexec_fn=die_with_parent,
+    )
+    try:
+        yield Child(process)
+    finally:
+        with trio.CancelScope(shield=True):
+            if process.poll() is None:
+                process.kill()  # reaches a stopped process as well
+            await process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    await pipe.aclose()
+
+
+@dataclass
+class PeerProcess(Child):
+    """A peer of tests/processes/peer.py in a process of its own."""
+
+    peer: PeerId = field(kw_only=True)
+    addresses: tuple[str, ...] = field(kw_only=True)
+
+    @property
+    def port(self) -> int:
+        """Where it listens: every peer here has one TCP address on loopback."""
+        return int(self.addresses[0].split("/tcp/")[1].split("/")[0])
+
+
+@asynccontextmanager
+async def running_peer(
+    *flags: str, identity: Identity | None = None, port: int = 0
+) -> AsyncIterator[PeerProcess]:
+    """A peer that serves the methods of tests/processes/methods.py on loopback."""
+    identity = identity or Identity.generate()
+    command = [sys.executable, "-m", "tests.processes.peer", "--port", str(port), *flags]
+    async with started(command, {"POTLUCK_TEST_SEED": identity.seed.hex()}) as child:
+        with trio.fail_after(START_SECONDS):
+            line = await child.read_line()
+        if not line:
+            raise RuntimeError("the peer ended before it listened; its error is printed above")
+        told = json.loads(line)
+        assert told["peer"] == identity.peer_id
+        yield PeerProcess(child.process, peer=identity.peer_id, addresses=tuple(told["addresses"]))

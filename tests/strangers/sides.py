@@ -1,0 +1,119 @@
+"""The two sides of a link between our node and a stranger, under one set of words.
+
+So a test says "whoever opens" once, and runs with us and with the stranger in that place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import trio
+from trio.abc import HalfCloseableStream
+
+from node.libp2p.settings import Libp2pSettings
+from node.libp2p_network import open_libp2p_network
+from node.transport import YamuxSettings
+from protocols.identity import Identity, PeerId
+from protocols.network import Network, Stream
+from tests.strangers.stranger import Stranger, reset_socket
+
+Who = Literal["we", "they"]
+Handler = Callable[[HalfCloseableStream], Awaitable[None]]
+
+
+class Side(ABC):
+    """One end of the link."""
+
+    @abstractmethod
+    async def open(self, protocol: str) -> HalfCloseableStream:
+        """Open a stream to the other side."""
+
+    @abstractmethod
+    def serving(self, protocol: str, handler: Handler) -> AbstractAsyncContextManager[None]:
+        """Answer the other side's streams until the block is left."""
+
+    @abstractmethod
+    def reset(self, stream: HalfCloseableStream) -> None:
+        """Reset a stream that this side opened or serves."""
+
+
+@dataclass
+class OurSide(Side):
+    network: Network
+    other: PeerId
+
+    async def open(self, protocol: str) -> HalfCloseableStream:
+        return await self.network.open(self.other, protocol)
+
+    @asynccontextmanager
+    async def serving(self, protocol: str, handler: Handler) -> AsyncIterator[None]:
+        self.network.serve(protocol, handler)
+        try:
+            yield
+        finally:
+            self.network.stop_serving(protocol)
+
+    def reset(self, stream: HalfCloseableStream) -> None:
+        assert isinstance(stream, Stream)
+        stream.reset()
+
+
+@dataclass
+class TheirSide(Side):
+    stranger: Stranger
+    other: PeerId
+
+    async def open(self, protocol: str) -> HalfCloseableStream:
+        return await self.stranger.open(self.other, protocol)
+
+    def serving(self, protocol: str, handler: Handler) -> AbstractAsyncContextManager[None]:
+        return self.stranger.serving(protocol, handler)
+
+    def reset(self, stream: HalfCloseableStream) -> None:
+        assert isinstance(stream, trio.SocketStream)
+        reset_socket(stream)
+
+
+@dataclass
+class Link:
+    """A live connection, and both of its sides."""
+
+    network: Network
+    stranger: Stranger
+    ours: OurSide
+    theirs: TheirSide
+
+    def sides(self, opener: Who) -> tuple[Side, Side]:
+        """The side that opens streams in this test, and the side that serves them."""
+        return (self.ours, self.theirs) if opener == "we" else (self.theirs, self.ours)
+
+
+@asynccontextmanager
+async def our_node(yamux: YamuxSettings | None = None) -> AsyncIterator[Network]:
+    """A node of ours on loopback, with a new identity."""
+    settings = Libp2pSettings(
+        listen_addresses=("/ip4/127.0.0.1/tcp/0",),
+        yamux=yamux if yamux is not None else YamuxSettings(),
+    )
+    async with open_libp2p_network(Identity.generate(), settings) as network:
+        yield network
+
+
+@asynccontextmanager
+async def linked(
+    stranger: Stranger, dialler: Who, yamux: YamuxSettings | None = None
+) -> AsyncIterator[Link]:
+    """Our node and the stranger, connected by whoever is to dial."""
+    them = PeerId(stranger.peer)
+    async with our_node(yamux) as network:
+        if dialler == "we":
+            network.learn_addresses(them, [stranger.address])
+            await network.connect(them)
+        else:
+            await stranger.connect(network.addresses()[0])
+        yield Link(network, stranger, OurSide(network, them), TheirSide(stranger, network.peer_id))
+        await stranger.disconnect(network.peer_id)
