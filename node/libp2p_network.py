@@ -267,7 +267,8 @@ class Libp2pNetwork(Network):
         muxed = None
         try:
             muxed = await connection.open_muxed()
-            served = await negotiation.propose(muxed, protocol.encode())
+            with muxed.negotiating():
+                served = await negotiation.propose(muxed, protocol.encode())
         except BaseException as error:
             if muxed is not None:
                 muxed.reset_now()

@@ -70,6 +70,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
         self._send_finished = False
         self._peer_finished = False
         self._receive_stopped = False
+        self._is_negotiating = False
         self._receiver_waits: trio.Event | None = None
         self._sender_waits: trio.Event | None = None
         self._is_receiving = False
@@ -135,6 +136,21 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
                 await self._sender_waits.wait()
             finally:
                 self._is_sending = False
+
+    @contextmanager
+    def negotiating(self) -> Iterator[None]:
+        """Within this, what has arrived outlives a reset that comes behind it.
+
+        An answering side may agree to a protocol and then reset the stream at once; both may be
+        here before we read, and the agreement must not be lost with the rest.
+        """
+        self._is_negotiating = True
+        try:
+            yield
+        finally:
+            self._is_negotiating = False
+            if self._ending is Ending.RESET_BY_PEER and not self._peer_finished:
+                self._connection.unread_bytes -= self._unread.clear()
 
     async def aclose(self) -> None:
         """End sending politely, receive no more, and forget the stream. Never waits."""
@@ -393,7 +409,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
         self._ending = ending
         if ending is Ending.RESET_BY_US:
             self._stop_receiving()
-        elif ending is Ending.RESET_BY_PEER and not self._peer_finished:
+        elif ending is Ending.RESET_BY_PEER and not (self._peer_finished or self._is_negotiating):
             # Everything had arrived if the peer had finished; then it may still be read.
             self._connection.unread_bytes -= self._unread.clear()
         self._receive_window.close()

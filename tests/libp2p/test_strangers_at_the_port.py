@@ -1,0 +1,236 @@
+"""Whoever finds the port: nonsense, silence and crowds cost us nothing for long."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import trio
+
+from node.libp2p.negotiation import HEADER, encode
+from node.libp2p_network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
+from protocols.errors import Unreachable
+from protocols.identity import Identity
+from protocols.network import Stream
+from tests.libp2p.nodes import (
+    LOOPBACK,
+    PATIENCE_SECONDS,
+    echo,
+    networks,
+    open_descriptors,
+    read_to_end,
+    running_tasks,
+)
+from tests.waiting import until
+
+ECHO = "/potluck/echo/1.0.0"
+HURRIED = replace(LOOPBACK, handshake_seconds=0.3, negotiation_seconds=0.3)
+
+
+def port_of(network: Libp2pNetwork) -> int:
+    return int(network.addresses()[0].split("/")[4])
+
+
+@asynccontextmanager
+async def calling(network: Libp2pNetwork) -> AsyncIterator[trio.SocketStream]:
+    async with await trio.open_tcp_stream("127.0.0.1", port_of(network)) as stream:
+        yield stream
+
+
+async def is_hung_up_on(stream: trio.SocketStream) -> None:
+    """Returns when the other side has closed the connection."""
+    with trio.fail_after(PATIENCE_SECONDS):
+        try:
+            while await stream.receive_some(4096):
+                pass
+        except trio.BrokenResourceError:
+            pass
+
+
+async def still_serves(network: Libp2pNetwork) -> None:
+    """Somebody decent can still call."""
+    async with open_libp2p_network(Identity.generate(), LOOPBACK) as caller:
+        caller.learn_addresses(network.peer_id, network.addresses())
+        with trio.fail_after(PATIENCE_SECONDS):
+            stream = await caller.open(network.peer_id, ECHO)
+            await stream.send_all(b"decent")
+            await stream.send_eof()
+            assert await read_to_end(stream) == b"decent"
+
+
+@asynccontextmanager
+async def host_to_strangers(settings: Libp2pSettings = HURRIED) -> AsyncIterator[Libp2pNetwork]:
+    """A network to misbehave towards; it must serve afterwards, and hold nothing of it."""
+    async with open_libp2p_network(Identity.generate(), settings) as network:
+        network.serve(ECHO, echo)
+        await still_serves(network)
+        await until(lambda: not network.links(), within_seconds=PATIENCE_SECONDS)
+        tasks, descriptors = running_tasks(), open_descriptors()
+        yield network
+        await until(lambda: network._inbound.open == 0, within_seconds=PATIENCE_SECONDS)
+        await until(lambda: running_tasks() <= tasks, within_seconds=PATIENCE_SECONDS)
+        assert open_descriptors() <= descriptors
+        await still_serves(network)
+
+
+GREETINGS = {
+    "nothing": b"",
+    "random bytes": random.Random(1).randbytes(10_000),
+    "zeros": bytes(10_000),
+    "HTTP": b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
+    "TLS": bytes.fromhex("1603010200010001fc0303") + random.Random(2).randbytes(500),
+    "a header only": encode(HEADER),
+    "another security": encode(HEADER) + encode(b"/plaintext/2.0.0"),
+    "not UTF-8": encode(HEADER) + encode(b"\xff\xfe\xfd"),
+    "a declared 4 GB message": b"\xff\xff\xff\xff\x0f",
+    "Noise, then nonsense": encode(HEADER) + encode(b"/noise") + b"\x00\x20" + bytes(32) * 40,
+    "Noise, cut off": encode(HEADER) + encode(b"/noise") + b"\x00\x20" + bytes(7),
+    "Noise, a frame of no bytes": encode(HEADER) + encode(b"/noise") + b"\x00\x00",
+    "Noise, a frame of 64 KiB": encode(HEADER) + encode(b"/noise") + b"\xff\xff" + bytes(65_535),
+}
+
+
+@pytest.mark.parametrize("greeting", GREETINGS.values(), ids=list(GREETINGS))
+@pytest.mark.parametrize("hangs_up", [True, False], ids=["and hangs up", "and waits"])
+async def test_nonsense_at_the_port_ends_that_connection_only(
+    greeting: bytes, hangs_up: bool
+) -> None:
+    async with host_to_strangers() as network, calling(network) as stranger:
+        try:
+            await stranger.send_all(greeting)
+            if not hangs_up:
+                await is_hung_up_on(stranger)
+        except trio.BrokenResourceError:
+            pass  # it hung up on us while we were still talking
+
+
+async def test_one_byte_a_second_is_not_a_handshake() -> None:
+    """The deadline is for the whole handshake, so slowness does not extend it."""
+    settings = replace(LOOPBACK, handshake_seconds=0.5)
+    async with host_to_strangers(settings) as network, calling(network) as stranger:
+        started = trio.current_time()
+        async with trio.open_nursery() as nursery:
+
+            async def drip() -> None:
+                for byte in encode(HEADER) * 10:
+                    await stranger.send_all(bytes([byte]))
+                    await trio.sleep(0.05)
+
+            nursery.start_soon(drip)
+            await is_hung_up_on(stranger)
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() - started < 5
+
+
+async def test_five_times_as_many_connections_over_time_as_the_limit() -> None:
+    limit = 4
+    async with host_to_strangers(replace(LOOPBACK, inbound_connections=limit)) as popular:
+        for _ in range(5 * limit):
+            await still_serves(popular)
+            await until(lambda: not popular.links(), within_seconds=PATIENCE_SECONDS)
+
+
+async def test_over_the_limit_a_connection_is_refused_and_a_place_that_frees_up_is_given() -> None:
+    settings = replace(LOOPBACK, inbound_connections=2)
+    async with networks(4, settings) as (popular, first, second, third):
+        await first.connect(popular.peer_id)
+        await second.connect(popular.peer_id)
+        with pytest.raises(Unreachable):
+            await third.connect(popular.peer_id)
+        await first.disconnect(popular.peer_id)
+        await until(lambda: len(popular.links()) == 1, within_seconds=PATIENCE_SECONDS)
+        await until(lambda: popular._inbound.open == 1, within_seconds=PATIENCE_SECONDS)
+        await third.connect(popular.peer_id)
+
+
+async def test_a_crowd_that_says_nothing_does_not_keep_others_out_for_long() -> None:
+    settings = replace(HURRIED, inbound_connections=8)
+    async with host_to_strangers(settings) as network, trio.open_nursery() as nursery:
+
+        async def loiter() -> None:
+            async with calling(network) as stranger:
+                await is_hung_up_on(stranger)
+
+        for _ in range(40):
+            nursery.start_soon(loiter)
+
+
+async def test_a_stranger_who_names_a_protocol_in_other_bytes_than_utf8_gets_nothing() -> None:
+    async with networks(2) as (victim, stranger):
+        victim.serve(ECHO, echo)
+        await stranger.connect(victim.peer_id)
+        link = stranger._links.best(victim.peer_id)
+        assert link is not None
+        muxed = await link.open_muxed()
+        await muxed.send_all(encode(HEADER) + encode(b"\xff\xfe"))
+        assert await muxed.receive_some(20) == encode(HEADER)
+        assert await muxed.receive_some(4) == encode(b"na")
+        await muxed.aclose()
+        stream = await stranger.open(victim.peer_id, ECHO)
+        await stream.send_all(b"still here")
+        assert await stream.receive_some() == b"still here"
+
+
+async def test_a_stream_on_which_nothing_is_proposed_is_reset_in_time() -> None:
+    async with networks(2, HURRIED) as (host, stranger):
+        await stranger.connect(host.peer_id)
+        link = stranger._links.best(host.peer_id)
+        assert link is not None
+        muxed = await link.open_muxed()
+        await muxed.send_all(encode(HEADER)[:5])
+        assert await muxed.receive_some(20) == encode(HEADER)
+        with trio.fail_after(PATIENCE_SECONDS), pytest.raises(trio.BrokenResourceError):
+            await muxed.receive_some(100)
+        assert host.link(stranger.peer_id) is not None
+
+
+async def test_a_handler_that_raises_costs_its_stream_and_one_line_of_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def stumble(_: Stream) -> None:
+        raise ValueError("a fault in one protocol")
+
+    async def stumble_in_a_group(_: Stream) -> None:
+        raise ExceptionGroup("a nursery's", [ValueError("a fault in one protocol")])
+
+    async with networks(2) as (near, far):
+        far.serve(ECHO, echo)
+        far.serve("/potluck/stumble/1.0.0", stumble)
+        far.serve("/potluck/group/1.0.0", stumble_in_a_group)
+        sound = await near.open(far.peer_id, ECHO)
+        caplog.set_level(logging.WARNING)
+        for protocol in ("/potluck/stumble/1.0.0", "/potluck/group/1.0.0"):
+            caplog.clear()
+            stream = await near.open(far.peer_id, protocol)
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.receive_some()
+            (line,) = caplog.messages
+            assert protocol in line
+            assert near.peer_id in line
+            assert "\n" not in line
+        await sound.send_all(b"untouched")
+        assert await sound.receive_some() == b"untouched"
+
+
+async def test_more_streams_than_a_peer_may_open_are_reset_and_the_others_go_on() -> None:
+    settings = replace(LOOPBACK, inbound_streams_per_connection=3)
+    async with networks(2, settings) as (near, far):
+        far.serve(ECHO, echo)
+        kept = [await near.open(far.peer_id, ECHO) for _ in range(3)]
+        with pytest.raises(Unreachable):
+            await near.open(far.peer_id, ECHO)
+        for stream in kept:
+            await stream.send_all(b"x")
+            assert await stream.receive_some() == b"x"
+        await kept[0].aclose()
+        with trio.fail_after(PATIENCE_SECONDS):
+            while True:
+                try:
+                    await near.open(far.peer_id, ECHO)
+                except Unreachable:
+                    continue  # its handler over there is still ending
+                break
