@@ -80,16 +80,23 @@ def _stopping_signals() -> tuple[signal.Signals, ...]:
 
 def _run(argv: list[str]) -> int:
     from node.commands import exit_codes
-    from node.commands.output import Output, discard_stdout, prepare_streams
+    from node.commands.output import Output, discard_output, prepare_streams
 
     prepare_streams()
+    output = Output.for_command_line(argv)
+    code = exit_codes.DONE
     try:
-        code = _run_command(argv, Output.for_command_line(argv))
+        code = _run_command(argv, output)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output has left (`potluck … | head`). That is its right.
-        discard_stdout()
+        discard_output()
         return exit_codes.BROKEN_PIPE
+    except OSError as error:  # the disk that stdout goes to is full
+        discard_output()
+        if code == exit_codes.DONE:
+            output.say(f"potluck: The output could not be written: {error.strerror or error}.")
+            return exit_codes.FAILED
     return code
 
 

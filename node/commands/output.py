@@ -88,21 +88,34 @@ def _printable_line(line: str) -> str:
 
 
 def prepare_streams() -> None:
-    """Make printing never fail on a character that the terminal's encoding does not have."""
+    """Make printing never fail on a character that the terminal does not have, or on no terminal.
+
+    A parent may have closed our standard descriptors. The next file that is opened would take
+    their numbers, and what is printed would end up in it.
+    """
+    while True:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        if descriptor > 2:
+            os.close(descriptor)
+            break
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115 - for as long as we live
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")
 
 
-def discard_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush does not complain."""
+def discard_output() -> None:
+    """Point what cannot be written to at nothing, so that the last flush does not complain."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except BrokenPipeError:
+            except OSError:
                 os.dup2(nowhere, stream.fileno())
     finally:
         os.close(nowhere)

@@ -29,7 +29,7 @@ WIDTH_FOR_TABLE = 130
 def show(status: dict[str, Any]) -> None:
     """Print one status."""
     console = _console()
-    console.print(_drawing(_typed(status), console), soft_wrap=True)
+    console.print(drawing(_typed(status), console), soft_wrap=True)
 
 
 def watch(statuses: Iterable[dict[str, Any]]) -> None:
@@ -37,12 +37,12 @@ def watch(statuses: Iterable[dict[str, Any]]) -> None:
     console = _console()
     if not console.is_terminal:
         for status in statuses:
-            console.print(_drawing(_typed(status), console), soft_wrap=True)
+            console.print(drawing(_typed(status), console), soft_wrap=True)
             console.print()
         return
     with Live(console=console, auto_refresh=False) as live:
         for status in statuses:
-            live.update(_drawing(_typed(status), console), refresh=True)
+            live.update(drawing(_typed(status), console), refresh=True)
 
 
 def _console() -> Console:
@@ -53,7 +53,8 @@ def _typed(status: dict[str, Any]) -> NodeStatus:
     return msgspec.convert(status, NodeStatus)
 
 
-def _drawing(status: NodeStatus, console: Console) -> RenderableType:
+def drawing(status: NodeStatus, console: Console) -> RenderableType:
+    """What is shown of a status on this console."""
     parts: list[RenderableType] = [_heading(status)]
     if not status.links:
         parts.append(Text("No links. Another node can ping one of the addresses above."))

@@ -1,0 +1,88 @@
+"""Leaving by signal: gently at first, and by force when something will not let go."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.commands.console import environment
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import trio
+from node.commands.interruption import at_hard_exit, run_until_signal
+
+left_behind = Path(sys.argv[1])
+
+async def gentle():
+    try:
+        print("ready", flush=True)
+        await trio.sleep_forever()
+    finally:
+        left_behind.unlink()
+
+async def stubborn():
+    with trio.CancelScope(shield=True), at_hard_exit(left_behind.unlink):
+        print("ready", flush=True)
+        await trio.sleep_forever()
+
+async def busy():
+    import time
+    with at_hard_exit(left_behind.unlink):
+        print("ready", flush=True)
+        while True:
+            time.sleep(0.01)
+
+async def failing_on_the_way_out():
+    try:
+        print("ready", flush=True)
+        await trio.sleep_forever()
+    finally:
+        left_behind.unlink()
+        raise RuntimeError("the clean-up failed")
+
+left_behind.touch()
+sys.exit(run_until_signal({gentle, stubborn, busy}[0]))
+"""
+
+WAYS = ["gentle", "stubborn", "failing_on_the_way_out"]
+
+
+def interrupt(way: str, left_behind: Path, number: signal.Signals) -> tuple[int, float, str]:
+    program = PROGRAM.replace("{gentle, stubborn, busy}[0]", way)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(left_behind)],
+        env=environment(left_behind.parent),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        started = time.monotonic()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    return process.returncode, time.monotonic() - started, errors
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_runs_it_is_out_in_two_seconds_with_a_clean_disk(way: str, tmp_path: Path) -> None:
+    left_behind = tmp_path / "file"
+    code, seconds, errors = interrupt(way, left_behind, signal.SIGINT)
+    assert code == 130
+    assert seconds < 2
+    assert errors == ""
+    assert not left_behind.exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_other_signals_have_their_own_codes(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    assert interrupt("gentle", tmp_path / "file", number)[0] == code

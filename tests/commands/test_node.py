@@ -1,0 +1,145 @@
+"""The node as one piece: it starts whole or not at all, and ends without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from node.configuration import Configuration, read_configuration
+from node.control_client import ask_once
+from node.node import Node, OpenNetwork
+from node.running_lock import AlreadyRunning
+from node.simulated_network import SimulatedWorld
+from protocols.errors import Refused
+from protocols.identity import Identity
+from protocols.network import Network
+from protocols.ping import ping
+from protocols.rpc import open_rpc
+from tests.commands.console import files_of_a_running_node
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[SimulatedWorld]:
+    async with SimulatedWorld(seed=1) as world:
+        yield world
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Configuration:
+    return read_configuration(environment={"POTLUCK_HOME": str(tmp_path)})
+
+
+def network_in(world: SimulatedWorld, name: str = "node") -> OpenNetwork:
+    """The network that a Node is given here: one of a simulated world."""
+
+    @asynccontextmanager
+    async def open_network(_: Identity, __: Configuration) -> AsyncIterator[Network]:
+        yield world.add_node(name)
+
+    return open_network
+
+
+async def test_a_node_that_has_started_answers_pings_and_its_owner(
+    world: SimulatedWorld, configuration: Configuration
+) -> None:
+    caller = world.add_node("caller")
+    async with (
+        Node(configuration, open_network=network_in(world)) as node,
+        open_rpc(caller) as rpc,
+    ):
+        caller.learn_addresses(node.network.peer_id, node.network.addresses())
+        await ping(rpc, node.network.peer_id, timeout=20)
+        socket = configuration.places.control_socket
+        status = await trio.to_thread.run_sync(ask_once, socket, "status")
+        assert status["rpc"]["requests_served"] == 1
+        assert [link["peer"] for link in status["links"]] == [caller.peer_id]
+
+
+async def test_it_ends_without_a_trace(
+    world: SimulatedWorld, configuration: Configuration, tmp_path: Path
+) -> None:
+    tasks_before = trio.lowlevel.current_statistics().tasks_living
+    async with Node(configuration, open_network=network_in(world)):
+        assert trio.lowlevel.current_statistics().tasks_living > tasks_before
+    assert trio.lowlevel.current_statistics().tasks_living == tasks_before
+    assert files_of_a_running_node(tmp_path) == []
+
+
+async def test_the_same_home_can_be_used_again_after_it(
+    world: SimulatedWorld, configuration: Configuration
+) -> None:
+    for name in ("first", "second"):
+        async with Node(configuration, open_network=network_in(world, name)):
+            pass
+
+
+async def test_a_second_node_is_refused_and_the_first_goes_on(
+    world: SimulatedWorld, configuration: Configuration
+) -> None:
+    async with Node(configuration, open_network=network_in(world)) as node:
+        with pytest.raises(AlreadyRunning):
+            async with Node(configuration, open_network=network_in(world, "second")):
+                pass
+        assert node.control.path.exists()
+        assert configuration.places.lock_file.exists()
+
+
+async def test_an_error_inside_ends_the_node_and_comes_out(
+    world: SimulatedWorld, configuration: Configuration, tmp_path: Path
+) -> None:
+    with pytest.RaisesGroup(Refused, flatten_subgroups=True, allow_unwrapped=True):
+        async with Node(configuration, open_network=network_in(world)):
+            raise Refused("No.")
+    assert files_of_a_running_node(tmp_path) == []
+
+
+async def test_a_network_that_does_not_start_leaves_nothing(
+    configuration: Configuration, tmp_path: Path
+) -> None:
+    @asynccontextmanager
+    async def broken(_: Identity, __: Configuration) -> AsyncIterator[Network]:
+        raise OSError("no such interface")
+        yield
+
+    with pytest.raises(OSError, match="no such interface"):
+        async with Node(configuration, open_network=broken):
+            pass
+    assert files_of_a_running_node(tmp_path) == []
+
+
+@pytest.mark.parametrize("checkpoints", range(12))
+async def test_cancelling_at_any_moment_of_a_start_leaves_nothing(
+    checkpoints: int, world: SimulatedWorld, configuration: Configuration, tmp_path: Path
+) -> None:
+    async def cancel_soon(scope: trio.CancelScope) -> None:
+        for _ in range(checkpoints):
+            await trio.lowlevel.checkpoint()
+        scope.cancel()
+
+    tasks_before = trio.lowlevel.current_statistics().tasks_living
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cancel_soon, nursery.cancel_scope)
+        async with Node(configuration, open_network=network_in(world)):
+            await trio.sleep_forever()
+    assert nursery.cancel_scope.cancel_called
+    assert trio.lowlevel.current_statistics().tasks_living == tasks_before
+    assert files_of_a_running_node(tmp_path) == []
+
+
+async def test_files_of_another_node_are_not_removed_by_force(
+    world: SimulatedWorld, configuration: Configuration
+) -> None:
+    async with Node(configuration, open_network=network_in(world)) as node:
+        refused = Node(configuration, open_network=network_in(world, "second"))
+        with pytest.raises(AlreadyRunning):
+            async with refused:
+                pass
+        refused.remove_run_files()
+        assert node.control.path.exists()
+        node.remove_run_files()
+        assert not node.control.path.exists()
+        assert not configuration.places.lock_file.exists()

@@ -1,0 +1,142 @@
+"""`potluck status`: for people on any terminal, for programs, once or again and again."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from node.commands import status_view
+from node.commands.status_view import amount, drawing, duration, milliseconds
+from node.status import LinkStatus, NodeStatus
+from tests.commands.console import objects, potluck, running, running_node
+
+PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
+
+
+def test_without_a_node_it_is_unreachable(tmp_path: Path) -> None:
+    result = potluck("status", home=tmp_path)
+    assert result.returncode == 4
+    assert "No node is running here" in result.stderr
+    assert "potluck listen" in result.stderr
+    (answer,) = objects(potluck("status", "--json", home=tmp_path).stdout)
+    assert answer["error"]["exit_code"] == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_as_json_it_is_one_object_with_every_field(tmp_path: Path) -> None:
+    (tmp_path / "potluck.toml").write_text("[network]\ndial_seconds = 5")
+    with running_node(tmp_path) as (node, started):
+        (status,) = objects(potluck("status", "--json", home=tmp_path).stdout)
+    assert set(status) == set(NodeStatus.__struct_fields__)
+    assert status["peer_id"] == started["peer_id"]
+    assert status["pid"] == node.pid
+    assert status["addresses"] == started["addresses"]
+    assert status["config_file"] == str(tmp_path / "potluck.toml")
+    assert status["key_file"] == str(tmp_path / "identity.key")
+    assert status["memory_bytes"] > 10_000_000
+    assert status["rpc"]["requests_served"] == 0
+    assert status["links"] == []
+
+
+def test_it_shows_a_link_and_counts_what_was_served(tmp_path: Path) -> None:
+    with running_node(tmp_path / "a") as (_, started):
+        words = ("ping", "--json", "--interval", "0.05", "--count", "1000")
+        with running(*words, started["addresses"][0], home=tmp_path / "b") as ping:
+            for _ in range(3):
+                ping.next_object()
+            (status,) = objects(potluck("status", "--json", home=tmp_path / "a").stdout)
+            person = potluck("status", home=tmp_path / "a")
+    (link,) = status["links"]
+    assert (link["reach"], link["direction"]) == ("direct", "in")
+    assert link["bytes_received"] > 0
+    assert link["streams"] >= 1
+    assert status["rpc"]["requests_served"] >= 2
+    assert link["peer"] in person.stdout
+    assert "\x1b" not in person.stdout, "a pipe gets no colours"
+
+
+def test_watching_is_a_status_per_line(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path),
+        running("status", "--watch", "--json", "--interval", "0.1", home=tmp_path) as watch,
+    ):
+        first, second, third = (watch.next_object() for _ in range(3))
+    assert first["uptime_seconds"] < second["uptime_seconds"] < third["uptime_seconds"]
+
+
+def test_a_watcher_learns_that_the_node_has_ended(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path) as (node, _),
+        running("status", "--watch", "--json", "--interval", "0.1", home=tmp_path) as watch,
+    ):
+        watch.next_object()
+        node.stop()
+        assert watch.process.wait(timeout=20) == 4
+
+
+def status_with(**fields: Any) -> NodeStatus:
+    link = LinkStatus(peer=PEER, reach="direct", address="/ip4/192.0.2.7/tcp/4001", **fields)
+    return NodeStatus(peer_id=PEER, addresses=(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}",), links=(link,))
+
+
+def drawn(status: NodeStatus, width: int, *, terminal: bool = True) -> str:
+    screen = io.StringIO()
+    console = Console(file=screen, width=width, force_terminal=terminal, color_system=None)
+    console.print(drawing(status, console), soft_wrap=True)
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120, 140, 200])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_peer_id_and_address_are_whole_at_every_width(width: int, terminal: bool) -> None:
+    text = drawn(status_with(), width, terminal=terminal)
+    assert text.count(PEER) >= 2
+    assert "/ip4/192.0.2.7/tcp/4001" in text
+
+
+def test_what_a_peer_says_cannot_command_the_terminal() -> None:
+    hostile = LinkStatus(peer="\x1b]0;owned\x07[bold]x[/bold]", address="\x1b[2J\r\u202e\x9b31m")
+    for width in (40, 200):
+        text = drawn(NodeStatus(links=(hostile,)), width)
+        assert "\x1b]" not in text
+        assert "\x1b[2J" not in text
+        assert "\x9b" not in text
+        assert "\u202e" not in text
+        assert "[bold]x[/bold]" in text
+
+
+def test_the_status_of_an_older_or_newer_node_can_be_shown() -> None:
+    assert "peer id" in drawn(msgspec.convert({}, NodeStatus), 80)
+    newer = {"peer_id": PEER, "mood": "fine", "links": [{"peer": PEER, "colour": "red"}]}
+    assert PEER in drawn(msgspec.convert(newer, NodeStatus), 80)
+
+
+def test_a_link_that_was_not_measured_says_so() -> None:
+    assert "not measured" in drawn(status_with(), 80)
+    assert "12.5 ms" in drawn(status_with(round_trip_ms=12.5), 80)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.9, "59 s"), (61, "1 min 1 s"), (3600, "1 h"), (100_000, "1 d 3 h")],
+)
+def test_durations_have_their_two_largest_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, "unknown"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")],
+)
+def test_amounts_are_in_binary_units(count: int | None, text: str) -> None:
+    assert amount(count) == text
+
+
+def test_round_trips_are_in_milliseconds() -> None:
+    assert milliseconds(0.25) == "0.2 ms"
+    assert status_view.milliseconds(None) == "not measured"
