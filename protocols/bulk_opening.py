@@ -13,7 +13,7 @@ import trio
 
 from protocols.bulk import Transfer
 from protocols.bulk_frames import receive_payload
-from protocols.calling import CLOSE_SECONDS, milliseconds_until
+from protocols.calling import milliseconds_until
 from protocols.errors import (
     DeadlineExceeded,
     MalformedMessage,
@@ -84,13 +84,15 @@ async def open_transfer(
             why="It is busy or stopped, or the link is slow or carries nothing.",
         )
     state.counts.transfers_opened += 1
+    whole = False
     try:
         yield transfer
-        if transfer.finished:
-            with trio.move_on_after(CLOSE_SECONDS):
-                await stream.aclose()
+        whole = transfer.finished
     finally:
-        stream.reset()
+        if not whole:
+            stream.reset()
+    if whole:  # no reset behind it: our last words may still be on their way
+        await stream.aclose()
 
 
 async def _open_stream(network: Network, peer: PeerId, protocol: str) -> Stream:
