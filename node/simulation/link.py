@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from node.simulation.link_model import LinkSettings, Pipe, segment_bytes
+from node.simulation.link_model import LONGEST_SEGMENT_BYTES, LinkSettings, Pipe, segment_bytes
 from node.simulation.rate_meter import RateMeter
 from node.simulation.stream import SimulatedStream
 from node.simulation.trace import Kind
@@ -134,11 +134,10 @@ class LinkEnd:
 
     def segment_bytes(self) -> int | None:
         """How much to hand over at once, so that no pipe on the way is held for long."""
-        return segment_bytes(
-            self._pipe.bytes_per_second,
-            self.node.upload.bytes_per_second,
-            self.other.node.download.bytes_per_second,
-        )
+        limit = segment_bytes(self._pipe.bytes_per_second, self.node.upload.bytes_per_second)
+        if limit is None and self.other.node.download.bytes_per_second is not None:
+            return LONGEST_SEGMENT_BYTES  # it is cut finer over there, by what comes in
+        return limit
 
     def carry(self, kind: Kind, size: int, deliver: Callable[..., None], *arguments: Any) -> float:
         """Send one message to the other end; returns when it has left our side."""

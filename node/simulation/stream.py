@@ -136,7 +136,12 @@ class SimulatedStream(Stream):
         self._hand_over()
 
     def _hand_over(self) -> None:
-        """Put segments on the wire, one at a time where the wire takes time."""
+        """Put segments on the wire, one at a time where the wire takes time.
+
+        Nothing follows a reset, not even the end of stream: it would look like a polite one.
+        """
+        if self._broken is not None:
+            return
         end = self._end
         while self._queue and not self._leaving:
             segment = self._next_segment(end.segment_bytes())
