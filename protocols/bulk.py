@@ -12,7 +12,10 @@ stops the sender. One task may send while another receives.
 
 Time is limited by *progress*, not in total: whoever waits for a byte, or for room to send one,
 gives up after the method's `stall_seconds` without. A trickle is no progress: at least
-`PROGRESS_BYTES` have to come in each such period.
+`PROGRESS_BYTES` have to come in each such period. What has left a sender may be under way for
+longer than that (a megabyte in the buffers of a slow uplink), and the sender cannot see it move.
+So a side that is receiving and has nothing to send says ALIVE now and then, an empty frame, and
+whoever waits for it knows that its bytes arrive.
 
 Easy to get wrong: a chunk that is cut short by cancellation leaves the stream out of step, so
 cancelling a send or a receive resets it. And the side that serves learns of a reset only when it
@@ -21,14 +24,13 @@ next sends or receives: a handler that waits for something else should receive m
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 import trio
-from blake3 import blake3
 
 from protocols.bulk_frames import receive_exactly, receive_payload
+from protocols.chunk_count import ChunkCount, closing_transcript
 from protocols.errors import (
     DeadlineExceeded,
     LimitExceeded,
@@ -56,6 +58,8 @@ from protocols.remote_errors import revive
 from protocols.rpc_state import RpcState
 from protocols.wire import (
     ACCEPT,
+    ALIVE,
+    ALIVE_FRAME,
     CHUNK,
     CLOSE,
     ERROR,
@@ -77,37 +81,12 @@ Raising before or after `accept` ends the transfer with that error on the other 
 
 SEND_SLICE_BYTES = 256 << 10  # the step in which a stalled send is noticed
 JOIN_BYTES = 16 << 10  # a chunk up to this is copied behind its header: one send instead of two
+ALIVE_PART = 4  # ALIVE is due after this part of the stall time in which nothing was sent
 LAST_WORD_SECONDS = 1.0  # how long a broken transfer looks for the error that explains it
 
 _CLOSE_HEAD = message_type(CloseHead)
 _ERROR_HEAD = message_type(ErrorHead)
 _ERROR_BODY = message_type(ErrorBody)
-_TRANSCRIPT = struct.Struct(">QQB")
-
-
-def closing_transcript(head: CloseHead, body: bytes) -> bytes:
-    """What the guard seals at the end of a direction: everything that this side sent."""
-    return _TRANSCRIPT.pack(head.chunks, head.chunk_bytes, len(head.digest)) + head.digest + body
-
-
-class _Count:
-    """The chunks of one direction. The hash runs over whole frames, so that cuts count too."""
-
-    def __init__(self, hashed: bool) -> None:
-        self.chunks = 0
-        self.chunk_bytes = 0
-        self._hash = blake3() if hashed else None
-
-    def add(self, header: bytes, chunk: memoryview) -> None:
-        self.chunks += 1
-        self.chunk_bytes += len(chunk)
-        if self._hash is not None:
-            self._hash.update(header)
-            self._hash.update(chunk)
-
-    def head(self, envelope: bytes = b"") -> CloseHead:
-        digest = self._hash.digest() if self._hash is not None else b""
-        return CloseHead(self.chunks, self.chunk_bytes, digest, envelope)
 
 
 class Transfer(Generic[Accepted, Sent, Received]):
@@ -128,10 +107,12 @@ class Transfer(Generic[Accepted, Sent, Received]):
         self._opener = opener
         self._accepted: Accepted | None = None
         self._on_accept: Callable[[], None] | None = None
-        self._sent = _Count(bulk.hashed)
-        self._received = _Count(bulk.hashed)
+        self._sent = ChunkCount(bulk.hashed)
+        self._received = ChunkCount(bulk.hashed)
         self._sent_closing = False
         self._cut = False  # a frame of ours was begun and not finished
+        self._sending = trio.Lock()
+        self._last_sent = trio.current_time()
         self._receiving = False
         self._announced: bytes | None = None  # the header of the chunk that comes next
         self._remote_closing: Received | None = None
@@ -139,6 +120,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
             CHUNK: bulk.chunk_limit_bytes,
             CLOSE: message_limit(bulk.message_limit_bytes),
             ERROR: message_limit(ERROR_BODY_LIMIT_BYTES),
+            ALIVE: 0,
         }
 
     @property
@@ -219,11 +201,27 @@ class Transfer(Generic[Accepted, Sent, Received]):
         self._sent_closing = True
         await self._stream.send_eof()
 
+    async def say_alive(self) -> None:
+        """Tell the other side that we are still here, if it has not heard from us for a while.
+
+        Receiving does this by itself. A handler that waits for something else, on a transfer
+        whose other side waits for it, calls this every few seconds.
+        """
+        due = self._last_sent + self._bulk.stall_seconds / ALIVE_PART
+        may_send = self._accepted is not None and not self._sent_closing
+        if may_send and trio.current_time() >= due and not self._sending.locked():
+            await self._send(ALIVE_FRAME, None)
+
     def _check_may_send(self) -> None:
         if self._sent_closing or self._accepted is None:
             raise ProtocolMisuse("Chunks go between accepting and the closing message.")
 
     async def _send(self, start: bytes, rest: memoryview | None) -> None:
+        async with self._sending:
+            await self._send_frame(start, rest)
+        self._last_sent = trio.current_time()
+
+    async def _send_frame(self, start: bytes, rest: memoryview | None) -> None:
         stall_seconds = self._bulk.stall_seconds
         self._cut = True
         try:
@@ -290,6 +288,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
             await self._receiving_alone(self._fill, destination)
             self._announced = None
             self._received.add(header, destination)
+        await self.say_alive()
         self._state.counts.chunk_bytes_received += length
         return length
 
@@ -337,20 +336,22 @@ class Transfer(Generic[Accepted, Sent, Received]):
         return result
 
     async def _fill(self, destination: memoryview) -> None:
-        await receive_exactly(self._stream, destination, self._bulk.stall_seconds)
+        await receive_exactly(self._stream, destination, self._bulk.stall_seconds, self.say_alive)
 
     async def _receive_header(self) -> bytes | PotluckError | None:
         """The header of the next chunk; None after the closing; an error that they sent."""
-        with trio.move_on_after(self._bulk.stall_seconds) as patience:
-            header = await receive_frame_header(self._stream)
-        if patience.cancelled_caught:
-            raise DeadlineExceeded(
-                f"Nothing came from {self.peer} for {self._bulk.stall_seconds:g} seconds.",
-                why="It has stopped, or the link carries nothing.",
-            )
-        if header is None:
-            raise MalformedMessage("The transfer ended without a closing message.")
-        kind, length = read_frame_header(header, self._limits)
+        kind = ALIVE
+        while kind == ALIVE:
+            with trio.move_on_after(self._bulk.stall_seconds) as patience:
+                header = await receive_frame_header(self._stream)
+            if patience.cancelled_caught:
+                raise DeadlineExceeded(
+                    f"Nothing came from {self.peer} for {self._bulk.stall_seconds:g} seconds.",
+                    why="It has stopped, or the link carries nothing.",
+                )
+            if header is None:
+                raise MalformedMessage("The transfer ended without a closing message.")
+            kind, length = read_frame_header(header, self._limits)
         if kind == CHUNK:
             if length == 0:
                 raise MalformedMessage("An empty chunk came.")

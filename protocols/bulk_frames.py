@@ -7,6 +7,8 @@ receiver has made for it, is there beforehand.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import trio
 
 from protocols.errors import MalformedMessage
@@ -14,8 +16,13 @@ from protocols.frame_reader import PROGRESS_BYTES, READ_BYTES, stalled
 from protocols.network import Stream
 
 
-async def receive_exactly(stream: Stream, destination: memoryview, stall_seconds: float) -> None:
-    """Fill `destination`, straight from the stream."""
+async def receive_exactly(
+    stream: Stream,
+    destination: memoryview,
+    stall_seconds: float,
+    on_progress: Callable[[], Awaitable[None]],
+) -> None:
+    """Fill `destination`, straight from the stream; `on_progress` runs now and then meanwhile."""
     received, length = 0, len(destination)
     progress_at = PROGRESS_BYTES
     with trio.move_on_after(stall_seconds) as patience:
@@ -27,6 +34,7 @@ async def receive_exactly(stream: Stream, destination: memoryview, stall_seconds
             if received >= progress_at:
                 progress_at = received + PROGRESS_BYTES
                 patience.deadline = trio.current_time() + stall_seconds
+                await on_progress()
     if patience.cancelled_caught:
         raise stalled(stall_seconds)
 

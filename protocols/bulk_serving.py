@@ -49,11 +49,11 @@ async def serve_transfer(
     exchange = Exchange(stream.remote_peer, stream.protocol, head.method)
     served = bulks.get(head.method)
     if served is None:
-        await _refuse(stream, exchange, describe(not_served(stream.protocol, head.method)), state)
+        await refuse(stream, exchange, describe(not_served(stream.protocol, head.method)), state)
         return
     if not state.transfers.enter(exchange.peer):
         busy = Busy(f"Too many transfers are open for another {head.method}.")
-        await _refuse(stream, exchange, describe(busy, served.bulk.errors), state)
+        await refuse(stream, exchange, describe(busy, served.bulk.errors), state)
         return
     try:
         await _serve(stream, exchange, served, head, body, state)
@@ -82,7 +82,7 @@ async def _serve(
         if known is None:
             log.error("the handler of %s %s failed", bulk.protocol, bulk.name, exc_info=error)
         if not transfer.cut and not isinstance(known, Unreachable):
-            await _refuse(stream, exchange, describe(error, bulk.errors), state)
+            await refuse(stream, exchange, describe(error, bulk.errors), state)
         else:
             stream.reset()
         return
@@ -114,14 +114,15 @@ def _judge(
         raise
 
 
-async def _refuse(stream: Stream, exchange: Exchange, error: ErrorBody, state: RpcState) -> None:
-    """End the transfer with an error that the other side can read, if it reads."""
+async def refuse(stream: Stream, exchange: Exchange, error: ErrorBody, state: RpcState) -> None:
+    """End a stream with an error that the other side can read, if it reads."""
     body = encode(error)
     envelope = state.guard.seal(exchange, Part.ERROR, body)
     with trio.move_on_after(FAREWELL_SECONDS):
         try:
             await stream.send_all(message_frame(ERROR, encode(ErrorHead(0, envelope)), body))
             await stream.aclose()
+            return  # and no reset behind it, which could overtake what it was to say
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             log.debug("peer %s was gone before its transfer was refused", exchange.peer)
     stream.reset()

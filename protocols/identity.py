@@ -6,7 +6,9 @@ directory, and nobody can claim an id without its key. Keys of other kinds (RSA,
 legal in libp2p and refused here: one kind of key, one kind of signature.
 
 Easy to get wrong: a signature without a *domain* can be replayed as something else. `sign` and
-`verify` therefore take the domain as their first argument and bind it into what is signed.
+`verify` therefore take the domain as their first argument and bind it into what is signed. And
+not every 32 bytes are a key with an owner: for the few points of small order on the curve,
+anybody can make signatures that Ed25519 accepts, so nothing is ever signed by those.
 """
 
 from __future__ import annotations
@@ -28,6 +30,21 @@ LONGEST_PEER_ID = 64  # base58 of 38 bytes is 52 characters; anything much longe
 
 # identity multihash (0x00) of 36 bytes (0x24) of protobuf: field 1 = Ed25519 (1), field 2 = key
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")
+
+# Points of small order (8 or less), as y with the sign bit cleared, the two spellings of 0 and 1
+# included. 32 bytes of zeros after such a point is a signature that verifies for any message.
+_NOBODYS_KEYS = frozenset(
+    bytes.fromhex(point)
+    for point in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "7f",
+    )
+)
 
 
 def peer_id_of(public_key: bytes) -> PeerId:
@@ -58,7 +75,14 @@ def public_key_of(peer: str) -> bytes:
 
 def verify(domain: bytes, peer: str, signature: bytes, message: bytes) -> bool:
     """Whether `signature` was made by the owner of `peer` over this message in this domain."""
-    key = Ed25519PublicKey.from_public_bytes(public_key_of(peer))
+    return verify_with_key(domain, public_key_of(peer), signature, message)
+
+
+def verify_with_key(domain: bytes, public_key: bytes, signature: bytes, message: bytes) -> bool:
+    """As `verify`, for a raw public key of 32 bytes."""
+    if public_key[:-1] + bytes([public_key[-1] & 0x7F]) in _NOBODYS_KEYS:
+        return False
+    key = Ed25519PublicKey.from_public_bytes(public_key)
     try:
         key.verify(signature, _bound(domain, message))
     except InvalidSignature:

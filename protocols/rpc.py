@@ -28,11 +28,11 @@ import trio
 from protocols.answering import AnsweringStream, ServedMethod
 from protocols.bulk import BulkHandler, Transfer
 from protocols.bulk_opening import open_transfer
-from protocols.bulk_serving import ServedBulk, serve_transfer
+from protocols.bulk_serving import ServedBulk, refuse, serve_transfer
 from protocols.calling import CallStream
 from protocols.errors import Busy, DeadlineExceeded, RemoteMisbehaviour, Unreachable
 from protocols.frame_reader import receive_frame_header
-from protocols.guard import Caller, Guard, OpenGuard
+from protocols.guard import Caller, Exchange, Guard, OpenGuard
 from protocols.identity import PeerId
 from protocols.method import (
     Accepted,
@@ -46,6 +46,7 @@ from protocols.method import (
     encode_within,
 )
 from protocols.network import LinkEvent, Network, Reach, Stream
+from protocols.remote_errors import describe
 from protocols.rpc_state import RpcLimits, RpcState, RpcStatistics
 from protocols.services import Service
 from protocols.wire import OPEN, read_frame_header
@@ -255,7 +256,8 @@ class Rpc:
                 await self._answer(stream)
             except RemoteMisbehaviour as error:
                 self._state.misbehaved(peer, stream.protocol, error)
-                stream.reset()
+                exchange = Exchange(peer, stream.protocol, "")
+                await refuse(stream, exchange, describe(error), self._state)
             except (trio.BrokenResourceError, trio.ClosedResourceError, DeadlineExceeded):
                 stream.reset()
             finally:

@@ -28,7 +28,14 @@ from torch import Tensor
 
 from protocols.errors import LimitExceeded, MalformedMessage, ProtocolMisuse
 from protocols.messages import Message
-from protocols.tensor_codecs import BlockwiseInt8Codec, Buffer, Codec, NotFinite, PlainCodec
+from protocols.tensor_codecs import (
+    BlockwiseInt8Codec,
+    Buffer,
+    Codec,
+    NotFinite,
+    PlainCodec,
+    is_finite,
+)
 
 __all__ = [
     "NotFinite",
@@ -75,6 +82,7 @@ _DTYPES: dict[DtypeName, torch.dtype] = {
     "uint8": torch.uint8,
     "bool": torch.bool,
 }
+_WIDE = (torch.float32, torch.float64)  # hold whatever the other floating dtypes and codecs can
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _VALUE_BYTES = {name: torch.empty(0, dtype=dtype).element_size() for name, dtype in _DTYPES.items()}
 _PLAIN = {dtype: PlainCodec("none", dtype) for dtype in _DTYPES.values()}
@@ -167,9 +175,14 @@ def encode(tensor: Tensor, codec: CodecName, *, name: str) -> bytearray:
 
 
 def decode_into(destination: Tensor, codec: CodecName, encoded: Buffer, dtype: DtypeName) -> None:
-    """Decode what was encoded from `dtype` over the values of a contiguous tensor."""
+    """Decode what was encoded from `dtype` over the values of a contiguous tensor.
+
+    MalformedMessage, too, when values are beyond what the destination's dtype can hold.
+    """
     flat, chosen = _receiving(destination, codec, encoded, dtype)
     chosen.decode(encoded, flat)
+    if flat.dtype not in _WIDE and not is_finite(flat):
+        raise MalformedMessage(f"A tensor came with values that {flat.dtype} cannot hold.")
 
 
 def accumulate(
@@ -180,7 +193,12 @@ def accumulate(
     weight: float = 1.0,
     dtype: DtypeName = "float32",
 ) -> None:
-    """destination += weight × decoded. If anything is wrong, the destination is as it was."""
+    """destination += weight × decoded. If anything is wrong, the destination is as it was.
+
+    The destination is float32 or float64: sums in fewer bits are not worth the traffic.
+    """
+    if destination.dtype not in _WIDE:
+        raise ProtocolMisuse(f"Sums are kept in float32 or float64, not in {destination.dtype}.")
     flat, chosen = _receiving(destination, codec, encoded, dtype)
     chosen.accumulate(encoded, flat, weight)
 
@@ -228,6 +246,8 @@ def _receiving(
         raise ProtocolMisuse("Values are decoded into a contiguous tensor on the CPU.")
     flat = destination.detach().view(-1)
     chosen = _codec(codec, _DTYPES[dtype])
+    if dtype == "float64" and codec == "none" and flat.dtype != torch.float64:
+        raise ProtocolMisuse(f"float64 values are not decoded into {flat.dtype}.")
     needed = chosen.encoded_bytes(flat.numel())
     if len(encoded) != needed:
         raise MalformedMessage(

@@ -3,11 +3,12 @@
 A stream carries frames and nothing else:
 
     length  u32 big-endian   bytes of payload that follow the kind
-    kind    u8               one of the eight below
+    kind    u8               one of the nine below
     payload
 
-The payload of CHUNK is raw bytes. Every other payload is a *head* (what the protocol itself needs:
-ids, method, deadline, envelope) and a *body* (the method's own message), both MessagePack:
+The payload of CHUNK is raw bytes, that of ALIVE is empty. Every other payload is a *head* (what
+the protocol itself needs: ids, method, deadline, envelope) and a *body* (the method's own
+message), both MessagePack:
 
     head length  u16 big-endian
     head         MessagePack array (protocols/messages.py)
@@ -38,6 +39,7 @@ OPEN: Final = 5
 ACCEPT: Final = 6
 CHUNK: Final = 7
 CLOSE: Final = 8
+ALIVE: Final = 9
 
 KIND_NAMES: Final[Mapping[int, str]] = {
     REQUEST: "REQUEST",
@@ -48,6 +50,7 @@ KIND_NAMES: Final[Mapping[int, str]] = {
     ACCEPT: "ACCEPT",
     CHUNK: "CHUNK",
     CLOSE: "CLOSE",
+    ALIVE: "ALIVE",
 }
 
 FRAME_HEADER_BYTES: Final = 5
@@ -79,6 +82,9 @@ def message_frame(kind: int, head: bytes, body: bytes) -> bytes:
 def chunk_header(length: int) -> bytes:
     """The five bytes that precede a chunk's own bytes."""
     return _FRAME_HEADER.pack(length, CHUNK)
+
+
+ALIVE_FRAME: Final = _FRAME_HEADER.pack(0, ALIVE)
 
 
 def message_limit(body_limit: int) -> int:

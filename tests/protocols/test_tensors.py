@@ -106,16 +106,28 @@ def test_accumulating_adds_the_decoded_values_times_the_weight(
 
 @pytest.mark.parametrize("codec", LOSSY)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_other_floating_dtypes_travel_and_accumulate(codec: CodecName, dtype: torch.dtype) -> None:
+def test_other_floating_dtypes_travel_and_accumulate_in_more_bits(
+    codec: CodecName, dtype: torch.dtype
+) -> None:
     values = torch.linspace(-3.0, 3.0, 2500).to(dtype)
     arrived = decode(
         describe(values, codec), encode(values, codec, name="values"), limit_bytes=1 << 20
     )
     assert arrived.dtype == dtype
     assert torch.allclose(arrived.double(), values.double(), atol=0.03)
-    total = torch.zeros(2500, dtype=dtype)
+    with pytest.raises(ProtocolMisuse):
+        accumulate(torch.zeros(2500, dtype=torch.float16), codec, b"")
+    total = torch.zeros(2500, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
     accumulate(total, codec, encode(values, codec, name="values"), weight=2.0)
     assert torch.allclose(total.double(), 2.0 * values.double(), atol=0.1)
+
+
+def test_values_too_large_for_the_dtype_that_was_announced_are_malformed() -> None:
+    encoded = encode(torch.tensor([1e30]), "bfloat16", name="values")
+    with pytest.raises(MalformedMessage, match="float16 cannot hold"):
+        decode(TensorHeader((1,), "float16", "bfloat16"), encoded, limit_bytes=100)
+    with pytest.raises(ProtocolMisuse):
+        decode_into(torch.zeros(1), "none", bytes(8), "float64")
 
 
 @pytest.mark.parametrize(

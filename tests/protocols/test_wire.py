@@ -190,8 +190,8 @@ def test_a_chunk_header_is_read_with_the_limit_of_its_kind() -> None:
 
 
 def test_every_kind_has_its_own_number_and_name() -> None:
-    assert sorted(KIND_NAMES) == list(range(1, 9))
-    assert len(set(KIND_NAMES.values())) == 8
+    assert sorted(KIND_NAMES) == list(range(1, 10))
+    assert len(set(KIND_NAMES.values())) == 9
 
 
 def test_a_head_from_a_newer_peer_with_more_fields_is_understood() -> None:
