@@ -175,8 +175,8 @@ async def obey(peer: BenchPeer) -> None:
             command: Callable[..., Awaitable[Any]] = getattr(peer, order.pop("do"))
             try:
                 _answer(await command(**order))
-            except PotluckError as error:
-                _answer({"error": str(error)})
+            except* PotluckError as errors:  # some commands have nurseries of their own
+                _answer({"error": "; ".join(str(error) for error in errors.exceptions)})
 
 
 def _answer(value: object) -> None:

@@ -36,6 +36,10 @@ class BenchProcess:
         self._unread = bytearray()
         self.introduction: dict[str, Any] = {}
 
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
     async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Have it run one command; its answer. BenchFailed if none comes in time."""
         assert self._process.stdin is not None
