@@ -80,9 +80,9 @@ def verify(domain: bytes, peer: str, signature: bytes, message: bytes) -> bool:
 
 def verify_with_key(domain: bytes, public_key: bytes, signature: bytes, message: bytes) -> bool:
     """As `verify`, for a raw public key of 32 bytes."""
+    key = Ed25519PublicKey.from_public_bytes(public_key)  # ValueError unless it has 32 bytes
     if public_key[:-1] + bytes([public_key[-1] & 0x7F]) in _NOBODYS_KEYS:
         return False
-    key = Ed25519PublicKey.from_public_bytes(public_key)
     try:
         key.verify(signature, _bound(domain, message))
     except InvalidSignature:
