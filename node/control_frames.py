@@ -85,7 +85,7 @@ def length_of(header: bytes, limit_bytes: int) -> int:
 def ask_in(payload: bytes) -> Ask:
     try:
         return _ask_decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedMessage("That is not a control request.", why=str(error)) from None
 
 
@@ -93,7 +93,7 @@ def reply_in(payload: bytes) -> Reply:
     try:
         reply: Reply = _reply_decoder.decode(payload)
         return reply
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedMessage("That is not a control reply.", why=str(error)) from None
 
 

@@ -95,7 +95,7 @@ def _run(argv: list[str]) -> int:
     except OSError as error:  # the disk that stdout goes to is full
         discard_output()
         if code == exit_codes.DONE:
-            output.say(f"potluck: The output could not be written: {error.strerror or error}.")
+            output.say(f"error: The output could not be written: {error.strerror or error}.")
             return exit_codes.FAILED
     return code
 

@@ -26,6 +26,8 @@ Run = Callable[[argparse.Namespace], int]
 
 def parse(argv: Sequence[str]) -> tuple[Run, argparse.Namespace]:
     """The function that runs this command line, and its arguments. WrongUse if it is not right."""
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     named = next((word for word in argv if not word.startswith("-")), None)
     if named is None and "--version" in argv:
         named, argv = "version", ["version", *(word for word in argv if word != "--version")]

@@ -61,7 +61,7 @@ class Output:
         if self.json:
             print(json.dumps({"error": failure.as_mapping()}), flush=True)
             return
-        self.say(f"potluck: {failure.what}")
+        self.say(f"error: {failure.what}")
         if failure.why:
             self.say(f"  why:  {failure.why}")
         if failure.advice:

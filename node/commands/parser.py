@@ -62,7 +62,7 @@ class CommandParser(argparse.ArgumentParser):
         parsed, extras = super().parse_known_args(args, namespace)
         if extras:
             # Here, in the innermost parser, and not in the outermost one, whose flags are others.
-            self.error(f"unrecognized arguments: {' '.join(extras)}")
+            self.error(f"it takes no {' '.join(extras)}")
         return parsed, extras
 
     def error(self, message: str) -> NoReturn:
@@ -79,7 +79,7 @@ class CommandParser(argparse.ArgumentParser):
             word = choice["word"]
             what = f"`{self.prog}` has no {_noun(message)} {word!r}."
             raise WrongUse(what, advice=_did_you_mean(word, known, help_command))
-        raise WrongUse(f"{self.prog}: {message}.", advice=help_command)
+        raise WrongUse(f"`{self.prog}`: {message}.", advice=help_command)
 
     def flags(self) -> list[str]:
         """Every flag that this parser knows."""

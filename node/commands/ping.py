@@ -58,12 +58,15 @@ def run(arguments: argparse.Namespace) -> int:
     target = parse_peer_address(arguments.address)
     configuration = configuration_for(arguments)
 
-    from node.commands.interruption import run_until_signal
-    from node.commands.logs import log_to_stderr
-    from node.commands.pinging import Pings, choose_identity, ping
+    from node.commands.ping_identity import choose_identity
 
     output = Output.of(arguments)
-    log_to_stderr(debug=output.debug)
     identity = choose_identity(configuration, arguments.identity, target.peer, output)
+
+    from node.commands.interruption import run_until_signal
+    from node.commands.logs import log_to_stderr
+    from node.commands.pinging import Pings, ping
+
+    log_to_stderr(debug=output.debug)
     pings = Pings(arguments.count, arguments.interval, arguments.timeout)
     return run_until_signal(lambda: ping(identity, target, pings, output))

@@ -2,9 +2,6 @@
 
 Easy to get wrong: the first call to a peer also opens its stream, which is three round trips. One
 call is made before the measuring starts, and not counted.
-
-And: two processes with one identity disturb each other, because a peer keeps one link to each
-identity and closes the older. While a node runs here, pings go out under a new identity.
 """
 
 from __future__ import annotations
@@ -18,12 +15,8 @@ import trio
 
 from node.commands.exit_codes import DONE, UNREACHABLE
 from node.commands.output import Output
-from node.configuration import Configuration
-from node.control_client import a_node_answers
-from node.key_file import load_identity
 from node.libp2p_network import Libp2pSettings, open_libp2p_network
 from node.peer_address import PeerAddress
-from node.wrong_use import WrongUse
 from protocols.errors import DeadlineExceeded, PotluckError, ProtocolNotServed, Unreachable
 from protocols.identity import Identity, PeerId
 from protocols.network import LinkFacts, Network
@@ -43,33 +36,6 @@ class Pings:
     count: int
     interval_seconds: float
     timeout_seconds: float
-
-
-def choose_identity(
-    configuration: Configuration, wanted: str | None, target: PeerId, output: Output
-) -> Identity:
-    """Who to ping as. Says so when it is not who one would expect."""
-    if wanted == "new":
-        return Identity.generate()
-    own = load_identity(configuration.key_file)
-    node_runs = a_node_answers(configuration.places.control_socket)
-    if wanted == "own":
-        if own is None:
-            raise WrongUse(
-                "This node has no key yet, so it cannot ping as itself.",
-                advice="`potluck id` makes one; without --identity a new one is used.",
-            )
-        if node_runs:
-            output.say("warning: a node runs here with this identity; its links may be cut off.")
-        return own
-    if own is None or node_runs:
-        return Identity.generate()
-    if own.peer_id == target:
-        raise Unreachable(
-            "That address is this node's own, and no node is running here.",
-            advice="Start it with `potluck listen`, or ping another node.",
-        )
-    return own
 
 
 async def ping(identity: Identity, target: PeerAddress, pings: Pings, output: Output) -> int:

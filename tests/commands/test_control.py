@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -9,8 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from node.control import MOST_CLIENTS, Answering, ControlServer
 from node.control_client import (
@@ -21,8 +25,21 @@ from node.control_client import (
     ask,
     ask_once,
 )
-from node.control_frames import LARGEST_ANSWER_BYTES, LARGEST_ASK_BYTES, LENGTH, bindable
-from protocols.errors import LimitExceeded, PotluckError, ProtocolMisuse, Refused
+from node.control_frames import (
+    LARGEST_ANSWER_BYTES,
+    LARGEST_ASK_BYTES,
+    LENGTH,
+    Answer,
+    Ask,
+    Done,
+    Failed,
+    ask_in,
+    bindable,
+    frame,
+    length_of,
+    reply_in,
+)
+from protocols.errors import LimitExceeded, MalformedMessage, PotluckError, ProtocolMisuse, Refused
 
 PATIENCE_SECONDS = 20.0
 
@@ -275,6 +292,45 @@ def test_the_client_refuses_to_send_more_than_the_node_takes(tmp_path: Path) -> 
         listening.listen()
         with pytest.raises(LimitExceeded), ask(path, "x", {"y": "z" * LARGEST_ASK_BYTES}):
             pass
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner),
+)
+_messages = (
+    st.builds(Ask, st.text(), st.dictionaries(st.text(), _json, max_size=3))
+    | st.builds(Answer, _json)
+    | st.builds(Done)
+    | st.builds(Failed, st.text(), st.text(), st.text(), st.integers(0, 255))
+)
+
+
+@settings(deadline=None)
+@given(message=_messages, data=st.data())
+def test_parsers_raise_nothing_but_our_errors(message: Any, data: st.DataObject) -> None:
+    payload = bytearray(msgspec.json.encode(message))
+    for _ in range(data.draw(st.integers(0, 3))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    for parse in (ask_in, reply_in):
+        with contextlib.suppress(MalformedMessage):
+            parse(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
+
+
+@given(st.binary(min_size=4, max_size=4))
+def test_a_length_is_checked_before_it_is_believed(header: bytes) -> None:
+    with contextlib.suppress(LimitExceeded):
+        assert length_of(header, LARGEST_ASK_BYTES) <= LARGEST_ASK_BYTES
+
+
+@given(message=_messages)
+def test_a_message_survives_its_frame(message: Any) -> None:
+    limit = LARGEST_ANSWER_BYTES
+    framed_message = frame(message, limit)
+    length = length_of(framed_message[:4], limit)
+    assert length == len(framed_message) - 4
+    parse = ask_in if isinstance(message, Ask) else reply_in
+    assert parse(framed_message[4:]) == message
 
 
 @pytest.mark.parametrize(

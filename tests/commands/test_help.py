@@ -32,6 +32,13 @@ def test_help_lists_every_command_and_goes_to_stdout(tmp_path: Path) -> None:
         assert f"\n    {command} " in result.stdout
 
 
+def test_help_is_also_a_command(tmp_path: Path) -> None:
+    for words in ((), ("ping",), ("config", "show")):
+        asked = potluck("help", *words, home=tmp_path)
+        assert asked.returncode == 0
+        assert asked.stdout == potluck(*words, "--help", home=tmp_path).stdout
+
+
 def test_every_command_of_the_catalogue_that_exists_has_a_parser() -> None:
     missing = {name for name in COMMANDS if f"potluck {name}" not in PARSERS}
     assert missing <= {"bench"}

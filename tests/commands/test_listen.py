@@ -111,6 +111,7 @@ def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
     assert files_of_a_running_node(tmp_path / "b") == []
 
 
+@pytest.mark.slow
 def test_an_address_of_another_machine_is_explained(tmp_path: Path) -> None:
     result = potluck("listen", "--listen", "/ip4/198.51.100.1/tcp/0", home=tmp_path)
     assert result.returncode == 1
@@ -125,6 +126,7 @@ def test_a_port_that_needs_root_is_explained(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_never_reads_does_not_stop_the_node(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -156,6 +158,7 @@ def address_by_status(home: Path) -> str:
         assert time.monotonic() < deadline, status.stdout
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_it_cleanly(tmp_path: Path) -> None:
     with running_node(tmp_path / "a") as (node, started):
         assert node.process.stdout is not None

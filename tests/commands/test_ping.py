@@ -61,6 +61,7 @@ def test_a_machine_without_a_key_pings_and_still_has_none(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_it_pings_as_itself_where_no_node_runs(tmp_path: Path) -> None:
     (own,) = objects(potluck("id", "--json", home=tmp_path / "b").stdout)
     with running_node(tmp_path / "a") as (pinged, started):
@@ -68,6 +69,7 @@ def test_it_pings_as_itself_where_no_node_runs(tmp_path: Path) -> None:
         assert pinged.next_object()["peer"] == own["peer_id"]
 
 
+@pytest.mark.slow
 def test_while_a_node_runs_its_pings_have_another_identity(tmp_path: Path) -> None:
     """Or the peer would take them for the node come back, and drop the node's own link."""
     with (
@@ -124,6 +126,7 @@ def test_nothing_there_is_unreachable_with_the_reason(tmp_path: Path) -> None:
     assert address.partition("/p2p/")[0] in told
 
 
+@pytest.mark.slow
 def test_silence_is_unreachable_within_the_timeout(tmp_path: Path) -> None:
     with silent_port() as port:
         started = time.monotonic()
@@ -150,6 +153,7 @@ def test_a_name_is_looked_up(node: dict[str, Any], tmp_path: Path) -> None:
     assert potluck("ping", "--count", "1", by_name, home=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_node_that_stops_is_reported_as_loss(tmp_path: Path) -> None:
     with running_node(tmp_path / "a") as (node, started):
         words = ("ping", "--json", "--count", "3", "--interval", "0.3", "--timeout", "0.5")

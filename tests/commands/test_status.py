@@ -60,6 +60,7 @@ def test_it_shows_a_link_and_counts_what_was_served(tmp_path: Path) -> None:
     assert "\x1b" not in person.stdout, "a pipe gets no colours"
 
 
+@pytest.mark.slow
 def test_watching_is_a_status_per_line(tmp_path: Path) -> None:
     with (
         running_node(tmp_path),
@@ -69,6 +70,7 @@ def test_watching_is_a_status_per_line(tmp_path: Path) -> None:
     assert first["uptime_seconds"] < second["uptime_seconds"] < third["uptime_seconds"]
 
 
+@pytest.mark.slow
 def test_a_watcher_learns_that_the_node_has_ended(tmp_path: Path) -> None:
     with (
         running_node(tmp_path) as (node, _),

@@ -19,7 +19,7 @@ PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
         ("stauts", "Did you mean status?"),
         ("frobnicate", "potluck --help"),
         ("version --jsno", "Did you mean --json?"),
-        ("version too much", "too much"),
+        ("version too much", "it takes no too much"),
         ("ping", "ADDRESS"),
         ("ping --cuont 3", "Did you mean --count?"),
         (f"ping --cuont=3 /ip4/192.0.2.7/tcp/4001/p2p/{PEER}", "Did you mean --count?"),
