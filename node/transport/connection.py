@@ -422,7 +422,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
                 batch_bytes = min(batch_bytes * 2, SEND_BATCH_BYTES)
 
     async def _wait_for_work(self) -> None:
-        self._sent.end_spell()
+        self._sent.became_idle()
         self._writer_idle.set()
         while not self.outgoing:
             if self._peer_is_leaving and not self._streams:
@@ -430,7 +430,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
             self._writer_waits = trio.Event()
             await self._writer_waits.wait()
         self._writer_idle = trio.Event()
-        self._sent.begin_spell(trio.current_time())
+        self._sent.became_busy(trio.current_time())
 
     def _wake_writer(self) -> None:
         if self._writer_waits is not None:

@@ -7,8 +7,8 @@ deadline must allow for).
 Rates come from busy spells alone. A link that carried a few small messages has shown nothing
 about its bandwidth, so what it carried then is not a measurement.
 
-Easy to get wrong: a burst that fits into the kernel's buffers "is sent" in no time. Spells
-shorter than a few scheduling slices are therefore not believed.
+Easy to get wrong: a burst that fits into the kernel's buffers "is sent" in no time, and one that
+waited in them "arrives" in no time. So the beginning of a busy time does not count.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from collections import deque
 
 # At one ping every five to fifteen seconds these reach back one to two minutes.
 REMEMBERED_ROUND_TRIPS = 8
+
+# After this long without a pause the kernel's buffers no longer flatter: what goes in at one end
+# has come out at the other.
+WARM_UP_SECONDS = 0.05
 
 # A spell is believed once it lasted this long and carried this much, and is then closed so that
 # a long transfer yields a reading several times a second.
@@ -57,10 +61,12 @@ class RateMeter:
 
     def __init__(self) -> None:
         self.total_bytes = 0
+        self._counts_from: float | None = None  # None while the link is idle
         self._spell_began: float | None = None
         self._spell_last = 0.0
         self._spell_bytes = 0
         self._spell_pieces = 0
+        self._last_received = 0.0
         self._recent_since = 0.0
         self._recent_best: float | None = None
         self._earlier_best: float | None = None
@@ -70,40 +76,44 @@ class RateMeter:
         readings = [rate for rate in (self._recent_best, self._earlier_best) if rate is not None]
         return max(readings, default=None)
 
-    def begin_spell(self, now: float) -> None:
-        """The link became busy (again). What is carried from here on counts."""
-        self._spell_began = self._spell_last = now
-        self._spell_bytes = 0
-        self._spell_pieces = 0
+    def became_busy(self, now: float) -> None:
+        """From here on there is always something to carry."""
+        self._counts_from = now + WARM_UP_SECONDS
 
-    def end_spell(self) -> None:
-        """The link has nothing more to carry."""
-        if self._spell_began is not None:
-            self._believe_spell()
+    def became_idle(self) -> None:
+        """There is nothing more to carry for now."""
+        self._believe_spell()
         self._spell_began = None
+        self._counts_from = None
 
     def carried(self, size: int, now: float) -> None:
-        """`size` bytes were carried, ending now. Counts for the rate only within a spell."""
+        """`size` bytes were carried, ending now. Counts for the rate only while busy."""
         self.total_bytes += size
+        if self._counts_from is None or now < self._counts_from:
+            return
         if self._spell_began is None:
+            self._begin_spell(now)
             return
         self._spell_bytes += size
         self._spell_pieces += 1
         self._spell_last = now
         if now - self._spell_began >= LONGEST_SPELL_SECONDS:
             self._believe_spell()
-            self.begin_spell(now)
+            self._begin_spell(now)
 
     def received(self, size: int, now: float, round_trip_seconds: float | None) -> None:
-        """As `carried`, for a receiver, who must guess spells from the pauses between pieces."""
+        """As `carried`, for a receiver, who must guess from the pauses when the link was busy."""
         pause = max(LONGEST_PAUSE_SECONDS, round_trip_seconds or 0.0)
-        if self._spell_began is None or now - self._spell_last > pause:
-            self.end_spell()
-            # The first piece opens the spell and is not part of it: it was carried before.
-            self.total_bytes += size
-            self.begin_spell(now)
-        else:
-            self.carried(size, now)
+        if self._counts_from is None or now - self._last_received > pause:
+            self.became_idle()
+            self.became_busy(now)
+        self._last_received = now
+        self.carried(size, now)
+
+    def _begin_spell(self, now: float) -> None:
+        self._spell_began = self._spell_last = now
+        self._spell_bytes = 0
+        self._spell_pieces = 0
 
     def _believe_spell(self) -> None:
         if self._spell_began is None:

@@ -124,9 +124,11 @@ class Outgoing:
 
     def allowance(self, queue: StreamQueue) -> int:
         """How many more bytes of data this stream may queue now; 0 or less means wait."""
-        streams = len(self._ring) + (not queue.in_ring)
-        share = min(self._stream_limit, self._connection_limit // streams)
-        return max(share, FRAME_PAYLOAD_BYTES) - queue.queued_bytes
+        share = FRAME_PAYLOAD_BYTES  # which every stream has, however many there are
+        if self.queued_bytes < self._connection_limit:
+            streams = len(self._ring) + (not queue.in_ring)
+            share = max(share, min(self._stream_limit, self._connection_limit // streams))
+        return share - queue.queued_bytes
 
     def add_data(self, queue: StreamQueue, frame: bytes) -> None:
         """Queue one whole frame: DATA, or the FIN that must come after all data."""

@@ -43,8 +43,10 @@ class ReceiveQueue:
                     last = self._pieces[-1] = bytearray(last)
                 last += piece
                 return
-        packet = piece.obj
-        if isinstance(packet, bytes) and size * LARGEST_PACKET_PER_VIEW < len(packet):
+        if (
+            size < SMALL_PIECE_BYTES
+            or size * LARGEST_PACKET_PER_VIEW < memoryview(piece.obj).nbytes
+        ):
             self._pieces.append(bytes(piece))
         else:
             self._pieces.append(piece)

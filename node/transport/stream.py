@@ -84,6 +84,8 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
 
     async def receive_some(self, max_bytes: int | None = None) -> Piece:
         """Wait for bytes and return some, as bytes or a view of bytes; b"" at the end."""
+        if max_bytes is not None and max_bytes < 1:
+            raise ValueError("receiving nothing could not be told from the end")
         with self._sole_receiver():
             await self._wait_to_receive()
             piece = self._unread.take(max_bytes)
@@ -362,10 +364,10 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
         self._check_not_ended(self._send_finished)
 
     def _check_not_ended(self, is_closed: bool) -> None:
-        if self._ending is not None:
-            self._raise_ending(self._ending)
         if is_closed:
             raise trio.ClosedResourceError("this side closed the stream for sending")
+        if self._ending is not None:
+            self._raise_ending(self._ending)
 
     def _finish_sending(self) -> None:
         if self._send_finished:
@@ -395,6 +397,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
                 credit = self._receive_window.return_all() + dropped
                 if credit:
                     self._connection.outgoing.add_control(self._queue, credit=credit)
+        self._send_finished = True
         self._stop_receiving()
         self._forget_if_done()
 

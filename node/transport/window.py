@@ -2,10 +2,10 @@
 
 A receive window starts at Yamux's 256 KiB and follows the reader: whatever the application
 consumed within one round trip, twice that is what the sender needs in flight so as never to
-wait (the first half travels while the second is being used; a window that was the brake doubles
-every round trip, like slow start). So one stream fills a long fat link after a few round trips,
-and a reader that stops never makes its window grow: growth is earned by consuming, not by
-receiving.
+wait (one half travels while the other is being used). A window that was used up almost whole in
+one round trip was the brake, so that it says nothing about the link: it quadruples. So one stream
+fills a long fat link after two or three round trips, and a reader that stops never makes its
+window grow: growth is earned by consuming, not by receiving.
 
 Growth is paid from a budget that all streams of a connection share.
 
@@ -25,6 +25,12 @@ SHORTEST_ROUND_TRIP_SECONDS = 0.002
 
 # Twice what a round trip carries: one half on its way while the other is being consumed.
 WINDOW_PER_CONSUMED = 2
+
+# A window of which more than this part was consumed within one round trip was the brake, or nearly
+# so. Then the growth is larger. (TCP's slow start doubles; it starts anew for each connection,
+# whereas our streams start on connections that are warm.)
+BRAKE_FRACTION = 3 / 4
+WINDOW_PER_CONSUMED_AS_BRAKE = 4
 
 # Credit goes back in quarters of the window: often enough that the sender still holds three
 # quarters when the update is on its way, rarely enough that updates cost nothing.
@@ -115,18 +121,20 @@ class ReceiveWindow:
         round_trip = max(round_trip_seconds, SHORTEST_ROUND_TRIP_SECONDS)
         if self._round_began is None:
             self._round_began = now
-            self._consumed_in_round = 0
         self._consumed_in_round += size
         elapsed = now - self._round_began
         if elapsed < round_trip:
             return 0
         per_round_trip = self._consumed_in_round * round_trip / elapsed
+        was_brake = per_round_trip > self.size_bytes * BRAKE_FRACTION
+        factor = WINDOW_PER_CONSUMED_AS_BRAKE if was_brake else WINDOW_PER_CONSUMED
+        wanted = int(factor * per_round_trip)
         self._round_began = now
         self._consumed_in_round = 0
-        wanted = min(int(WINDOW_PER_CONSUMED * per_round_trip), self._limit) - self.size_bytes
-        if wanted <= 0:
+        growth = min(wanted, self._limit) - self.size_bytes
+        if growth <= 0:
             return 0
-        granted = self._budget.promise_growth(wanted)
+        granted = self._budget.promise_growth(growth)
         self.size_bytes += granted
         return granted
 

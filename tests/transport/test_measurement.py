@@ -1,0 +1,87 @@
+"""What a link carries: read off busy spells, and off nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.transport.measurement import REMEMBERED_ROUND_TRIPS, RateMeter, RoundTrips
+
+MEGABYTE = 1_000_000
+
+
+def carry(meter: RateMeter, rate: float, seconds: float, start: float = 0.0) -> float:
+    """A busy link: pieces of ten milliseconds at `rate`; returns when it ended."""
+    meter.became_busy(start)
+    steps = round(seconds / 0.01)
+    for step in range(1, steps + 1):
+        meter.carried(round(rate * 0.01), start + step * 0.01)
+    meter.became_idle()
+    return start + seconds
+
+
+def test_nothing_is_known_before_anything_was_measured() -> None:
+    assert RateMeter().bytes_per_second is None
+    assert RoundTrips().shortest_seconds is None
+    assert RoundTrips().slowest_seconds is None
+
+
+def test_a_busy_link_shows_its_rate() -> None:
+    meter = RateMeter()
+    carry(meter, 12.5 * MEGABYTE, 2.0)
+    assert meter.bytes_per_second == pytest.approx(12.5 * MEGABYTE, rel=0.01)
+    assert meter.total_bytes == 25 * MEGABYTE
+
+
+def test_a_burst_into_the_kernels_buffer_is_no_measurement() -> None:
+    meter = RateMeter()
+    meter.became_busy(0.0)
+    meter.carried(MEGABYTE, 0.0001)
+    meter.carried(MEGABYTE, 0.04)
+    meter.became_idle()
+    assert meter.bytes_per_second is None
+
+
+def test_chatter_is_no_measurement() -> None:
+    meter = RateMeter()
+    for step in range(10_000):
+        meter.received(100, step * 0.001, 0.01)
+    assert meter.bytes_per_second is None
+    assert meter.total_bytes == MEGABYTE
+
+
+def test_the_best_of_late_counts() -> None:
+    meter = RateMeter()
+    now = carry(meter, 10 * MEGABYTE, 1.0)
+    now = carry(meter, 2 * MEGABYTE, 1.0, now)
+    assert meter.bytes_per_second == pytest.approx(10 * MEGABYTE, rel=0.01)
+    for _ in range(3):
+        now = carry(meter, 2 * MEGABYTE, 1.0, now + 40.0)
+    assert meter.bytes_per_second == pytest.approx(2 * MEGABYTE, rel=0.01)
+
+
+def test_a_link_that_rests_keeps_its_last_reading() -> None:
+    meter = RateMeter()
+    carry(meter, 10 * MEGABYTE, 1.0)
+    meter.received(10, 1e6, None)
+    assert meter.bytes_per_second == pytest.approx(10 * MEGABYTE, rel=0.01)
+
+
+def test_a_receiver_guesses_spells_from_the_pauses() -> None:
+    meter = RateMeter()
+    now = 0.0
+    for _ in range(10):
+        for _ in range(50):
+            now += 0.01
+            meter.received(100_000, now, 0.02)
+        now += 5.0
+    assert meter.bytes_per_second == pytest.approx(10 * MEGABYTE, rel=0.05)
+
+
+def test_round_trips_are_remembered_for_a_while() -> None:
+    round_trips = RoundTrips()
+    round_trips.add(0.01)
+    round_trips.add(0.05)
+    assert (round_trips.shortest_seconds, round_trips.slowest_seconds) == (0.01, 0.05)
+    for _ in range(REMEMBERED_ROUND_TRIPS):
+        round_trips.add(0.1)
+    assert round_trips.shortest_seconds == 0.1
