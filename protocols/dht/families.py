@@ -1,0 +1,167 @@
+"""Key families: what may stand under keys that begin alike.
+
+A family declares the type and the size of its values, how many publishers one key may have, and
+how long a slot may live. Every node checks every slot against it before keeping it, so what is
+read from the directory always has the declared type, or was refused somewhere with a reason.
+
+Easy to get wrong: a node refuses families that it does not know. A new family works only among
+nodes that all declare it; a family that changes its type must keep reading the old form (append
+fields with defaults) or take a new name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from protocols.dht.refusals import SlotRefusal, SlotRefused
+from protocols.dht.slots import LARGEST_VALUE_BYTES, Slot, check_key
+from protocols.errors import MalformedMessage, ProtocolMisuse
+from protocols.messages import MessageType, encode
+
+VALUE_LIMIT_BYTES = 4096  # a record, not a file; a family that needs more says so
+SLOTS_PER_KEY = 256  # four times the largest swarm that we measure on one machine
+LONGEST_TTL_SECONDS = 24 * 3600.0  # a publisher that was not there for a day is gone
+
+# Clocks differ, and swarm time is an estimate: who asks for the longest life that is allowed must
+# not be refused because its clock is a little ahead of ours.
+CLOCK_TOLERANCE_MS = 60_000
+
+_FAMILY_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is declared of all keys `name/…`. `type` is anything that msgspec can decode."""
+
+    name: str
+    type: Any
+    value_limit_bytes: int = VALUE_LIMIT_BYTES
+    slots_per_key: int = SLOTS_PER_KEY
+    longest_ttl_seconds: float = LONGEST_TTL_SECONDS
+    _values: MessageType[Any] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not _FAMILY_NAME.fullmatch(self.name):
+            raise ProtocolMisuse(f"{self.name!r} is not the name of a key family.")
+        if not 0 < self.value_limit_bytes <= LARGEST_VALUE_BYTES:
+            raise ProtocolMisuse(
+                f"Family {self.name} allows {self.value_limit_bytes} bytes for a value.",
+                why=f"It can be 1 to {LARGEST_VALUE_BYTES}.",
+            )
+        if self.slots_per_key < 1 or not self.longest_ttl_seconds > 0:
+            raise ProtocolMisuse(f"Family {self.name} allows no slot at all.")
+        values = MessageType(self.type, f"value of family {self.name}")
+        object.__setattr__(self, "_values", values)
+
+    @property
+    def longest_ttl_ms(self) -> int:
+        return int(self.longest_ttl_seconds * 1000)
+
+    def decode(self, value: bytes) -> Any:
+        """The typed value in these bytes; SlotRefused if it is not of the family's type."""
+        self.check_size(value)
+        try:
+            return self._values.decode(value)
+        except MalformedMessage as error:
+            raise SlotRefused(
+                SlotRefusal.WRONG_SCHEMA,
+                f"This value does not fit the family {self.name}.",
+                why=str(error),
+                advice="Both sides may run different versions.",
+            ) from error
+
+    def encode(self, value: object) -> bytes:
+        """The bytes of a value; SlotRefused if every node would refuse it."""
+        try:
+            raw = encode(value)
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            raise SlotRefused(
+                SlotRefusal.WRONG_SCHEMA,
+                f"This {type(value).__name__} cannot be a value of the family {self.name}.",
+                why=str(error),
+            ) from error
+        self.decode(raw)
+        return raw
+
+    def check_size(self, value: bytes) -> None:
+        if len(value) > self.value_limit_bytes:
+            raise SlotRefused(
+                SlotRefusal.TOO_LARGE,
+                f"This value has {len(value):,} bytes.",
+                why=f"The family {self.name} allows {self.value_limit_bytes:,}.",
+                advice="Publish where the thing can be had, not the thing.",
+            )
+
+
+NOTE = Family("note", str)
+"""For trying the directory by hand: a text."""
+
+
+class Families:
+    """The families that a node knows. `note` is always among them."""
+
+    def __init__(self, families: Iterable[Family] = ()) -> None:
+        self._families = {NOTE.name: NOTE}
+        for family in families:
+            self.declare(family)
+
+    def __iter__(self) -> Iterator[Family]:
+        return iter(self._families.values())
+
+    def declare(self, family: Family) -> None:
+        """Add a family. Declaring the same twice is harmless; two of one name is a mistake."""
+        known = self._families.setdefault(family.name, family)
+        if known != family:
+            raise ProtocolMisuse(
+                f"The family {family.name} is declared twice, and differently.",
+                advice="Give one of the two another name.",
+            )
+
+    def family_of(self, key: str) -> Family:
+        """The family of a key; SlotRefused if it is no key or of a family unknown here."""
+        check_key(key)
+        name = key.partition("/")[0]
+        family = self._families.get(name)
+        if family is None:
+            raise SlotRefused(
+                SlotRefusal.UNKNOWN_FAMILY,
+                f"No family {name[:40]!r} of keys is known here.",
+                why=f"This node knows {', '.join(sorted(self._families))}.",
+                advice="For trying by hand, use a key that begins with note/.",
+            )
+        return family
+
+    def encode(self, key: str, value: object) -> bytes:
+        return self.family_of(key).encode(value)
+
+    def decode(self, slot: Slot) -> Any:
+        """The typed value of a slot that is not withdrawn."""
+        return self.family_of(slot.key).decode(slot.value)
+
+
+def check_time(family: Family, slot: Slot, now_ms: int) -> None:
+    """SlotRefused if the slot is over, or would live longer than its family allows."""
+    if slot.expires <= now_ms:
+        raise SlotRefused(
+            SlotRefusal.EXPIRED,
+            f"The slot under {slot.key!r} expired {(now_ms - slot.expires) / 1000:,.1f} s ago.",
+            advice="If it was new, the clock of its publisher is behind the swarm's.",
+        )
+    if slot.expires - now_ms > family.longest_ttl_ms + CLOCK_TOLERANCE_MS:
+        raise SlotRefused(
+            SlotRefusal.EXPIRY_TOO_FAR,
+            f"The slot under {slot.key!r} wants to live {(slot.expires - now_ms) / 1000:,.0f} s.",
+            why=f"The family {family.name} allows {family.longest_ttl_seconds:,.0f} s.",
+            advice="Its publisher's node republishes it for as long as it runs.",
+        )
+
+
+def check_value(family: Family, slot: Slot) -> None:
+    """SlotRefused unless the value is of the family's type; a withdrawn slot has none."""
+    if not slot.withdrawn:
+        family.decode(slot.value)
