@@ -66,18 +66,21 @@ async def open_libp2p_network(
     an ExceptionGroup.
     """
     body_error: BaseException | None = None
+    network = None
     async with trio.open_nursery() as nursery:
-        network = Libp2pNetwork(identity, settings or Libp2pSettings(), nursery)
         try:
+            network = Libp2pNetwork(identity, settings or Libp2pSettings(), nursery)
             await network._start()
             yield network
         except BaseException as error:  # noqa: BLE001  raised again below, outside the nursery
             body_error = error
         finally:
-            with trio.CancelScope(shield=True), trio.move_on_after(CLOSING_SECONDS):
-                await network._end()
+            if network is not None:
+                with trio.CancelScope(shield=True), trio.move_on_after(CLOSING_SECONDS):
+                    await network._end()
             nursery.cancel_scope.cancel()
-    network._links.end_subscriptions()
+    if network is not None:
+        network._links.end_subscriptions()
     if body_error is not None:
         raise body_error
 
@@ -253,7 +256,7 @@ class Libp2pNetwork(Network):
         self._book.keep(connection.peer)
         self._nursery.start_soon(self._introductions.exchange, connection)
         if len(self._links.connections_to(connection.peer)) > 1:
-            self._nursery.start_soon(settle, self._links, connection)
+            self._nursery.start_soon(settle, self._links, connection, self._settings)
 
     def _connection_down(self, connection: PeerConnection) -> None:
         if not self._links.connections_to(connection.peer):

@@ -45,7 +45,10 @@ class OneRoundTripSelector:
         self.handlers = handlers
 
     async def select(
-        self, connection: LibraryConnection, is_initiator: bool, negotiate_timeout: float = 0  # noqa: ARG002
+        self,
+        connection: LibraryConnection,
+        is_initiator: bool,
+        negotiate_timeout: float = 0,  # noqa: ARG002
     ) -> tuple[Any, Any]:
         """(protocol, handler), or the library's MultiselectError.
 

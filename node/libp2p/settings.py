@@ -54,6 +54,15 @@ class Libp2pSettings:
     negotiation_seconds: float = 10.0
     """From a stream's first byte to an agreed protocol, when others open it."""
 
+    sign_of_life_seconds: float = 5.0
+    """When a second connection to a peer comes up, the first must answer a ping within this, or
+    it is closed. A round trip halfway round the world with full queues is under two seconds, and
+    a peer that needs longer has just shown that it has a better connection."""
+
+    surplus_idle_seconds: float = 10.0
+    """A live connection beside a better one to the same peer is closed when it has had no stream
+    for this long: longer than it takes to open one, so that none is lost."""
+
     addresses_per_peer: int = 16
     """Addresses remembered for one peer; the newest are kept. A laptop with IPv4, IPv6, a VPN and
     a container bridge has about eight."""

@@ -17,34 +17,33 @@ import trio
 
 from node.libp2p.connection import PeerConnection
 from node.libp2p.link_table import LinkTable
+from node.libp2p.settings import Libp2pSettings
 
 log = logging.getLogger(__name__)
 
-# A round trip halfway round the world with a full queue on the way is under two seconds; a peer
-# that needs longer is as good as gone, and has just shown that it has a better connection.
-SIGN_OF_LIFE_SECONDS = 5.0
-# Longer than it takes to open a stream, so that one being opened is not lost.
-IDLE_BEFORE_CLOSING_SECONDS = 10.0
 
-
-async def settle(links: LinkTable[PeerConnection], newcomer: PeerConnection) -> None:
+async def settle(
+    links: LinkTable[PeerConnection], newcomer: PeerConnection, settings: Libp2pSettings
+) -> None:
     """Run as a task when `newcomer` has come up beside others to the same peer."""
     older = [each for each in links.connections_to(newcomer.peer) if each is not newcomer]
     for connection in older:
         links.mark(connection, alive=False)
     async with trio.open_nursery() as nursery:
         for connection in older:
-            nursery.start_soon(_ask_for_life, links, connection)
+            nursery.start_soon(_ask_for_life, links, connection, settings.sign_of_life_seconds)
     while (surplus := _dialled_surplus(links, newcomer)) is not None:
-        await trio.sleep(IDLE_BEFORE_CLOSING_SECONDS)
+        await trio.sleep(settings.surplus_idle_seconds)
         if surplus is _dialled_surplus(links, newcomer) and not surplus.open_stream_count:
             log.debug("Closing %r, which another link has made surplus", surplus)
             await surplus.close()
 
 
-async def _ask_for_life(links: LinkTable[PeerConnection], connection: PeerConnection) -> None:
+async def _ask_for_life(
+    links: LinkTable[PeerConnection], connection: PeerConnection, patience_seconds: float
+) -> None:
     try:
-        with trio.fail_after(SIGN_OF_LIFE_SECONDS):
+        with trio.fail_after(patience_seconds):
             await connection.ping()
     except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
         log.info("%r gives no sign of life, and the peer has a newer link", connection)

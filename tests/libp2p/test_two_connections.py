@@ -1,0 +1,86 @@
+"""When two connections to one peer come up: the living one is the link, and one remains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import trio
+
+from node.bench.link import LinkConditions
+from node.bench.link_proxy import open_link_proxy
+from node.libp2p_network import Libp2pNetwork, open_libp2p_network
+from protocols.identity import Identity
+from tests.libp2p.nodes import LOOPBACK, PATIENCE_SECONDS, echo, networks
+from tests.waiting import until
+
+ECHO = "/potluck/echo/1.0.0"
+IMPATIENT = replace(LOOPBACK, sign_of_life_seconds=0.3, surplus_idle_seconds=0.1)
+
+
+def connections(of: Libp2pNetwork) -> int:
+    return len(of._links.every_connection())
+
+
+async def test_of_two_simultaneous_dials_the_same_one_remains_on_both_sides() -> None:
+    async with networks(2, IMPATIENT) as (first, second):
+        first.serve(ECHO, echo)
+        second.serve(ECHO, echo)
+        # What both `connect` at once come to, made certain.
+        await first._dial(second.peer_id)
+        await second._dial(first.peer_id)
+        await until(lambda: connections(first) == 2, within_seconds=PATIENCE_SECONDS)
+        with first.link_events() as events:
+            for one in (first, second):
+                await until(lambda one=one: connections(one) == 1, PATIENCE_SECONDS)  # type: ignore[misc]
+            assert events.statistics().current_buffer_used == 0
+        ours, theirs = first.link(second.peer_id), second.link(first.peer_id)
+        assert ours is not None
+        assert theirs is not None
+        assert ours.inbound != theirs.inbound
+        assert theirs.inbound == (first.peer_id < second.peer_id)
+        stream = await first.open(second.peer_id, ECHO)
+        await stream.send_all(b"sound")
+        assert await stream.receive_some() == b"sound"
+
+
+async def test_a_surplus_connection_is_not_closed_under_a_stream() -> None:
+    async with networks(2, IMPATIENT) as (first, second):
+        smaller, larger = sorted((first, second), key=lambda network: network.peer_id)
+        smaller.serve(ECHO, echo)
+        doomed = await larger._dial(smaller.peer_id)  # the larger one's dial becomes surplus
+        stream = await larger.open(smaller.peer_id, ECHO)
+        await smaller._dial(larger.peer_id)
+        await until(lambda: larger._links.best(smaller.peer_id) is not doomed, PATIENCE_SECONDS)
+        for _ in range(5):
+            await stream.send_all(b"still used")
+            assert await stream.receive_some() == b"still used"
+            await trio.sleep(2 * IMPATIENT.surplus_idle_seconds)
+        await stream.aclose()
+        await until(lambda: connections(larger) == 1, within_seconds=PATIENCE_SECONDS)
+        assert doomed.ended.is_set()
+
+
+async def test_a_peer_that_lost_power_and_came_back_is_met_over_its_new_connection() -> None:
+    """The old connection is dead and nobody has said so; it is the one that the rule prefers."""
+    seed = 0
+    async with open_libp2p_network(Identity.from_seed(bytes(32)), IMPATIENT) as near:
+        while (identity := Identity.from_seed(bytes([seed]) * 32)).peer_id <= near.peer_id:
+            seed += 1
+        async with open_libp2p_network(identity, IMPATIENT) as before:
+            port = int(before.addresses()[0].split("/")[4])
+            async with open_link_proxy(("127.0.0.1", port), LinkConditions()) as proxy:
+                near.learn_addresses(before.peer_id, [f"/ip4/127.0.0.1/tcp/{proxy.port}"])
+                await near.connect(before.peer_id)
+                proxy.swallow()
+                async with open_libp2p_network(identity, IMPATIENT) as after:
+                    after.serve(ECHO, echo)
+                    after.learn_addresses(near.peer_id, near.addresses())
+                    await after.connect(near.peer_id)
+                    await until(lambda: connections(near) == 2, PATIENCE_SECONDS)
+                    with trio.fail_after(IMPATIENT.sign_of_life_seconds):
+                        stream = await near.open(identity.peer_id, ECHO)
+                        await stream.send_all(b"back")
+                        assert await stream.receive_some() == b"back"
+                    await until(lambda: connections(near) == 1, PATIENCE_SECONDS)
+                    await stream.send_all(b"to stay")
+                    assert await stream.receive_some() == b"to stay"
