@@ -39,7 +39,14 @@ from node.control_frames import (
     length_of,
     reply_in,
 )
-from protocols.errors import LimitExceeded, MalformedMessage, PotluckError, ProtocolMisuse, Refused
+from protocols.errors import (
+    DeadlineExceeded,
+    LimitExceeded,
+    MalformedMessage,
+    PotluckError,
+    ProtocolMisuse,
+    Refused,
+)
 
 PATIENCE_SECONDS = 20.0
 
@@ -348,3 +355,15 @@ def test_the_client_survives_whatever_answers(sent: bytes, tmp_path: Path) -> No
             connection.close()
             with pytest.raises(PotluckError):
                 next(answers)
+
+
+def test_a_node_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        with (
+            ask(path, "x", silence_seconds=0.05) as answers,
+            pytest.raises(DeadlineExceeded, match="SIGSTOP"),
+        ):
+            next(answers)
