@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -17,17 +17,22 @@ import trio
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.host.basic_host import BasicHost
+from libp2p.io.exceptions import IOException
 from libp2p.network.config import ConnectionConfig
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
+from node.bench.link import LinkConditions
+from node.bench.link_proxy import open_link_proxy
 from tests.libp2p.nodes import closed_port
 from tests.waiting import until
 
 ANY_PORT = Multiaddr("/ip4/127.0.0.1/tcp/0")
 ECHO = "/potluck/echo/1.0.0"
+# Narrow enough that a write stands in the middle of a Noise packet when it is cancelled.
+NARROW = LinkConditions(bytes_per_second=400_000, queue_bytes=16_000)
 
 # The library leaves sockets to the garbage collector.
 pytestmark = [
@@ -180,6 +185,62 @@ async def test_connecting_waits_a_quarter_of_a_second_after_it_has_succeeded() -
         start = trio.current_time()
         await near.connect(whereabouts(far))
         assert trio.current_time() - start >= 0.25
+
+
+async def test_a_257th_outgoing_stream_waits_for_ever() -> None:
+    """node.transport, and no resource manager: our limits are counts that refuse."""
+    async with host() as near, host() as far:
+        await near.connect(whereabouts(far))
+        (connection,) = near.get_network().get_connections(far.get_id())
+        for _ in range(256):
+            await connection.muxed_conn.open_stream()
+        with trio.move_on_after(1) as waiting:
+            await connection.muxed_conn.open_stream()
+        assert waiting.cancelled_caught
+
+
+async def test_a_cancelled_write_kills_the_connection_in_silence() -> None:
+    """node.transport: see test_slow_links, where ours goes through the same."""
+
+    async def read_all(stream: Any) -> None:
+        with suppress(IOException):
+            while await stream.read(1 << 16):
+                pass
+
+    async def answer(stream: Any) -> None:
+        await stream.write(await stream.read(16))
+
+    async with host() as near, host() as far:
+        far.set_stream_handler("/potluck/sink/1.0.0", read_all)
+        far.set_stream_handler(ECHO, answer)
+        port = int(far.get_transport_addrs()[0].value_for_protocol("tcp"))
+        async with open_link_proxy(("127.0.0.1", port), NARROW, LinkConditions()) as proxy:
+            narrow = Multiaddr(f"/ip4/127.0.0.1/tcp/{proxy.port}")
+            await near.connect(PeerInfo(far.get_id(), [narrow]))
+            stream = await near.new_stream(far.get_id(), ["/potluck/sink/1.0.0"])
+            with trio.move_on_after(0.2):
+                await stream.write(bytes(8 << 20))
+            with trio.move_on_after(3) as waiting:
+                other = await near.new_stream(far.get_id(), [ECHO])
+                await other.write(b"sound")
+                await other.read(16)
+            assert waiting.cancelled_caught
+            assert far.get_id() in near.get_connected_peers()
+
+
+@pytest.mark.slow
+async def test_a_reader_that_pauses_for_five_seconds_gets_its_stream_reset() -> None:
+    """node.transport: a slow reader is waited for."""
+    async with host() as near, host() as far:
+
+        async def pause(_: Any) -> None:
+            await trio.sleep_forever()
+
+        far.set_stream_handler(ECHO, pause)
+        await near.connect(whereabouts(far))
+        stream = await near.new_stream(far.get_id(), [ECHO])
+        with trio.fail_after(15), pytest.raises(IOException):
+            await stream.write(bytes(8 << 20))
 
 
 def _leaves(error: BaseException) -> list[str]:

@@ -1,0 +1,128 @@
+"""Far, narrow and silent links: round trips counted, cancelled sends, readers that pause."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import trio
+
+from node.bench.link import LinkConditions
+from node.bench.link_proxy import LinkProxy, open_link_proxy
+from node.libp2p_network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
+from node.transport import YamuxSettings
+from protocols.errors import Unreachable
+from protocols.identity import Identity
+from protocols.network import Stream
+from tests.libp2p.nodes import LOOPBACK, PATIENCE_SECONDS, echo
+from tests.waiting import until
+
+ECHO = "/potluck/echo/1.0.0"
+ROUND_TRIP_SECONDS = 0.2
+FAR = LinkConditions(delay_seconds=ROUND_TRIP_SECONDS / 2)
+NARROW = LinkConditions(bytes_per_second=400_000, queue_bytes=16_000)
+
+
+@asynccontextmanager
+async def linked(
+    there: LinkConditions, back: LinkConditions, settings: Libp2pSettings = LOOPBACK
+) -> AsyncIterator[tuple[Libp2pNetwork, Libp2pNetwork, LinkProxy]]:
+    """Two networks of which the first knows the second at the far end of a link."""
+    async with (
+        open_libp2p_network(Identity.generate(), settings) as near,
+        open_libp2p_network(Identity.generate(), settings) as far,
+    ):
+        port = int(far.addresses()[0].split("/")[4])
+        async with open_link_proxy(("127.0.0.1", port), there, back) as proxy:
+            near.learn_addresses(far.peer_id, [f"/ip4/127.0.0.1/tcp/{proxy.port}"])
+            far.serve(ECHO, echo)
+            yield near, far, proxy
+
+
+async def test_connecting_and_opening_take_four_round_trips() -> None:
+    """Noise chosen, Noise, Yamux chosen, the stream's protocol (the proxy swallows TCP's own).
+
+    The library takes two for each of the three choices: seven in all.
+    """
+    async with linked(FAR, FAR) as (near, far, _):
+        started = trio.current_time()
+        await near.open(far.peer_id, ECHO)
+        taken = trio.current_time() - started
+        assert 3.9 * ROUND_TRIP_SECONDS < taken < 5.9 * ROUND_TRIP_SECONDS
+
+
+async def test_opening_a_stream_takes_one_round_trip() -> None:
+    async with linked(FAR, FAR) as (near, far, _):
+        await near.connect(far.peer_id)
+        started = trio.current_time()
+        await near.open(far.peer_id, ECHO)
+        taken = trio.current_time() - started
+        assert 0.9 * ROUND_TRIP_SECONDS < taken < 1.9 * ROUND_TRIP_SECONDS
+
+
+async def test_a_cancelled_send_leaves_the_connection_sound() -> None:
+    async def sink(stream: Stream) -> None:
+        while await stream.receive_some():
+            pass
+
+    async with linked(NARROW, LinkConditions()) as (near, far, _):
+        far.serve("/potluck/sink/1.0.0", sink)
+        stream = await near.open(far.peer_id, "/potluck/sink/1.0.0")
+        with trio.move_on_after(0.2) as cancelling:
+            await stream.send_all(bytes(8 << 20))
+        assert cancelling.cancelled_caught
+        stream.reset()
+        with trio.fail_after(PATIENCE_SECONDS):
+            other = await near.open(far.peer_id, ECHO)
+            await other.send_all(b"sound")
+            assert await other.receive_some() == b"sound"
+
+
+@pytest.mark.slow
+async def test_a_reader_that_pauses_for_longer_than_five_seconds_is_waited_for() -> None:
+    resume = trio.Event()
+    count = 0
+
+    async def pause(stream: Stream) -> None:
+        nonlocal count
+        await resume.wait()
+        while chunk := await stream.receive_some():
+            count += len(chunk)
+
+    async with linked(LinkConditions(), LinkConditions()) as (near, far, _):
+        far.serve("/potluck/pause/1.0.0", pause)
+        stream = await near.open(far.peer_id, "/potluck/pause/1.0.0")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, bytes(64 << 20))
+            await trio.sleep(6)
+            resume.set()
+        await stream.aclose()
+        await until(lambda: count == 64 << 20, within_seconds=PATIENCE_SECONDS)
+
+
+async def test_a_link_that_swallows_everything_is_found_out() -> None:
+    """No packet says so; the keep-alive does, and streams break and the link goes."""
+    yamux = YamuxSettings(keep_alive_seconds=0.2, keep_alive_deadline_seconds=0.3)
+    async with linked(LinkConditions(), LinkConditions(), replace(LOOPBACK, yamux=yamux)) as (
+        near,
+        far,
+        proxy,
+    ):
+        stream = await near.open(far.peer_id, ECHO)
+        proxy.swallow()
+        with trio.fail_after(PATIENCE_SECONDS):
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.receive_some()
+            await until(lambda: not near.links(), within_seconds=PATIENCE_SECONDS)
+            await until(lambda: not far.links(), within_seconds=PATIENCE_SECONDS)
+
+
+async def test_a_node_that_accepts_and_never_shakes_hands_is_given_up_in_time() -> None:
+    settings = replace(LOOPBACK, dial_seconds=0.3)
+    async with linked(LinkConditions(), LinkConditions(), settings) as (near, far, proxy):
+        proxy.swallow()
+        with trio.fail_after(PATIENCE_SECONDS), pytest.raises(Unreachable) as failure:
+            await near.connect(far.peer_id)
+        assert "no handshake in 0.3 s" in failure.value.why
