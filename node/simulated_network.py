@@ -314,6 +314,8 @@ class SimulatedWorld:
 
     def is_cut(self, source: SimulatedNetwork, target: SimulatedNetwork) -> bool:
         """Whether nothing gets from `source` to `target` now."""
+        if not self._cuts:
+            return False
         return any(cut.lies_between(source.index, target.index) for cut in self._cuts)
 
     # -- links -----------------------------------------------------------------------------
@@ -335,7 +337,7 @@ class SimulatedWorld:
 
     def now(self) -> float:
         """Seconds since this world began."""
-        return trio.current_time() - self._origin
+        return self.timeline.now() - self._origin
 
     def honest_time(self) -> float:
         """What a correct clock shows, in seconds since 1970."""

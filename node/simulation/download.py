@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-import trio
-
 from node.simulation.link_model import segment_bytes
 from node.simulation.timeline import Timeline
 
@@ -42,7 +40,7 @@ class Download:
             limit = segment_bytes(self.bytes_per_second)
             if message.size and self.bytes_per_second is not None and limit is not None:
                 size = min(limit, message.size)
-                done = trio.current_time() + size / self.bytes_per_second
+                done = self._timeline.now() + size / self.bytes_per_second
                 self._timeline.at(done, self._served, size)
                 return
             self._waiting.popleft()

@@ -88,6 +88,8 @@ class LinkEnd:
     ) -> None:
         self.link = link
         self.node = node
+        self.world: SimulatedWorld = node.world
+        self._timeline = node.world.timeline
         self.peer: PeerId = to.peer_id
         self.inbound = inbound
         self.alive = True
@@ -97,7 +99,7 @@ class LinkEnd:
         self.send_rate = RateMeter()
         self.receive_rate = RateMeter()
         self.round_trip_seconds: float | None = None
-        self.connected_at = trio.current_time()
+        self.connected_at = self._timeline.now()
         self._remote_address = remote_address
         self.path: LinkSettings = node.world.path(node, to)
         self._pipe = Pipe(self.path.bytes_per_second)
@@ -110,12 +112,8 @@ class LinkEnd:
     def __repr__(self) -> str:
         return f"{self.node.name} to {self.other.node.name}"
 
-    @property
-    def world(self) -> SimulatedWorld:
-        return self.node.world
-
     def facts(self) -> LinkFacts:
-        now = trio.current_time()
+        now = self._timeline.now()
         return LinkFacts(
             peer=self.peer,
             reach=Reach.DIRECT,
@@ -141,7 +139,7 @@ class LinkEnd:
 
     def carry(self, kind: Kind, size: int, deliver: Callable[..., None], *arguments: Any) -> float:
         """Send one message to the other end; returns when it has left our side."""
-        now = trio.current_time()
+        now = self._timeline.now()
         left = self._pipe.pass_through(self.node.upload.pass_through(now, size), size)
         arrival = max(left + self.path.delay(self.world.chance), self._last_arrival)
         self._last_arrival = arrival
@@ -149,7 +147,7 @@ class LinkEnd:
             self.bytes_sent += size
             self.send_rate.record(now, size)
         message = Message(now, kind, size, deliver, arguments)
-        self.world.timeline.at(arrival, self._arrive, message)
+        self._timeline.at(arrival, self._arrive, message)
         return left
 
     def _arrive(self, message: Message) -> None:
@@ -174,14 +172,14 @@ class LinkEnd:
         if other.alive:
             if message.size:
                 other.bytes_received += message.size
-                other.receive_rate.record(trio.current_time(), message.size)
+                other.receive_rate.record(self._timeline.now(), message.size)
             message.deliver(*message.arguments)
         elif (
             self.alive and message.kind is not Kind.GOODBYE and self.world.machine_is_up(other.node)
         ):
             # a connection that its owner no longer knows: the kernel over there says so
-            self.world.timeline.at(
-                trio.current_time() + other.path.latency_seconds,
+            self._timeline.at(
+                self._timeline.now() + other.path.latency_seconds,
                 self.break_now,
                 "the other side no longer has this connection",
             )
@@ -194,11 +192,11 @@ class LinkEnd:
                 self.deliver(message)
         if self._held_on_path and not self._is_held_on_path(self._held_on_path[0]):
             waiting, self._held_on_path = self._held_on_path, deque()
-            now = trio.current_time()
+            now = self._timeline.now()
             for message in waiting:
                 arrival = max(now + self.path.delay(self.world.chance), self._last_arrival)
                 self._last_arrival = arrival
-                self.world.timeline.at(arrival, self._arrive, message)
+                self._timeline.at(arrival, self._arrive, message)
 
     # -- what the wire brings --------------------------------------------------------------
 
@@ -257,14 +255,14 @@ class LinkEnd:
         self._pings += 1
         number = self._pings
         answer = self._answers[number] = trio.Event()
-        started = trio.current_time()
+        started = self._timeline.now()
         try:
             self.carry(Kind.PING, 0, self.other.on_ping, number)
             await answer.wait()
         finally:
             del self._answers[number]
         self._check_alive()
-        self.round_trip_seconds = trio.current_time() - started
+        self.round_trip_seconds = self._timeline.now() - started
         return self.round_trip_seconds
 
     def _check_alive(self) -> None:

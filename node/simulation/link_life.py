@@ -14,8 +14,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-import trio
-
 from node.simulation.link import Link, LinkEnd
 from node.simulation.timeline import Timeline
 
@@ -35,11 +33,11 @@ class LinkLife:
         rate = max(end.path.breaks_per_hour for end in link.ends)
         if rate > 0:
             lasts = self._chance.expovariate(rate / SECONDS_PER_HOUR)
-            self._timeline.at(trio.current_time() + lasts, self._lose, link)
+            self._timeline.at(self._timeline.now() + lasts, self._lose, link)
 
     def look_at(self, links: Iterable[Link]) -> None:
         """Something may have changed for these links."""
-        now = trio.current_time()
+        now = self._timeline.now()
         for link in links:
             impeded = any(_gets_nothing_through(end) for end in link.ends)
             if not impeded:

@@ -146,7 +146,7 @@ class SimulatedStream(Stream):
         while self._queue and not self._leaving:
             segment = self._next_segment(end.segment_bytes())
             left = end.carry(Kind.DATA, len(segment), end.other.on_data, self._number, segment)
-            if left > trio.current_time():
+            if left > end.world.timeline.now():
                 self._leaving = True
                 end.world.timeline.at(left, self._segment_left)
         if self._queue or self._leaving:

@@ -32,8 +32,13 @@ class Timeline:
         self._count = 0
         self._sleep = trio.CancelScope()
         self._next_wake = -math.inf  # of `run`, while it sleeps
+        self._now = 0.0  # only while driven
         self.is_driven = False
         self.calls_made = 0
+
+    def now(self) -> float:
+        """trio's current time, at a tenth of the cost while the clock is ours to move."""
+        return self._now if self.is_driven else trio.current_time()
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -52,6 +57,7 @@ class Timeline:
         nodes then cost a thousand jumps a second instead of a hundred thousand.
         """
         self.is_driven = True
+        self._now = clock.current_time()
 
         def jump() -> None:
             now = clock.current_time()
@@ -64,7 +70,8 @@ class Timeline:
                 time = math.ceil(time / tick_seconds) * tick_seconds
             if time > now:
                 clock.jump(time - now)
-            self._make_due_calls(clock.current_time())
+            self._now = clock.current_time()
+            self._make_due_calls(self._now)
 
         # trio 0.35 calls this when all tasks are blocked; MockClock cannot be subclassed, and
         # the run loop accepts no other clock that jumps

@@ -1,0 +1,90 @@
+"""A thousand nodes in one process: busy ones in reasonable time, idle ones for nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import trio
+
+from node.simulated_network import (
+    LinkSettings,
+    SimulatedNetwork,
+    SimulatedWorld,
+    WorldSettings,
+    run_simulation,
+)
+from protocols.network import Stream
+from tests.simulated.worlds import PROTOCOL, echo, simulated
+
+NODES = 1000
+PEERS_OF_EACH = 10
+MINUTE_SECONDS = 60.0
+PAUSE_SECONDS = 10.0  # between two messages on one stream, on average
+TICK_SECONDS = 0.001
+MESSAGE = b"m" * 200
+# 10 to 15 s where this was written, mostly trio's; the bar leaves room for slow machines
+MOST_CPU_SECONDS = 60.0
+
+
+async def busy_minute(world: SimulatedWorld) -> tuple[int, str]:
+    """Each of a thousand nodes talks to ten others; how many answers came, and the trace."""
+    nodes = [world.add_node() for _ in range(NODES)]
+    answers = 0
+
+    async def talk(node: SimulatedNetwork, peer: SimulatedNetwork) -> None:
+        nonlocal answers
+        node.learn_addresses(peer.peer_id, peer.addresses())
+        stream: Stream = await node.open(peer.peer_id, PROTOCOL)
+        async with stream:
+            while True:
+                await trio.sleep(node.random.expovariate(1 / PAUSE_SECONDS))
+                await stream.send_all(MESSAGE)
+                assert await stream.receive_some() == MESSAGE
+                answers += 1
+
+    with trio.move_on_after(MINUTE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                node.serve(PROTOCOL, echo)
+            for node in nodes:
+                for step in range(PEERS_OF_EACH):
+                    nursery.start_soon(talk, node, nodes[(node.index + 1 + 97 * step) % NODES])
+    return answers, world.trace_hash()
+
+
+@pytest.mark.slow
+def test_a_thousand_nodes_talk_to_ten_others_each_for_a_minute() -> None:
+    link = LinkSettings(latency_seconds=0.03, jitter_seconds=0.02)
+    started = time.process_time()
+    answers, _ = run_simulation(
+        busy_minute, seed=1, settings=WorldSettings(link=link), tick_seconds=TICK_SECONDS
+    )
+    cpu_seconds = time.process_time() - started
+    expected = NODES * PEERS_OF_EACH * MINUTE_SECONDS / PAUSE_SECONDS
+    assert 0.95 * expected < answers < expected
+    assert cpu_seconds < MOST_CPU_SECONDS
+
+
+@simulated
+async def test_a_thousand_nodes_start_no_task(world: SimulatedWorld) -> None:
+    before = trio.lowlevel.current_statistics().tasks_living
+    nodes = [world.add_node() for _ in range(NODES)]
+    for node in nodes:
+        node.serve(PROTOCOL, echo)
+    assert trio.lowlevel.current_statistics().tasks_living == before
+
+
+@simulated
+async def test_a_thousand_linked_nodes_that_are_idle_for_hours_cost_nothing(
+    world: SimulatedWorld,
+) -> None:
+    nodes = [world.add_node() for _ in range(NODES)]
+    for node in nodes:
+        neighbour = nodes[(node.index + 1) % NODES]
+        node.learn_addresses(neighbour.peer_id, neighbour.addresses())
+        await node.connect(neighbour.peer_id)
+    calls = world.timeline.calls_made
+    await trio.sleep(12 * 3600)
+    assert world.timeline.calls_made == calls
+    assert all(len(node.links()) == 2 for node in nodes)
