@@ -82,7 +82,10 @@ class SlotCache:
     def _drop_ended(self, key: str, now_ms: int) -> None:
         copies = self._keys.get(key)
         if copies is not None:
-            for publisher in [one for one, copy in copies.items() if copy.ends <= now_ms]:
+            # a copy with more than its time left was taken before the clock was put back
+            latest_end = now_ms + self._milliseconds
+            ended = [one for one, copy in copies.items() if not now_ms < copy.ends <= latest_end]
+            for publisher in ended:
                 self.drop(key, publisher)
 
     def _drop_key(self, key: str) -> None:
