@@ -57,10 +57,10 @@ async def _supervise(main: Callable[[], Awaitable[int]], terminated: int) -> int
         async for number in received:
             if stopped_by is None:
                 stopped_by = number
-                _set_alarm(_code_of(number, terminated))
                 nursery.cancel_scope.cancel()
 
     with trio.open_signal_receiver(*_signals()) as received:
+        _set_the_alarm_at_once(terminated)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch_signals, received)
@@ -81,6 +81,29 @@ def _signals() -> list[signal.Signals]:
 
 def _code_of(number: int, terminated: int) -> int:
     return terminated if number == signal.SIGTERM else 128 + number
+
+
+def _set_the_alarm_at_once(terminated: int) -> None:
+    """Have the first signal set the alarm itself, before the loop has heard of it.
+
+    The loop may not hear: a plain write to a full pipe, whose reader is paused, blocks it.
+    """
+    alarm_is_set = False
+
+    def around(deliver: Callable[[int, FrameType | None], object]) -> None:
+        def receive(number: int, frame: FrameType | None) -> None:
+            nonlocal alarm_is_set
+            if not alarm_is_set:
+                alarm_is_set = True
+                _set_alarm(_code_of(number, terminated))
+            deliver(number, frame)
+
+        signal.signal(each, receive)
+
+    for each in _signals():
+        to_the_loop = signal.getsignal(each)
+        if callable(to_the_loop):
+            around(to_the_loop)
 
 
 def _set_alarm(code: int) -> None:
