@@ -24,6 +24,7 @@ next sends or receives: a handler that waits for something else should receive m
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
@@ -54,7 +55,7 @@ from protocols.messages import (
 )
 from protocols.method import Accepted, BulkMethod, Closed, Closing, Opening, encode_within
 from protocols.network import Stream
-from protocols.remote_errors import revive
+from protocols.remote_errors import again, revive
 from protocols.rpc_state import RpcState
 from protocols.wire import (
     ACCEPT,
@@ -114,6 +115,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
         self._sending = trio.Lock()
         self._last_sent = trio.current_time()
         self._receiving = False
+        self._receive_failure: PotluckError | None = None
         self._announced: bytes | None = None  # the header of the chunk that comes next
         self._remote_closing: Received | None = None
         self._limits = {
@@ -249,10 +251,8 @@ class Transfer(Generic[Accepted, Sent, Received]):
         if self._receiving or self._announced is not None:
             return
         with trio.move_on_after(LAST_WORD_SECONDS):
-            try:
+            with contextlib.suppress(Unreachable):
                 await self._next_chunk_header()
-            except Unreachable:
-                return
 
     # Receiving
 
@@ -313,25 +313,33 @@ class Transfer(Generic[Accepted, Sent, Received]):
         return self._announced
 
     async def _receiving_alone(self, receive: Callable[..., Awaitable[Any]], *what: Any) -> Any:
-        """Run one receiving step; whatever cuts it short ends the stream."""
+        """Run one receiving step. What ends it early ends all receiving, and most of it the stream.
+
+        The stream stays when a whole frame was the reason, for it can still carry our ERROR.
+        """
         if self._receiving:
             raise trio.BusyResourceError("another task is receiving from this transfer")
+        if self._receive_failure is not None:
+            raise again(self._receive_failure)
         self._receiving = True
-        whole = False
+        keep_stream = False
         try:
             result = await receive(*what)
-            whole = True
+            keep_stream = True
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise self._lost() from None
-        except RemoteMisbehaviour as error:
-            self._state.misbehaved(self.peer, self._bulk.protocol, error)
-            whole = True  # the other direction may still carry the reason to the other side
+        except PotluckError as error:
+            self._receive_failure = error
+            keep_stream = not isinstance(error, DeadlineExceeded)
+            if isinstance(error, RemoteMisbehaviour):
+                self._state.misbehaved(self.peer, self._bulk.protocol, error)
             raise
         finally:
             self._receiving = False
-            if not whole:
+            if not keep_stream:
                 self._stream.reset()
         if isinstance(result, PotluckError):
+            self._receive_failure = result
             raise result
         return result
 

@@ -197,11 +197,14 @@ def test_a_handler_that_raises_ends_the_transfer_with_its_error(
         async def use() -> None:
             async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
                 await transfer.send_chunk(b"x")
-                await transfer.finish(Number(0))
+                with pytest.raises(arrives):
+                    await transfer.receive_chunk()
+                await transfer.receive_chunk()
 
         pair.answering.serve_bulk(UPLOAD, refuse)
         with pytest.raises(arrives) as error:
             await use()
+        assert pair.asking.statistics().misbehaviours == 0
         assert "secret" not in str(error.value)
         await pair.settle()
         assert pair.answering.statistics().transfers_open == 0
