@@ -36,11 +36,12 @@ from node.simulation.link_life import LinkLife
 from node.simulation.link_model import LinkSettings
 from node.simulation.partition import Cut, cuts_between
 from node.simulation.settings import NodeSettings, WorldSettings
-from node.simulation.simulated_node import SimulatedNetwork
+from node.simulation.simulated_node import SimulatedNetwork, linked
 from node.simulation.timeline import Timeline
 from node.simulation.trace import NOBODY, Kind, Trace
 from protocols.errors import ProtocolMisuse
 from protocols.identity import Identity
+from protocols.network import Reach
 
 __all__ = [
     "LinkSettings",
@@ -302,6 +303,18 @@ class SimulatedWorld:
         self, source: SimulatedNetwork, target: SimulatedNetwork, settings: LinkSettings
     ) -> None:
         self._paths[source.index, target.index] = settings
+
+    def punch(
+        self, first: SimulatedNetwork, second: SimulatedNetwork, settings: LinkSettings
+    ) -> None:
+        """Let a direct path of these settings open between two nodes with a relayed link.
+
+        A direct link appears beside the relayed one, whose streams go on for a while.
+        """
+        self.set_path(first, second, settings)
+        end = first.link_end(second.peer_id)
+        if end is not None and end.reach is Reach.RELAYED:
+            linked(first, second, second.address)
 
     def round_trip_seconds(self, first: SimulatedNetwork, second: SimulatedNetwork) -> float:
         """There and back once, with jitter as it happens to be now."""

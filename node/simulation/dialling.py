@@ -64,9 +64,11 @@ async def dial(node: SimulatedNetwork, peer: PeerId) -> LinkEnd:
 
 
 def _failure(node: SimulatedNetwork, there: SimulatedNetwork | None, peer: PeerId) -> str | None:
-    if there is None or not there.settings.dialable or there.silent:
+    if there is None or there.silent:
         return NO_ANSWER
     world = node.world
+    if not there.settings.dialable and not world.path(node, there).relayed:
+        return NO_ANSWER
     if world.is_cut(node, there) or world.is_cut(there, node):
         return NO_ANSWER
     if there.closed:

@@ -102,6 +102,7 @@ class LinkEnd:
         self.connected_at = self._timeline.now()
         self._remote_address = remote_address
         self.path: LinkSettings = node.world.path(node, to)
+        self.reach = Reach.RELAYED if self.path.relayed else Reach.DIRECT
         self._pipe = Pipe(self.path.bytes_per_second)
         self._last_arrival = 0.0
         self._held_on_path: deque[Message] = deque()
@@ -116,7 +117,7 @@ class LinkEnd:
         now = self._timeline.now()
         return LinkFacts(
             peer=self.peer,
-            reach=Reach.DIRECT,
+            reach=self.reach,
             inbound=self.inbound,
             remote_address=self._remote_address,
             connected_at=self.connected_at,

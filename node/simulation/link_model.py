@@ -30,12 +30,15 @@ class LinkSettings:
     `bytes_per_second`: what the path carries; None is without limit.
     `breaks_per_hour`: how often, on average, the connection is lost for no reason at all. The
     higher of the two directions counts.
+    `relayed`: links on this path go through somebody else. That lets a node be dialled that
+    otherwise could not be, and is what the link's facts and events then say.
     """
 
     latency_seconds: float = 0.02
     jitter_seconds: float = 0.0
     bytes_per_second: float | None = None
     breaks_per_hour: float = 0.0
+    relayed: bool = False
 
     def delay(self, chance: random.Random) -> float:
         """The latency of one segment."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ADDRESSES_PER_PEER = 16  # a home has two or three; more are stale or a lie
+REPLACED_LINK_SECONDS = 60.0  # as py-libp2p does after a hole was punched
 EVENTS_PER_SUBSCRIBER = 256  # a subscriber that is further behind than this misses the oldest
 
 _ADDRESS = re.compile(
@@ -70,6 +71,7 @@ class SimulatedNetwork(Network):
         self._peer_id = identity.peer_id
         self._random = random.Random(f"{world.seed} {name}")
         self._links: dict[PeerId, LinkEnd] = {}
+        self._replaced: dict[int, LinkEnd] = {}  # relayed, beside a direct one that took over
         self._addresses: dict[PeerId, dict[str, None]] = {}  # oldest first
         self._subscribers: dict[int, tuple[EventSender, EventReceiver]] = {}
         self._subscriptions = 0
@@ -130,19 +132,29 @@ class SimulatedNetwork(Network):
         return self._links.get(peer)
 
     def link_ends(self) -> tuple[LinkEnd, ...]:
-        return tuple(self._links.values())
+        """All that are alive: the link to each peer, and relayed ones that were replaced."""
+        return (*self._links.values(), *self._replaced.values())
 
     def link_up(self, end: LinkEnd) -> None:
-        stale = self._links.get(end.peer)
-        if stale is not None:
-            stale.break_now("the same peer connected anew")
+        """A new link. A direct one leaves the relayed one before it some time for its streams."""
+        old = self._links.get(end.peer)
+        if old is not None and (old.reach, end.reach) == (Reach.RELAYED, Reach.DIRECT):
+            self._replaced[old.link.number] = old
+            self.world.timeline.at(
+                trio.current_time() + REPLACED_LINK_SECONDS, old.close, "a direct link took over"
+            )
+        elif old is not None:
+            old.break_now("the same peer connected anew")
+            old = None
         self._links[end.peer] = end
-        self._announce(LinkEvent(end.peer, reach=Reach.DIRECT, was=Reach.NONE))
+        was = Reach.NONE if old is None else old.reach
+        self._announce(LinkEvent(end.peer, reach=end.reach, was=was))
 
     def link_down(self, end: LinkEnd) -> None:
+        self._replaced.pop(end.link.number, None)
         if self._links.get(end.peer) is end:
             del self._links[end.peer]
-            self._announce(LinkEvent(end.peer, reach=Reach.NONE, was=Reach.DIRECT))
+            self._announce(LinkEvent(end.peer, reach=Reach.NONE, was=end.reach))
 
     def inbound_links(self) -> int:
         return sum(end.inbound for end in self._links.values())
@@ -186,9 +198,9 @@ class SimulatedNetwork(Network):
 
     async def disconnect(self, peer: PeerId) -> None:
         await trio.lowlevel.checkpoint()
-        end = self._links.get(peer)
-        if end is not None:
-            end.close("disconnected")
+        for end in self.link_ends():
+            if end.peer == peer:
+                end.close("disconnected")
 
     async def ping(self, peer: PeerId) -> float:
         await trio.lowlevel.checkpoint()

@@ -147,13 +147,6 @@ async def is_served(rpc: Rpc, server: Server) -> None:
     assert response.payload == request.payload
 
 
-async def until(condition: Callable[[], bool], within_seconds: float) -> None:
-    """Return when the condition holds, looking every virtual millisecond."""
-    with trio.fail_after(within_seconds):
-        while not condition():  # noqa: ASYNC110 - virtual time costs nothing
-            await trio.sleep(0.001)
-
-
 async def outcome_of(
     call: Callable[[], Awaitable[object]],
 ) -> tuple[type[BaseException] | None, float]:

@@ -44,9 +44,9 @@ from tests.simulated.peers import (
     is_served,
     outcome_of,
     send_chunks,
-    until,
 )
 from tests.simulated.worlds import LATENCY_SECONDS, ROUND_TRIP_SECONDS, simulated
+from tests.waiting import until
 
 FOUR_GIGABYTES = 0xFFFF_FFFF
 
