@@ -146,6 +146,11 @@ class Libp2pNetwork(Network):
     async def _welcome(self, stream: trio.SocketStream) -> trio.Event:
         """Shake hands with somebody who connected; the event is set when it is over."""
         upgraded = await upgrade(self._swarm.upgrader, stream, initiator=False, peer=None)
+        if upgraded.muxed.peer_id == self._swarm.get_peer_id():
+            await trio.aclose_forcefully(stream)
+            where = upgraded.muxed.get_transport_addresses()
+            log.warning("Another node, at %s, uses a copy of this node's key.", *where)
+            raise trio.BrokenResourceError("a caller with our own identity")
         connection = await self._swarm.add_conn(upgraded.muxed, "inbound", upgraded.tcp)
         return connection.ended
 
@@ -229,7 +234,10 @@ class Libp2pNetwork(Network):
         if isinstance(outcome, list):
             raise unreachable(peer, outcome)
         address, upgraded = outcome
-        connection = await self._swarm.add_conn(upgraded.muxed, "outbound", upgraded.tcp)
+        try:
+            connection = await self._swarm.add_conn(upgraded.muxed, "outbound", upgraded.tcp)
+        except trio.BrokenResourceError:
+            raise _link_lost(peer) from None
         self._book.worked(peer, address)
         return connection
 

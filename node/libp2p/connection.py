@@ -34,8 +34,6 @@ from protocols.identity import PeerId
 from protocols.network import LinkFacts, Reach
 
 if TYPE_CHECKING:
-    from trio_typing import TaskStatus
-
     from node.libp2p.swarm import NodeSwarm
 
 log = logging.getLogger(__name__)
@@ -63,8 +61,9 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
         self.inbound = inbound
         self.connected_at = trio.current_time()
         self.alive = True
+        self.is_up = False
+        self.up_or_ended = trio.Event()
         self._tcp = tcp
-        self._is_up = False
         self.ended = trio.Event()
         self._scope = trio.CancelScope()
         self._answering = 0
@@ -115,29 +114,36 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
             open_streams=muxed.open_stream_count,
         )
 
-    async def run(
-        self, *, task_status: TaskStatus[PeerConnection] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Live: reports started when streams can be opened, returns when all is closed."""
+    async def run(self) -> None:
+        """Live until the connection ends, from whichever side; then everything of it is closed."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self.muxed_conn.start)
+                    nursery.start_soon(self._run_muxer, nursery.cancel_scope)
                     await self.muxed_conn.event_started.wait()
                     self.event_started.set()
-                    self._is_up = True
+                    self.is_up = True
                     self.swarm.connection_up(self)
-                    task_status.started(self)
+                    self.up_or_ended.set()
                     await self._accept_streams()
                     nursery.cancel_scope.cancel()
         finally:
             self.event_closed.set()
-            if self._is_up:
+            if self.is_up:
                 self.swarm.connection_down(self)
-            await self._close_everything()
+            await self.close_everything()
+            self.up_or_ended.set()
             self.ended.set()
 
-    async def _close_everything(self) -> None:
+    async def _run_muxer(self, life: trio.CancelScope) -> None:
+        try:
+            await self.muxed_conn.start()
+        except Exception as error:  # noqa: BLE001  the muxer means to raise nothing; see its page
+            log.warning("The muxer of %r failed: %r", self, error)
+        life.cancel()
+
+    async def close_everything(self) -> None:
+        """Muxer and socket. For `run`, and for when `run` never came to run."""
         with trio.CancelScope(shield=True):
             with trio.move_on_after(GOODBYE_SECONDS):
                 await self.muxed_conn.close()

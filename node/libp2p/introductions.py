@@ -23,7 +23,6 @@ from node.libp2p.host import NodeHost
 from node.libp2p.identify import Description
 from node.libp2p.own_addresses import OwnAddresses
 from node.libp2p.settings import Libp2pSettings
-from node.libp2p.stream import Libp2pStream
 from protocols.errors import RemoteMisbehaviour
 from protocols.identity import PeerId
 from protocols.network import Reach, Stream, StreamHandler
@@ -90,9 +89,10 @@ class Introductions:
         seen_at = connection.remote_address if connection is not None else ""
         if connection is not None and connection.reach is not Reach.DIRECT:
             seen_at = ""  # that is the relay's address, not the peer's
+        our_addresses = self._own.all()[: identify.MOST_ADDRESSES]
         description = Description(
             agent_version=self._settings.agent_version,
-            addresses=tuple(parse(text).text for text in self._own.all()),
+            addresses=tuple(parse(text).text for text in our_addresses),
             protocols=tuple(self._host.get_network().protocol_names()),
             observed_address=seen_at,
         )
@@ -101,7 +101,6 @@ class Introductions:
     async def _be_told(self, stream: Stream) -> None:
         """A peer says that something about it has changed."""
         with trio.fail_after(identify.IDENTIFY_SECONDS):
-            assert isinstance(stream, Libp2pStream)
             description = await identify.read(stream)
         connection = self._host.get_network().links.best(stream.remote_peer)
         if connection is not None:

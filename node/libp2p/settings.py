@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from node.transport import YamuxSettings
+from node.version import VERSION
 
-AGENT_VERSION = "potluck/0.1.0"
+AGENT_VERSION = f"potluck/{VERSION}"
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,10 @@ class Libp2pSettings:
     agent_version: str = AGENT_VERSION
     """What identify says that we are."""
 
-    inbound_connections: int = 1024
+    inbound_connections: int = 512
     """Connections that others may have open to us at once, half-made ones included. Further ones
-    are closed as they arrive. Each costs about 0.15 MB idle and one file descriptor."""
+    are closed as they arrive. Each costs about 0.15 MB idle and one file descriptor, of which
+    most systems give a process 1,024."""
 
     inbound_connections_per_address: int = 64
     """The same from one IPv4 address or one IPv6 /64, so that one machine cannot take all of the
@@ -73,3 +75,8 @@ class Libp2pSettings:
 
     yamux: YamuxSettings = field(default_factory=YamuxSettings)
     """Windows, queues and keep-alive of the muxer (node/transport)."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, int | float) and value <= 0:
+                raise ValueError(f"{name} is {value}; limits and times are above zero")

@@ -120,17 +120,24 @@ class NodeSwarm(Swarm):  # type: ignore[misc]  # the library is untyped for mypy
     ) -> PeerConnection:
         """Start a connection that has been upgraded; returns when it carries streams.
 
-        The connection owns `tcp` from here on, also when this raises or is cancelled.
+        BrokenResourceError when it has ended before it could. The connection owns `tcp` from here
+        on, also when this raises or is cancelled.
         """
         connection = PeerConnection(muxed_conn, self, inbound=direction == "inbound", tcp=tcp)
         try:
-            await self.nursery.start(connection.run)
+            self.nursery.start_soon(connection.run)
+        except RuntimeError:  # the network has ended
+            await connection.close_everything()
+            raise trio.ClosedResourceError("the network has ended") from None
+        try:
+            await connection.up_or_ended.wait()
         except BaseException:
-            # Cancelled perhaps just after it came up, and then it runs in the nursery already.
             connection.abort()
             with trio.CancelScope(shield=True):
                 await connection.ended.wait()
             raise
+        if not connection.is_up:
+            raise trio.BrokenResourceError("the connection ended as it began")
         return connection
 
     def connection_up(self, connection: PeerConnection) -> None:

@@ -14,6 +14,7 @@ from libp2p.io.exceptions import IOException
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
+from node.libp2p.addresses import parse
 from node.libp2p.interfaces import InterfaceAddresses
 from node.libp2p.listening import CannotListen, open_listeners
 from node.libp2p.own_addresses import CannotAnnounce
@@ -382,3 +383,25 @@ async def test_the_end_does_not_wait_for_a_peer_that_reads_nothing() -> None:
                     await stream.send_all(bytes(1 << 20))
             started = trio.current_time()
         assert trio.current_time() - started < 2
+
+
+async def test_a_caller_with_a_copy_of_our_key_is_turned_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    identity = Identity.generate()
+    async with (
+        open_libp2p_network(identity, LOOPBACK) as original,
+        open_libp2p_network(identity, LOOPBACK) as copy,
+    ):
+        (address,) = (parse(text) for text in original.addresses())
+        upgraded = await copy._attempt(address, copy.host.get_id(), lambda: None)
+        await until(lambda: bool(caplog.messages), within_seconds=PATIENCE_SECONDS)
+        await trio.aclose_forcefully(upgraded.tcp)
+        assert "copy of this node's key" in caplog.messages[0]
+        assert original.links() == ()
+
+
+@pytest.mark.parametrize("wrong", [{"inbound_connections": 0}, {"dial_seconds": -1.0}])
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        replace(LOOPBACK, **wrong)  # type: ignore[arg-type]
