@@ -31,6 +31,7 @@ MAY_IMPORT_LIBP2P = frozenset({"node", "nat"})
 HEAVY_ROOMS = (
     "models",
     "protocols.tensors",
+    "protocols.tensor_codecs",
     "protocols.moshpit",
     "protocols.accumulation",
     "protocols.experts",
