@@ -26,6 +26,10 @@ from protocols.network import Network, Stream
 
 PROTOCOL: Final = "/potluck/contract/1.0.0"
 
+# What no test reads and no window allows: a sender that gets here was never held back.
+MOST_SENT_BYTES: Final = 256 << 20
+PIECE_BYTES: Final = 65_536
+
 # A test that hangs is a failure; loopback needs milliseconds, two busy cores a few seconds.
 REAL_SECONDS: Final = 30.0
 VIRTUAL_SECONDS: Final = 3600.0
@@ -191,9 +195,10 @@ async def read_exactly(stream: Stream, size: int) -> bytes:
 
 
 async def send_for_ever(stream: Stream) -> NoReturn:
-    """Send zeros until something stops it."""
-    while True:
-        await stream.send_all(bytes(65_536))
+    """Send zeros until something stops it; the reader's pace has to, before memory runs out."""
+    for _ in range(MOST_SENT_BYTES // PIECE_BYTES):
+        await stream.send_all(bytes(PIECE_BYTES))
+    pytest.fail(f"{MOST_SENT_BYTES:,} bytes went to a reader that did not read them")
 
 
 async def reading_breaks(stream: Stream) -> None:

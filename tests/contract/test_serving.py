@@ -189,10 +189,12 @@ async def test_what_is_no_longer_served_is_refused_and_what_runs_goes_on(
 async def test_cancelled_openings_leave_no_stream_behind(place: Neighbourhood) -> None:
     opener, acceptor = await place.pair()
     acceptor.serve(PROTOCOL, _echo)
-    facts = await opener.connect(acceptor.peer_id)
-    round_trip = facts.round_trip_seconds or 0.001
+    await opener.connect(acceptor.peer_id)
+    started = trio.current_time()
+    (await opener.open(acceptor.peer_id, PROTOCOL)).reset()
+    opening_seconds = trio.current_time() - started
     for number in range(CALLS_CANCELLED):
-        with trio.move_on_after(3 * round_trip * number / CALLS_CANCELLED):
+        with trio.move_on_after(1.5 * opening_seconds * number / CALLS_CANCELLED):
             stream = await opener.open(acceptor.peer_id, PROTOCOL)
             stream.reset()
 

@@ -35,6 +35,23 @@ async def test_bytes_arrive_in_order_in_both_directions(place: Neighbourhood) ->
 
 
 @on_both
+async def test_many_small_pieces_that_had_to_wait_are_read_in_order(place: Neighbourhood) -> None:
+    near, far = await place.joined()
+    pieces = [number.to_bytes(2, "big") for number in range(1000)]
+    for piece in pieces:
+        await near.send_all(piece)
+        if piece[1] % 50 == 0:
+            await place.settle()
+    await near.send_eof()
+    received = bytearray()
+    buffer = bytearray(7)
+    while (size := await far.receive_into(buffer)) and (part := await far.receive_some(5)):
+        received += buffer[:size] + part
+    received += buffer[:size]
+    assert received == b"".join(pieces)
+
+
+@on_both
 async def test_both_ends_know_who_the_other_is_and_the_protocol(place: Neighbourhood) -> None:
     opener, acceptor = await place.pair()
     near, far = await joined(opener, acceptor)
