@@ -106,7 +106,7 @@ class Libp2pNetwork(Network):
             identity,
             settings,
             nursery,
-            dial=self._reach,
+            dial=self._reach_for_library,
             on_up=self._connection_up,
             on_down=self._connection_down,
         )
@@ -148,8 +148,8 @@ class Libp2pNetwork(Network):
         upgraded = await upgrade(self._swarm.upgrader, stream, initiator=False, peer=None)
         if upgraded.muxed.peer_id == self._swarm.get_peer_id():
             await trio.aclose_forcefully(stream)
-            where = upgraded.muxed.get_transport_addresses()
-            log.warning("Another node, at %s, uses a copy of this node's key.", *where)
+            where = ", ".join(map(str, upgraded.muxed.get_transport_addresses()))
+            log.warning("Another node, at %s, uses a copy of this node's key.", where)
             raise trio.BrokenResourceError("a caller with our own identity")
         connection = await self._swarm.add_conn(upgraded.muxed, "inbound", upgraded.tcp)
         return connection.ended
@@ -221,6 +221,11 @@ class Libp2pNetwork(Network):
                 f"{peer} is this node itself.", advice="A node does not connect to itself."
             )
         return await self._dials.reach(peer)
+
+    async def _reach_for_library(self, peer: PeerId, addresses: Iterable[str]) -> PeerConnection:
+        """A dial that the library asks for (relay, hole punching), where it says."""
+        self._book.learn(peer, addresses)
+        return await self._reach(peer)
 
     async def _dial(self, peer: PeerId) -> PeerConnection:
         """Try all known addresses of a peer; Unreachable with every failure."""

@@ -18,6 +18,8 @@ outlive a link that dies only until they next touch their stream.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import trio
@@ -67,6 +69,7 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
         self.ended = trio.Event()
         self._scope = trio.CancelScope()
         self._answering = 0
+        self._own_streams = 0
         addresses = muxed.get_transport_addresses()
         self.set_transport_info(addresses, muxed.get_connection_type())
         self.remote_address = str(addresses[0]) if addresses else ""
@@ -82,7 +85,17 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
 
     @property
     def open_stream_count(self) -> int:
-        return self.muxed_conn.open_stream_count
+        """Streams of protocols; those of the network's own (identify) are not counted."""
+        return max(0, self.muxed_conn.open_stream_count - self._own_streams)
+
+    @contextmanager
+    def own_stream(self) -> Iterator[None]:
+        """Within this one stream more is the network's own."""
+        self._own_streams += 1
+        try:
+            yield
+        finally:
+            self._own_streams -= 1
 
     async def open_muxed(self) -> YamuxStream:
         """A new stream, before any negotiation; BrokenResourceError when there can be none."""
@@ -111,7 +124,7 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
             receive_bytes_per_second=muxed.receive_bytes_per_second,
             bytes_sent=muxed.bytes_sent,
             bytes_received=muxed.bytes_received,
-            open_streams=muxed.open_stream_count,
+            open_streams=self.open_stream_count,
         )
 
     async def run(self) -> None:
@@ -195,8 +208,9 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
         handler = self.swarm.handler_of(protocol)
         if handler is not None:
             stream = Libp2pStream(muxed_stream, self.peer, protocol)
-            await handler(stream)
-            await stream.aclose()
+            with self.own_stream() if protocol in self.swarm.own_handlers else nullcontext():
+                await handler(stream)
+                await stream.aclose()
             return
         if protocol not in self.swarm.library_handlers:
             muxed_stream.reset_now()  # it was served when they asked, and no longer is

@@ -10,7 +10,7 @@ the library's protocols only ping: identify is ours.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import trio
@@ -53,7 +53,7 @@ def make_host(
     settings: Libp2pSettings,
     nursery: trio.Nursery,
     *,
-    dial: Callable[[PeerId], Awaitable[PeerConnection]],
+    dial: Callable[[PeerId, Iterable[str]], Awaitable[PeerConnection]],
     on_up: Callable[[PeerConnection], None],
     on_down: Callable[[PeerConnection], None],
 ) -> tuple[NodeHost, NodeSwarm]:

@@ -71,7 +71,7 @@ class Introductions:
         if connection.ended.is_set():
             return
         try:
-            with trio.fail_after(identify.IDENTIFY_SECONDS):
+            with trio.fail_after(identify.IDENTIFY_SECONDS), connection.own_stream():
                 stream = await connection.open_muxed()
                 try:
                     if await negotiation.propose(stream, identify.IDENTIFY.encode()):

@@ -17,7 +17,7 @@ call at any time, also while the network closes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import trio
@@ -26,7 +26,7 @@ from libp2p.network.config import ConnectionConfig
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
-from libp2p.peer.peerstore import PeerStore
+from libp2p.peer.peerstore import PeerStore, PeerStoreError
 from libp2p.transport.upgrader import TransportUpgrader
 
 from node.libp2p.connection import PeerConnection
@@ -74,7 +74,7 @@ class NodeSwarm(Swarm):  # type: ignore[misc]  # the library is untyped for mypy
         upgrader: TransportUpgrader,
         settings: Libp2pSettings,
         nursery: trio.Nursery,
-        dial: Callable[[PeerId], Awaitable[PeerConnection]],
+        dial: Callable[[PeerId, Iterable[str]], Awaitable[PeerConnection]],
         on_connection_up: Callable[[PeerConnection], None],
         on_connection_down: Callable[[PeerConnection], None],
     ) -> None:
@@ -157,9 +157,13 @@ class NodeSwarm(Swarm):  # type: ignore[misc]  # the library is untyped for mypy
     # What the library calls.
 
     async def dial_peer(self, peer_id: ID) -> list[PeerConnection]:
-        """Our dial, with the library's error."""
+        """Our dial, with what the library knows of the peer, and with the library's error."""
         try:
-            return [await self._dial(PeerId(peer_id.to_base58()))]
+            known = [str(address) for address in self.peerstore.addrs(peer_id)]
+        except PeerStoreError:
+            known = []
+        try:
+            return [await self._dial(PeerId(peer_id.to_base58()), known)]
         except PotluckError as error:
             raise SwarmException(str(error)) from error
 

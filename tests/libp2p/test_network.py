@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
 from libp2p import new_host
+from libp2p.abc import INotifee
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.identity.identify.identify import parse_identify_response
 from libp2p.io.exceptions import IOException
+from libp2p.network.exceptions import SwarmException
+from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
@@ -252,6 +256,52 @@ async def test_the_library_identifies_us_and_we_identify_it() -> None:
         described = ours._introductions.description_of(peer)
         assert described is not None
         assert "libp2p" in described.agent_version
+
+
+async def test_what_builds_on_the_librarys_host_runs_over_our_connections() -> None:
+    """As relay and hole punching will: its dial, its handlers, its streams and notifications."""
+    heard: list[bytes] = []
+    seen: list[str] = []
+
+    class Watcher(INotifee):
+        async def connected(self, network: Any, conn: Any) -> None:  # noqa: ARG002
+            seen.append(f"connected {conn.get_connection_type().name}")
+
+        async def disconnected(self, network: Any, conn: Any) -> None:  # noqa: ARG002
+            seen.append("disconnected")
+
+        async def opened_stream(self, network: Any, stream: Any) -> None: ...
+        async def closed_stream(self, network: Any, stream: Any) -> None: ...
+        async def listen(self, network: Any, multiaddr: Any) -> None: ...
+        async def listen_close(self, network: Any, multiaddr: Any) -> None: ...
+
+    async def listen_in(stream: Any) -> None:
+        heard.append(await stream.read(5))
+        await stream.write(b"heard")
+        await stream.close()
+
+    async with (
+        open_libp2p_network(Identity.generate(), LOOPBACK) as near,
+        open_libp2p_network(Identity.generate(), LOOPBACK) as far,
+    ):
+        near.host.get_network().register_notifee(Watcher())
+        far.host.set_stream_handler("/library/1.0.0", listen_in)
+        whole = [Multiaddr(address) for address in far.addresses()]
+        await near.host.connect(PeerInfo(far.host.get_id(), whole))
+        stream = await near.host.new_stream(far.host.get_id(), ["/library/1.0.0"])
+        await stream.write(b"hello")
+        assert await stream.read(5) == b"heard"
+        await stream.close()
+        await until(lambda: seen == ["connected DIRECT"], within_seconds=PATIENCE_SECONDS)
+        (connection,) = far._links.every_connection()
+        await until(lambda: not connection.streams, within_seconds=PATIENCE_SECONDS)
+        await near.host.disconnect(far.host.get_id())
+        assert near.links() == ()
+        await until(lambda: seen[1:] == ["disconnected"], within_seconds=PATIENCE_SECONDS)
+        elsewhere = ID.from_base58(SOMEBODY)
+        with pytest.raises(SwarmException, match="no known address"):
+            await near.host.connect(PeerInfo(elsewhere, []))
+    assert heard == [b"hello"]
 
 
 # -- links
