@@ -5,10 +5,10 @@ punching) find what they expect, with every entry that a stranger can reach writ
 
 - A stream handler that raises takes the whole host down in the library: the exception climbs from
   `SwarmConn._handle_muxed_stream` through the connection's nursery into the swarm's
-  (libp2p/network/connection/swarm_connection.py:269-308). Here a stream's failure ends at the
+  (libp2p/network/connection/swarm_connection.py:224-315). Here a stream's failure ends at the
   stream: it is reset, and one line is logged.
 - So does a protocol name that is not UTF-8 (see `negotiation`).
-- Closing sleeps for a tenth of a second (swarm_connection.py:220), once per connection.
+- Closing sleeps for a tenth of a second (swarm_connection.py:218), once per connection.
 
 Promises: `run` ends with the connection, whoever ended it, and when it has ended the socket is
 closed and the swarm has forgotten the connection. Handlers run in the network's nursery: they

@@ -2,8 +2,8 @@
 
 The library tries one address per transport, so one dead address hides the good ones, waits a
 quarter of a second after a dial that has already succeeded (the "happy eyeballs" delay of
-libp2p/network/swarm.py:933, left only by a failure), and then refuses the peer for 60 s when the
-one address failed (its negative cache, swarm.py:114). Here all addresses are raced side by side,
+libp2p/network/swarm.py:936, left only by a failure), and then refuses the peer for 60 s when the
+one address failed (its negative cache, swarm.py:109). Here all addresses are raced side by side,
 likelier ones with a small head start, and a failure is not remembered.
 
 Promises: one connection comes out, or a failure for each address; what lost the race, or was

@@ -4,7 +4,7 @@ libp2p's `/ipfs/id/1.0.0` (and `/push/`), spoken in place of the library's own v
 that one starts a *system task* per connection (libp2p/host/basic_host.py:1210) which outlives the
 host and whose exception would end the process, announces itself as py-libp2p, falls back to an
 unbounded read, and lets a stranger put a thousand addresses and any number of protocol names into
-our peerstore (libp2p/identity/update.py:70-115), where they stay after it has left.
+our peerstore (libp2p/identity/update.py:66-112), where they stay after it has left.
 
 A message is a varint length and a protobuf of strings and bytes; nothing in it is believed, it
 only says where the peer might be dialled. Identify runs in a task of its own after a connection

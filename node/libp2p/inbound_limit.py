@@ -1,7 +1,7 @@
 """How many connections others may have open to us: counted while they live, and no longer.
 
 The library counts the dead. Its handler takes a token for every inbound connection and then waits
-for the *swarm* to end instead of the connection (libp2p/network/swarm.py:2013-2090, the "barrier"
+for the *swarm* to end instead of the connection (libp2p/network/swarm.py:2042-2060, the "barrier"
 after the upgrade), so after as many inbound connections *in all* as the limit allows it refuses
 everyone for ever, with none open. Here a place is given back when its connection ends, whatever
 the reason.

@@ -1,7 +1,7 @@
 """Listen on several addresses, and let in only who is within the limits and shakes hands in time.
 
-The library's listener runs as a trio *system task* (libp2p/transport/tcp/tcp.py:291) and so
-outlives a cancelled host, sets SO_REUSEPORT before it binds (tcp.py:124), so that two nodes given
+The library's listener runs as a trio *system task* (libp2p/transport/tcp/tcp.py:303) and so
+outlives a cancelled host, sets SO_REUSEPORT before it binds (tcp.py:59), so that two nodes given
 the same port both start and take each other's callers, and has no deadline of its own for those
 who connect and say nothing. Here listening is a task of the network's nursery, a port that is
 taken is an error, and a stranger has a few seconds to prove an identity.

@@ -2,7 +2,7 @@
 
 The asker sends the header and its one proposal together and reads both answers; the library (and
 the letter of the specification) sends the header, waits, and only then proposes: two round trips
-(libp2p/protocol_muxer/multiselect_client.py:32-118). Answering parties work through what arrives
+(libp2p/protocol_muxer/multiselect_client.py:28-118). Answering parties work through what arrives
 in order, so both ways look the same to them.
 
 The answering side is where strangers come in. The library decodes a proposal as UTF-8 without a

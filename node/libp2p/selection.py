@@ -2,7 +2,7 @@
 
 Before a connection carries streams, multistream-select runs twice: in the clear for the security
 protocol, and inside Noise for the muxer. The library takes two round trips for each
-(libp2p/protocol_muxer/generic_selector.py:74-111), though either time we offer exactly one
+(libp2p/protocol_muxer/generic_selector.py:78-111), though either time we offer exactly one
 protocol and know what the answer must be. With header and proposal sent together a connection
 costs four round trips (TCP, Noise chosen, Noise, Yamux chosen) instead of six.
 

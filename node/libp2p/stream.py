@@ -1,6 +1,6 @@
 """The contract's stream, thin over our muxer's stream.
 
-The library would put its NetStream between (libp2p/network/stream/net_stream.py:134-240): a lock
+The library would put its NetStream between (libp2p/network/stream/net_stream.py:195-300): a lock
 taken per read and write, states of its own, and a `read` that raises StreamEOF at the other
 side's half-close where the contract (and trio) return b"". Nothing of that is on the data path
 here, and nobody but the muxer counts the stream: it is forgotten when both directions are done.

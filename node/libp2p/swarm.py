@@ -3,9 +3,9 @@
 What stays: it is what the library's host, identify, relay and hole punching talk to. What goes:
 
 - The auto-connector, which dials every peer that was merely added to the peerstore
-  (libp2p/network/swarm.py:2735, started by `run`): never started, its trigger does nothing.
+  (libp2p/network/swarm.py:2732, started by `run`): never started, its trigger does nothing.
 - The default resource manager (libp2p/__init__.py, end of `new_swarm`), with rate limits and 256
-  streams (its semaphore, swarm.py:354): none is attached. Our own limits are counts that suit us.
+  streams (its semaphore, swarm.py:369): none is attached. Our own limits are counts that suit us.
 - Its way to dial (see `dialling`) and to accept (see `inbound_limit`, `listening`).
 - The service manager, which ends everything when one task raises (tools/anyio_service): our
   connections are tasks of the network's own nursery.

@@ -25,7 +25,7 @@ from node.transport import YamuxConnection
 class TcpStream(TrioTCPStream):  # type: ignore[misc]  # the library is untyped for mypy
     """The library's wrapper, which also knows the other side's address when it is IPv6.
 
-    The library wants `getpeername` to return two values (libp2p/io/trio.py:103), and for IPv6 it
+    The library wants `getpeername` to return two values (libp2p/io/trio.py:104), and for IPv6 it
     returns four: every IPv6 connection then has no remote address at all.
     """
 
@@ -76,7 +76,7 @@ def handshake_failure(address: str, error: Exception) -> DialFailure:
         cause = cause.__cause__ or cause.__context__
     said = " ".join(f"{type(each).__name__} {each}" for each in chain)
     # The library has no one error for this: its Noise raises one kind (security/noise/
-    # patterns.py:349), its upgrader another with these words (transport/upgrader.py:71).
+    # patterns.py:349), its upgrader another with these words (transport/upgrader.py:69).
     if "PeerIDMismatch" in said or "Peer ID mismatch" in said:
         return DialFailure(address, DialReason.WRONG_PEER, "another node answers there")
     detail = f"the handshake failed ({type(chain[-1]).__name__})"
