@@ -1,0 +1,255 @@
+"""What a node keeps, what it refuses and why, and that nobody pushes out anybody."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from protocols.dht.families import Families, Family
+from protocols.dht.ids import distance, node_id_of, position_of
+from protocols.dht.refusals import SlotRefusal, SlotRefused
+from protocols.dht.slots import Slot
+from protocols.dht.storage import SLOT_OVERHEAD_BYTES, Storage, StorageLimits, Stored, slot_bytes
+from tests.dht.publishers import ALICE, BOB, CAROL, DAY, HOUR, NOW, SECOND, note, publisher
+
+
+@pytest.fixture
+def storage() -> Storage:
+    return Storage(Families())
+
+
+def refusal(storage: Storage, slot: Slot, now: int = NOW) -> SlotRefusal:
+    """Why this slot is refused; and that being refused changed nothing."""
+    before = (storage.total_bytes, len(storage), list(storage.slots(now)))
+    with pytest.raises(SlotRefused) as caught:
+        storage.store(slot, now)
+    assert (storage.total_bytes, len(storage), list(storage.slots(now))) == before
+    assert len(str(caught.value)) > 20, "a refusal says what and why"
+    return caught.value.refusal
+
+
+def test_what_was_stored_is_found_until_it_expires(storage: Storage) -> None:
+    slot = note()
+    assert storage.store(slot, NOW) is Stored.NEW
+    assert storage.get("note/hello", NOW) == [slot]
+    assert storage.get("note/hello", slot.expires - 1) == [slot]
+    assert storage.get("note/hello", slot.expires) == []
+    assert storage.get("note/other", NOW) == []
+
+
+def test_every_publisher_has_its_own_slot_under_a_key(storage: Storage) -> None:
+    slots = [note(ALICE), note(BOB), note(CAROL)]
+    for slot in slots:
+        storage.store(slot, NOW)
+    assert storage.get("note/hello", NOW) == slots
+    assert storage.slot_of("note/hello", BOB.public_key, NOW) == slots[1]
+
+
+def test_the_newest_sequence_replaces_what_was_there(storage: Storage) -> None:
+    storage.store(note(sequence=1), NOW)
+    newer = note(value="newer", sequence=2)
+    assert storage.store(newer, NOW) is Stored.REPLACED
+    assert storage.get("note/hello", NOW) == [newer]
+
+
+def test_a_replayed_older_sequence_is_refused(storage: Storage) -> None:
+    storage.store(note(sequence=2), NOW)
+    assert refusal(storage, note(sequence=1)) is SlotRefusal.OLDER_SEQUENCE
+
+
+def test_two_contents_of_one_sequence_end_the_same_in_whichever_order_they_come() -> None:
+    pair = [note(value="one"), note(value="two")]
+    held: list[Slot] = []
+    refused: list[SlotRefusal] = []
+    for first, second in (pair, reversed(pair)):
+        storage = Storage(Families())
+        storage.store(first, NOW)
+        try:
+            storage.store(second, NOW)
+        except SlotRefused as error:
+            refused.append(error.refusal)
+        held += storage.get("note/hello", NOW)
+    assert refused == [SlotRefusal.OLDER_SEQUENCE], "in one of the two orders"
+    assert len(held) == 2
+    assert held[0] == held[1]
+
+
+def test_the_same_slot_again_changes_nothing_and_costs_no_signature(storage: Storage) -> None:
+    storage.store(note(), NOW)
+    storage.verified = type(storage.verified)()  # not even by its digest
+    assert storage.store(note(), NOW) is Stored.UNCHANGED
+    assert storage.verified.signatures_checked == 0
+
+
+def test_a_forged_signature_is_refused(storage: Storage) -> None:
+    forged = msgspec.structs.replace(note(), signature=bytes(64))
+    assert refusal(storage, forged) is SlotRefusal.BAD_SIGNATURE
+
+
+def test_a_slot_in_anothers_name_is_refused(storage: Storage) -> None:
+    storage.store(note(ALICE, sequence=1), NOW)
+    in_alices_name = msgspec.structs.replace(
+        note(BOB, value="mine", sequence=2), publisher=ALICE.public_key
+    )
+    assert refusal(storage, in_alices_name) is SlotRefusal.BAD_SIGNATURE
+    assert storage.get("note/hello", NOW) == [note(ALICE, sequence=1)]
+
+
+def test_a_forgery_under_the_sequence_that_is_here_is_refused(storage: Storage) -> None:
+    storage.store(note(), NOW)
+    for number in range(20):  # half of them would win the tie, were they not forged
+        forged = msgspec.structs.replace(note(), signature=bytes([number]) * 64)
+        assert refusal(storage, forged) in (SlotRefusal.BAD_SIGNATURE, SlotRefusal.OLDER_SEQUENCE)
+
+
+def test_an_oversized_value_is_refused(storage: Storage) -> None:
+    assert refusal(storage, note(value="x" * 4094)) is SlotRefusal.TOO_LARGE
+    assert storage.store(note(value="x" * 4093), NOW) is Stored.NEW
+
+
+def test_a_value_of_the_wrong_type_is_refused() -> None:
+    storage = Storage(Families([Family("number", int)]))
+    assert refusal(storage, note(key="number/x")) is SlotRefusal.WRONG_SCHEMA
+
+
+def test_a_key_of_an_unknown_family_is_refused(storage: Storage) -> None:
+    assert refusal(storage, note(key="unheard/of")) is SlotRefusal.UNKNOWN_FAMILY
+
+
+def test_a_slot_of_impossible_form_is_refused(storage: Storage) -> None:
+    malformed = msgspec.structs.replace(note(), publisher=b"short")
+    assert refusal(storage, malformed) is SlotRefusal.MALFORMED
+
+
+def test_what_has_expired_or_expires_in_a_year_is_refused(storage: Storage) -> None:
+    assert refusal(storage, note(expires=NOW)) is SlotRefusal.EXPIRED
+    assert refusal(storage, note(expires=NOW + 365 * DAY)) is SlotRefusal.EXPIRY_TOO_FAR
+
+
+def test_a_thousand_keys_of_one_publisher_are_too_many_and_push_out_nobody(
+    storage: Storage,
+) -> None:
+    others = [note(BOB, key=f"note/{number}") for number in range(0, 1000, 10)]
+    for slot in others:
+        storage.store(slot, NOW)
+    refused = []
+    for number in range(1000):
+        try:
+            storage.store(note(ALICE, key=f"note/{number}"), NOW)
+        except SlotRefused as error:
+            refused.append(error.refusal)
+    assert refused == [SlotRefusal.KEYS_PER_PUBLISHER] * (1000 - 512)
+    for slot in others:
+        assert slot in storage.get(slot.key, NOW)
+    replacing = note(ALICE, key="note/0", sequence=2)
+    assert storage.store(replacing, NOW) is Stored.REPLACED, "what it has it may still renew"
+
+
+def test_a_full_key_takes_no_further_publisher_until_one_expires() -> None:
+    storage = Storage(Families([Family("pair", str, slots_per_key=2)]))
+    storage.store(note(ALICE, key="pair/x", expires=NOW + SECOND), NOW)
+    storage.store(note(BOB, key="pair/x"), NOW)
+    assert refusal(storage, note(CAROL, key="pair/x")) is SlotRefusal.SLOTS_PER_KEY
+    assert storage.store(note(CAROL, key="pair/y"), NOW) is Stored.NEW
+    assert storage.store(note(CAROL, key="pair/x"), NOW + SECOND) is Stored.NEW
+
+
+def test_a_full_memory_refuses_newcomers_and_growth_and_takes_what_shrinks() -> None:
+    slots = [note(publisher(number), value="x" * 20) for number in range(1, 4)]
+    room = sum(slot_bytes(slot) for slot in slots)
+    storage = Storage(Families(), StorageLimits(total_bytes=room))
+    for slot in slots:
+        storage.store(slot, NOW)
+    assert storage.total_bytes == room
+    assert refusal(storage, note(publisher(9), value="")) is SlotRefusal.MEMORY
+    larger = note(publisher(1), value="x" * 21, sequence=2)
+    assert refusal(storage, larger) is SlotRefusal.MEMORY
+    assert storage.store(note(publisher(1), value="x" * 20, sequence=3), NOW) is Stored.REPLACED
+    assert storage.store(note(publisher(1), value="x" * 19, sequence=4), NOW) is Stored.REPLACED
+    assert storage.store(note(publisher(2), value="x" * 21, sequence=2), NOW) is Stored.REPLACED
+
+
+def test_a_withdrawn_slot_stands_in_the_way_of_older_ones_until_it_expires(
+    storage: Storage,
+) -> None:
+    storage.store(note(sequence=1), NOW)
+    withdrawn = note(sequence=2, withdrawn=True)
+    assert storage.store(withdrawn, NOW) is Stored.REPLACED
+    assert storage.get("note/hello", NOW) == [withdrawn], "it has to reach other replicas"
+    assert refusal(storage, note(sequence=1)) is SlotRefusal.OLDER_SEQUENCE
+    assert storage.store(note(sequence=3), NOW) is Stored.REPLACED, "its publisher may come back"
+
+
+def test_what_a_short_lived_slot_replaced_does_not_come_back_after_it(storage: Storage) -> None:
+    long_lived = note(sequence=1, expires=NOW + HOUR)
+    storage.store(long_lived, NOW)
+    storage.store(note(sequence=2, value="brief", expires=NOW + SECOND), NOW)
+    assert storage.expire(NOW + SECOND) == 1
+    assert storage.get("note/hello", NOW + SECOND) == []
+    assert refusal(storage, long_lived, NOW + SECOND) is SlotRefusal.OLDER_SEQUENCE
+    assert (len(storage), storage.total_bytes) == (1, SLOT_OVERHEAD_BYTES), "the floor counts"
+    assert storage.expire(NOW + HOUR) == 0, "a floor is no slot that expires"
+    assert (len(storage), storage.total_bytes) == (0, 0)
+
+
+def test_above_a_floor_a_publisher_goes_on(storage: Storage) -> None:
+    storage.store(note(sequence=1, expires=NOW + HOUR), NOW)
+    storage.store(note(sequence=2, expires=NOW + SECOND), NOW)
+    storage.expire(NOW + SECOND)
+    newer = note(sequence=3, expires=NOW + HOUR)
+    assert storage.store(newer, NOW + SECOND) is Stored.NEW
+    assert storage.get("note/hello", NOW + SECOND) == [newer]
+
+
+def test_nothing_is_left_of_what_expired(storage: Storage) -> None:
+    for number in range(100):
+        storage.store(note(publisher(number % 7 + 1), f"note/{number}"), NOW)
+    assert storage.next_expiry() == NOW + HOUR
+    assert (storage.key_count, storage.publisher_count) == (100, 7)
+    assert storage.expire(NOW + HOUR) == 100
+    assert (len(storage), storage.total_bytes, storage.key_count) == (0, 0, 0)
+    assert storage.publisher_count == 0
+    assert storage.next_expiry() is None
+
+
+def test_a_newcomer_is_due_the_keys_that_lie_closer_to_it() -> None:
+    own, newcomer = node_id_of(ALICE.peer_id), node_id_of(BOB.peer_id)
+    storage = Storage(Families(), own_id=own)
+    keys = [f"note/{number}" for number in range(50)]
+    for key in keys:
+        storage.store(note(key=key), NOW)
+    wanted = [
+        key
+        for key in keys
+        if distance(position_of(key), newcomer) < distance(position_of(key), own)
+    ]
+    assert storage.keys_closer_to(newcomer) == wanted
+    assert 0 < len(wanted) < 50
+
+
+def test_cached_copies_are_beside_what_is_stored(storage: Storage) -> None:
+    slot = note()
+    assert storage.cache_copies([slot], NOW) == 1
+    assert storage.cache.get("note/hello", NOW) == [slot]
+    assert storage.get("note/hello", NOW) == []
+    assert storage.total_bytes == 0
+
+
+def test_a_cached_copy_is_checked_like_any_slot(storage: Storage) -> None:
+    for wrong in (
+        msgspec.structs.replace(note(), signature=bytes(64)),
+        note(expires=NOW),
+        note(expires=NOW + 365 * DAY),
+        note(key="unheard/of"),
+        note(value="x" * 5000),
+    ):
+        with pytest.raises(SlotRefused):
+            storage.cache_copies([note(BOB), wrong], NOW)
+        assert len(storage.cache) == 0
+
+
+def test_a_cached_copy_gives_way_to_what_is_stored(storage: Storage) -> None:
+    storage.cache_copies([note(sequence=1)], NOW)
+    storage.store(note(sequence=2), NOW)
+    assert storage.cache.get("note/hello", NOW) == []
+    assert storage.cache_copies([note(sequence=1)], NOW) == 0
