@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import trio
+import trio.testing
 
 from protocols.network import Network, Stream
 from tests.contract.neighbourhood import (
@@ -94,6 +95,38 @@ async def test_a_cancelled_receive_loses_no_bytes(place: Neighbourhood) -> None:
                     break
                 received += part
     assert received == b"".join(pieces)
+
+
+@on_both
+async def test_a_receive_cancelled_as_its_bytes_arrive_loses_none(place: Neighbourhood) -> None:
+    opener, acceptor = await place.pair()
+    near, far = await joined(opener, acceptor)
+    trigger, triggered = await joined(opener, acceptor, "/potluck/trigger/1.0.0")
+    received = bytearray()
+    for number in range(100):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+
+                async def receive(into: bool = number % 2 == 0) -> None:
+                    if into:
+                        buffer = bytearray(10)
+                        size = await far.receive_into(buffer)
+                        received.extend(buffer[:size])
+                    else:
+                        received.extend(await far.receive_some(10))
+
+                async def cancel(scope: trio.CancelScope = scope) -> None:
+                    await triggered.receive_some(1)
+                    scope.cancel()
+
+                nursery.start_soon(receive)
+                nursery.start_soon(cancel)
+                await trio.testing.wait_all_tasks_blocked()
+                await near.send_all(bytes([number]))
+                await trigger.send_all(b"!")
+    await near.send_eof()
+    received += await read_to_end(far)
+    assert received == bytes(range(100))
 
 
 @on_both
