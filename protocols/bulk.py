@@ -30,7 +30,12 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
-from protocols.bulk_frames import receive_exactly, receive_payload
+from protocols.bulk_frames import (
+    SLOW_SLICE_BYTES,
+    receive_exactly,
+    receive_payload,
+    send_exactly,
+)
 from protocols.chunk_count import ChunkCount, closing_transcript
 from protocols.errors import (
     DeadlineExceeded,
@@ -80,7 +85,6 @@ BulkHandler = Callable[[Caller, "Transfer[Accepted, Closed, Closing]", Opening],
 Raising before or after `accept` ends the transfer with that error on the other side.
 """
 
-SEND_SLICE_BYTES = 256 << 10  # the step in which a stalled send is noticed
 JOIN_BYTES = 16 << 10  # a chunk up to this is copied behind its header: one send instead of two
 ALIVE_PART = 4  # ALIVE is due after this part of the stall time in which nothing was sent
 LAST_WORD_SECONDS = 1.0  # how long a broken transfer looks for the error that explains it
@@ -114,6 +118,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
         self._cut = False  # a frame of ours was begun and not finished
         self._sending = trio.Lock()
         self._last_sent = trio.current_time()
+        self._slice_bytes = SLOW_SLICE_BYTES
         self._receiving = False
         self._receive_failure: PotluckError | None = None
         self._announced: bytes | None = None  # the header of the chunk that comes next
@@ -224,27 +229,18 @@ class Transfer(Generic[Accepted, Sent, Received]):
         self._last_sent = trio.current_time()
 
     async def _send_frame(self, start: bytes, rest: memoryview | None) -> None:
-        stall_seconds = self._bulk.stall_seconds
         self._cut = True
         try:
-            with trio.move_on_after(stall_seconds) as patience:
-                await self._stream.send_all(start)
-                if rest is not None:
-                    for at in range(0, len(rest), SEND_SLICE_BYTES):
-                        await self._stream.send_all(rest[at : at + SEND_SLICE_BYTES])
-                        patience.deadline = trio.current_time() + stall_seconds
-                self._cut = False
+            self._slice_bytes = await send_exactly(
+                self._stream, start, rest, self._bulk.stall_seconds, self._slice_bytes
+            )
+            self._cut = False
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             await self._look_for_the_reason()
             raise self._lost() from None
         finally:
             if self._cut:
                 self._stream.reset()
-        if patience.cancelled_caught:
-            raise DeadlineExceeded(
-                f"{self.peer} took nothing for {stall_seconds:g} seconds.",
-                why="It has stopped reading, or the link carries nothing.",
-            )
 
     async def _look_for_the_reason(self) -> None:
         """A side that gives up says ERROR and stops reading: look whether it did."""

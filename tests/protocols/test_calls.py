@@ -591,3 +591,50 @@ def test_the_statistics_count_both_sides() -> None:
         assert (mine.call_streams, his.served_streams) == (1, 1)
 
     between_two(scenario)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_is_cancelled_or_lost_in_whatever_order_nothing_is_left_behind(seed: int) -> None:
+    async def scenario(pair: Pair) -> None:
+        sleeper = serve_sleep(pair)
+        pair.answering.serve(DOUBLE, double)
+        chance = pair.alice.random
+        tasks_before = trio.lowlevel.current_statistics().tasks_living
+        ends: list[str] = []
+
+        async def ask() -> None:
+            await trio.sleep(chance.uniform(0, 20))
+            with trio.move_on_after(chance.choice([0.0, 0.1, 1.0, 100.0])) as scope:
+                milliseconds = chance.randrange(3000)
+                timeout = chance.choice([0.001, 0.15, 1.0, 50.0])
+                try:
+                    await pair.asking.call(
+                        pair.bob_id, SLEEP, Number(milliseconds), timeout=timeout
+                    )
+                    ends.append("answered")
+                except DeadlineExceeded:
+                    ends.append("late")
+                except Unreachable:
+                    ends.append("lost")
+            if scope.cancelled_caught:
+                ends.append("cancelled")
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(300):
+                nursery.start_soon(ask)
+            for _ in range(10):
+                await trio.sleep(chance.uniform(0, 3))
+                pair.world.break_link(pair.alice, pair.bob)
+        assert len(ends) == 300
+        assert set(ends) == {"answered", "late", "lost", "cancelled"}
+        assert await pair.asking.call(pair.bob_id, DOUBLE, Number(4), timeout=5) == Number(8)
+        await trio.sleep(5)
+        assert sleeper.running == 0
+        mine, his = pair.asking.statistics(), pair.answering.statistics()
+        assert (mine.calls_in_flight, mine.call_streams, mine.misbehaviours) == (0, 1, 0)
+        assert (his.requests_in_flight, his.served_streams, his.misbehaviours) == (0, 1, 0)
+        await pair.alice.disconnect(pair.bob_id)
+        await pair.settle()
+        assert trio.lowlevel.current_statistics().tasks_living == tasks_before
+
+    between_two(scenario, seed=seed)

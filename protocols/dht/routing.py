@@ -1,0 +1,310 @@
+"""Whom a node knows: many peers near itself, and ever fewer the farther away they are.
+
+Bucket i holds peers whose ids share exactly the first i bits with ours; the last bucket holds all
+that share more. Each has room for k. When the last one is full it is split; so the own
+neighbourhood is known in full, and of every other part of the swarm k peers. In other buckets the
+old ones stay: who has been there for long will be there for longer. A newcomer waits as a spare
+while the one heard of least recently is pinged, and takes its place if that one is gone.
+
+Two kinds of newcomer do not wait. One whose network (IPv4 /24, IPv6 /48) is not there yet takes
+the place of one whose network has more than its share: who rents one network cannot fill a
+bucket. And one from a part of the bucket's range that has fewer peers takes the place of one from
+a part with more: contacts that lie apart make each hop of a lookup longer. In both cases the
+newest of the crowd goes.
+
+Easy to get wrong: `heard_from` is for peers that we have spoken with and that can be dialled.
+What others say about third peers never comes in here, and neither do peers in client mode.
+Time is the caller's, in seconds, and must not run backwards.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from protocols.dht.contacts import Contact
+from protocols.dht.ids import ID_BITS
+
+K = 20  # Kademlia's: so many that they hardly all fail within an hour
+
+PEERS_PER_NETWORK = 2  # in one bucket, once others want its places
+RANGE_BITS = 3  # a bucket's range has 8 parts: 2 or 3 of 20 places each
+
+SURELY_THERE_SECONDS = 60.0  # who was heard of since then is not pinged to make room
+PING_SECONDS = 15.0  # a ping is over after this, one way or the other
+
+# Without a spare, a peer that fails is kept for a while, since it may be our own link that fails;
+# but it is not passed on to others until it answers again.
+FAILURES_TO_FORGET = 3
+
+REFRESH_SECONDS = 3600.0  # Kademlia's; half of all volunteers stay for longer
+
+
+class _Entry:
+    __slots__ = ("contact", "failures", "last_heard", "pinged")
+
+    def __init__(self, contact: Contact, now: float) -> None:
+        self.contact = contact
+        self.last_heard = now
+        self.failures = 0
+        self.pinged = float("-inf")
+
+
+class _Bucket:
+    """The peers of one range, by node id, least recently heard of first; and its spares, too.
+
+    Invariant: `parts` counts the peers by the part of the range that they lie in, `networks` by
+    network.
+    """
+
+    __slots__ = ("entries", "looked_up", "networks", "parts", "shift", "spares")
+
+    def __init__(self, index: int, looked_up: float) -> None:
+        self.shift = max(0, ID_BITS - 1 - index - RANGE_BITS)
+        self.entries: dict[int, _Entry] = {}
+        self.spares: dict[int, Contact] = {}
+        self.parts = [0] * (1 << RANGE_BITS)
+        self.networks: dict[str, int] = {}
+        self.looked_up = looked_up
+
+    def part_of(self, node_id: int) -> int:
+        return (node_id >> self.shift) & ((1 << RANGE_BITS) - 1)
+
+    def add(self, entry: _Entry) -> None:
+        self.entries[entry.contact.node_id] = entry
+        self.count(entry.contact, +1)
+
+    def remove(self, node_id: int) -> _Entry:
+        entry = self.entries.pop(node_id)
+        self.count(entry.contact, -1)
+        return entry
+
+    def count(self, contact: Contact, step: int) -> None:
+        self.parts[self.part_of(contact.node_id)] += step
+        for network in contact.networks:
+            number = self.networks.get(network, 0) + step
+            if number:
+                self.networks[network] = number
+            else:
+                del self.networks[network]
+
+    def is_welcome(self, contact: Contact) -> bool:
+        """Whether the networks of a newcomer have less than their share."""
+        counts = self.networks
+        return not any(counts.get(one, 0) >= PEERS_PER_NETWORK for one in contact.networks)
+
+    def surplus(self, newcomer: Contact) -> int | None:
+        """The id of whoever should leave for this newcomer though it is alive, if anybody."""
+        if not self.is_welcome(newcomer):
+            return None
+        network, count = max(
+            self.networks.items(), key=lambda item: (item[1], item[0]), default=("", 0)
+        )
+        newest_first = reversed(self.entries.items())
+        if count > PEERS_PER_NETWORK:
+            return next(id_ for id_, one in newest_first if network in one.contact.networks)
+        most = max(self.parts)
+        if most < self.parts[self.part_of(newcomer.node_id)] + 2:
+            return None
+        crowded = self.parts.index(most)
+        return next(id_ for id_, _ in newest_first if self.part_of(id_) == crowded)
+
+
+class RoutingTable:
+    """Invariants: no bucket holds more than k peers or more than k spares, nobody is in it twice,
+    and our own id never is; every peer is in the bucket of the bits that it shares with us.
+    """
+
+    def __init__(self, own_id: int, k: int = K) -> None:
+        self.own_id = own_id
+        self.k = k
+        self._buckets = [_Bucket(0, float("-inf"))]
+
+    def __len__(self) -> int:
+        return sum(len(bucket.entries) for bucket in self._buckets)
+
+    def __iter__(self) -> Iterator[Contact]:
+        """All contacts, the farthest bucket first."""
+        for bucket in self._buckets:
+            for entry in bucket.entries.values():
+                yield entry.contact
+
+    def __contains__(self, node_id: int) -> bool:
+        return node_id in self._buckets[self._index_of(node_id)].entries
+
+    @property
+    def bucket_sizes(self) -> list[int]:
+        """How many peers each bucket holds, the farthest first."""
+        return [len(bucket.entries) for bucket in self._buckets]
+
+    @property
+    def spare_count(self) -> int:
+        return sum(len(bucket.spares) for bucket in self._buckets)
+
+    def heard_from(self, contact: Contact, now: float) -> Contact | None:
+        """We have just spoken with this peer, and it can be dialled at these addresses.
+
+        Returns a contact that should be pinged, when it stands in this one's way: then call
+        `heard_from` or `failed` with it.
+        """
+        node_id = contact.node_id
+        bucket = self._buckets[self._index_of(node_id)]
+        entry = bucket.entries.get(node_id)
+        if entry is not None:
+            # out and in again: the order is the order of hearing
+            del bucket.entries[node_id]
+            bucket.entries[node_id] = entry
+            entry.last_heard = now
+            entry.failures = 0
+            if entry.contact is not contact and entry.contact != contact:
+                bucket.count(entry.contact, -1)
+                entry.contact = contact
+                bucket.count(contact, +1)
+            return None
+        if node_id == self.own_id:
+            return None
+        while len(bucket.entries) >= self.k and bucket is self._buckets[-1]:
+            if not self._split_last():
+                break
+            bucket = self._buckets[self._index_of(node_id)]
+        if len(bucket.entries) < self.k:
+            bucket.spares.pop(node_id, None)
+            bucket.add(_Entry(contact, now))
+            return None
+        return self._wants_in(bucket, contact, now)
+
+    def failed(self, contact: Contact) -> None:
+        """This peer did not answer, or could not be dialled."""
+        bucket = self._buckets[self._index_of(contact.node_id)]
+        bucket.spares.pop(contact.node_id, None)
+        entry = bucket.entries.get(contact.node_id)
+        if entry is None:
+            return
+        entry.failures += 1
+        if bucket.spares or entry.failures >= FAILURES_TO_FORGET:
+            self._remove(bucket, contact.node_id, entry.last_heard)
+
+    def remove(self, contact: Contact) -> None:
+        """This peer said that it leaves, or that it cannot be dialled any more."""
+        bucket = self._buckets[self._index_of(contact.node_id)]
+        bucket.spares.pop(contact.node_id, None)
+        entry = bucket.entries.get(contact.node_id)
+        if entry is not None:
+            self._remove(bucket, contact.node_id, entry.last_heard)
+
+    def closest(
+        self, target: int, count: int | None = None, *, even_failing: bool = False
+    ) -> list[Contact]:
+        """The contacts closest to a target, closest first; k of them unless told otherwise.
+
+        Those that failed when we last spoke to them are left out: they may be asked by ourselves
+        when there is nobody else (`even_failing`), and are never passed on.
+        """
+        wanted = self.k if count is None else count
+        found: list[Contact] = []
+        nearness = target.__xor__
+        for bucket in self._by_distance(target):
+            entries = bucket.entries
+            for node_id in sorted(entries, key=nearness):
+                entry = entries[node_id]
+                if not entry.failures or even_failing:
+                    found.append(entry.contact)
+                    if len(found) == wanted:
+                        return found
+        return found
+
+    def contact_with(self, node_id: int) -> Contact | None:
+        entry = self._buckets[self._index_of(node_id)].entries.get(node_id)
+        return None if entry is None else entry.contact
+
+    def looked_up(self, target: int, now: float) -> None:
+        """There was a lookup for this target: its bucket is fresh."""
+        self._buckets[self._index_of(target)].looked_up = now
+
+    def buckets_to_refresh(self, now: float, older_than: float = REFRESH_SECONDS) -> list[int]:
+        """The buckets in whose range there was no lookup for so long; all but the last of a
+        newcomer that has looked itself up. Look up a `target_in` each of them."""
+        return [
+            index
+            for index, bucket in enumerate(self._buckets)
+            if now - bucket.looked_up >= older_than
+        ]
+
+    def target_in(self, index: int, chance: random.Random) -> int:
+        """A random id in the range of a bucket."""
+        if index == len(self._buckets) - 1:
+            return self.own_id ^ chance.getrandbits(ID_BITS - index)
+        bit = 1 << (ID_BITS - 1 - index)
+        return self.own_id ^ (bit | chance.getrandbits(ID_BITS - 1 - index))
+
+    def _index_of(self, node_id: int) -> int:
+        shared_bits = ID_BITS - (node_id ^ self.own_id).bit_length()
+        last = len(self._buckets) - 1
+        return shared_bits if shared_bits < last else last
+
+    def _by_distance(self, target: int) -> Iterator[_Bucket]:
+        """Buckets so that every peer of one is closer to the target than any of the next.
+
+        All peers of deeper buckets have our own bit i, those of bucket i have the other one. So
+        bucket i comes before all deeper ones where the target's bit i differs from ours, else
+        after all of them.
+        """
+        last = len(self._buckets) - 1
+        difference = target ^ self.own_id
+        before = [bool(difference >> (ID_BITS - 1 - i) & 1) for i in range(last)]
+        for i in range(last):
+            if before[i]:
+                yield self._buckets[i]
+        yield self._buckets[last]
+        for i in reversed(range(last)):
+            if not before[i]:
+                yield self._buckets[i]
+
+    def _split_last(self) -> bool:
+        """Split the last bucket in two; False if there is nothing left to tell ids apart by."""
+        old = self._buckets[-1]
+        index = len(self._buckets) - 1
+        if index == ID_BITS - 1:
+            return False
+        near = _Bucket(index + 1, old.looked_up)
+        far = _Bucket(index, old.looked_up)
+        self._buckets[-1:] = [far, near]
+        for node_id, entry in old.entries.items():
+            self._buckets[self._index_of(node_id)].add(entry)
+        return True
+
+    def _wants_in(self, bucket: _Bucket, newcomer: Contact, now: float) -> Contact | None:
+        leaves = next((id_ for id_, one in bucket.entries.items() if one.failures), None)
+        if leaves is None:
+            leaves = bucket.surplus(newcomer)
+        if leaves is not None:
+            bucket.remove(leaves)
+            bucket.spares.pop(newcomer.node_id, None)
+            bucket.add(_Entry(newcomer, now))
+            return None
+        bucket.spares.pop(newcomer.node_id, None)
+        bucket.spares[newcomer.node_id] = newcomer
+        if len(bucket.spares) > self.k:
+            del bucket.spares[next(iter(bucket.spares))]
+        oldest = next(iter(bucket.entries.values()))
+        if now - oldest.last_heard < SURELY_THERE_SECONDS or now - oldest.pinged < PING_SECONDS:
+            return None
+        oldest.pinged = now
+        return oldest.contact
+
+    def _remove(self, bucket: _Bucket, node_id: int, last_heard: float) -> None:
+        """Take a peer out, and its best spare in: the newest whose network is not crowded.
+
+        The spare comes first in the order of hearing, with the time of the one that left: nothing
+        is known of when it was heard of but that.
+        """
+        bucket.remove(node_id)
+        if not bucket.spares:
+            return
+        newest_first = list(reversed(bucket.spares.values()))
+        chosen = next((one for one in newest_first if bucket.is_welcome(one)), newest_first[0])
+        del bucket.spares[chosen.node_id]
+        others = dict(bucket.entries)
+        bucket.entries.clear()
+        bucket.add(_Entry(chosen, last_heard))
+        bucket.entries.update(others)
