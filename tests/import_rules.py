@@ -30,6 +30,7 @@ MAY_IMPORT_LIBP2P = frozenset({"node", "nat"})
 # torch costs 1.4 s: only where tensors are the point may loading a module import it.
 HEAVY_ROOMS = (
     "models",
+    "protocols.tensor_codecs",
     "protocols.tensors",
     "protocols.tensor_codecs",
     "protocols.moshpit",

@@ -104,6 +104,7 @@ async def test_a_process_that_dies_early_is_an_error_and_not_a_wait() -> None:
             pass
 
 
+@pytest.mark.slow  # it is given its time to end first
 async def test_a_process_that_does_not_end_is_killed() -> None:
     script = "import signal, time; print('{}', flush=True); time.sleep(600)"
     with trio.fail_after(PATIENCE_SECONDS):
