@@ -47,10 +47,10 @@ def test_calls_end_right_and_all_mends_after_half_a_minute_of_churn() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(20))
-def test_calls_end_right_and_all_mends_after_an_hour_of_churn(seed: int) -> None:
-    tally = _churn(seed, nodes=20, seconds=3600.0)
-    assert tally.faults > 1000
+@pytest.mark.parametrize("seed", range(10))
+def test_calls_end_right_and_all_mends_after_half_an_hour_of_churn(seed: int) -> None:
+    tally = _churn(seed, nodes=20, seconds=1800.0)
+    assert tally.faults > 500
 
 
 if __name__ == "__main__":
