@@ -61,6 +61,19 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. The entry point of the console script."""
+    code = _run_with_signals(argv)
+    if sys.platform != "win32" and signal.getitimer(signal.ITIMER_REAL)[0] > 0:
+        # A signal ended the command and its alarm is still set (node/commands/interruption.py).
+        # The interpreter's own end takes the alarm's handler away first, so that on a busy machine
+        # the alarm would kill us there, with its own exit code. Skip that end.
+        try:
+            sys.stdout.flush()
+        finally:  # whoever read it may have gone: that is no news to somebody who was told to stop
+            os._exit(code)
+    return code
+
+
+def _run_with_signals(argv: Sequence[str] | None) -> int:
     memory = _SignalMemory()
     try:
         for number in _stopping_signals():
