@@ -6,16 +6,22 @@ process believes.
 
 Easy to get wrong: a test that is killed runs no clean-up of its own. So each child asks the
 kernel to be killed when its parent dies (where that exists), besides watching its standard input.
+And the kernel means the parent *thread*: a child that is started from a worker thread, as trio
+does it, is killed when that thread has been idle for ten seconds. Children are started here from
+the main thread, which costs it some milliseconds each.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
+from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -43,7 +49,9 @@ def die_with_parent() -> None:
 class Child:
     """A process that a test started, with its standard input and output as pipes."""
 
-    process: trio.Process
+    process: subprocess.Popen[bytes]
+    standard_input: trio.lowlevel.FdStream
+    standard_output: trio.lowlevel.FdStream
     errors_file: Path | None = None
     _held: bytearray = field(default_factory=bytearray)
 
@@ -54,6 +62,22 @@ class Child:
     def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    async def exit_code(self) -> int:
+        """Wait for it to end; the signal that ended it, as a negative number, or its own code."""
+        return await trio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
+
+    def as_peer(self, peer: str, addresses: Sequence[str]) -> PeerProcess:
+        """The same process, now that it has said who it is."""
+        return PeerProcess(
+            self.process,
+            self.standard_input,
+            self.standard_output,
+            self.errors_file,
+            self._held,
+            peer=PeerId(peer),
+            addresses=tuple(addresses),
+        )
+
     def memory_bytes(self) -> int:
         """What the kernel counts as resident for it."""
         for line in Path(f"/proc/{self.process_id}/status").read_text().splitlines():
@@ -61,14 +85,19 @@ class Child:
                 return int(line.split()[1]) * 1024
         raise RuntimeError("the process is gone")
 
+    def unread_output_bytes(self) -> int:
+        """How much of what it has printed waits in the pipe to be read."""
+        waiting = array("i", [0])
+        fcntl.ioctl(self.standard_output.fileno(), termios.FIONREAD, waiting)
+        return waiting[0]
+
     def file_descriptor_count(self) -> int:
         return len(os.listdir(f"/proc/{self.process_id}/fd"))
 
     async def read_line(self) -> bytes:
         """The next line of its standard output; b"" when it has closed that."""
-        assert self.process.stdout is not None
         while b"\n" not in self._held:
-            more = await self.process.stdout.receive_some(65_536)
+            more = await self.standard_output.receive_some(65_536)
             if not more:
                 return b""
             self._held += more
@@ -78,8 +107,7 @@ class Child:
 
     async def read_rest(self) -> bytes:
         """All that it still prints, until it closes its standard output."""
-        assert self.process.stdout is not None
-        async for more in self.process.stdout:
+        async for more in self.standard_output:
             self._held += more
         rest = bytes(self._held)
         self._held.clear()
@@ -94,7 +122,7 @@ async def started(
     errors_to: int | None = None,
 ) -> AsyncIterator[Child]:
     """Run a command as a child that is killed, if it still runs, when the block is left."""
-    process = await trio.lowlevel.open_process(
+    process = subprocess.Popen(  # noqa: ASYNC220 - not in a thread, see above
         [str(argument) for argument in arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -102,16 +130,19 @@ async def started(
         env={**os.environ, **(environment or {})},
         preexec_fn=die_with_parent,
     )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        standard_input = trio.lowlevel.FdStream(os.dup(process.stdin.fileno()))
+        standard_output = trio.lowlevel.FdStream(os.dup(process.stdout.fileno()))
     try:
-        yield Child(process)
+        yield Child(process, standard_input, standard_output)
     finally:
+        process.kill()  # reaches a stopped process as well, and one that has ended not at all
+        process.wait()  # after a kill this is a matter of microseconds
         with trio.CancelScope(shield=True):
-            if process.poll() is None:
-                process.kill()  # reaches a stopped process as well
-            await process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None:
-                    await pipe.aclose()
+            await standard_input.aclose()
+            await standard_output.aclose()
 
 
 @dataclass
@@ -141,4 +172,4 @@ async def running_peer(
             raise RuntimeError("the peer ended before it listened; its error is printed above")
         told = json.loads(line)
         assert told["peer"] == identity.peer_id
-        yield PeerProcess(child.process, peer=identity.peer_id, addresses=tuple(told["addresses"]))
+        yield child.as_peer(identity.peer_id, told["addresses"])

@@ -1,0 +1,76 @@
+"""The real command line as a child process, in a home of its own that can be looked through.
+
+Easy to get wrong: a signal in the first milliseconds meets Python itself and not yet us. Python
+then dies of the signal, or says that it could not start; nothing was begun by then, and nothing
+can be left. Those ends are told apart here from ours by their exit codes.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from node.key_file import load_or_create_identity
+from tests.processes.children import START_SECONDS, Child, PeerProcess, started
+
+# The promise of every command. What comes on top is for a machine that runs other tests.
+LEAVE_SECONDS: Final = 2.0
+GRACE_SECONDS: Final = 1.0
+
+SIGNALS: Final = [signal.SIGINT, signal.SIGTERM]
+_OUR_CODES: Final = {signal.SIGINT: {130}, signal.SIGTERM: {0, 143}}
+_PYTHON_NEVER_STARTED: Final = "Fatal Python error: init"
+
+
+@asynccontextmanager
+async def running_command(place: Path, *arguments: str) -> AsyncIterator[Child]:
+    """`potluck` with these arguments; its home is place/home, its standard error place/errors."""
+    home = place / "home"
+    command = [sys.executable, "-m", "node", *arguments]
+    with (place / "errors").open("ab") as errors:
+        async with started(
+            command, {"POTLUCK_HOME": str(home)}, errors_to=errors.fileno()
+        ) as child:
+            child.errors_file = place / "errors"
+            yield child
+
+
+@asynccontextmanager
+async def running_listener(place: Path, *arguments: str) -> AsyncIterator[PeerProcess]:
+    """`potluck listen` on loopback, up and listening."""
+    listen = ("listen", "--json", "--listen", "/ip4/127.0.0.1/tcp/0", *arguments)
+    async with running_command(place, *listen) as child:
+        with trio.fail_after(START_SECONDS):
+            line = await child.read_line()
+        if not line:
+            raise RuntimeError((place / "errors").read_text())
+        told = json.loads(line)
+        yield child.as_peer(told["peer_id"], told["addresses"])
+
+
+async def leaves_in_time(child: Child, number: signal.Signals) -> None:
+    """Send the signal; insist that the process is gone in time, with the right code and words."""
+    child.send_signal(number)
+    with trio.fail_after(LEAVE_SECONDS + GRACE_SECONDS):
+        code = await child.exit_code()
+    said = child.errors_file.read_text() if child.errors_file else ""
+    if code in _OUR_CODES[number]:
+        assert "Traceback" not in said
+    else:
+        assert code == -number or _PYTHON_NEVER_STARTED in said, f"exit code {code}: {said}"
+
+
+def nothing_on_disk_but_a_key(place: Path) -> None:
+    """Insist that the home holds a whole key, or none, and no other file."""
+    home = place / "home"
+    files = [path for path in home.rglob("*") if not path.is_dir()]
+    assert [path.name for path in files] in ([], ["identity.key"]), files
+    for key_file in files:
+        load_or_create_identity(key_file)  # refuses a key that is cut short
