@@ -23,6 +23,7 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
 
+from node.transport.allocator import keep_freed_memory_at_hand
 from node.transport.connection import YamuxConnection
 from node.transport.noise import NoiseTransport
 from node.transport.settings import YamuxSettings
@@ -52,6 +53,7 @@ class YamuxNegotiation(MuxerMultistream):  # type: ignore[misc]  # the library i
 
 def install_muxer(host: IHost, settings: YamuxSettings | None = None) -> None:
     """Make this host's coming connections use our Yamux. The host must use `security_options`."""
+    keep_freed_memory_at_hand()
     upgrader = host.get_network().upgrader
     timeout = upgrader.muxer_multistream.negotiate_timeout
     upgrader.muxer_multistream = YamuxNegotiation(timeout, settings or YamuxSettings())

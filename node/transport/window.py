@@ -4,8 +4,9 @@ A receive window starts at Yamux's 256 KiB and follows the reader: whatever the 
 consumed within one round trip, twice that is what the sender needs in flight so as never to
 wait (one half travels while the other is being used). A window that was used up almost whole in
 one round trip was the brake, so that it says nothing about the link: it quadruples. So one stream
-fills a long fat link after two or three round trips, and a reader that stops never makes its
-window grow: growth is earned by consuming, not by receiving.
+fills a long fat link after two or three round trips. A reader that stops never makes its window
+grow, nor does one that stops and then drains at the speed of memory what had piled up: what counts
+is what was both received and consumed within the round trip.
 
 Growth is paid from a budget that all streams of a connection share.
 
@@ -77,6 +78,7 @@ class ReceiveWindow:
         self._unreturned = 0
         self._round_began: float | None = None
         self._consumed_in_round = 0
+        self._received_in_round = 0
         budget.promise_initial()
 
     @property
@@ -90,6 +92,7 @@ class ReceiveWindow:
                 f"A peer sent {size} bytes on a stream whose window had {self._credit} left."
             )
         self._credit -= size
+        self._received_in_round += size
 
     def consumed(self, size: int, now: float, round_trip_seconds: float | None) -> int:
         """The application took `size` bytes. Returns the credit to send to the peer, often 0."""
@@ -121,16 +124,19 @@ class ReceiveWindow:
         round_trip = max(round_trip_seconds, SHORTEST_ROUND_TRIP_SECONDS)
         if self._round_began is None:
             self._round_began = now
+            self._received_in_round = size  # what piled up before the first read does not count
         self._consumed_in_round += size
         elapsed = now - self._round_began
         if elapsed < round_trip:
             return 0
-        per_round_trip = self._consumed_in_round * round_trip / elapsed
+        carried = min(self._received_in_round, self._consumed_in_round)
+        per_round_trip = carried * round_trip / elapsed
         was_brake = per_round_trip > self.size_bytes * BRAKE_FRACTION
         factor = WINDOW_PER_CONSUMED_AS_BRAKE if was_brake else WINDOW_PER_CONSUMED
         wanted = int(factor * per_round_trip)
         self._round_began = now
         self._consumed_in_round = 0
+        self._received_in_round = 0
         growth = min(wanted, self._limit) - self.size_bytes
         if growth <= 0:
             return 0

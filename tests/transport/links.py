@@ -216,7 +216,7 @@ class HostilePeer:
 
     async def next_header(self) -> FrameHeader:
         """The next frame's header; payload on the way there is skipped."""
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while True:
                 while self._events:
                     event = self._events.popleft()

@@ -71,6 +71,17 @@ def test_a_reader_that_stops_never_makes_a_window_grow() -> None:
     assert receiver.size_bytes == size
 
 
+def test_a_reader_that_drains_a_full_window_in_one_go_now_and_then_does_not_make_it_grow() -> None:
+    receiver = window()
+    for turn in range(100):
+        for _ in range(receiver.credit_bytes // 1000):
+            receiver.received(1000)
+        receiver.consumed(100_000, turn * 10.0, ROUND_TRIP)
+        receiver.consumed(100_000, turn * 10.0 + 0.09, ROUND_TRIP)
+        receiver.consumed(62_000, turn * 10.0 + 0.11, ROUND_TRIP)
+    assert receiver.size_bytes == INITIAL_WINDOW_BYTES
+
+
 def test_a_slow_reader_keeps_a_small_window_however_long_it_reads() -> None:
     receiver = window()
     for tick in range(10_000):
