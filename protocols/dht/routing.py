@@ -62,7 +62,7 @@ class _Bucket:
     def __init__(self, index: int, looked_up: float) -> None:
         self.shift = max(0, ID_BITS - 1 - index - RANGE_BITS)
         self.entries: dict[int, _Entry] = {}
-        self.spares: dict[int, Contact] = {}
+        self.spares: dict[int, _Entry] = {}
         self.parts = [0] * (1 << RANGE_BITS)
         self.networks: dict[str, int] = {}
         self.looked_up = looked_up
@@ -182,15 +182,14 @@ class RoutingTable:
             return
         entry.failures += 1
         if bucket.spares or entry.failures >= FAILURES_TO_FORGET:
-            self._remove(bucket, contact.node_id, entry.last_heard)
+            _replace(bucket, contact.node_id)
 
     def remove(self, contact: Contact) -> None:
         """This peer said that it leaves, or that it cannot be dialled any more."""
         bucket = self._buckets[self._index_of(contact.node_id)]
         bucket.spares.pop(contact.node_id, None)
-        entry = bucket.entries.get(contact.node_id)
-        if entry is not None:
-            self._remove(bucket, contact.node_id, entry.last_heard)
+        if contact.node_id in bucket.entries:
+            _replace(bucket, contact.node_id)
 
     def closest(
         self, target: int, count: int | None = None, *, even_failing: bool = False
@@ -250,14 +249,13 @@ class RoutingTable:
         after all of them.
         """
         last = len(self._buckets) - 1
-        difference = target ^ self.own_id
-        before = [bool(difference >> (ID_BITS - 1 - i) & 1) for i in range(last)]
+        difference = (target ^ self.own_id) >> (ID_BITS - last)
         for i in range(last):
-            if before[i]:
+            if difference >> (last - 1 - i) & 1:
                 yield self._buckets[i]
         yield self._buckets[last]
         for i in reversed(range(last)):
-            if not before[i]:
+            if not difference >> (last - 1 - i) & 1:
                 yield self._buckets[i]
 
     def _split_last(self) -> bool:
@@ -283,7 +281,7 @@ class RoutingTable:
             bucket.add(_Entry(newcomer, now))
             return None
         bucket.spares.pop(newcomer.node_id, None)
-        bucket.spares[newcomer.node_id] = newcomer
+        bucket.spares[newcomer.node_id] = _Entry(newcomer, now)
         if len(bucket.spares) > self.k:
             del bucket.spares[next(iter(bucket.spares))]
         oldest = next(iter(bucket.entries.values()))
@@ -292,19 +290,17 @@ class RoutingTable:
         oldest.pinged = now
         return oldest.contact
 
-    def _remove(self, bucket: _Bucket, node_id: int, last_heard: float) -> None:
-        """Take a peer out, and its best spare in: the newest whose network is not crowded.
 
-        The spare comes first in the order of hearing, with the time of the one that left: nothing
-        is known of when it was heard of but that.
-        """
-        bucket.remove(node_id)
-        if not bucket.spares:
-            return
-        newest_first = list(reversed(bucket.spares.values()))
-        chosen = next((one for one in newest_first if bucket.is_welcome(one)), newest_first[0])
-        del bucket.spares[chosen.node_id]
-        others = dict(bucket.entries)
-        bucket.entries.clear()
-        bucket.add(_Entry(chosen, last_heard))
-        bucket.entries.update(others)
+def _replace(bucket: _Bucket, node_id: int) -> None:
+    """Take a peer out, and its best spare in: the newest whose network is not crowded."""
+    bucket.remove(node_id)
+    if not bucket.spares:
+        return
+    newest_first = list(reversed(bucket.spares.values()))
+    chosen = next(
+        (spare for spare in newest_first if bucket.is_welcome(spare.contact)), newest_first[0]
+    )
+    del bucket.spares[chosen.contact.node_id]
+    bucket.add(chosen)
+    in_order = sorted(bucket.entries.items(), key=lambda item: item[1].last_heard)
+    bucket.entries = dict(in_order)

@@ -1,0 +1,249 @@
+"""Find the live peers closest to a target: Kademlia's iterative lookup, without the I/O.
+
+Whoever drives it asks what `next_queries` returns and says what came of each: `answered`,
+`failed`, or `slow`, which leaves the question open but lets others be asked meanwhile. It is done
+when the k closest of those that may be alive have all answered; `closest_answered` has them.
+
+What others name is hearsay until the peer itself has answered. So nobody is a result who did not
+answer, one answer counts for at most k contacts, and who names peers of whom most turn out not to
+exist is *discredited*: the rest of what only such sources named is asked last, and not waited
+for. A liar can cost a lookup a few questions, and cannot fill it with inventions. Nor can it hide
+a real peer by naming it first with a wrong address: addresses that others give are tried as well.
+
+Easy to get wrong: `failed` is about this lookup's question. An answer that comes late is still
+taken, whatever was said before; one that nobody asked for is not.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from protocols.dht.contacts import Contact
+from protocols.dht.routing import K
+
+ALPHA = 3  # Kademlia's: questions in flight
+
+# Slow peers no longer count as in flight, up to so many; then they do again, or a lookup on a bad
+# link would ask the whole swarm.
+SLOW_AT_ONCE = 12
+
+# A lookup among 10,000 nodes asks about 30; a third of them dead, about 45. Ten times k is only
+# reached when almost everybody lies.
+QUESTIONS_PER_K = 10
+
+# As for invented contacts: four failures that outweigh the successes two to one. Where 30 % of
+# all nodes have just died, three of a hundred honest sources are discredited by that, and then
+# only what nobody else named is put off.
+FAILURES_TO_DISCREDIT = 4
+FAILURES_PER_SUCCESS = 2
+
+RETRIES_WITH_NEW_ADDRESSES = 2
+SOURCES_REMEMBERED = 8  # of one contact; those that named it first
+
+
+class _State(enum.Enum):
+    HEARD = "heard of"
+    ASKED = "asked"
+    SLOW = "slow"
+    ANSWERED = "answered"
+    FAILED = "failed"
+
+
+class _Candidate:
+    __slots__ = ("contact", "depth", "failures", "named_failed", "named_well", "sources", "state")
+
+    def __init__(self, contact: Contact, source: _Candidate | None) -> None:
+        self.contact = contact
+        self.state = _State.HEARD
+        self.depth: int = 1 if source is None else source.depth + 1
+        self.failures = 0
+        # None: it came from our own table, so we have spoken with it before
+        self.sources = None if source is None else [source]
+        self.named_well = 0
+        self.named_failed = 0
+
+    @property
+    def is_discredited(self) -> bool:
+        return (
+            self.named_failed >= FAILURES_TO_DISCREDIT
+            and self.named_failed > FAILURES_PER_SUCCESS * self.named_well
+        )
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether all who named it are discredited."""
+        return self.sources is not None and all(one.is_discredited for one in self.sources)
+
+
+class Lookup:
+    """One lookup. `seeds` are contacts of our own table, which we have spoken with before.
+
+    `alpha` may be changed while it runs: whoever is in a hurry can ask all k at once.
+
+    Invariant: `_distances` and `_by_distance` are parallel, in order of distance to the target,
+    and hold each candidate once; `_in_flight` and `_slow` count the states ASKED and SLOW.
+    """
+
+    def __init__(
+        self,
+        target: int,
+        own_id: int,
+        seeds: Iterable[Contact],
+        k: int = K,
+        alpha: int = ALPHA,
+    ) -> None:
+        self.target = target
+        self.k = k
+        self.alpha = alpha
+        self.asked_count = 0
+        self.failed_count = 0
+        self._own_id = own_id
+        self._candidates: dict[int, _Candidate] = {}
+        self._distances: list[int] = []
+        self._by_distance: list[_Candidate] = []
+        self._in_flight = 0
+        self._slow = 0
+        self._answered = 0
+        self._somebody_lies = False
+        self._hear_of(seeds, None)
+
+    def next_queries(self) -> list[Contact]:
+        """Whom to ask now, closest first; they count as asked from here on."""
+        slow_in_the_way = max(0, self._slow - SLOW_AT_ONCE)
+        room = min(
+            self.alpha - self._in_flight - slow_in_the_way,
+            QUESTIONS_PER_K * self.k - self.asked_count,
+        )
+        if room <= 0:
+            return []
+        chosen = [one for one in self._closest_hopeful() if one.state is _State.HEARD][:room]
+        if not chosen and not self._in_flight and self._answered < self.k:
+            doubtful = (one for one in self._by_distance if one.state is _State.HEARD)
+            chosen = list(islice(doubtful, room))
+        for candidate in chosen:
+            candidate.state = _State.ASKED
+        self._in_flight += len(chosen)
+        self.asked_count += len(chosen)
+        return [candidate.contact for candidate in chosen]
+
+    def answered(self, contact: Contact, closer: Iterable[Contact]) -> None:
+        """This peer answered, and named these. More than k of them are not looked at."""
+        candidate = self._candidates.get(contact.node_id)
+        if candidate is None or candidate.state is _State.ANSWERED:
+            return
+        if candidate.state is _State.HEARD and not candidate.failures:
+            return
+        if candidate.state is _State.FAILED:
+            self.failed_count -= 1
+            self._credit(candidate, failures=-1)
+        self._leave(candidate, _State.ANSWERED)
+        self._answered += 1
+        self._credit(candidate, successes=+1)
+        self._hear_of(islice(closer, self.k), candidate)
+
+    def failed(self, contact: Contact) -> None:
+        """This peer could not be dialled, said nothing in time, or said what makes no sense."""
+        candidate = self._candidates.get(contact.node_id)
+        if candidate is None or candidate.state not in (_State.ASKED, _State.SLOW):
+            return
+        candidate.failures += 1
+        self.failed_count += 1
+        self._credit(candidate, failures=+1)
+        self._leave(candidate, _State.FAILED)
+        if candidate.contact.addresses != contact.addresses:
+            self._try_again(candidate)
+
+    def slow(self, contact: Contact) -> None:
+        """This peer has not answered for longer than usual. Its answer is still awaited."""
+        candidate = self._candidates.get(contact.node_id)
+        if candidate is not None and candidate.state is _State.ASKED:
+            self._leave(candidate, _State.SLOW)
+            self._slow += 1
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing that is still to come would be waited for."""
+        if self.asked_count >= QUESTIONS_PER_K * self.k:
+            return not self._in_flight
+        if any(one.state is not _State.ANSWERED for one in self._closest_hopeful()):
+            return False
+        if self._answered >= self.k:
+            return True
+        return not self._slow and all(one.state is not _State.HEARD for one in self._by_distance)
+
+    def closest_answered(self, count: int | None = None) -> list[Contact]:
+        """Those that answered, closest first; k of them unless told otherwise."""
+        answered = (one.contact for one in self._by_distance if one.state is _State.ANSWERED)
+        return list(islice(answered, self.k if count is None else count))
+
+    def hops_to(self, contact: Contact) -> int:
+        """How many peers had to be asked one after the other to reach this one, it included:
+        1 if it was in our own table, 2 if somebody from there named it."""
+        return self._candidates[contact.node_id].depth
+
+    def _closest_hopeful(self) -> Iterator[_Candidate]:
+        """The k closest that have answered or may well do so soon."""
+        hopeful = 0
+        for candidate in self._by_distance:
+            state = candidate.state
+            if state is _State.FAILED or state is _State.SLOW:
+                continue
+            if self._somebody_lies and state is _State.HEARD and candidate.is_doubtful:
+                continue
+            yield candidate
+            hopeful += 1
+            if hopeful == self.k:
+                return
+
+    def _hear_of(self, contacts: Iterable[Contact], source: _Candidate | None) -> None:
+        for contact in contacts:
+            node_id = contact.node_id
+            known = self._candidates.get(node_id)
+            if known is not None:
+                self._hear_again(known, contact, source)
+            elif node_id != self._own_id:
+                candidate = self._candidates[node_id] = _Candidate(contact, source)
+                distance = node_id ^ self.target
+                place = bisect_left(self._distances, distance)
+                self._distances.insert(place, distance)
+                self._by_distance.insert(place, candidate)
+
+    def _hear_again(self, known: _Candidate, contact: Contact, source: _Candidate | None) -> None:
+        if known.state is _State.ANSWERED:
+            return
+        if (
+            source is not None
+            and known.sources is not None
+            and known.state is not _State.FAILED
+            and len(known.sources) < SOURCES_REMEMBERED
+            and source not in known.sources
+        ):
+            known.sources.append(source)
+        if contact.addresses == known.contact.addresses:
+            return
+        before = set(known.contact.addresses)
+        known.contact = known.contact.with_more_addresses(contact.addresses)
+        if known.state is _State.FAILED and not before.issuperset(known.contact.addresses):
+            if known.sources is not None and source is not None:
+                known.sources = [source]  # those before it have had their blame
+            self._try_again(known)
+
+    def _try_again(self, candidate: _Candidate) -> None:
+        """A failed one has addresses that were not tried yet."""
+        if candidate.failures <= RETRIES_WITH_NEW_ADDRESSES:
+            self.failed_count -= 1
+            candidate.state = _State.HEARD
+
+    def _leave(self, candidate: _Candidate, state: _State) -> None:
+        self._in_flight -= candidate.state is _State.ASKED
+        self._slow -= candidate.state is _State.SLOW
+        candidate.state = state
+
+    def _credit(self, candidate: _Candidate, successes: int = 0, failures: int = 0) -> None:
+        for source in candidate.sources or ():
+            source.named_well += successes
+            source.named_failed += failures
+            self._somebody_lies = self._somebody_lies or source.is_discredited
