@@ -265,7 +265,7 @@ class Storage:
             )
 
     def _check_memory(self, growth: int) -> None:
-        if growth > 0 and self.total_bytes + growth > self.limits.total_bytes:
+        if self.total_bytes + growth > self.limits.total_bytes:
             raise SlotRefused(
                 SlotRefusal.MEMORY,
                 f"This node keeps {self.total_bytes:,} bytes of slots.",

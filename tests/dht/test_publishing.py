@@ -213,6 +213,15 @@ def test_a_withdrawal_is_repeated_for_as_long_as_what_it_stands_against_lives() 
     assert len(own) == 0
 
 
+def test_a_withdrawal_stands_against_every_renewal_as_well() -> None:
+    own = publisher()
+    own.put("note/x", VALUE, HOUR, NOW)
+    renewed = [slot for _, slots in waves(own, NOW + 3 * HOUR) for slot in slots]
+    brief = own.put("note/x", VALUE, SECOND, NOW + 3 * HOUR)
+    withdrawn = own.withdraw("note/x", NOW + 3 * HOUR, DAY)
+    assert withdrawn.expires == max(slot.expires for slot in renewed) > brief.expires
+
+
 def test_a_publisher_that_restarted_withdraws_for_as_long_as_anything_could_live() -> None:
     withdrawn = publisher().withdraw("note/x", NOW, DAY)
     assert withdrawn.expires == NOW + DAY

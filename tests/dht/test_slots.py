@@ -212,6 +212,7 @@ def test_a_field_out_of_bounds_is_refused_before_any_signature(
     with pytest.raises(SlotRefused) as caught:
         check_form(msgspec.structs.replace(note(), **change))
     assert caught.value.refusal is wanted
+    assert refusal(msgspec.structs.replace(note(), **change)) is wanted
 
 
 def test_a_publisher_is_told_at_once_that_its_slot_could_not_be_one() -> None:

@@ -192,6 +192,17 @@ def test_what_a_short_lived_slot_replaced_does_not_come_back_after_it(storage: S
     assert (len(storage), storage.total_bytes) == (0, 0)
 
 
+def test_a_floor_is_as_high_as_the_last_slot_that_was_here(storage: Storage) -> None:
+    long_lived = [note(sequence=number, expires=NOW + HOUR) for number in (1, 2)]
+    for slot in long_lived:
+        storage.store(slot, NOW)
+    storage.store(note(sequence=3, expires=NOW + SECOND), NOW)
+    storage.expire(NOW + SECOND)
+    of_the_same_sequence = note(sequence=3, value="other", expires=NOW + HOUR)
+    for slot in (*long_lived, of_the_same_sequence):
+        assert refusal(storage, slot, NOW + SECOND) is SlotRefusal.OLDER_SEQUENCE
+
+
 def test_above_a_floor_a_publisher_goes_on(storage: Storage) -> None:
     storage.store(note(sequence=1, expires=NOW + HOUR), NOW)
     storage.store(note(sequence=2, expires=NOW + SECOND), NOW)

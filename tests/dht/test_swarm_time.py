@@ -122,6 +122,17 @@ def test_so_many_peers_are_remembered_the_last_ones() -> None:
     assert time.offset_ms == HOUR
 
 
+def test_who_spoke_lately_is_not_the_one_who_is_forgotten() -> None:
+    majority = PEERS_SAMPLED // 2 + 1
+    time = after(*[-HOUR] * majority, *[HOUR] * (PEERS_SAMPLED - majority))
+    for number in range(majority):
+        hear(time, number, -HOUR)
+    for number in range(100, 110):
+        hear(time, number, HOUR)
+    assert time.peers == PEERS_SAMPLED
+    assert time.offset_ms == -HOUR
+
+
 @pytest.mark.parametrize(
     ("said", "asked", "heard"),
     [
