@@ -1,0 +1,45 @@
+"""What survives a restart: somebody who keeps contacts and slots on a disk, if there is one.
+
+The directory works without a keeper. With one it hands over, now and then and as it ends, whom it
+would ask first after a restart and which slots it keeps for the swarm; and it begins with what it
+is given back.
+
+All methods are ordinary blocking code: the service runs them in a thread, one at a time. They may
+raise `KeepingFailed`, which is to be said and survived: a full disk is no reason to leave a swarm.
+
+Easy to get wrong: what comes back is as untrusted as what comes from the network. A disk can be
+damaged, restored from last month, or edited; so contacts have to answer before they count, and
+slots go through the same checks as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from protocols.dht.contacts import Contact
+from protocols.dht.slots import Slot
+from protocols.errors import PotluckError
+
+
+class KeepingFailed(PotluckError):
+    """What should be kept could not be written."""
+
+
+class Keeper(Protocol):
+    """Keeps what the directory knows across a restart."""
+
+    def load_contacts(self) -> Sequence[Contact]:
+        """Those that were saved last, in their order; bounded. Empty when there is nothing."""
+
+    def save_contacts(self, contacts: Sequence[Contact]) -> None:
+        """Keep these instead of all before; the likeliest to be there come first."""
+
+    def load_slots(self) -> Sequence[Slot]:
+        """Every slot that was saved and is not forgotten; their form and signature unchecked."""
+
+    def save_slots(self, slots: Sequence[Slot], now_ms: int) -> None:
+        """Keep these in place of earlier ones of the same key and publisher.
+
+        What has expired by `now_ms`, in swarm time, is forgotten.
+        """
