@@ -1,0 +1,8 @@
+"""Long tests: hours of churn, sweeps of moments, bad links. CI runs each in a short form.
+
+| what | short form | long form |
+|---|---|---|
+| churn | some seconds | POTLUCK_SOAK_SECONDS, by default ten minutes |
+| Ctrl-C | a dozen moments, in tests/processes | a hundred moments of each kind |
+| links | some hundred kilobytes over each rung | many megabytes |
+"""

@@ -1,0 +1,17 @@
+"""How long a soak test runs: short for everybody, as long as asked with scripts/test --soak."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import pytest
+
+_SHORT_SECONDS: Final = 12.0
+_LONG_SECONDS: Final = float(os.environ.get("POTLUCK_SOAK_SECONDS", "600"))
+
+# For `@pytest.mark.parametrize("seconds", SECONDS)`
+SECONDS: Final = [
+    pytest.param(_SHORT_SECONDS, id="short", marks=pytest.mark.slow),
+    pytest.param(_LONG_SECONDS, id="long", marks=pytest.mark.soak),
+]
