@@ -51,6 +51,7 @@ class Place:
 class Crowd:
     places: list[Place]
     chance: random.Random
+    introducing: trio.Lock = field(default_factory=trio.Lock)
     killed: int = 0
     stopped: int = 0
 
@@ -84,10 +85,11 @@ class Crowd:
 
     async def introduce(self) -> None:
         """Tell everybody where everybody is."""
-        running = [place.process for place in self.places if place.process is not None]
-        know = {process.peer: process.addresses for process in running}
-        for process in running:
-            await order(process, {"know": know})
+        async with self.introducing:
+            running = [place.process for place in self.places if place.process is not None]
+            know = {process.peer: process.addresses for process in running}
+            for process in running:
+                await order(process, {"know": know})
 
     async def disturb(self) -> None:
         """Kill or stop one of the others, again and again."""
