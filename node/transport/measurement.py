@@ -43,17 +43,14 @@ class RoundTrips:
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=REMEMBERED_ROUND_TRIPS)
+        # Asked for with every message, so not computed each time.
+        self.shortest_seconds: float | None = None
+        self.slowest_seconds: float | None = None
 
     def add(self, seconds: float) -> None:
         self._samples.append(max(seconds, 0.0))
-
-    @property
-    def shortest_seconds(self) -> float | None:
-        return min(self._samples, default=None)
-
-    @property
-    def slowest_seconds(self) -> float | None:
-        return max(self._samples, default=None)
+        self.shortest_seconds = min(self._samples)
+        self.slowest_seconds = max(self._samples)
 
 
 class RateMeter:

@@ -86,22 +86,20 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
         """Wait for bytes and return some, as bytes or a view of bytes; b"" at the end."""
         if max_bytes is not None and max_bytes < 1:
             raise ValueError("receiving nothing could not be told from the end")
-        with self._sole_receiver():
-            await self._wait_to_receive()
-            piece = self._unread.take(max_bytes)
-            self._account_for(len(piece))
-            return piece
+        await self._wait_to_receive()
+        piece = self._unread.take(max_bytes)
+        self._account_for(len(piece))
+        return piece
 
     async def receive_into(self, buffer: bytearray | memoryview) -> int:
         """Wait for bytes and write as many as are there into `buffer`; 0 only at the end."""
         view = memoryview(buffer).cast("B")
         if not view:
             raise ValueError("receiving into an empty buffer could not be told from the end")
-        with self._sole_receiver():
-            await self._wait_to_receive()
-            size = self._unread.take_into(view)
-            self._account_for(size)
-            return size
+        await self._wait_to_receive()
+        size = self._unread.take_into(view)
+        self._account_for(size)
+        return size
 
     # ---- trio's face: sending
 
@@ -173,10 +171,9 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
         if n == 0:
             return b""
         try:
-            with self._sole_receiver():
-                await self._wait_to_receive()
-                data = self._unread.take_joined(None if n is None or n < 0 else n)
-                self._account_for(len(data))
+            await self._wait_to_receive()
+            data = self._unread.take_joined(None if n is None or n < 0 else n)
+            self._account_for(len(data))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise MuxedStreamReset(str(error)) from error
         if not data:
@@ -280,12 +277,17 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
 
     async def _wait_to_receive(self) -> None:
         """Return when there are bytes or the end; what follows must not await before it takes."""
-        if self._can_receive_now():
-            await trio.lowlevel.checkpoint()
-        while not self._can_receive_now():
-            if self._receiver_waits is None:
+        if self._is_receiving:
+            raise trio.BusyResourceError("another task is receiving on this stream")
+        self._is_receiving = True
+        try:
+            if self._can_receive_now():
+                await trio.lowlevel.checkpoint()
+            while not self._can_receive_now():
                 self._receiver_waits = trio.Event()
-            await self._receiver_waits.wait()
+                await self._receiver_waits.wait()
+        finally:
+            self._is_receiving = False
 
     def _can_receive_now(self) -> bool:
         if self._receive_stopped:
@@ -319,16 +321,6 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
         if self._receiver_waits is not None:
             self._receiver_waits.set()
             self._receiver_waits = None
-
-    @contextmanager
-    def _sole_receiver(self) -> Iterator[None]:
-        if self._is_receiving:
-            raise trio.BusyResourceError("another task is receiving on this stream")
-        self._is_receiving = True
-        try:
-            yield
-        finally:
-            self._is_receiving = False
 
     # ---- sending
 

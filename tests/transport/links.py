@@ -68,9 +68,10 @@ class Pipe:
         await trio.lowlevel.checkpoint()
         if self.is_swallowing:
             return
-        # As a kernel does: wait until the buffer has drained, by the rate or by the reader.
-        in_flight = self.bytes_per_second * self.delay_seconds
-        capacity = self.buffer_bytes + (in_flight if math.isfinite(in_flight) else 0)
+        # As a kernel does: wait until the buffer has drained, by the rate or by the reader. What is
+        # on its way (with one send's worth to spare) does not count.
+        on_its_way = self.bytes_per_second * self.delay_seconds + len(data)
+        capacity = self.buffer_bytes + (on_its_way if math.isfinite(on_its_way) else 0)
         while self._unread > capacity and not self.is_closed:
             await self._changed.wait()
         drained_at = self._free_at - self.buffer_bytes / self.bytes_per_second
