@@ -30,10 +30,14 @@ class Keeper(Protocol):
     """Keeps what the directory knows across a restart."""
 
     def load_contacts(self) -> Sequence[Contact]:
-        """Those that were saved last, in their order; bounded. Empty when there is nothing."""
+        """Whom to ask first: the likeliest to be there first. Bounded."""
 
     def save_contacts(self, contacts: Sequence[Contact]) -> None:
-        """Keep these instead of all before; the likeliest to be there come first."""
+        """Keep these, the likeliest to be there first.
+
+        Earlier ones stay behind them while there is room: a node that comes home to an empty
+        network has to know tomorrow whom it knew yesterday.
+        """
 
     def load_slots(self) -> Sequence[Slot]:
         """Every slot that was saved and is not forgotten; their form and signature unchecked."""

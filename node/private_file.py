@@ -1,0 +1,79 @@
+"""Small files of this user's own that are replaced whole: read within a limit, never half there.
+
+A replacement is written beside the file and renamed over it, so whoever reads meets the old one
+or the new one, also after `kill -9` or a full disk. What is at the place may be anything: a link,
+a pipe, another user's file, or far too long. All of that is refused with a sentence.
+
+Easy to get wrong: checking a path and opening it afterwards are two moments. So everything is
+checked on the opened descriptor, and a symbolic link is refused by the opening itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from protocols.errors import PotluckError
+
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+WRITABLE_BY_OTHERS = 0o022
+
+
+class UnusableFile(PotluckError):
+    """What is at this place is not a file that we could have written."""
+
+
+def read_private_file(path: Path, limit_bytes: int) -> bytes | None:
+    """The content of our own file; None if there is none; UnusableFile if it is not ours."""
+    # O_NONBLOCK: opening a FIFO must not wait for a writer.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise UnusableFile(f"{path} was not read: {reason}.") from None
+    with open(descriptor, "rb") as file:
+        check_is_ours(path, os.fstat(descriptor))
+        try:
+            content = file.read(limit_bytes + 1)
+        except OSError as error:
+            raise UnusableFile(f"{path} cannot be read: {error.strerror}.") from None
+    if len(content) > limit_bytes:
+        raise UnusableFile(f"{path} was not read: it has more than {limit_bytes:,} bytes.")
+    return content
+
+
+def check_is_ours(path: Path, status: os.stat_result) -> None:
+    """UnusableFile unless this is an ordinary file that only this user can write."""
+    if not stat.S_ISREG(status.st_mode):
+        raise UnusableFile(f"{path} is not an ordinary file.")
+    if status.st_uid != os.geteuid():
+        raise UnusableFile(f"{path} belongs to another user.", advice="Move it away.")
+    if stat.S_IMODE(status.st_mode) & WRITABLE_BY_OTHERS:
+        raise UnusableFile(
+            f"Others may write to {path}: its mode is {stat.S_IMODE(status.st_mode):04o}.",
+            advice=f"If nobody has, run `chmod 600 {path}`; otherwise remove it.",
+        )
+
+
+def replace_private_file(path: Path, content: bytes) -> None:
+    """Put a file with this content at `path`, whatever is there. OSError as the system says it."""
+    path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(draft, flags, FILE_MODE), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            draft.unlink()
