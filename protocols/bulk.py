@@ -206,7 +206,11 @@ class Transfer(Generic[Accepted, Sent, Received]):
         head = self._sent.head(self._state.guard.seal(self._exchange, part, content))
         await self._send(message_frame(CLOSE, encode(head), body), None)
         self._sent_closing = True
-        await self._stream.send_eof()
+        try:
+            await self._stream.send_eof()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._look_for_the_reason()
+            raise self._lost() from None
 
     async def say_alive(self) -> None:
         """Tell the other side that we are still here, if it has not heard from us for a while.
