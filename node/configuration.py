@@ -80,6 +80,21 @@ class Configuration:
         value: int = self.values["network.inbound_connections_per_address"]
         return value
 
+    @property
+    def bootstrap_addresses(self) -> tuple[str, ...]:
+        value: tuple[str, ...] = self.values["dht.bootstrap"]
+        return value
+
+    @property
+    def is_client(self) -> bool:
+        value: bool = self.values["dht.client"]
+        return value
+
+    @property
+    def keeps_slots(self) -> bool:
+        value: bool = self.values["dht.keep_slots"]
+        return value
+
 
 def read_configuration(
     flags: Mapping[str, Value] | None = None,

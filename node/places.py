@@ -4,6 +4,7 @@
 |---|---|---|
 | settings | `HOME/potluck.toml` | `~/.config/potluck/potluck.toml` |
 | key | `HOME/identity.key` | `~/.local/share/potluck/identity.key` |
+| peers known, and a backbone's slots | `HOME/peers.json`, `HOME/dht.sqlite` | beside the key |
 | lock and control socket of the running node | `HOME/run/` | `~/.local/state/potluck/run/` |
 
 Nothing is created by looking. Easy to get wrong: the running node's files are *not* in the
@@ -27,6 +28,14 @@ class Places:
     config_file_origin: str
     data_folder: Path
     run_folder: Path
+
+    @property
+    def peers_file(self) -> Path:
+        return self.data_folder / "peers.json"
+
+    @property
+    def dht_file(self) -> Path:
+        return self.data_folder / "dht.sqlite"
 
     @property
     def lock_file(self) -> Path:

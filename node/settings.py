@@ -12,11 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.peer_address import check_announce_address, check_listen_address
+from node.peer_address import (
+    check_announce_address,
+    check_listen_address,
+    parse_peer_address,
+)
 from node.places import Places
 from node.wrong_use import WrongUse
 
-Value = tuple[str, ...] | Path | float | int
+Value = tuple[str, ...] | Path | float | int | bool
 
 
 class Kind(enum.Enum):
@@ -24,9 +28,19 @@ class Kind(enum.Enum):
 
     LISTEN_ADDRESSES = "a list of listen addresses, such as /ip4/0.0.0.0/tcp/4001"
     ANNOUNCE_ADDRESSES = "a list of addresses, such as /dns4/node.example/tcp/4001"
+    PEER_ADDRESSES = "a list of peers' addresses, such as /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
     FILE = "a path"
     SECONDS = "a number of seconds above zero"
     COUNT = "a whole number above zero"
+    SWITCH = "true or false"
+
+
+LISTS = (Kind.LISTEN_ADDRESSES, Kind.ANNOUNCE_ADDRESSES, Kind.PEER_ADDRESSES)
+
+_SWITCH_WORDS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,25 @@ SETTINGS: tuple[Setting, ...] = (
         "how many of those one IPv4 address or IPv6 /64 may have",
         64,
     ),
+    Setting(
+        "dht.bootstrap",
+        Kind.PEER_ADDRESSES,
+        "nodes of the swarm to join through; one that lives is enough",
+        (),
+    ),
+    Setting(
+        "dht.client",
+        Kind.SWITCH,
+        "read and write the directory, but keep nothing for others and be in nobody's table: for "
+        "a node that others cannot dial",
+        False,
+    ),
+    Setting(
+        "dht.keep_slots",
+        Kind.SWITCH,
+        "keep the directory's slots on disk across a restart, as a backbone does",
+        False,
+    ),
 )
 
 BY_KEY: dict[str, Setting] = {setting.key: setting for setting in SETTINGS}
@@ -90,7 +123,7 @@ BY_KEY: dict[str, Setting] = {setting.key: setting for setting in SETTINGS}
 def value_from_text(setting: Setting, text: str) -> Value:
     """The value that a flag or an environment variable gives; lists are separated by commas."""
     match setting.kind:
-        case Kind.LISTEN_ADDRESSES | Kind.ANNOUNCE_ADDRESSES:
+        case Kind.LISTEN_ADDRESSES | Kind.ANNOUNCE_ADDRESSES | Kind.PEER_ADDRESSES:
             words = [word.strip() for word in text.split(",")]
             return _addresses(setting.kind, [word for word in words if word])
         case Kind.FILE:
@@ -104,16 +137,20 @@ def value_from_text(setting: Setting, text: str) -> Value:
             if not (text.isascii() and text.isdigit()):
                 raise _not(setting, text)
             return _count(setting, int(text))
+        case Kind.SWITCH:
+            if text.strip().lower() not in _SWITCH_WORDS:
+                raise _not(setting, text)
+            return _SWITCH_WORDS[text.strip().lower()]
 
 
 def value_from_toml(setting: Setting, value: object) -> Value:
     """The value that the settings file gives."""
     match setting.kind, value:
-        case ((Kind.LISTEN_ADDRESSES | Kind.ANNOUNCE_ADDRESSES), list()):
+        case kind, list() if kind in LISTS:
             if all(isinstance(item, str) for item in value):
-                return _addresses(setting.kind, value)
-        case ((Kind.LISTEN_ADDRESSES | Kind.ANNOUNCE_ADDRESSES), str()):
-            return _addresses(setting.kind, [value])
+                return _addresses(kind, value)
+        case kind, str() if kind in LISTS:
+            return _addresses(kind, [value])
         case Kind.FILE, str():
             return _path(setting, value)
         case Kind.SECONDS, int() | float():
@@ -122,6 +159,8 @@ def value_from_toml(setting: Setting, value: object) -> Value:
         case Kind.COUNT, int():
             if not isinstance(value, bool):
                 return _count(setting, value)
+        case Kind.SWITCH, bool():
+            return value
         case _:
             pass
     raise _not(setting, value)
@@ -135,8 +174,14 @@ def plain(value: Value) -> str | float | int | list[str]:
 
 
 def _addresses(kind: Kind, words: Sequence[str]) -> tuple[str, ...]:
-    check = check_listen_address if kind is Kind.LISTEN_ADDRESSES else check_announce_address
-    return tuple(dict.fromkeys(check(word) for word in words))
+    return tuple(dict.fromkeys(_ADDRESS_CHECKS[kind](word) for word in words))
+
+
+_ADDRESS_CHECKS: dict[Kind, Callable[[str], str]] = {
+    Kind.LISTEN_ADDRESSES: check_listen_address,
+    Kind.ANNOUNCE_ADDRESSES: check_announce_address,
+    Kind.PEER_ADDRESSES: lambda word: parse_peer_address(word).text,
+}
 
 
 def _path(setting: Setting, text: str) -> Path:

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from node.configuration import Configuration, read_configuration
-from node.settings import BY_KEY, Kind, Value, value_from_text
+from node.settings import BY_KEY, LISTS, Kind, Value, value_from_text
 
 if TYPE_CHECKING:
     from node.commands.parser import CommandParser
@@ -20,6 +20,7 @@ _DESTINATION = "setting "  # with a blank, so that no argument of a command can 
 _METAVARS = {
     Kind.LISTEN_ADDRESSES: "ADDRESS",
     Kind.ANNOUNCE_ADDRESSES: "ADDRESS",
+    Kind.PEER_ADDRESSES: "ADDRESS",
     Kind.FILE: "FILE",
     Kind.SECONDS: "SECONDS",
     Kind.COUNT: "COUNT",
@@ -30,14 +31,14 @@ def add_setting_flag(parser: CommandParser, key: str, flag: str | None = None) -
     """Add the flag of the setting `key`: by default its last part with dashes."""
     setting = BY_KEY[key]
     flag = flag or "--" + key.split(".")[1].replace("_", "-")
-    several = setting.kind in (Kind.LISTEN_ADDRESSES, Kind.ANNOUNCE_ADDRESSES)
-    again = "; may be given several times" if several else ""
+    again = "; may be given several times" if setting.kind in LISTS else ""
+    what = f"{setting.what}{again} ({key}, {setting.variable})"
+    destination = _DESTINATION + key
+    if setting.kind is Kind.SWITCH:
+        parser.add_argument(flag, dest=destination, action="append_const", const="true", help=what)
+        return
     parser.add_argument(
-        flag,
-        dest=_DESTINATION + key,
-        action="append",
-        metavar=_METAVARS[setting.kind],
-        help=f"{setting.what}{again} ({key}, {setting.variable})",
+        flag, dest=destination, action="append", metavar=_METAVARS[setting.kind], help=what
     )
 
 
@@ -48,8 +49,8 @@ def configuration_for(arguments: argparse.Namespace) -> Configuration:
         if destination.startswith(_DESTINATION) and words is not None:
             key = destination.removeprefix(_DESTINATION)
             setting = BY_KEY[key]
-            several = setting.kind in (Kind.LISTEN_ADDRESSES, Kind.ANNOUNCE_ADDRESSES)
-            flags[key] = value_from_text(setting, ",".join(words) if several else words[-1])
+            text = ",".join(words) if setting.kind in LISTS else words[-1]
+            flags[key] = value_from_text(setting, text)
     configuration = read_configuration(
         flags,
         home=getattr(arguments, "home", None),

@@ -46,6 +46,8 @@ _FILES = """\
 | settings | `HOME/potluck.toml` | `~/.config/potluck/potluck.toml` |
 | key (mode 0600; whoever has it *is* the node) | `HOME/identity.key` \
 | `~/.local/share/potluck/identity.key` |
+| peers that this node has known, to find back through | `HOME/peers.json` | beside the key |
+| slots that a backbone keeps across a restart | `HOME/dht.sqlite` | beside the key |
 | lock and control socket of a running node | `HOME/run/` | `~/.local/state/potluck/run/` |
 
 On macOS and elsewhere they are where that platform expects them. A running node's files are gone
@@ -112,6 +114,8 @@ def _settings_table() -> Iterator[str]:
     for setting in SETTINGS:
         default = "in the data folder" if callable(setting.default) else plain(setting.default)
         shown = ", ".join(default) or "none" if isinstance(default, list) else default
+        if isinstance(default, bool):
+            shown = str(default).lower()
         yield f"| `{setting.key}` | `{setting.variable}` | {shown} | {setting.what} |"
 
 

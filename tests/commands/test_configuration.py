@@ -16,6 +16,7 @@ from tests.commands.console import objects, potluck
 
 KEY = "network.dial_seconds"
 VARIABLE = "POTLUCK_NETWORK_DIAL_SECONDS"
+PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
 
 
 def configured(
@@ -92,6 +93,10 @@ def test_an_unknown_key_is_an_error_that_names_the_right_one(
         "[network]\nannounce = ['/ip4/1.2.3.4/tcp/0']",
         "[identity]\nkey_file = ''",
         "[identity]\nkey_file = 3",
+        "[dht]\nclient = 1",
+        "[dht]\nclient = 'perhaps'",
+        "[dht]\nbootstrap = ['/ip4/1.2.3.4/tcp/4001']",
+        "[dht]\nbootstrap = true",
     ],
 )
 def test_a_value_that_cannot_be_right_is_an_error_that_names_the_file(
@@ -132,10 +137,22 @@ def test_a_file_that_was_named_must_exist(tmp_path: Path) -> None:
 
 
 def test_the_end_of_an_announced_address_is_ours_to_add(tmp_path: Path) -> None:
-    peer = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
-    address = f"/dns4/node.example/tcp/4001/p2p/{peer}"
+    address = f"/dns4/node.example/tcp/4001/p2p/{PEER}"
     configuration = configured(tmp_path, file=f"[network]\nannounce = '{address}'")
     assert configuration.announce_addresses == ("/dns4/node.example/tcp/4001",)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("true", True), ("Yes", True), ("1", True), ("off", False), ("0", False)]
+)
+def test_a_switch_understands_the_usual_words(word: str, meant: bool, tmp_path: Path) -> None:
+    configuration = configured(tmp_path, environment={"POTLUCK_DHT_CLIENT": word})
+    assert configuration.is_client is meant
+
+
+def test_a_switch_understands_no_other_word(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match="true or false"):
+        configured(tmp_path, environment={"POTLUCK_DHT_KEEP_SLOTS": "maybe"})
 
 
 _values: dict[Kind, st.SearchStrategy[Value]] = {
@@ -148,6 +165,13 @@ _values: dict[Kind, st.SearchStrategy[Value]] = {
     Kind.FILE: st.sampled_from([Path("/a/key"), Path("/b b/ключ")]),
     Kind.SECONDS: st.floats(0.001, 1e6),
     Kind.COUNT: st.integers(1, 10**9),
+    Kind.SWITCH: st.booleans(),
+    Kind.PEER_ADDRESSES: st.lists(
+        st.sampled_from(
+            [f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}", f"/dns4/a.example/tcp/1/p2p/{PEER}"]
+        ),
+        unique=True,
+    ).map(tuple),
 }
 
 
