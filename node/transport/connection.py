@@ -415,14 +415,13 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
             await self.secured_conn.send_frames(frames)
             now = trio.current_time()
             size = sum(map(len, frames))
-            self._sent.carried(size, now)
+            self._sent.sent(size, began, now)
             if now - began > SLOW_BATCH_SECONDS:
                 batch_bytes = max(batch_bytes // 2, SMALLEST_BATCH_BYTES)
             elif now - began < QUICK_BATCH_SECONDS and size >= batch_bytes:
                 batch_bytes = min(batch_bytes * 2, SEND_BATCH_BYTES)
 
     async def _wait_for_work(self) -> None:
-        self._sent.became_idle()
         self._writer_idle.set()
         while not self.outgoing:
             if self._peer_is_leaving and not self._streams:
@@ -430,7 +429,6 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
             self._writer_waits = trio.Event()
             await self._writer_waits.wait()
         self._writer_idle = trio.Event()
-        self._sent.became_busy(trio.current_time())
 
     def _wake_writer(self) -> None:
         if self._writer_waits is not None:

@@ -8,30 +8,37 @@ Rates come from busy spells alone. A link that carried a few small messages has 
 about its bandwidth, so what it carried then is not a measurement.
 
 Easy to get wrong: a burst that fits into the kernel's buffers "is sent" in no time, and one that
-waited in them "arrives" in no time. So the beginning of a busy time does not count.
+waited in them "arrives" in no time. So a sender measures only from one moment to another at which
+the buffer was full (a send that had to wait has just ended), and a receiver not at the beginning
+of a busy time.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 # At one ping every five to fifteen seconds these reach back one to two minutes.
 REMEMBERED_ROUND_TRIPS = 8
 
-# After this long without a pause the kernel's buffers no longer flatter: what goes in at one end
-# has come out at the other.
+# A send that took this long had to wait for the link: at its end the kernel's buffer was full.
+SEND_WAITED_SECONDS = 0.001
+
+# What a receiver gets within this of a pause may have waited in the kernel's buffer.
 WARM_UP_SECONDS = 0.05
 
-# A spell is believed once it lasted this long and carried this much, and is then closed so that
-# a long transfer yields a reading several times a second.
-SHORTEST_SPELL_SECONDS = 0.02
+# A spell is believed once it lasted this long and carried this much. "Full" is not always equally
+# full, by up to a batch and a buffer; over a fifth of a second that no longer matters much. It is
+# closed after a second, so that a long transfer goes on yielding readings.
+SHORTEST_SPELL_SECONDS = 0.2
 LEAST_SPELL_BYTES = 64 * 1024
-LONGEST_SPELL_SECONDS = 0.25
+LONGEST_SPELL_SECONDS = 1.0
 
 # Chatter of small messages looks busy and shows nothing: bulk comes in larger pieces.
 LEAST_BYTES_PER_PIECE = 1024
 
-# Receiving pauses of up to this (or a round trip) belong to one spell.
+# Pauses of up to this belong to one spell (for a receiver, up to a round trip): a sender that waits
+# for the peer's window while the kernel's buffer drains has not made the link idle.
 LONGEST_PAUSE_SECONDS = 0.05
 
 # "Of late", for the best rate: between one and two of these.
@@ -58,75 +65,87 @@ class RateMeter:
 
     def __init__(self) -> None:
         self.total_bytes = 0
-        self._counts_from: float | None = None  # None while the link is idle
+        self._last_carried = -math.inf
+        self._counts_from = -math.inf
         self._spell_began: float | None = None
-        self._spell_last = 0.0
+        self._spell_ended = 0.0
         self._spell_bytes = 0
         self._spell_pieces = 0
-        self._last_received = 0.0
+        self._bytes_since = 0  # carried after `_spell_ended`, counted once the buffer is full again
+        self._pieces_since = 0
         self._recent_since = 0.0
         self._recent_best: float | None = None
         self._earlier_best: float | None = None
 
     @property
     def bytes_per_second(self) -> float | None:
-        readings = [rate for rate in (self._recent_best, self._earlier_best) if rate is not None]
-        return max(readings, default=None)
+        readings = (self._recent_best, self._earlier_best, self._spell_rate())
+        return max((rate for rate in readings if rate is not None), default=None)
 
-    def became_busy(self, now: float) -> None:
-        """From here on there is always something to carry."""
-        self._counts_from = now + WARM_UP_SECONDS
+    def sent(self, size: int, began: float, now: float) -> None:
+        """A send of `size` bytes has ended now."""
+        if began - self._last_carried > LONGEST_PAUSE_SECONDS:
+            self._end_spell()
+        self._carried(size, now, is_full=now - began >= SEND_WAITED_SECONDS)
 
-    def became_idle(self) -> None:
-        """There is nothing more to carry for now."""
+    def received(self, size: int, now: float, round_trip_seconds: float | None) -> None:
+        """`size` bytes came."""
+        if now - self._last_carried > max(LONGEST_PAUSE_SECONDS, round_trip_seconds or 0.0):
+            self._end_spell()
+            self._counts_from = now + WARM_UP_SECONDS
+        self._carried(size, now, is_full=True)
+
+    def _end_spell(self) -> None:
         self._believe_spell()
         self._spell_began = None
-        self._counts_from = None
 
-    def carried(self, size: int, now: float) -> None:
-        """`size` bytes were carried, ending now. Counts for the rate only while busy."""
+    def _carried(self, size: int, now: float, is_full: bool) -> None:
         self.total_bytes += size
-        if self._counts_from is None or now < self._counts_from:
+        self._last_carried = now
+        if now < self._counts_from:
             return
         if self._spell_began is None:
-            self._begin_spell(now)
+            if is_full:
+                self._begin_spell(now)
             return
-        self._spell_bytes += size
-        self._spell_pieces += 1
-        self._spell_last = now
+        self._bytes_since += size
+        self._pieces_since += 1
+        if not is_full:
+            return
+        self._spell_bytes += self._bytes_since
+        self._spell_pieces += self._pieces_since
+        self._bytes_since = self._pieces_since = 0
+        self._spell_ended = now
         if now - self._spell_began >= LONGEST_SPELL_SECONDS:
             self._believe_spell()
             self._begin_spell(now)
 
-    def received(self, size: int, now: float, round_trip_seconds: float | None) -> None:
-        """As `carried`, for a receiver, who must guess from the pauses when the link was busy."""
-        pause = max(LONGEST_PAUSE_SECONDS, round_trip_seconds or 0.0)
-        if self._counts_from is None or now - self._last_received > pause:
-            self.became_idle()
-            self.became_busy(now)
-        self._last_received = now
-        self.carried(size, now)
-
     def _begin_spell(self, now: float) -> None:
-        self._spell_began = self._spell_last = now
-        self._spell_bytes = 0
-        self._spell_pieces = 0
+        self._spell_began = self._spell_ended = now
+        self._spell_bytes = self._spell_pieces = 0
+        self._bytes_since = self._pieces_since = 0
 
-    def _believe_spell(self) -> None:
+    def _spell_rate(self) -> float | None:
+        """What the present spell shows, if it can be believed yet."""
         if self._spell_began is None:
-            return
-        seconds = self._spell_last - self._spell_began
+            return None
+        seconds = self._spell_ended - self._spell_began
         if (
             seconds < SHORTEST_SPELL_SECONDS
             or self._spell_bytes < LEAST_SPELL_BYTES
             or self._spell_bytes < LEAST_BYTES_PER_PIECE * self._spell_pieces
         ):
+            return None
+        return self._spell_bytes / seconds
+
+    def _believe_spell(self) -> None:
+        rate = self._spell_rate()
+        if rate is None:
             return
-        rate = self._spell_bytes / seconds
-        if self._spell_last - self._recent_since > RATE_MEMORY_SECONDS:
+        if self._spell_ended - self._recent_since > RATE_MEMORY_SECONDS:
             if self._recent_best is not None:
                 self._earlier_best = self._recent_best
-            self._recent_since = self._spell_last
+            self._recent_since = self._spell_ended
             self._recent_best = rate
         else:
             self._recent_best = max(rate, self._recent_best or 0.0)

@@ -11,11 +11,9 @@ MEGABYTE = 1_000_000
 
 def carry(meter: RateMeter, rate: float, seconds: float, start: float = 0.0) -> float:
     """A busy link: pieces of ten milliseconds at `rate`; returns when it ended."""
-    meter.became_busy(start)
-    steps = round(seconds / 0.01)
-    for step in range(1, steps + 1):
-        meter.carried(round(rate * 0.01), start + step * 0.01)
-    meter.became_idle()
+    for step in range(round(seconds / 0.01)):
+        began = start + step * 0.01
+        meter.sent(round(rate * 0.01), began, began + 0.01)
     return start + seconds
 
 
@@ -34,11 +32,18 @@ def test_a_busy_link_shows_its_rate() -> None:
 
 def test_a_burst_into_the_kernels_buffer_is_no_measurement() -> None:
     meter = RateMeter()
-    meter.became_busy(0.0)
-    meter.carried(MEGABYTE, 0.0001)
-    meter.carried(MEGABYTE, 0.04)
-    meter.became_idle()
+    for step in range(100):
+        meter.sent(MEGABYTE, step * 0.001, step * 0.001 + 0.0001)
     assert meter.bytes_per_second is None
+    assert meter.total_bytes == 100 * MEGABYTE
+
+
+def test_what_the_kernels_buffer_takes_before_it_is_full_does_not_count() -> None:
+    meter = RateMeter()
+    meter.sent(4 * MEGABYTE, 0.0, 0.0001)
+    for step in range(50):
+        meter.sent(MEGABYTE, step * 0.1, (step + 1) * 0.1)
+    assert meter.bytes_per_second == pytest.approx(10 * MEGABYTE)
 
 
 def test_chatter_is_no_measurement() -> None:
