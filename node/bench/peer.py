@@ -12,10 +12,9 @@ that asks. So the time to talk with it is in no figure.
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,10 +22,9 @@ import trio
 
 from node.bench import plain_socket
 from node.bench.memory_watch import MemoryWatch
-from node.bench.orders import lines_of_stdin
+from node.bench.orders import obey
 from node.bench.pouring import POUR, Basin, make_block, pour, pour_until_stuck
 from node.libp2p_network import Libp2pSettings, open_libp2p_network
-from protocols.errors import PotluckError
 from protocols.identity import Identity, PeerId
 from protocols.network import Network
 from protocols.ping import ECHO, EchoRequest, serve_ping
@@ -156,31 +154,6 @@ async def open_bench_peer() -> AsyncIterator[BenchPeer]:
         nursery.start_soon(memory.run)
         yield BenchPeer(network, rpc, memory)
         nursery.cancel_scope.cancel()
-
-
-async def obey(peer: BenchPeer) -> None:
-    """Do what stdin says, line by line, until it ends; also in the middle of doing something."""
-    lines_in, lines = trio.open_memory_channel[str](0)
-    async with trio.open_nursery() as nursery:
-
-        async def read() -> None:
-            async for line in lines_of_stdin():
-                await lines_in.send(line)
-            nursery.cancel_scope.cancel()
-
-        nursery.start_soon(read)
-        _answer(peer.introduction())
-        async for line in lines:
-            order = json.loads(line)
-            command: Callable[..., Awaitable[Any]] = getattr(peer, order.pop("do"))
-            try:
-                _answer(await command(**order))
-            except* PotluckError as errors:  # some commands have nurseries of their own
-                _answer({"error": "; ".join(str(error) for error in errors.exceptions)})
-
-
-def _answer(value: object) -> None:
-    print(json.dumps(value), flush=True)
 
 
 async def main() -> None:
