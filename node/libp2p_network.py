@@ -27,7 +27,7 @@ import trio
 
 from node.libp2p import negotiation
 from node.libp2p.address_book import AddressBook
-from node.libp2p.addresses import Address
+from node.libp2p.addresses import Address, parse
 from node.libp2p.connection import PeerConnection
 from node.libp2p.dial_failure import DialFailure, DialReason, unreachable
 from node.libp2p.dialling import Race, connect_tcp, in_order
@@ -40,8 +40,14 @@ from node.libp2p.settings import Libp2pSettings
 from node.libp2p.shared_dials import SharedDials
 from node.libp2p.stream import Libp2pStream
 from node.libp2p.surplus_links import settle
-from node.libp2p.upgrading import Upgraded, handshake_failure, upgrade
-from protocols.errors import ProtocolMisuse, ProtocolNotServed, RemoteMisbehaviour, Unreachable
+from node.libp2p.upgrading import Upgraded, handshake_failure, prove, upgrade
+from protocols.errors import (
+    MalformedMessage,
+    ProtocolMisuse,
+    ProtocolNotServed,
+    RemoteMisbehaviour,
+    Unreachable,
+)
 from protocols.identity import Identity, PeerId
 from protocols.network import LinkEvent, LinkFacts, Network, Stream, StreamHandler
 
@@ -197,6 +203,36 @@ class Libp2pNetwork(Network):
         async with trio.open_nursery() as nursery:
             for connection in self._links.connections_to(peer):
                 nursery.start_soon(connection.close)
+
+    async def check_dialable(self, peer: PeerId, addresses: Iterable[str]) -> str:
+        self._check_not_ended()
+        if peer == self.peer_id:
+            raise ProtocolMisuse(f"{peer} is this node itself.")
+        failures: list[DialFailure] = []
+        for text in addresses:
+            try:
+                await self._prove_at(text, peer)
+            except DialFailure as failure:
+                failures.append(failure)
+            else:
+                return text
+        await trio.lowlevel.checkpoint()
+        raise unreachable(peer, failures)
+
+    async def _prove_at(self, text: str, peer: PeerId) -> None:
+        try:
+            address = parse(text)
+            with trio.fail_after(self._settings.dial_seconds):
+                stream = await connect_tcp(address)
+                await prove(self._swarm.upgrader, stream, library_id(peer))
+        except DialFailure:
+            raise
+        except MalformedMessage as error:
+            raise DialFailure(text, DialReason.OTHER_KIND, "not an address") from error
+        except trio.TooSlowError:
+            raise DialFailure(text, DialReason.TIMED_OUT, "no handshake in time") from None
+        except Exception as error:
+            raise handshake_failure(text, error) from error
 
     async def ping(self, peer: PeerId) -> float:
         self._check_not_ended()

@@ -181,6 +181,16 @@ class Network(ABC):
         """
 
     @abstractmethod
+    async def check_dialable(self, peer: PeerId, addresses: Iterable[str]) -> str:
+        """Whether a peer can be dialled at one of these addresses; returns the one that answered.
+
+        Makes a connection of its own, whatever link there is, lets the other side prove that it
+        is this peer, and hangs up. Unreachable with every address's failure when none answers.
+        Nothing is remembered, and the link, if any, is not touched. An address that needs a relay
+        has failed: the question is whether the peer can be dialled without one.
+        """
+
+    @abstractmethod
     async def disconnect(self, peer: PeerId) -> None:
         """Close the link, if any; its streams break. Returns when it is closed on our side."""
 

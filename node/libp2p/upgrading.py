@@ -67,6 +67,17 @@ async def upgrade(
     return Upgraded(cast(YamuxConnection, cast(Any, muxed)), stream)
 
 
+async def prove(upgrader: TransportUpgrader, stream: trio.SocketStream, peer: ID) -> None:
+    """Let the other side of a fresh TCP connection prove to be this peer, and hang up.
+
+    It stops before a muxer is agreed on, so that the other side never has a second link.
+    """
+    try:
+        await upgrader.upgrade_security(RawConnection(TcpStream(stream), True), True, peer)
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
 def handshake_failure(address: str, error: Exception) -> DialFailure:
     """Why a handshake with whoever answers at this address has failed."""
     chain: list[BaseException] = []

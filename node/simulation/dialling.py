@@ -10,6 +10,7 @@ answer at all (nobody there, cut off, stopped, behind a NAT), which takes the wh
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import trio
@@ -60,6 +61,28 @@ async def dial(node: SimulatedNetwork, peer: PeerId) -> LinkEnd:
         else:
             failures[address] = failure or NO_ANSWER
     world.record(Kind.DIAL_FAILED, node)
+    raise _unreachable(peer, failures)
+
+
+async def check(node: SimulatedNetwork, peer: PeerId, addresses: Iterable[str]) -> str:
+    """The first of these addresses at which the peer answers, or Unreachable; makes no link."""
+    world = node.world
+    settings = world.settings
+    failures: dict[str, str] = {}
+    for address in addresses:
+        there = world.node_at(address)
+        duration = settings.dial_timeout_seconds
+        if there is not None and _failure(node, there, peer) != NO_ANSWER:
+            round_trip = world.round_trip_seconds(node, there)
+            duration = min(duration, settings.connect_round_trips * round_trip)
+        await trio.sleep(duration)
+        there = world.node_at(address)
+        failure = _failure(node, there, peer)
+        if failure is None and there is not None and world.path(node, there).relayed:
+            failure = "only through a relay"
+        if failure is None:
+            return address
+        failures[address] = failure
     raise _unreachable(peer, failures)
 
 

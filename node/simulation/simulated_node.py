@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from node.simulation.dialling import dial
+from node.simulation.dialling import check, dial
 from node.simulation.download import Download
 from node.simulation.link import Link, LinkEnd
 from node.simulation.link_model import Pipe
@@ -195,6 +195,14 @@ class SimulatedNetwork(Network):
         if end is not None:
             return end
         return await dial(self, peer)
+
+    async def check_dialable(self, peer: PeerId, addresses: Iterable[str]) -> str:
+        await trio.lowlevel.checkpoint()
+        self._check_open()
+        if peer == self._peer_id:
+            raise ProtocolMisuse("A node cannot connect to itself.")
+        own = [address for address in addresses if _is_address_of(peer, address)]
+        return await check(self, peer, own)
 
     async def disconnect(self, peer: PeerId) -> None:
         await trio.lowlevel.checkpoint()
