@@ -45,6 +45,7 @@ from node.transport.keep_alive import KeepAlive, Verdict
 from node.transport.measurement import RateMeter, RoundTrips
 from node.transport.noise import SEND_BATCH_BYTES, NoiseSession
 from node.transport.outgoing import FRAME_PAYLOAD_BYTES, Outgoing
+from node.transport.pings import Pings
 from node.transport.settings import YamuxSettings
 from node.transport.stream import Ending, YamuxStream
 from node.transport.window import WindowBudget
@@ -61,20 +62,8 @@ SLOW_BATCH_SECONDS = 0.02
 # Telling a peer why it is cut off is a courtesy with a short deadline.
 FAREWELL_SECONDS = 0.2
 
-# A ping carries any 32-bit number; ours count from 1.
-LARGEST_PING = 2**32 - 1
-
 # Closing a socket takes no time; closing a relayed connection must not hold up a node that ends.
 CLOSE_SECONDS = 1.0
-
-
-class PendingPing:
-    """A ping on its way, and its result when it is back."""
-
-    def __init__(self, sent_at: float) -> None:
-        self.sent_at = sent_at
-        self.seconds: float | None = None
-        self.is_over = trio.Event()
 
 
 class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyped here
@@ -116,9 +105,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         self._round_trips = RoundTrips()
         self._sent = RateMeter()
         self._received = RateMeter()
-        self._pings: dict[int, PendingPing] = {}
-        self._next_ping = 1
-        self._keep_alive_ping = 0
+        self._pings = Pings()
 
     def __repr__(self) -> str:
         return f"<YamuxConnection with {self.peer_id}, {len(self._streams)} streams>"
@@ -266,34 +253,23 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         """Measure one round trip, in seconds; trio.BrokenResourceError if the connection ends."""
         if self._has_ended:
             raise trio.BrokenResourceError(f"the connection is gone: {self._reason}")
-        value = self._send_ping()
-        ping = self._pings[value]
+        ping = self._pings.begin(trio.current_time())
+        self.outgoing.ping(ping.value)
         try:
             await ping.is_over.wait()
         finally:
-            self._pings.pop(value, None)
+            self._pings.forget(ping)
         if ping.seconds is None:
             raise trio.BrokenResourceError(f"the connection is gone: {self._reason}")
         return ping.seconds
 
-    def _send_ping(self) -> int:
-        value = self._next_ping
-        self._next_ping = value % LARGEST_PING + 1
-        self._pings[value] = PendingPing(trio.current_time())
-        self.outgoing.ping(value)
-        return value
-
     def _measure(self) -> None:
-        """Send a ping that nobody waits for. One at a time is remembered."""
-        self._pings.pop(self._keep_alive_ping, None)
-        self._keep_alive_ping = self._send_ping()
+        self.outgoing.ping(self._pings.begin_measurement(trio.current_time()).value)
 
     def _on_pong(self, value: int) -> None:
-        ping = self._pings.pop(value, None)
-        if ping is not None:
-            ping.seconds = trio.current_time() - ping.sent_at
-            self._round_trips.add(ping.seconds)
-            ping.is_over.set()
+        seconds = self._pings.answered(value, trio.current_time())
+        if seconds is not None:
+            self._round_trips.add(seconds)
 
     # ---- the reader
 
@@ -499,8 +475,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         self._accept_sender.close()
         for stream in list(self._streams.values()):
             stream.on_connection_lost()
-        for ping in self._pings.values():
-            ping.is_over.set()
+        self._pings.end_all()
         self._writer_idle.set()
         if self._tasks_scope is not None:
             self._tasks_scope.cancel()
