@@ -28,7 +28,7 @@ ALPHA = 3  # Kademlia's: questions in flight
 
 # Slow peers no longer count as in flight, up to so many; then they do again, or a lookup on a bad
 # link would ask the whole swarm.
-SLOW_AT_ONCE = 12
+SLOW_AT_ONCE = 20
 
 # A lookup among 10,000 nodes asks about 30; a third of them dead, about 45. Ten times k is only
 # reached when almost everybody lies.
@@ -136,12 +136,11 @@ class Lookup:
             return
         if candidate.state is _State.HEARD and not candidate.failures:
             return
-        if candidate.state is _State.FAILED:
-            self.failed_count -= 1
-            self._credit(candidate, failures=-1)
+        self.failed_count -= candidate.state is _State.FAILED
+        late = candidate.state in (_State.FAILED, _State.SLOW)
         self._leave(candidate, _State.ANSWERED)
         self._answered += 1
-        self._credit(candidate, successes=+1)
+        self._credit(candidate, successes=+1, failures=-1 if late else 0)
         self._hear_of(islice(closer, self.k), candidate)
 
     def failed(self, contact: Contact) -> None:
@@ -151,15 +150,18 @@ class Lookup:
             return
         candidate.failures += 1
         self.failed_count += 1
-        self._credit(candidate, failures=+1)
+        if candidate.state is _State.ASKED:
+            self._credit(candidate, failures=+1)
         self._leave(candidate, _State.FAILED)
         if candidate.contact.addresses != contact.addresses:
             self._try_again(candidate)
 
     def slow(self, contact: Contact) -> None:
-        """This peer has not answered for longer than usual. Its answer is still awaited."""
+        """This peer has not answered for longer than usual. Its answer is still awaited, but those
+        that named it look worse until it comes."""
         candidate = self._candidates.get(contact.node_id)
         if candidate is not None and candidate.state is _State.ASKED:
+            self._credit(candidate, failures=+1)
             self._leave(candidate, _State.SLOW)
             self._slow += 1
 

