@@ -28,19 +28,12 @@ from multiaddr import Multiaddr
 
 from node.transport.frames import (
     ACK,
-    DATA,
-    FIN,
-    GO_AWAY,
     LARGEST_STREAM_ID,
     NORMAL_END,
-    PING,
     PROTOCOL_ERROR,
-    RST,
     SYN,
-    WINDOW_UPDATE,
-    FrameHeader,
-    FrameParser,
 )
+from node.transport.incoming import Incoming
 from node.transport.keep_alive import KeepAlive, Verdict
 from node.transport.measurement import RateMeter, RoundTrips
 from node.transport.noise import SEND_BATCH_BYTES, NoiseSession
@@ -92,10 +85,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
             self.settings.accept_backlog
         )
         self._awaiting_peer_close: dict[YamuxStream, float] = {}
-        self._parser = FrameParser(self.settings.stream_window_limit_bytes)
-        self._payload_stream: YamuxStream | None = None
-        self._payload_left = 0
-        self._payload_flags = 0
+        self._incoming = Incoming(self)
         self._writer_waits: trio.Event | None = None
         self._writer_idle = trio.Event()
         self._tasks_scope: trio.CancelScope | None = None
@@ -266,7 +256,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
     def _measure(self) -> None:
         self.outgoing.ping(self._pings.begin_measurement(trio.current_time()).value)
 
-    def _on_pong(self, value: int) -> None:
+    def on_pong(self, value: int) -> None:
         seconds = self._pings.answered(value, trio.current_time())
         if seconds is not None:
             self._round_trips.add(seconds)
@@ -277,69 +267,11 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         while True:
             plaintexts = await self.secured_conn.receive()
             for plaintext in plaintexts:
-                for event in self._parser.feed(plaintext):
-                    if isinstance(event, FrameHeader):
-                        self._on_header(event)
-                    else:
-                        self._on_payload(event)
+                self._incoming.feed(plaintext)
             size = sum(map(len, plaintexts))
             self._received.received(size, trio.current_time(), self.round_trip_seconds)
 
-    def _on_header(self, header: FrameHeader) -> None:
-        type, flags, stream_id, length = header
-        if type == DATA:
-            self._on_data_header(flags, stream_id, length)
-        elif type == WINDOW_UPDATE:
-            self._on_window_update(flags, stream_id, length)
-        elif type == PING:
-            if flags & SYN:
-                self.outgoing.answer_ping(length)
-            elif flags & ACK:
-                self._on_pong(length)
-        elif type == GO_AWAY:
-            self._on_go_away(length)
-
-    def _on_data_header(self, flags: int, stream_id: int, length: int) -> None:
-        stream = self._stream_for(flags, stream_id)
-        if stream is None and not flags & (SYN | FIN | RST):
-            self._refuse(stream_id)
-        if stream is not None:
-            stream.on_payload_declared(length)
-        self._payload_stream, self._payload_left, self._payload_flags = stream, length, flags
-        if not length:
-            self._on_payload_end()
-
-    def _on_payload(self, piece: memoryview) -> None:
-        stream = self._payload_stream
-        if stream is not None:
-            stream.on_payload(piece)
-            if self.unread_bytes > self.settings.connection_window_budget_bytes:
-                stream.reset_now()
-                self._payload_stream = None
-        self._payload_left -= len(piece)
-        if not self._payload_left:
-            self._on_payload_end()
-
-    def _on_payload_end(self) -> None:
-        if self._payload_stream is not None:
-            self._on_end_flags(self._payload_stream, self._payload_flags)
-        self._payload_stream = None
-
-    def _on_window_update(self, flags: int, stream_id: int, credit: int) -> None:
-        stream = self._stream_for(flags, stream_id)
-        if stream is None:
-            return
-        if credit:
-            stream.on_credit(credit)
-        self._on_end_flags(stream, flags)
-
-    def _on_end_flags(self, stream: YamuxStream, flags: int) -> None:
-        if flags & RST:
-            stream.on_peer_reset()
-        elif flags & FIN:
-            stream.on_peer_finished()
-
-    def _on_go_away(self, code: int) -> None:
+    def on_go_away(self, code: int) -> None:
         if code != NORMAL_END:
             raise ConnectionClosedError(f"The other side gave the connection up (code {code}).")
         # Its streams may end in peace; the writer ends the connection when none is left.
@@ -347,7 +279,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         self.event_shutting_down.set()
         self._wake_writer()
 
-    def _stream_for(self, flags: int, stream_id: int) -> YamuxStream | None:
+    def stream_for(self, flags: int, stream_id: int) -> YamuxStream | None:
         """The stream a frame is for, made if the frame opens it; None if there is none."""
         stream = self._streams.get(stream_id)
         if not flags & SYN:
@@ -357,7 +289,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
                 f"A peer opened stream {stream_id}, which is open or not its to open."
             )
         if self._inbound_count >= self.settings.inbound_stream_limit:
-            self._refuse(stream_id)
+            self.refuse(stream_id)
             return None
         if self.event_shutting_down.is_set():
             return None
@@ -366,14 +298,15 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
             self._accept_sender.send_nowait(stream)
         except trio.WouldBlock:
             stream.on_refused()
-            self._refuse(stream_id)
+            self.refuse(stream_id)
             return None
         self._streams[stream_id] = stream
         self._inbound_count += 1
         self.outgoing.add_control(stream._queue, flags=ACK)
         return stream
 
-    def _refuse(self, stream_id: int) -> None:
+    def refuse(self, stream_id: int) -> None:
+        """Answer a frame for a stream that is not (or no more) with a reset."""
         if not self.event_shutting_down.is_set():
             self.outgoing.refuse(stream_id)
 
