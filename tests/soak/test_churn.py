@@ -92,14 +92,14 @@ class Crowd:
                 await order(process, {"know": know})
 
     async def disturb(self) -> None:
-        """Kill or stop one of the others, again and again."""
+        """Kill one of the others, stop another, again and again."""
         async with trio.open_nursery() as nursery:
             while True:
                 await trio.sleep(self.chance.expovariate(1 / FAULT_SECONDS))
                 place = self.chance.choice(self.places[1:])
                 if place.process is None:
                     continue
-                if self.chance.random() < 0.6:
+                if self.killed <= self.stopped:  # in turn: which of them is left to no luck
                     self.killed += 1
                     place.process.send_signal(signal.SIGKILL)
                 else:
