@@ -132,6 +132,16 @@ class Publisher:
             if not one.slot.withdrawn and one.slot.expires > now_ms
         ]
 
+    def slot_of(self, key: str) -> Slot | None:
+        """What we said last under this key."""
+        publication = self._publications.get(key)
+        return None if publication is None else publication.slot
+
+    def drop(self, key: str) -> None:
+        """Say this no more: nobody would take it."""
+        self._publications.pop(key, None)
+        self._index.discard(key)
+
     def put(
         self, key: str, value: bytes, ttl_ms: int, now_ms: int, *, keep_up: bool = True
     ) -> Slot:

@@ -1,0 +1,206 @@
+"""What this node says when others ask: who is close, what is stored, what it will not store.
+
+All of it is done at once in the reader of the stream: a find takes some 50 microseconds, storing
+a slot most of a tenth of a millisecond, which is the signature. Whatever is refused is refused
+with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import trio
+
+from protocols.dht.acquaintances import Acquaintances
+from protocols.dht.contacts import Contact
+from protocols.dht.ids import position_of
+from protocols.dht.messages import (
+    CONTACT_BYTES_PER_ANSWER,
+    CONTACTS_PER_STORED,
+    FIND,
+    GREET,
+    LONGEST_REASON,
+    NEWER_PER_ANSWER,
+    REASONS_PER_ANSWER,
+    SLOT_BYTES_PER_ANSWER,
+    STORE,
+    FindRequest,
+    FindResponse,
+    Found,
+    GreetRequest,
+    GreetResponse,
+    Introduction,
+    Named,
+    Query,
+    StoreRequest,
+    StoreResponse,
+    named,
+    prefix_of_id,
+    prefix_of_slot,
+    prefixes,
+)
+from protocols.dht.refusals import SlotRefusal, SlotRefused
+from protocols.dht.slots import Slot
+from protocols.dht.state import DhtState
+from protocols.dht.statistics import count
+from protocols.guard import Caller
+
+SLOTS_WITHOUT_A_PAUSE = 8  # under a millisecond of signatures
+
+
+class Answering:
+    """The handlers. They keep nothing between two requests."""
+
+    def __init__(self, state: DhtState, acquaintances: Acquaintances) -> None:
+        self._state = state
+        self._acquaintances = acquaintances
+
+    def serve(self) -> None:
+        rpc = self._state.rpc
+        rpc.serve(FIND, self.find)
+        rpc.serve(STORE, self.store)
+        rpc.serve(GREET, self.greet)
+
+    def find(self, caller: Caller, request: FindRequest) -> FindResponse:
+        responder = self._asked_by(caller, request.sender)
+        self._state.counts.finds_served += 1
+        now_ms = self._state.now_ms()
+        room = _Room()
+        answers = tuple(self._found(caller, query, now_ms, room) for query in request.queries)
+        return FindResponse(now_ms, answers, responder)
+
+    async def store(self, caller: Caller, request: StoreRequest) -> StoreResponse:
+        state = self._state
+        responder = self._asked_by(caller, request.sender)
+        state.counts.stores_served += 1
+        refusals = bytearray()
+        reasons: list[str] = []
+        newer: list[Slot] = []
+        for place, slot in enumerate(request.slots):
+            if place and place % SLOTS_WITHOUT_A_PAUSE == 0:
+                await trio.lowlevel.checkpoint()
+            try:
+                self._keep(slot, request.copies)
+            except SlotRefused as refused:
+                refusals.append(refused.refusal)
+                count(state.counts.slots_refused, refused.refusal.name.lower())
+                if len(reasons) < REASONS_PER_ANSWER:
+                    reasons.append(str(refused)[:LONGEST_REASON])
+                if refused.refusal is SlotRefusal.OLDER_SEQUENCE and len(newer) < NEWER_PER_ANSWER:
+                    held = state.storage.slot_of(slot.key, slot.publisher, state.now_ms())
+                    newer.extend([held] if held is not None else [])
+            else:
+                refusals.append(0)
+                state.counts.slots_taken += 1
+        return StoreResponse(
+            state.now_ms(),
+            bytes(refusals),
+            tuple(reasons),
+            tuple(newer),
+            () if request.copies else self._closer(caller, request),
+            responder,
+        )
+
+    def greet(self, caller: Caller, request: GreetRequest) -> GreetResponse:
+        responder = self._asked_by(caller, request.sender)
+        self._state.counts.greets_served += 1
+        return GreetResponse(self._state.now_ms(), responder)
+
+    def _asked_by(self, caller: Caller, sender: Introduction | None) -> Introduction | None:
+        self._acquaintances.asked_us(caller.peer, sender)
+        return self._acquaintances.introduction() if sender is not None else None
+
+    def _found(self, caller: Caller, query: Query, now_ms: int, room: _Room) -> Found:
+        state = self._state
+        position = int.from_bytes(query.position, "big")
+        contacts = self._named(caller, state.table.closest(position), query.known)
+        if not room.take_contacts(contacts):
+            contacts = ()
+        if not query.key:
+            return Found(contacts)
+        slots = state.storage.get(query.key, now_ms)
+        copied = not slots and query.copies
+        if copied:
+            slots = state.storage.cache.get(query.key, now_ms)
+        lacking = b""
+        if query.have:
+            held = {prefix_of_slot(slot): slot for slot in slots}
+            have = prefixes(query.have)
+            lacking = bytes(place for place, one in enumerate(have) if one not in held)
+            slots = [slot for prefix, slot in held.items() if prefix not in set(have)]
+        if len(slots) > 1 or query.after:
+            slots = sorted((s for s in slots if s.publisher > query.after), key=_by_publisher)
+        sent = room.take_slots(slots)
+        return Found(contacts, sent, lacking, len(sent) < len(slots), copied and bool(sent))
+
+    def _keep(self, slot: Slot, copies: bool) -> None:
+        state = self._state
+        if copies:
+            state.storage.cache_copies([slot], state.now_ms())
+        elif state.is_client:
+            raise SlotRefused(
+                SlotRefusal.MEMORY, "This node keeps nothing for others: it is in client mode."
+            )
+        else:
+            state.storage.store(slot, state.now_ms())
+
+    def _closer(self, caller: Caller, request: StoreRequest) -> tuple[Named, ...]:
+        """Peers that the asker does not know and that should have one of these slots."""
+        found: dict[int, Contact] = {}
+        known = set(prefixes(request.known))
+        for slot in request.slots:
+            for contact in self._state.table.closest(position_of(slot.key)):
+                if contact.node_id not in found and prefix_of_id(contact.node_id) not in known:
+                    found[contact.node_id] = contact
+            if len(found) > CONTACTS_PER_STORED:
+                break
+        return self._named(caller, found.values(), b"")[:CONTACTS_PER_STORED]
+
+    def _named(
+        self, caller: Caller, contacts: Iterable[Contact], known: bytes
+    ) -> tuple[Named, ...]:
+        skip = set(prefixes(known)) if known else ()
+        return tuple(
+            named(contact)
+            for contact in contacts
+            if contact.peer != caller.peer and prefix_of_id(contact.node_id) not in skip
+        )
+
+
+class _Room:
+    """What is left of the bytes that one answer may have."""
+
+    def __init__(self) -> None:
+        self._slot_bytes = SLOT_BYTES_PER_ANSWER
+        self._contact_bytes = CONTACT_BYTES_PER_ANSWER
+        self._has_slots = False
+
+    def take_contacts(self, contacts: tuple[Named, ...]) -> bool:
+        size = sum(40 + sum(len(one) + 4 for one in contact.addresses) for contact in contacts)
+        if size > self._contact_bytes:
+            return False
+        self._contact_bytes -= size
+        return True
+
+    def take_slots(self, slots: list[Slot]) -> tuple[Slot, ...]:
+        """As many as fit, from the first; the very first of an answer always does."""
+        for number, slot in enumerate(slots):
+            size = wire_bytes(slot)
+            if size > self._slot_bytes and self._has_slots:
+                return tuple(slots[:number])
+            self._slot_bytes -= size
+            self._has_slots = True
+        return tuple(slots)
+
+
+# What a slot has beside key and value: key and signature of its publisher, two numbers, lengths.
+SLOT_HEAD_BYTES = 140
+
+
+def wire_bytes(slot: Slot) -> int:
+    """At most what a slot takes in a message (a character of a key has up to four bytes)."""
+    return SLOT_HEAD_BYTES + len(slot.key.encode("utf-8")) + len(slot.value)
+
+
+def _by_publisher(slot: Slot) -> bytes:
+    return slot.publisher

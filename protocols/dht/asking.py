@@ -1,0 +1,93 @@
+"""One question to one peer, and what it teaches us about that peer.
+
+Whatever is asked: a peer that answers is heard from, and its clock is looked at; one that fails
+is marked in the routing table. What it says is the business of who asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from protocols.dht.acquaintances import Acquaintances
+from protocols.dht.contacts import Contact
+from protocols.dht.messages import (
+    FIND,
+    GREET,
+    STORE,
+    FindRequest,
+    FindResponse,
+    GreetRequest,
+    GreetResponse,
+    Query,
+    StoreRequest,
+    StoreResponse,
+)
+from protocols.dht.slots import Slot
+from protocols.dht.state import DhtState
+from protocols.errors import Busy, MalformedMessage, PotluckError, ProtocolNotServed
+from protocols.method import Method, Request
+
+Answer = TypeVar("Answer", FindResponse, StoreResponse, GreetResponse)
+
+
+class Asker:
+    """Asks on behalf of everything in this room."""
+
+    def __init__(self, state: DhtState, acquaintances: Acquaintances) -> None:
+        self._state = state
+        self._acquaintances = acquaintances
+
+    async def find(self, contact: Contact, queries: Sequence[Query]) -> FindResponse:
+        self._state.counts.finds_sent += 1
+        sender = self._acquaintances.introduction_for(contact.peer)
+        response = await self._ask(contact, FIND, FindRequest(tuple(queries), sender))
+        if len(response.answers) != len(queries):
+            raise MalformedMessage(f"{contact.peer} left questions without an answer.")
+        return response
+
+    async def store(
+        self, contact: Contact, slots: Sequence[Slot], known: bytes = b"", *, copies: bool = False
+    ) -> StoreResponse:
+        counts = self._state.counts
+        counts.stores_sent += 1
+        counts.slots_sent += len(slots)
+        sender = self._acquaintances.introduction_for(contact.peer)
+        request = StoreRequest(tuple(slots), known, copies, sender)
+        response = await self._ask(contact, STORE, request)
+        if len(response.refusals) != len(slots):
+            raise MalformedMessage(f"{contact.peer} did not say of each slot what became of it.")
+        return response
+
+    async def greet(self, contact: Contact) -> GreetResponse:
+        self._state.counts.greets_sent += 1
+        sender = self._acquaintances.introduction_for(contact.peer)
+        return await self._ask(contact, GREET, GreetRequest(sender))
+
+    async def is_there(self, contact: Contact) -> None:
+        """Find out whether a peer still answers; the routing table knows then."""
+        await self.greet(contact)
+
+    async def _ask(
+        self, contact: Contact, method: Method[Request, Answer], request: Request
+    ) -> Answer:
+        state = self._state
+        peer = contact.peer
+        if contact.addresses and self._acquaintances.is_stranger(peer):
+            state.network.learn_addresses(peer, contact.addresses)
+        asked_ms = state.local_ms()
+        try:
+            response = await state.rpc.call(
+                peer, method, request, timeout=state.settings.call_seconds
+            )
+        except Busy:
+            raise  # it is there, and says so
+        except ProtocolNotServed:
+            state.table.remove(contact)
+            raise
+        except PotluckError:
+            state.counts.calls_failed += 1
+            state.table.failed(contact)
+            raise
+        self._acquaintances.answered(peer, response.responder, response.time_ms, asked_ms)
+        return response

@@ -1,0 +1,235 @@
+"""Come into the swarm, and find back into it, for ever.
+
+There are two kinds of places to begin: the bootstrap addresses that a person gave, and the peers
+that this node knew before (from its cache, and those that it has lost since). All are greeted;
+when one has answered, this node looks itself up, and so meets its neighbours, who thereby meet it.
+
+Bootstrap does not end with the first answer. Every bootstrap address that has not answered is
+tried again, ever more rarely: nodes that start at the same instant with the same addresses may
+first meet in groups, and only those who go on trying make one swarm of them. Lost peers are tried
+again for the same reason: after the network was split, each half has only them to find the other.
+
+Easy to get wrong: that nobody answers is mostly not our fault, and a person has to be told whose
+it is. `BootstrapState` has for each address how it failed last, in words.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import trio
+
+from protocols.dht.asking import Asker
+from protocols.dht.contacts import Contact, contact_of
+from protocols.dht.reading import Reader
+from protocols.dht.state import DhtState, log
+from protocols.errors import MalformedMessage, PotluckError, ProtocolMisuse
+from protocols.identity import PeerId
+
+GREETED_AT_ONCE = 8
+CACHED_PEERS = 128  # of the cache, tried while nobody is known
+REJOINED_RARER = 10  # how much more rarely an address is tried once the swarm is joined
+
+# After a failed round, a random part of the delay is left out, so that those who fell out of the
+# swarm together do not come back together.
+JITTER = 0.5
+
+
+class Joined(enum.Enum):
+    ALONE = "alone"
+    """No bootstrap address and no known peer: this node waits for others to come."""
+    TRYING = "trying"
+    JOINED = "joined"
+
+
+@dataclass(frozen=True)
+class AddressState:
+    """One bootstrap address: whether it has answered, and if not, why not, in words."""
+
+    address: str
+    answered: bool = False
+    attempts: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class BootstrapState:
+    joined: Joined
+    addresses: tuple[AddressState, ...]
+    cached_peers: int
+    """How many peers of the cache are tried beside the addresses."""
+
+    def __str__(self) -> str:
+        if self.joined is not Joined.TRYING:
+            return str(self.joined.value)
+        failed = "; ".join(f"{one.address}: {one.failure}" for one in self.addresses if one.failure)
+        return f"trying: {failed or 'no answer yet'}"
+
+
+class _Place:
+    """A bootstrap address and how it fared."""
+
+    __slots__ = ("address", "answered", "attempts", "contact", "failure", "next_try")
+
+    def __init__(self, address: str, contact: Contact) -> None:
+        self.address = address
+        self.contact = contact
+        self.answered = False
+        self.attempts = 0
+        self.failure = ""
+        self.next_try = 0.0
+
+
+class Bootstrap:
+    """Greets places until they answer, and looks this node up when it has come among others."""
+
+    def __init__(self, state: DhtState, asker: Asker, reader: Reader) -> None:
+        self._state = state
+        self._asker = asker
+        self._reader = reader
+        self._places = [_place(address) for address in state.settings.bootstrap]
+        self._places = [one for one in self._places if one.contact.peer != state.peer_id]
+        self._cached: list[Contact] = []
+        self._rounds_failed = 0
+        self._is_new_here = True
+        self._met_somebody = trio.Event()
+        self.joined = trio.Event()
+        """Set when this node has met somebody and looked itself up for the first time."""
+
+    def add_cached(self, contacts: Iterable[Contact]) -> None:
+        """Peers of an earlier life."""
+        fresh = [one for one in contacts if one.peer != self._state.peer_id]
+        self._cached = fresh[:CACHED_PEERS]
+
+    def state(self) -> BootstrapState:
+        if len(self._state.table) or self.joined.is_set():
+            joined = Joined.JOINED
+        else:
+            joined = Joined.TRYING if self._places or self._cached else Joined.ALONE
+        addresses = tuple(
+            AddressState(one.address, one.answered, one.attempts, one.failure)
+            for one in self._places
+        )
+        return BootstrapState(joined, addresses, len(self._cached))
+
+    async def run(self) -> None:
+        """Try for ever."""
+        state = self._state
+        if not self._places and not self._cached:
+            self.joined.set()  # the first of a new swarm: whoever comes will find it complete
+        while True:
+            self._met_somebody = trio.Event()
+            await self._try_all()
+            if len(state.table) and self._is_new_here:
+                self._is_new_here = False
+                await self._look_around()
+            elif not len(state.table):
+                self._is_new_here = True
+            with trio.move_on_after(self._seconds_until_next_round()):
+                await self._met_somebody.wait()
+
+    def met_somebody(self) -> None:
+        """Somebody is in the table who was not: if we are new here, that is the way in."""
+        if self._is_new_here:
+            self._met_somebody.set()
+
+    async def _look_around(self) -> None:
+        """Look ourselves up, and then everything farther away."""
+        state = self._state
+        await self._reader.closest([state.own_id])
+        now = trio.current_time()
+        indices = state.table.buckets_to_refresh(now)[:-1]
+        targets = [state.table.target_in(one, state.network.random) for one in indices]
+        if targets:
+            await self._reader.closest(targets)
+        if not self.joined.is_set():
+            log.info("joined the swarm: %d peers are known", len(state.table))
+            self.joined.set()
+
+    async def _try_all(self) -> None:
+        now = trio.current_time()
+        due = [one for one in self._places if not one.answered and one.next_try <= now]
+        contacts = [one.contact for one in due]
+        if not len(self._state.table):
+            named = {one.peer for one in contacts}
+            contacts += [one for one in self._cached if one.peer not in named]
+        if not contacts:
+            return
+        failures = await self._greet_all(contacts)
+        for place in due:
+            self._note(place, failures.get(place.contact.peer))
+        if len(failures) < len(contacts):
+            self._rounds_failed = 0
+            return
+        self._rounds_failed += 1
+        if not len(self._state.table):
+            self._complain()
+
+    async def _greet_all(self, contacts: Iterable[Contact]) -> dict[PeerId, str]:
+        """Greet these; how those failed that did."""
+        failures: dict[PeerId, str] = {}
+        limit = trio.CapacityLimiter(GREETED_AT_ONCE)
+
+        async def greet(contact: Contact) -> None:
+            async with limit:
+                try:
+                    await self._asker.greet(contact)
+                except PotluckError as error:
+                    failures[contact.peer] = str(error)
+
+        async with trio.open_nursery() as nursery:
+            for contact in contacts:
+                nursery.start_soon(greet, contact)
+        return failures
+
+    def _note(self, place: _Place, failure: str | None) -> None:
+        settings = self._state.settings
+        place.attempts += 1
+        place.answered = failure is None
+        place.failure = failure or ""
+        longest = settings.longest_retry_seconds
+        if len(self._state.table):
+            longest *= REJOINED_RARER
+        delay = min(longest, settings.first_retry_seconds * 2 ** min(place.attempts - 1, 30))
+        place.next_try = trio.current_time() + self._shortened(delay)
+
+    def _complain(self) -> None:
+        """Say whose fault it is; every time that the number of attempts has doubled."""
+        rounds = self._rounds_failed
+        if rounds & (rounds - 1):
+            return
+        for place in self._places:
+            if place.failure:
+                log.warning("cannot join at %s: %s", place.address, place.failure)
+        if self._cached:
+            log.warning("none of %d peers known from before answers either", len(self._cached))
+
+    def _seconds_until_next_round(self) -> float:
+        settings = self._state.settings
+        now = trio.current_time()
+        waiting = [one.next_try - now for one in self._places if not one.answered]
+        if not len(self._state.table) and self._cached:
+            delay = settings.first_retry_seconds * 2 ** min(self._rounds_failed, 30)
+            waiting.append(self._shortened(min(settings.longest_retry_seconds, delay)))
+        seconds = min(waiting, default=settings.longest_retry_seconds)
+        return max(seconds, MINIMUM_SECONDS)
+
+    def _shortened(self, seconds: float) -> float:
+        return seconds * (1 - JITTER * self._state.network.random.random())
+
+
+MINIMUM_SECONDS = 0.1  # between two rounds, whatever the settings say
+
+
+def _place(address: str) -> _Place:
+    body, _, peer = address.rpartition("/p2p/")
+    try:
+        return _Place(address, contact_of(peer, (body,)))
+    except MalformedMessage as error:
+        raise ProtocolMisuse(
+            f"{address!r} is no address to join at.",
+            why=error.what,
+            advice="It has to end in /p2p/ and the peer id of the node there.",
+        ) from None

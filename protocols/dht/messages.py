@@ -1,0 +1,204 @@
+"""What nodes say to each other in `/potluck/dht/1.0.0`: three methods, and the limits of each.
+
+`find` asks for the peers closest to some positions, and for the slots under some keys; `store`
+brings slots; `greet` only says who one is. Every answer carries the answerer's swarm time. Who
+asks a peer for the first time on a link introduces itself in the request, and is then told the
+other's introduction in the answer.
+
+Both sides save bytes by saying what they have. A query names the peers that the asker has spoken
+with itself (`known`), so that an answer in a settled swarm names nobody; and it names the slots
+that it holds (`have`), so that an answer brings only others, and says which of those are lacking.
+
+Easy to get wrong: `known` may only name peers that answered the asker themselves. If it also held
+hearsay, a liar could name a peer with a wrong address first, and nobody would correct it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Annotated
+
+from msgspec import Meta
+
+from protocols.dht.contacts import ADDRESSES_PER_CONTACT, LONGEST_ADDRESS, Contact
+from protocols.dht.ids import ID_BYTES, node_id_of_key
+from protocols.dht.publishing import SLOTS_PER_BATCH
+from protocols.dht.slots import LONGEST_KEY_BYTES, PublicKey, Slot, SlotNumber, digest_of
+from protocols.identity import PeerId, peer_id_of, public_key_of
+from protocols.messages import Message
+from protocols.method import Method
+
+PROTOCOL = "/potluck/dht/1.0.0"
+
+QUERIES_PER_REQUEST = 64  # keys asked for in one message; each costs the other side some 50 µs
+CONTACTS_PER_ANSWER = 20  # k: a lookup has no use for more
+CONTACTS_PER_STORED = 40  # for a whole batch: what is new to somebody who knows the neighbourhood
+
+PREFIX_BYTES = 8  # of a node id or a slot's digest: enough that nobody can make two alike cheaply
+KNOWN_PER_QUERY = 64  # more than lie between an asker and its target
+HAVE_PER_QUERY = 256  # as many as a key of an ordinary family has slots
+
+# Of slots in one answer. The rest is asked for again, from where this one ended. A slow uplink
+# sends it in a second or two.
+SLOT_BYTES_PER_ANSWER = 128 << 10
+# Beside the slots: 64 answers with 20 contacts, mostly of two addresses; what an answer can hold
+# at most is more, so the answering side counts, too.
+CONTACT_BYTES_PER_ANSWER = 256 << 10
+
+FIND_REQUEST_BYTES = 128 << 10
+FIND_RESPONSE_BYTES = 512 << 10
+STORE_REQUEST_BYTES = 192 << 10  # of values and keys 64 KiB, one slot may be over that by itself
+STORE_RESPONSE_BYTES = 192 << 10
+GREET_BYTES = 4096
+
+REASONS_PER_ANSWER = 8
+LONGEST_REASON = 300
+NEWER_PER_ANSWER = 16
+
+AddressText = Annotated[str, Meta(max_length=LONGEST_ADDRESS)]
+AddressTexts = Annotated[tuple[AddressText, ...], Meta(max_length=ADDRESSES_PER_CONTACT)]
+Position = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+Known = Annotated[bytes, Meta(max_length=KNOWN_PER_QUERY * PREFIX_BYTES)]
+Have = Annotated[bytes, Meta(max_length=HAVE_PER_QUERY * PREFIX_BYTES)]
+
+
+class Named(Message, frozen=True, gc=False):
+    """A peer as it is passed on: its key, and where it can be dialled (without `/p2p/…`)."""
+
+    public_key: PublicKey
+    addresses: AddressTexts
+
+
+class Introduction(Message, frozen=True, gc=False):
+    """Where the sender can be dialled; without addresses it cannot be (client mode)."""
+
+    addresses: AddressTexts = ()
+
+
+class Query(Message, frozen=True, gc=False):
+    """Who is closest to this position? With a key: and what is under it?
+
+    `after` continues an answer that had `more`: publishers after this one, in order of their
+    keys. `copies` allows copies that are kept for a short while, which need not be all there is.
+    """
+
+    position: Position
+    key: Annotated[str, Meta(max_length=LONGEST_KEY_BYTES)] = ""
+    known: Known = b""
+    have: Have = b""
+    after: Annotated[bytes, Meta(max_length=32)] = b""
+    copies: bool = False
+
+
+class FindRequest(Message, frozen=True, gc=False):
+    queries: Annotated[tuple[Query, ...], Meta(min_length=1, max_length=QUERIES_PER_REQUEST)]
+    sender: Introduction | None = None
+
+
+class Found(Message, frozen=True, gc=False):
+    """The answer to one query.
+
+    `contacts` are the closest k that the answerer has spoken with, without those that were named
+    as known. `slots` are those that the asker does not have, `lacking` the places in its `have`
+    (one byte a place) of what the answerer does not have. `copied`: these are copies only.
+    """
+
+    contacts: Annotated[tuple[Named, ...], Meta(max_length=CONTACTS_PER_ANSWER)] = ()
+    slots: tuple[Slot, ...] = ()
+    lacking: Annotated[bytes, Meta(max_length=HAVE_PER_QUERY)] = b""
+    more: bool = False
+    copied: bool = False
+
+
+class FindResponse(Message, frozen=True, gc=False):
+    """Answers in the order of the queries. An answer with `more` and no slots: ask again."""
+
+    time_ms: SlotNumber
+    answers: Annotated[tuple[Found, ...], Meta(max_length=QUERIES_PER_REQUEST)]
+    responder: Introduction | None = None
+
+
+class StoreRequest(Message, frozen=True, gc=False):
+    """Slots to be kept; with `copies`, for a short while only. `known` as in a query."""
+
+    slots: Annotated[tuple[Slot, ...], Meta(min_length=1, max_length=SLOTS_PER_BATCH)]
+    known: Known = b""
+    copies: bool = False
+    sender: Introduction | None = None
+
+
+class StoreResponse(Message, frozen=True, gc=False):
+    """For each slot 0 or the number of a SlotRefusal, in the order of the request.
+
+    `reasons` explain the first few refusals; `newer` has slots that stood in the way of older
+    ones; `contacts` are peers closer to some slot than what the asker knows.
+    """
+
+    time_ms: SlotNumber
+    refusals: Annotated[bytes, Meta(max_length=SLOTS_PER_BATCH)]
+    reasons: Annotated[
+        tuple[Annotated[str, Meta(max_length=LONGEST_REASON)], ...],
+        Meta(max_length=REASONS_PER_ANSWER),
+    ] = ()
+    newer: Annotated[tuple[Slot, ...], Meta(max_length=NEWER_PER_ANSWER)] = ()
+    contacts: Annotated[tuple[Named, ...], Meta(max_length=CONTACTS_PER_STORED)] = ()
+    responder: Introduction | None = None
+
+
+class GreetRequest(Message, frozen=True, gc=False):
+    sender: Introduction | None = None
+
+
+class GreetResponse(Message, frozen=True, gc=False):
+    time_ms: SlotNumber
+    responder: Introduction | None = None
+
+
+FIND = Method(PROTOCOL, "find", FindRequest, FindResponse, FIND_REQUEST_BYTES, FIND_RESPONSE_BYTES)
+STORE = Method(
+    PROTOCOL, "store", StoreRequest, StoreResponse, STORE_REQUEST_BYTES, STORE_RESPONSE_BYTES
+)
+GREET = Method(PROTOCOL, "greet", GreetRequest, GreetResponse, GREET_BYTES, GREET_BYTES)
+
+
+# The text of a peer id takes base58 of 38 bytes, some 20 µs each way; the same peers come again.
+_CACHED_KEYS = 8192
+
+
+@lru_cache(_CACHED_KEYS)
+def _who(public_key: bytes) -> tuple[PeerId, int]:
+    return peer_id_of(public_key), node_id_of_key(public_key)
+
+
+@lru_cache(_CACHED_KEYS)
+def public_key_of_peer(peer: PeerId) -> bytes:
+    return public_key_of(peer)
+
+
+def contact_from(named: Named) -> Contact:
+    peer, node_id = _who(named.public_key)
+    return Contact(peer, node_id, named.addresses)
+
+
+def named(contact: Contact) -> Named:
+    return Named(public_key_of_peer(contact.peer), contact.addresses)
+
+
+def without_peer(peer: PeerId, addresses: Iterable[str]) -> tuple[str, ...]:
+    """Addresses as they travel: who is there is said beside them."""
+    ending = f"/p2p/{peer}"
+    short = (address.removesuffix(ending) for address in addresses)
+    return tuple(one for one in short if len(one) <= LONGEST_ADDRESS)[:ADDRESSES_PER_CONTACT]
+
+
+def prefix_of_id(node_id: int) -> bytes:
+    return (node_id >> (ID_BYTES - PREFIX_BYTES) * 8).to_bytes(PREFIX_BYTES, "big")
+
+
+def prefix_of_slot(slot: Slot) -> bytes:
+    return digest_of(slot)[:PREFIX_BYTES]
+
+
+def prefixes(packed: bytes) -> list[bytes]:
+    return [packed[at : at + PREFIX_BYTES] for at in range(0, len(packed), PREFIX_BYTES)]

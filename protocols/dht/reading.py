@@ -1,0 +1,288 @@
+"""Read keys: ask the replicas, merge what they hold, and mend those that were behind.
+
+A full read asks all k replicas. The first few are asked for everything, the others only for what
+the first did not have. A reader who is content with what is late enough has the newest of the
+first few replicas. Either way the newest sequence of each publisher holds, whoever brought it,
+because it is signed; and a replica that had less is sent what it lacked, in the background.
+
+A key that was found only after some steps is copied to the last peer on the way that did not have
+it, for a short while: so a rush for one key is answered before it reaches the replicas.
+
+Easy to get wrong: a slot that was withdrawn is read, merged and repaired like any other, and only
+left out of what the caller sees; else an older replica would bring it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from protocols.dht.asking import Asker
+from protocols.dht.contacts import Contact
+from protocols.dht.ids import ID_BYTES, position_of
+from protocols.dht.messages import (
+    HAVE_PER_QUERY,
+    KNOWN_PER_QUERY,
+    PREFIX_BYTES,
+    QUERIES_PER_REQUEST,
+    Found,
+    Query,
+    contact_from,
+    prefix_of_id,
+    prefix_of_slot,
+)
+from protocols.dht.neighbourhood import knows_well, lookup_from, seeds_for
+from protocols.dht.publishing import batches
+from protocols.dht.refusals import SlotRefusal, SlotRefused
+from protocols.dht.slots import Slot, supersedes
+from protocols.dht.state import DhtState, is_dishonest, log
+from protocols.dht.walking import Errand, Walk
+from protocols.errors import MalformedMessage
+from protocols.identity import PeerId
+
+REQUEST_BYTES = 64 << 10  # of queries in one message; half of what it may have
+HOPELESS_REMEMBERED = 4096
+COPIES_SPREAD = 32  # of a key with more publishers than that, a few copies serve as well
+PAGES_PER_KEY = 64  # of SLOT_BYTES_PER_ANSWER each: a key with thousands of full slots
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one publisher says under a key. `expires` is in milliseconds of swarm time."""
+
+    publisher: PeerId
+    value: Any
+    expires: int
+    sequence: int
+
+
+class Seeking(Errand):
+    """An errand that asks for peers, and with a key for slots.
+
+    Invariant: `merged` holds the newest slot of each publisher that was met; every slot in it has
+    been checked.
+    """
+
+    def __init__(self, state: DhtState, target: int, key: str = "", content_with: int = 0) -> None:
+        seeds = seeds_for(state, target)
+        super().__init__(lookup_from(state, target, seeds))
+        self.key = key
+        self.is_near = knows_well(state, target)
+        self.merged: dict[bytes, Slot] = {}
+        self.replicas: dict[int, tuple[Contact, dict[bytes, bytes]]] = {}
+        """Of each peer that answered: by publisher, the prefix of the slot that it holds."""
+        self._content_with = content_with
+        self._satisfied = 0
+        self._known = [prefix_of_id(one.node_id) for one in seeds]
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_content or self.lookup.is_done
+
+    @property
+    def is_content(self) -> bool:
+        """Whether so many replicas have said what they hold that the reader wants no more."""
+        return 0 < self._content_with <= self._satisfied
+
+    def query(self, have: Sequence[Slot], after: bytes = b"") -> Query:
+        return Query(
+            self.lookup.target.to_bytes(ID_BYTES, "big"),
+            self.key,
+            b"".join(self._known[-KNOWN_PER_QUERY:]),
+            b"".join(map(prefix_of_slot, have)),
+            after,
+            self._content_with > 0,
+        )
+
+    def have(self) -> list[Slot]:
+        return list(islice(self.merged.values(), HAVE_PER_QUERY))
+
+    def take(self, slot: Slot) -> None:
+        held = self.merged.get(slot.publisher)
+        if held is None or supersedes(slot, held):
+            self.merged[slot.publisher] = slot
+
+    def holds_ourselves(self, slots: Iterable[Slot]) -> None:
+        """What this node, being a replica, holds."""
+        for slot in slots:
+            self.take(slot)
+        if self.merged:
+            self._satisfied += 1
+        if self._content_with:
+            self.lookup.alpha = max(1, self._content_with - self._satisfied)
+
+    def heard(self, contact: Contact, held: dict[bytes, bytes], *, copied: bool) -> None:
+        """A peer has said all that it holds under the key."""
+        if copied:
+            self._satisfied = max(self._satisfied, self._content_with)
+        else:
+            self.replicas[contact.node_id] = (contact, held)
+            self._satisfied += bool(held)
+        prefix = prefix_of_id(contact.node_id)
+        if prefix not in self._known:
+            self._known.append(prefix)
+        # we are among those who should have it: ask all of them at once
+        if (self.is_near or held) and not (self._content_with and held):
+            self.lookup.alpha = self.lookup.k
+
+
+def fits_in_request(errands: Sequence[Seeking], one_more: Seeking) -> bool:
+    size = sum(map(_query_bytes, errands)) + _query_bytes(one_more)
+    return len(errands) < QUERIES_PER_REQUEST and size <= REQUEST_BYTES
+
+
+def _query_bytes(errand: Seeking) -> int:
+    known_and_have = KNOWN_PER_QUERY + min(len(errand.merged), HAVE_PER_QUERY)
+    return 64 + len(errand.key) * 4 + known_and_have * PREFIX_BYTES
+
+
+class Reader:
+    """Answers what is under keys, and who is close to positions."""
+
+    def __init__(self, state: DhtState, asker: Asker) -> None:
+        self._state = state
+        self._asker = asker
+        self._hopeless: set[tuple[int, bytes]] = set()
+        """Slots that a replica would not take, so that not every read tries it again."""
+
+    async def closest(self, targets: Sequence[int]) -> list[list[Contact]]:
+        """The live peers closest to each of these positions, from lookups that share messages."""
+        errands = [Seeking(self._state, target) for target in targets]
+        await Walk(self._state, errands, self.ask, fits_in_request).run()
+        return [errand.lookup.closest_answered() for errand in errands]
+
+    async def read(self, keys: Sequence[str], *, latest_enough: bool) -> dict[str, list[Slot]]:
+        """The slots under each key, withdrawn ones among them."""
+        state = self._state
+        for key in keys:
+            state.families.family_of(key)
+        state.counts.gets += len(keys)
+        content_with = state.settings.enough_replicas if latest_enough else 0
+        errands = []
+        for key in dict.fromkeys(keys):
+            errand = Seeking(state, position_of(key), key, content_with)
+            errand.holds_ourselves(self._own(key))
+            errands.append(errand)
+        await Walk(state, errands, self.ask, fits_in_request).run()
+        found = {}
+        for errand in errands:
+            self._mend(errand)
+            now_ms = state.now_ms()
+            found[errand.key] = [s for s in errand.merged.values() if s.expires > now_ms]
+        return found
+
+    def _own(self, key: str) -> list[Slot]:
+        state = self._state
+        now_ms = state.now_ms()
+        slots = state.storage.get(key, now_ms)
+        published = state.publisher.slot_of(key)
+        if published is not None and published.expires > now_ms:
+            slots = [*slots, published]
+        return slots
+
+    async def ask(
+        self, contact: Contact, errands: Sequence[Seeking]
+    ) -> Sequence[Iterable[Contact]]:
+        """One message for all these errands; see `walking.Ask`."""
+        haves = [errand.have() if errand.key else [] for errand in errands]
+        queries = [errand.query(have) for errand, have in zip(errands, haves, strict=True)]
+        response = await self._asker.find(contact, queries)
+        for errand, have, found in zip(errands, haves, response.answers, strict=True):
+            if errand.key:
+                await self._take_all(contact, errand, have, found)
+            else:
+                errand.heard(contact, {}, copied=False)
+        return [[contact_from(one) for one in found.contacts] for found in response.answers]
+
+    async def _take_all(
+        self, contact: Contact, errand: Seeking, have: Sequence[Slot], found: Found
+    ) -> None:
+        """What one peer holds under one key, page after page."""
+        lacking = frozenset(found.lacking)
+        held = {
+            slot.publisher: prefix_of_slot(slot)
+            for place, slot in enumerate(have)
+            if place not in lacking
+        }
+        copied = found.copied
+        after = b""
+        for _ in range(PAGES_PER_KEY):
+            self._take(contact, errand, found.slots, held)
+            if not found.more:
+                break
+            after = max((slot.publisher for slot in found.slots), default=after)
+            response = await self._asker.find(contact, [errand.query(have, after)])
+            found = response.answers[0]
+        errand.heard(contact, held, copied=copied)
+
+    def _take(
+        self, contact: Contact, errand: Seeking, slots: Sequence[Slot], held: dict[bytes, bytes]
+    ) -> None:
+        state = self._state
+        now_ms = state.now_ms()
+        for slot in slots:
+            try:
+                state.check(slot, now_ms)
+                if slot.key != errand.key:
+                    raise SlotRefused(SlotRefusal.MALFORMED, "Nobody asked for that key.")
+            except SlotRefused as refused:
+                state.counts.bad_slots_read += 1
+                if is_dishonest(refused):
+                    log.warning("%s passes on a slot that is not right: %s", contact.peer, refused)
+                    state.table.failed(contact)
+                    raise MalformedMessage(f"{contact.peer} sent a slot that is forged.") from None
+            else:
+                errand.take(slot)
+                held[slot.publisher] = prefix_of_slot(slot)
+
+    # What a read does for the next one
+
+    def _mend(self, errand: Seeking) -> None:
+        if not errand.merged:
+            return
+        state = self._state
+        if state.is_replica_of(errand.lookup.target):
+            for slot in errand.merged.values():
+                with suppress(SlotRefused):  # nobody asked us to keep it, so nobody is to be told
+                    state.storage.store(slot, state.now_ms())
+        newest = {slot.publisher: prefix_of_slot(slot) for slot in errand.merged.values()}
+        replicas = errand.lookup.closest_answered()
+        for replica in replicas:
+            _, held = errand.replicas.get(replica.node_id, (replica, newest))
+            if held != newest:
+                behind = [
+                    slot
+                    for publisher, slot in errand.merged.items()
+                    if held.get(publisher) != newest[publisher]
+                    and (replica.node_id, newest[publisher]) not in self._hopeless
+                ]
+                if behind and (errand.is_near or errand.lookup.is_done):
+                    state.chore(self._repair, replica, behind)
+        if not errand.is_near and errand.is_content:
+            self._copy_to_the_way(errand)
+
+    async def _repair(self, contact: Contact, slots: list[Slot]) -> None:
+        for batch in batches([(slot, (contact.peer,)) for slot in slots]):
+            response = await self._asker.store(contact, batch.slots)
+            for slot, refusal in zip(batch.slots, response.refusals, strict=True):
+                if refusal:
+                    if len(self._hopeless) >= HOPELESS_REMEMBERED:
+                        self._hopeless.clear()
+                    self._hopeless.add((contact.node_id, prefix_of_slot(slot)))
+                else:
+                    self._state.counts.slots_repaired += 1
+
+    def _copy_to_the_way(self, errand: Seeking) -> None:
+        for contact in errand.lookup.closest_answered(len(errand.replicas)):
+            _, held = errand.replicas.get(contact.node_id, (contact, {b"": b""}))
+            if not held:
+                slots = list(islice(errand.merged.values(), COPIES_SPREAD))
+                self._state.chore(self._copy, contact, slots)
+                return
+
+    async def _copy(self, contact: Contact, slots: list[Slot]) -> None:
+        await self._asker.store(contact, slots, copies=True)
+        self._state.counts.copies_spread += len(slots)

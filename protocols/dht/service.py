@@ -1,0 +1,199 @@
+"""The directory on one node: `/potluck/dht/1.0.0`.
+
+    async with open_dht(network, rpc, families=[PROGRESS], settings=DhtSettings(...)) as dht:
+        await dht.put("progress/run", Progress(...), ttl=60)
+        for peer, entry in (await dht.get("progress/run")).items():
+            ...
+
+What is put is kept up until it is withdrawn or this node ends: signed anew before it expires, and
+brought to whoever is closest by then. What is read is the newest of each publisher, checked
+against its signature, the family's type, and the swarm's time.
+
+Promises: everything ends with the `async with`. A write returns when the replicas have answered
+(those that are slow apart), and raises when not one of them holds it. Limits refuse with a reason
+(`SlotRefused`), here and at every other node.
+
+Easy to get wrong: there is one slot for each key and publisher, so a second `put` under a key
+replaces the first. Lists are made of many publishers, or of many keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from protocols.dht.acquaintances import Acquaintances
+from protocols.dht.answering import Answering
+from protocols.dht.asking import Asker
+from protocols.dht.bootstrap import Bootstrap, BootstrapState
+from protocols.dht.contacts import Contact
+from protocols.dht.families import Families, Family
+from protocols.dht.keeper import Keeper
+from protocols.dht.publications import Publications
+from protocols.dht.reading import Entry, Reader
+from protocols.dht.settings import DhtSettings
+from protocols.dht.slots import Slot
+from protocols.dht.state import DhtState
+from protocols.dht.statistics import DhtStatistics
+from protocols.dht.writing import Writer, Written
+from protocols.identity import PeerId
+from protocols.network import LinkEvent, Network, Reach
+from protocols.rpc import Rpc
+
+
+@asynccontextmanager
+async def open_dht(
+    network: Network,
+    rpc: Rpc,
+    *,
+    families: Iterable[Family] = (),
+    settings: DhtSettings | None = None,
+    keeper: Keeper | None = None,
+) -> AsyncIterator[Dht]:
+    """The directory on this network, until the block ends. It does not wait for the swarm: see
+    `Dht.joined`. Errors of the block come out unwrapped."""
+    failure: BaseException | None = None
+    with network.link_events() as events:
+        async with trio.open_nursery() as nursery:
+            state = DhtState(network, rpc, Families(families), settings or DhtSettings(), nursery)
+            dht = Dht(state, keeper)
+            try:
+                await dht.start(events)
+                yield dht
+            except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+                failure = error
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+class Dht:
+    """Made by `open_dht`."""
+
+    def __init__(self, state: DhtState, keeper: Keeper | None) -> None:
+        self._state = state
+        self._keeper = keeper
+        self._acquaintances = Acquaintances(state, self._welcome, self._ask_whether_there)
+        self._asker = Asker(state, self._acquaintances)
+        self._reader = Reader(state, self._asker)
+        self._writer = Writer(state, self._asker, self._reader)
+        self._publications = Publications(state, self._writer)
+        self._bootstrap = Bootstrap(state, self._asker, self._reader)
+
+    async def start(self, events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
+        """Serve, and start what runs by itself. Called by `open_dht`."""
+        state = self._state
+        Answering(state, self._acquaintances).serve()
+        state.nursery.start_soon(self._follow_links, events)
+        state.nursery.start_soon(self._bootstrap.run)
+        state.nursery.start_soon(self._publications.keep_up)
+        await trio.lowlevel.checkpoint()
+
+    # -- writing
+
+    async def put(self, key: str, value: object, ttl: float, *, keep_up: bool = True) -> Written:
+        """Say this under this key. `ttl` is how long others keep it, in seconds, from the last
+        time that this node has said it; with `keep_up=False` it ends then.
+
+        SlotRefused if it breaks a rule, or if every replica refused it; Unreachable if nobody
+        holds it, in which case it is tried again until it ends.
+        """
+        slot = self._publications.prepare(key, value, ttl, keep_up=keep_up)
+        return _checked((await self._publications.publish([slot]))[0])
+
+    async def put_many(
+        self, entries: Iterable[tuple[str, object, float]], *, keep_up: bool = True
+    ) -> list[Written]:
+        """`put` of (key, value, ttl), many at once: one message a neighbour for all of them.
+
+        Nothing is raised for a slot that nobody took: each `Written` says how its slot fared.
+        """
+        slots = {
+            key: self._publications.prepare(key, value, ttl, keep_up=keep_up)
+            for key, value, ttl in entries
+        }
+        return await self._publications.publish(list(slots.values()))
+
+    async def withdraw(self, key: str) -> Written:
+        """Take back what this node's identity says under this key."""
+        slot = self._publications.prepare_withdrawal(key)
+        return _checked((await self._publications.publish([slot]))[0])
+
+    # -- reading
+
+    async def get(self, key: str, *, latest_enough: bool = False) -> dict[PeerId, Entry]:
+        """What every publisher says under this key.
+
+        `latest_enough` is content with what the first few replicas hold: one round trip.
+        """
+        found = await self._reader.read([key], latest_enough=latest_enough)
+        return self._entries(found[key])
+
+    async def get_many(
+        self, keys: Sequence[str], *, latest_enough: bool = False
+    ) -> dict[str, dict[PeerId, Entry]]:
+        """`get` of many keys at once, with shared messages."""
+        found = await self._reader.read(keys, latest_enough=latest_enough)
+        return {key: self._entries(slots) for key, slots in found.items()}
+
+    def _entries(self, slots: Iterable[Slot]) -> dict[PeerId, Entry]:
+        entries = {}
+        for slot in slots:
+            if not slot.withdrawn:
+                peer = slot.publisher_peer
+                value = self._state.families.decode(slot)
+                entries[peer] = Entry(peer, value, slot.expires, slot.sequence)
+        return entries
+
+    # -- how it is
+
+    async def joined(self) -> None:
+        """Until this node has met others and looked itself up."""
+        await self._bootstrap.joined.wait()
+
+    def bootstrap_state(self) -> BootstrapState:
+        return self._bootstrap.state()
+
+    def statistics(self) -> DhtStatistics:
+        state = self._state
+        storage = state.storage
+        storage.expire(state.now_ms())
+        return dataclasses.replace(
+            state.counts,
+            peers_in_table=len(state.table),
+            buckets=tuple(state.table.bucket_sizes),
+            slots_stored=len(storage),
+            keys_stored=storage.key_count,
+            bytes_stored=storage.total_bytes,
+            bytes_stored_limit=storage.limits.total_bytes,
+            copies_cached=len(storage.cache),
+            slots_published=len(state.publisher),
+            clock_offset_ms=state.swarm_time.offset_ms,
+            clock_peers=state.swarm_time.peers,
+            slots_refused=dict(state.counts.slots_refused),
+            own_slots_refused=dict(state.counts.own_slots_refused),
+        )
+
+    # -- what happens by itself
+
+    def _welcome(self, contact: Contact) -> None:
+        """Somebody has come into the table."""
+        self._bootstrap.met_somebody()
+
+    def _ask_whether_there(self, contact: Contact) -> None:
+        """Somebody in the table may be gone."""
+        self._state.chore(self._asker.is_there, contact)
+
+    async def _follow_links(self, events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
+        async for event in events:
+            if event.reach is Reach.NONE:
+                self._acquaintances.link_lost(event.peer)
+
+
+def _checked(written: Written) -> Written:
+    if not written.replicas:
+        raise written.error()
+    return written

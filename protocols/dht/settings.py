@@ -1,0 +1,51 @@
+"""How a node takes part in the directory, and the figures that time and bound it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protocols.dht.lookup import ALPHA
+from protocols.dht.publishing import PublishingSettings
+from protocols.dht.routing import REFRESH_SECONDS, K
+from protocols.dht.storage import StorageLimits
+
+
+@dataclass(frozen=True)
+class DhtSettings:
+    """Defaults suit a volunteer's machine; a backbone raises what it keeps."""
+
+    bootstrap: tuple[str, ...] = ()
+    """Addresses of peers to join at, each ending in /p2p/<peer id>. They are tried for ever, until
+    each has been met, with growing delay; a node that is named here itself is passed over."""
+
+    client: bool = False
+    """This node cannot be dialled: it reads and writes, keeps nothing for others, and is in
+    nobody's table. A node without addresses is one in any case."""
+
+    k: int = K
+    """How many peers keep a slot, and how many each part of the routing table holds."""
+
+    alpha: int = ALPHA
+    """Questions of one lookup in flight while it is still far from its target."""
+
+    enough_replicas: int = 3
+    """A reader who is content with what is late enough has it from this many replicas."""
+
+    slow_seconds: float = 1.0
+    """A peer that has not answered for this long is not waited for where others can be asked:
+    three round trips to the other side of the world."""
+
+    call_seconds: float = 10.0
+    """A question is given up after this, dialling included."""
+
+    refresh_seconds: float = REFRESH_SECONDS
+    """A part of the id space in which there was no lookup for so long is looked up."""
+
+    first_retry_seconds: float = 1.0
+    """After everybody failed, bootstrap begins again after this, then twice this, and so on,"""
+
+    longest_retry_seconds: float = 60.0
+    """up to this while nobody is known, and ten times this once the swarm is joined."""
+
+    storage: StorageLimits = field(default_factory=StorageLimits)
+    publishing: PublishingSettings = field(default_factory=PublishingSettings)

@@ -1,0 +1,120 @@
+"""What the shells of the directory share on one node."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from protocols.dht.families import Families, check_time, check_value
+from protocols.dht.ids import distance, node_id_of
+from protocols.dht.publishing import Publisher
+from protocols.dht.refusals import SlotRefusal, SlotRefused
+from protocols.dht.routing import RoutingTable
+from protocols.dht.settings import DhtSettings
+from protocols.dht.slots import Slot, check_form
+from protocols.dht.statistics import DhtStatistics
+from protocols.dht.storage import Storage
+from protocols.dht.swarm_time import SwarmTime
+from protocols.errors import PotluckError
+from protocols.network import Network
+from protocols.rpc import Rpc
+
+log = logging.getLogger("potluck.dht")
+
+# Chores are what may as well be left undone: repairs, copies, pings, checks of others' addresses.
+CHORES_AT_ONCE = 8
+CHORES_WAITING = 512
+
+
+class DhtState:
+    """Tables, stores and clocks; no rule of its own but what `now_ms` and `check` say."""
+
+    def __init__(
+        self,
+        network: Network,
+        rpc: Rpc,
+        families: Families,
+        settings: DhtSettings,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.network = network
+        self.rpc = rpc
+        self.families = families
+        self.settings = settings
+        self.nursery = nursery
+        self.peer_id = network.peer_id
+        self.own_id = node_id_of(network.peer_id)
+        self.table = RoutingTable(self.own_id, settings.k)
+        self.storage = Storage(families, settings.storage, self.own_id)
+        self.publisher = Publisher(network.identity, network.random, settings.publishing)
+        self.swarm_time = SwarmTime()
+        self.counts = DhtStatistics()
+        self._chores = trio.CapacityLimiter(CHORES_AT_ONCE)
+        self._chores_waiting = 0
+
+    def local_ms(self) -> int:
+        return int(self.network.wall_time() * 1000)
+
+    def now_ms(self) -> int:
+        """The swarm's time."""
+        return self.swarm_time.now_ms(self.local_ms())
+
+    @property
+    def is_client(self) -> bool:
+        return self.settings.client or not self.network.addresses()
+
+    def is_replica_of(self, position: int) -> bool:
+        """Whether this node is among those that keep what lies here, as far as it knows."""
+        if self.is_client:
+            return False
+        closest = self.table.closest(position)
+        if len(closest) < self.settings.k:
+            return True
+        farthest = closest[-1].node_id
+        return distance(self.own_id, position) < distance(farthest, position)
+
+    def check(self, slot: Slot, now_ms: int) -> None:
+        """SlotRefused unless this is what some publisher may say now under that key."""
+        check_form(slot)
+        family = self.families.family_of(slot.key)
+        family.check_size(slot.value)
+        check_time(family, slot, now_ms)
+        check_value(family, slot)
+        self.storage.verified.check(slot)
+
+    def chore(
+        self,
+        work: Callable[..., Awaitable[None]],
+        *arguments: Any,
+    ) -> bool:
+        """Do this in the background, when its turn comes; False if too much waits already."""
+        if self._chores_waiting >= CHORES_WAITING:
+            self.counts.chores_dropped += 1
+            return False
+        self._chores_waiting += 1
+        self.nursery.start_soon(self._run_chore, work, arguments)
+        return True
+
+    async def _run_chore(
+        self, work: Callable[..., Awaitable[None]], arguments: tuple[object, ...]
+    ) -> None:
+        try:
+            async with self._chores:
+                await work(*arguments)
+        except PotluckError as error:
+            log.debug("%s came to nothing: %s", getattr(work, "__name__", work), error)
+        except Exception:  # a bug in a chore must not end the node
+            log.exception("a chore of the directory broke")
+        finally:
+            self._chores_waiting -= 1
+
+
+DISHONEST = frozenset({SlotRefusal.BAD_SIGNATURE, SlotRefusal.MALFORMED})
+"""Reasons that say something against whoever passed a slot on, whatever its clock or version."""
+
+
+def is_dishonest(refused: SlotRefused) -> bool:
+    return refused.refusal in DISHONEST

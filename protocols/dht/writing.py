@@ -1,0 +1,169 @@
+"""Write slots: bring each to the k peers closest to its key, and say how that went.
+
+Where the routing table knows the target's neighbourhood, the slot goes straight to those believed
+closest, all at once; each answers with peers that are closer still, if it knows any that we do
+not, and the slot goes on to those. So a write takes one round trip where the table is right, and
+no more than a lookup where it is not. Elsewhere the k closest are looked up first.
+
+Easy to get wrong: a slot that every replica refused was not written, however many answered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from protocols.dht.asking import Asker
+from protocols.dht.contacts import Contact
+from protocols.dht.ids import position_of
+from protocols.dht.messages import (
+    KNOWN_PER_QUERY,
+    contact_from,
+    prefix_of_id,
+)
+from protocols.dht.neighbourhood import knows_well, lookup_from, seeds_for
+from protocols.dht.publishing import BYTES_PER_BATCH, SLOTS_PER_BATCH
+from protocols.dht.reading import Reader
+from protocols.dht.refusals import SlotRefusal, SlotRefused
+from protocols.dht.slots import Slot
+from protocols.dht.state import DhtState, log
+from protocols.dht.statistics import count
+from protocols.dht.walking import Errand, Walk
+from protocols.errors import Unreachable
+
+LARGEST_PUT = 4096  # slots of one `put_many`: what keeps its lookups within a few megabytes
+
+
+@dataclass
+class Written:
+    """How a slot fared: how many replicas hold it (this node included), and who would not."""
+
+    slot: Slot
+    replicas: int = 0
+    refused: Counter[SlotRefusal | None] = field(default_factory=Counter)
+    """By reason; None stands for a reason that a newer node gave."""
+    reason: str = ""
+    """What one of those who refused said."""
+    newer: Slot | None = None
+    """A slot of ours that stood in the way."""
+    asked: int = 0
+
+    def error(self) -> SlotRefused | Unreachable:
+        """Why nobody holds it."""
+        if self.refused:
+            refusal = self.refused.most_common(1)[0][0]
+            return SlotRefused(
+                refusal if refusal is not None else SlotRefusal.MALFORMED,
+                f"Nobody would keep the slot under {self.slot.key!r}.",
+                why=self.reason,
+            )
+        return Unreachable(
+            f"Nobody could be given the slot under {self.slot.key!r}.",
+            why=f"{self.asked} peers were asked." if self.asked else "No peer is known.",
+            advice="This node keeps trying; `potluck dht stats` says whom it knows.",
+        )
+
+
+class Bringing(Errand):
+    """A slot on its way to the k closest."""
+
+    def __init__(self, state: DhtState, slot: Slot, closest: Sequence[Contact]) -> None:
+        super().__init__(lookup_from(state, position_of(slot.key), closest))
+        self.lookup.alpha = state.settings.k
+        self.written = Written(slot)
+        self.known = [prefix_of_id(one.node_id) for one in closest]
+
+
+def fits_in_store(errands: Sequence[Bringing], one_more: Bringing) -> bool:
+    size = sum(map(_slot_bytes, errands)) + _slot_bytes(one_more)
+    return len(errands) < SLOTS_PER_BATCH and size <= BYTES_PER_BATCH
+
+
+def _slot_bytes(errand: Bringing) -> int:
+    slot = errand.written.slot
+    return len(slot.key) * 4 + len(slot.value)
+
+
+class Writer:
+    """Brings slots to where they belong."""
+
+    def __init__(self, state: DhtState, asker: Asker, reader: Reader) -> None:
+        self._state = state
+        self._asker = asker
+        self._reader = reader
+
+    async def write(self, slots: Sequence[Slot]) -> list[Written]:
+        """Bring these slots to their replicas; one answer for each, in order."""
+        state = self._state
+        positions = {slot.key: position_of(slot.key) for slot in slots}
+        far = [key for key, position in positions.items() if not knows_well(state, position)]
+        found: dict[str, list[Contact]] = {}
+        if far:
+            looked_up = await self._reader.closest([positions[key] for key in far])
+            found = dict(zip(far, looked_up, strict=True))
+        errands = []
+        for slot in slots:
+            closest = found.get(slot.key) or seeds_for(state, positions[slot.key])
+            errand = Bringing(state, slot, closest)
+            self._keep_ourselves(errand)
+            errands.append(errand)
+        await Walk(state, errands, self._ask, fits_in_store).run()
+        return [errand.written for errand in errands]
+
+    def _keep_ourselves(self, errand: Bringing) -> None:
+        state = self._state
+        if not state.is_replica_of(errand.lookup.target):
+            return
+        try:
+            state.storage.store(errand.written.slot, state.now_ms())
+        except SlotRefused as refused:
+            self._refused(errand, refused.refusal, str(refused))
+        else:
+            errand.written.replicas += 1
+
+    async def _ask(
+        self, contact: Contact, errands: Sequence[Bringing]
+    ) -> Sequence[Iterable[Contact]]:
+        slots = [errand.written.slot for errand in errands]
+        for errand in errands:
+            errand.written.asked += 1
+        known = errands[0].known
+        if len(errands) > 1:
+            known = list(dict.fromkeys(one for errand in errands for one in errand.known))
+        response = await self._asker.store(contact, slots, b"".join(known[:KNOWN_PER_QUERY]))
+        reasons = iter(response.reasons)
+        for errand, refusal in zip(errands, response.refusals, strict=True):
+            if refusal == 0:
+                errand.written.replicas += 1
+            else:
+                self._refused(errand, _refusal(refusal), next(reasons, ""))
+        for slot in response.newer:
+            self._met_newer(slot, errands)
+        contacts = [contact_from(one) for one in response.contacts]
+        return [contacts] * len(errands)
+
+    def _refused(self, errand: Bringing, refusal: SlotRefusal | None, reason: str) -> None:
+        errand.written.refused[refusal] += 1
+        errand.written.reason = errand.written.reason or reason
+        name = refusal.name.lower() if refusal is not None else "unknown"
+        count(self._state.counts.own_slots_refused, name)
+
+    def _met_newer(self, slot: Slot, errands: Sequence[Bringing]) -> None:
+        for errand in errands:
+            ours = errand.written.slot
+            if (slot.key, slot.publisher) != (ours.key, ours.publisher):
+                continue
+            try:
+                self._state.storage.verified.check(slot)
+            except SlotRefused as refused:
+                log.debug("a newer slot that is not right stood in the way: %s", refused)
+            else:
+                errand.written.newer = slot
+
+
+def _refusal(number: int) -> SlotRefusal | None:
+    try:
+        return SlotRefusal(number)
+    except ValueError:
+        return None
