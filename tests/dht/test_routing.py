@@ -286,7 +286,7 @@ def test_a_target_to_refresh_a_bucket_lies_in_it() -> None:
 
 # A table against a naive one
 
-SMALL_K = 3
+SMALL_K = 4
 IDS = [beginning(f"{number:06b}", 1) for number in range(64)]
 NETWORKS = ("/ip4/11.1.1.1/tcp/1", "/ip4/12.1.1.1/tcp/1", "/ip4/127.0.0.1/tcp/1")
 
@@ -374,7 +374,7 @@ class NaiveTable:
         if self.crowding(one) >= PEERS_PER_NETWORK:
             return None
         crowded = [other for other in bucket if self.crowding(other.contact) > PEERS_PER_NETWORK]
-        if crowded:  # of three peers only one network can have three
+        if crowded:  # of four peers only one network can have three
             return crowded[-1]
         parts = [self.part(other.contact.node_id) for other in bucket]
         fullest = max(sorted(set(parts)), key=parts.count)
@@ -420,6 +420,14 @@ class TableAgainstNaive(RuleBasedStateMachine):
         self.now += 1
         one = contact(node_id, address)
         assert self.table.heard_from(one, self.now) == self.naive.heard_from(one, self.now)
+
+    @rule(
+        node_ids=st.lists(st.sampled_from(IDS[32:]), max_size=6),
+        address=st.sampled_from(NETWORKS),
+    )
+    def hear_a_crowd(self, node_ids: list[int], address: str) -> None:
+        for node_id in node_ids:
+            self.hear(node_id, address)
 
     @rule(seconds=st.sampled_from([PING_SECONDS, SURELY_THERE_SECONDS]))
     def wait(self, seconds: float) -> None:
