@@ -179,7 +179,7 @@ class Dht:
 
     # -- what happens by itself
 
-    def _welcome(self, contact: Contact) -> None:
+    def _welcome(self, contact: Contact) -> None:  # noqa: ARG002
         """Somebody has come into the table."""
         self._bootstrap.met_somebody()
 

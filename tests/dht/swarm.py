@@ -1,155 +1,56 @@
-"""Swarms of the whole directory in a simulated world: the cast of the service's tests."""
+"""Contacts, and a small swarm of answerers, for tests of the pure parts."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Awaitable, Callable, Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-import trio
-
-from node.simulated_network import (
-    LinkSettings,
-    NodeSettings,
-    SimulatedNetwork,
-    SimulatedWorld,
-    WorldSettings,
-    run_simulation,
-)
-from protocols.dht.families import Family
-from protocols.dht.keeper import Keeper
-from protocols.dht.service import Dht, open_dht
-from protocols.dht.settings import DhtSettings
-from protocols.rpc import Rpc, open_rpc
-
-LATENCY_SECONDS = 0.01
-LONGEST_TEST_SECONDS = 48 * 3600.0  # of virtual time: whoever waits longer waits for ever
-SETTINGS = WorldSettings(link=LinkSettings(latency_seconds=LATENCY_SECONDS))
+from protocols.dht.contacts import Contact
+from protocols.dht.ids import ID_BITS
+from protocols.identity import PeerId
 
 
-def simulated(test: Callable[[SimulatedWorld], Awaitable[None]]) -> Callable[[], None]:
-    """Turn `async def test(world)` into a test that runs in a world of its own, in virtual time."""
-
-    async def scenario(world: SimulatedWorld) -> None:
-        with trio.fail_after(LONGEST_TEST_SECONDS):
-            await test(world)
-
-    @functools.wraps(test)
-    def run() -> None:
-        run_simulation(scenario, seed=0, settings=SETTINGS)
-
-    run.__signature__ = inspect.Signature()  # type: ignore[attr-defined]
-    del run.__wrapped__  # type: ignore[attr-defined]
-    return run
+def contact(node_id: int, *addresses: str) -> Contact:
+    """A contact at this place. Its peer id is only a name: tables and lookups go by the place."""
+    return Contact(PeerId(f"peer-{node_id:x}"), node_id, addresses or (f"at-{node_id:x}",))
 
 
-class Member:
-    """A node of the swarm: it runs until the world ends, crashes, or is told to leave."""
+def scattered(number: int, seed: str = "") -> list[Contact]:
+    """Contacts all over the space of ids."""
+    return [contact(place(f"{seed}/{one}")) for one in range(number)]
 
-    def __init__(
-        self,
-        world: SimulatedWorld,
-        network: SimulatedNetwork,
-        settings: DhtSettings,
-        families: Iterable[Family] = (),
-        keeper: Keeper | None = None,
-    ) -> None:
-        self.world = world
-        self.network = network
-        self.settings = settings
-        self.families = tuple(families)
-        self.keeper = keeper
-        self.ready = trio.Event()
-        self.ended = trio.Event()
-        self._leave = trio.Event()
-        self._dht: Dht | None = None
-        self._rpc: Rpc | None = None
-        world.start(network, self._run)
 
-    @property
-    def dht(self) -> Dht:
-        assert self._dht is not None
-        return self._dht
+def place(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
 
-    @property
-    def rpc(self) -> Rpc:
-        assert self._rpc is not None
-        return self._rpc
 
-    @property
-    def peer(self) -> str:
-        return self.network.peer_id
+def beginning(bits: str, rest: int = 0) -> int:
+    """The id that begins with these bits; `rest` is its end."""
+    return (int(bits, 2) << (ID_BITS - len(bits))) + rest
 
-    @property
-    def address(self) -> str:
-        return self.network.address
 
-    async def leave(self) -> None:
-        """End politely."""
-        self._leave.set()
-        await self.ended.wait()
-        await self.network.aclose()
+def nearest(contacts: Iterable[Contact], target: int, count: int) -> list[Contact]:
+    return sorted(contacts, key=lambda one: one.node_id ^ target)[:count]
 
-    def crash(self) -> None:
-        self.world.crash(self.network)
 
-    def restart(self, settings: DhtSettings | None = None) -> Member:
-        """The same node again, with what its keeper has, and nothing else."""
-        return Member(
-            self.world,
-            self.world.restart(self.network),
-            settings or self.settings,
-            self.families,
-            self.keeper,
+@dataclass
+class Answerers:
+    """Who is there, and what each knows. An address leads to its peer if the peer has it."""
+
+    alive: dict[int, Contact]
+    knows: dict[int, Sequence[Contact]] = field(default_factory=dict)
+
+    @staticmethod
+    def all_of(contacts: Sequence[Contact]) -> Answerers:
+        """Everybody knows everybody."""
+        return Answerers(
+            {one.node_id: one for one in contacts}, {one.node_id: contacts for one in contacts}
         )
 
-    async def _run(self, network: SimulatedNetwork) -> None:
-        async with (
-            open_rpc(network) as self._rpc,
-            open_dht(
-                network,
-                self._rpc,
-                families=self.families,
-                settings=self.settings,
-                keeper=self.keeper,
-            ) as self._dht,
-        ):
-            self.ready.set()
-            await self._leave.wait()
-        self.ended.set()
-
-
-def member(
-    world: SimulatedWorld,
-    name: str,
-    bootstrap: Iterable[Member] = (),
-    *,
-    settings: DhtSettings | None = None,
-    machine: NodeSettings | None = None,
-    families: Iterable[Family] = (),
-    keeper: Keeper | None = None,
-) -> Member:
-    """A node that joins at others."""
-    if settings is None:
-        settings = DhtSettings(bootstrap=tuple(one.address for one in bootstrap))
-    return Member(world, world.add_node(name, machine), settings, families, keeper)
-
-
-async def swarm(world: SimulatedWorld, size: int, families: Iterable[Family] = ()) -> list[Member]:
-    """Nodes that have come one after the other, each joining at up to three that were there."""
-    members: list[Member] = []
-    for number in range(size):
-        one = member(world, f"node-{number}", members[:3], families=families)
-        await joined(one)
-        members.append(one)
-    return members
-
-
-async def joined(*members: Member) -> None:
-    for one in members:
-        await one.ready.wait()
-        await one.dht.joined()
-
-
-def table_sizes(members: Iterable[Member]) -> list[int]:
-    return [one.dht.statistics().peers_in_table for one in members]
+    def ask(self, asked: Contact, target: int, count: int) -> list[Contact] | None:
+        """What an asked peer answers; None if nobody is there."""
+        real = self.alive.get(asked.node_id)
+        if real is None or not set(real.addresses) & set(asked.addresses):
+            return None
+        return nearest(self.knows[asked.node_id], target, count)

@@ -7,7 +7,7 @@ import trio
 
 from node.simulated_network import SimulatedWorld
 from protocols.dht.refusals import SlotRefusal, SlotRefused
-from tests.dht.swarm import joined, member, simulated, swarm, table_sizes
+from tests.dht.members import joined, member, simulated, swarm, table_sizes
 
 
 @simulated
