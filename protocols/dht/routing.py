@@ -67,15 +67,16 @@ class _Bucket:
     network.
     """
 
-    __slots__ = ("entries", "looked_up", "networks", "parts", "shift", "spares")
+    __slots__ = ("entries", "looked_up", "looked_up_target", "networks", "parts", "shift", "spares")
 
-    def __init__(self, index: int, looked_up: float) -> None:
+    def __init__(self, index: int) -> None:
         self.shift = max(0, ID_BITS - 1 - index - RANGE_BITS)
         self.entries: dict[int, _Entry] = {}
         self.spares: dict[int, _Entry] = {}
         self.parts = [0] * (1 << RANGE_BITS)
         self.networks: dict[str, int] = {}
-        self.looked_up = looked_up
+        self.looked_up = float("-inf")
+        self.looked_up_target = 0
 
     def part_of(self, node_id: int) -> int:
         return (node_id >> self.shift) & ((1 << RANGE_BITS) - 1)
@@ -128,7 +129,7 @@ class RoutingTable:
     def __init__(self, own_id: int, k: int = K) -> None:
         self.own_id = own_id
         self.k = k
-        self._buckets = [_Bucket(0, float("-inf"))]
+        self._buckets = [_Bucket(0)]
 
     def __len__(self) -> int:
         return sum(len(bucket.entries) for bucket in self._buckets)
@@ -240,12 +241,18 @@ class RoutingTable:
         return found
 
     def looked_up(self, target: int, now: float) -> None:
-        """There was a lookup for this target: its bucket is fresh."""
-        self._buckets[self._index_of(target)].looked_up = now
+        """There was a lookup for this target: its bucket is fresh. If that is split later, only
+        the half in which the target lies still is."""
+        bucket = self._buckets[self._index_of(target)]
+        bucket.looked_up = now
+        bucket.looked_up_target = target
 
     def buckets_to_refresh(self, now: float, older_than: float = REFRESH_SECONDS) -> list[int]:
-        """The buckets in whose range there was no lookup for so long; all but the last of a
-        newcomer that has looked itself up. Look up a `target_in` each of them."""
+        """The buckets in whose range there was no lookup for so long. Look up a `target_in` each
+        of them, with REFRESH_WIDTH as k.
+
+        A newcomer looks up its own id and then refreshes these: they are all but the last.
+        """
         return [
             index
             for index, bucket in enumerate(self._buckets)
@@ -287,9 +294,9 @@ class RoutingTable:
         index = len(self._buckets) - 1
         if index == ID_BITS - 1:
             return False
-        near = _Bucket(index + 1, old.looked_up)
-        far = _Bucket(index, old.looked_up)
+        near, far = _Bucket(index + 1), _Bucket(index)
         self._buckets[-1:] = [far, near]
+        self.looked_up(old.looked_up_target, old.looked_up)
         for node_id, entry in old.entries.items():
             self._buckets[self._index_of(node_id)].add(entry)
         return True

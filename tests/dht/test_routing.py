@@ -260,6 +260,19 @@ def test_a_bucket_is_due_when_there_was_no_lookup_in_its_range_for_long() -> Non
     assert table.buckets_to_refresh(20 + REFRESH_SECONDS) == [0, 1]
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_newcomer_that_looks_itself_up_has_all_but_its_last_bucket_left(moment: str) -> None:
+    table = RoutingTable(OWN)
+    if moment == "before":
+        table.looked_up(OWN, 5)  # all there is then is one bucket, which splits meanwhile
+    for one in scattered(300):
+        table.heard_from(one, 5)
+    if moment == "after":
+        table.looked_up(OWN, 5)
+    assert len(table.bucket_sizes) > 3
+    assert table.buckets_to_refresh(5) == list(range(len(table.bucket_sizes) - 1))
+
+
 def test_who_was_quiet_for_long_is_to_be_pinged_once() -> None:
     table = full_far_bucket()  # heard of at 0, 1, 2, 3, and the near one at 0
     table.heard_from(far(0), 5)
