@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from node.commands.output import Output
+from node.wrong_use import WrongUse
 
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
@@ -24,6 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
         dest="kind", metavar="KIND", required=True, parser_class=CommandParser
     )
     _add_transport(kinds)
+    _add_dht(kinds)
 
 
 def _add_transport(kinds: Subparsers) -> None:
@@ -56,7 +58,78 @@ def _add_transport(kinds: Subparsers) -> None:
     )
 
 
+def _add_dht(kinds: Subparsers) -> None:
+    from node.commands.parser import positive_count
+
+    parser = kinds.add_parser(
+        "dht",
+        help="writing and reading the directory in a swarm on this machine",
+        description="Start a swarm of real nodes on this machine and measure its directory: a "
+        "random node stores under a fresh key, another one reads it.\n\n"
+        "  store_ms_p50                    one slot to all its replicas\n"
+        "  get_ms_p50                      a read that is content with the first replicas\n"
+        "  get_latest_ms_p50               a read of the newest, from all replicas\n"
+        "  success_rate                    of pairs that stored and read the same\n"
+        "  idle_cpu_percent_per_node       of one core, while nobody asks anything\n"
+        "  idle_bytes_per_second_per_node  sent and received, meanwhile\n\n"
+        "Up to 16 nodes each have a process of their own; of more, 8 share one.",
+        example="potluck bench dht --nodes 16 --json\npotluck bench dht --nodes 4 --quick",
+    )
+    parser.add_argument(
+        "--nodes", type=positive_count, default=16, metavar="N", help="how many nodes (16)"
+    )
+    parser.add_argument(
+        "--pairs",
+        type=positive_count,
+        metavar="N",
+        help="how many stores and reads of either kind (200, or 40 with --quick)",
+    )
+    parser.add_argument(
+        "--per-process",
+        type=positive_count,
+        metavar="N",
+        help="how many nodes share a process (1 up to 16 nodes, 8 beyond)",
+    )
+    parser.add_argument("--quick", action="store_true", help="less of everything, rough figures")
+
+
 def run(arguments: argparse.Namespace) -> int:
+    return _run_dht(arguments) if arguments.kind == "dht" else _run_transport(arguments)
+
+
+def _run_dht(arguments: argparse.Namespace) -> int:
+    from node.bench.dht import DhtEffort, measure_dht
+    from node.commands.interruption import run_until_signal
+
+    output = Output.of(arguments)
+    if arguments.nodes < 2:
+        raise WrongUse("A pair needs two nodes.", advice="Take --nodes 2 or more.")
+    effort = DhtEffort.of(
+        arguments.nodes,
+        pairs=arguments.pairs,
+        per_process=arguments.per_process,
+        quick=arguments.quick,
+    )
+
+    async def measure() -> int:
+        result = await measure_dht(effort, output.say)
+        output.data(result, _dht_lines(result))
+        return 0
+
+    return run_until_signal(measure)
+
+
+def _dht_lines(result: dict[str, Any]) -> str:
+    lines = []
+    for name, value in result.items():
+        if isinstance(value, int | float):
+            spread = result["spread"].get(name.removesuffix("_p50"))
+            within = f"  ({spread['p10']:,.2f} to {spread['p90']:,.2f})" if spread else ""
+            lines.append(f"{name:30}  {value:>10,}{within}")
+    return "\n".join(lines)
+
+
+def _run_transport(arguments: argparse.Namespace) -> int:
     from node.bench.transport import Effort, measure_transport
     from node.commands.interruption import run_until_signal
 
