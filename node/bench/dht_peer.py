@@ -1,0 +1,114 @@
+"""Nodes of the directory's bench in a process of their own: `python -m node.bench.dht_peer`.
+
+Each node has its own identity, network, port, links, calls and directory; they share the process
+and its event loop, and nothing else. What they are told is in `DhtBenchPeer` (orders.py says how).
+
+Easy to get wrong: only the clock around the one call counts. Finding the node, and the talk with
+whoever asks, is outside of it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from node.bench.orders import obey
+from node.libp2p_network import Libp2pSettings, open_libp2p_network
+from node.status import memory_in_use
+from protocols.dht.service import Dht, open_dht
+from protocols.dht.settings import DhtSettings
+from protocols.errors import PotluckError
+from protocols.identity import Identity
+from protocols.network import Network
+from protocols.rpc import open_rpc
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+JOIN_SECONDS = 30.0
+
+
+class DhtBenchPeer:
+    """What the process can be told to do: each public coroutine is a command."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._nodes: list[tuple[Network, Dht]] = []
+
+    def introduction(self) -> dict[str, Any]:
+        return {}
+
+    async def join(self, addresses: list[str]) -> dict[str, Any]:
+        """Start a node that joins through these; its number here, its address, and the time."""
+        began = time.perf_counter()
+        with trio.fail_after(JOIN_SECONDS):
+            network, dht = await self._nursery.start(self._run_node, tuple(addresses))
+            await dht.joined()
+        self._nodes.append((network, dht))
+        return {
+            "node": len(self._nodes) - 1,
+            "address": network.addresses()[0],
+            "seconds": time.perf_counter() - began,
+        }
+
+    async def put(self, node: int, key: str, value: str, ttl: float) -> dict[str, Any]:
+        dht = self._nodes[node][1]
+        began = time.perf_counter()
+        try:
+            await dht.put(key, value, ttl, keep_up=False)
+        except PotluckError:
+            return {"ms": (time.perf_counter() - began) * 1000, "ok": False}
+        return {"ms": (time.perf_counter() - began) * 1000, "ok": True}
+
+    async def get(self, node: int, key: str, expected: str, newest: bool) -> dict[str, Any]:
+        dht = self._nodes[node][1]
+        began = time.perf_counter()
+        try:
+            entries = await dht.get(key, latest_enough=not newest)
+        except PotluckError:
+            entries = {}
+        milliseconds = (time.perf_counter() - began) * 1000
+        values = [entry.value for entry in entries.values()]
+        return {"ms": milliseconds, "ok": values == [expected]}
+
+    async def totals(self) -> dict[str, Any]:
+        """What this process has used so far, all its nodes together."""
+        links = [link for network, _ in self._nodes for link in network.links()]
+        return {
+            "cpu_seconds": time.process_time(),
+            "bytes": sum(link.bytes_sent + link.bytes_received for link in links),
+            "memory_bytes": memory_in_use() or 0,
+            "links": len(links),
+        }
+
+    async def statistics(self, node: int) -> dict[str, Any]:
+        return vars(self._nodes[node][1].statistics())
+
+    async def _run_node(
+        self,
+        addresses: tuple[str, ...],
+        task_status: TaskStatus[tuple[Network, Dht]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        settings = DhtSettings(bootstrap=addresses)
+        async with (
+            open_libp2p_network(
+                Identity.generate(), Libp2pSettings(listen_addresses=(LOOPBACK,))
+            ) as network,
+            open_rpc(network) as rpc,
+            open_dht(network, rpc, settings=settings) as dht,
+        ):
+            task_status.started((network, dht))
+            await trio.sleep_forever()
+
+
+async def main() -> None:
+    async with trio.open_nursery() as nursery:
+        await obey(DhtBenchPeer(nursery))
+        nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    trio.run(main)
