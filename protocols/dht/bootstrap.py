@@ -140,7 +140,7 @@ class Bootstrap:
         state = self._state
         await self._reader.closest([state.own_id])
         now = trio.current_time()
-        indices = state.table.buckets_to_refresh(now)[:-1]
+        indices = state.table.buckets_to_refresh(now)
         targets = [state.table.target_in(one, state.network.random) for one in indices]
         if targets:
             await self._reader.closest(targets)
