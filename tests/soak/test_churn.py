@@ -52,6 +52,7 @@ class Crowd:
     places: list[Place]
     chance: random.Random
     introducing: trio.Lock = field(default_factory=trio.Lock)
+    resting: bool = False
     killed: int = 0
     stopped: int = 0
 
@@ -67,6 +68,8 @@ class Crowd:
                 place.process = child.as_peer(told["peer"], told["addresses"])
                 place.port = place.process.port
                 place.succeeded_at = trio.current_time()
+                if self.resting:  # it was down when the others were told
+                    await order(place.process, {"rest": True})
                 await self.introduce()
                 await self._read_reports(place, place.process)
                 code = await child.exit_code()
@@ -156,6 +159,7 @@ async def test_nothing_leaks_and_nobody_hangs_while_peers_come_and_go(seconds: f
             await trio.sleep(seconds * 2 / 3)
             disturbance.cancel_scope.cancel()
 
+        crowd.resting = True
         for place in crowd.places[1:]:
             if place.process is not None:
                 place.process.send_signal(signal.SIGCONT)
