@@ -75,9 +75,15 @@ def ask(
         yield _answers(connection)
 
 
-def ask_once(path: Path, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
+def ask_once(
+    path: Path,
+    command: str,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    silence_seconds: float = ANSWER_SECONDS,
+) -> Any:
     """The only answer of a command that has one."""
-    with ask(path, command, arguments) as answers:
+    with ask(path, command, arguments, silence_seconds=silence_seconds) as answers:
         for answer in answers:
             return answer
     raise NodeWentAway(f"The node had nothing to answer to {command}.")

@@ -3,9 +3,10 @@
     async with Node(configuration) as node:
         ...
 
-Entering returns when the node listens, answers pings and can be asked for its status; leaving (or
-cancelling) ends every task, closes every connection and removes every file that only a running
-node has. No task outlives it and none is started outside of its one nursery.
+Entering returns when the node listens, answers pings and can be asked for its status; it joins the
+swarm in the background. Leaving (or cancelling) ends every task, closes every connection and
+removes every file that only a running node has. No task outlives it and none is started outside
+of its one nursery.
 
 Order is the point: the lock before anything that a second node would disturb, the network before
 what talks over it, the control socket last, so that whoever it answers meets a whole node. The
@@ -25,10 +26,13 @@ import trio
 
 from node.configuration import Configuration
 from node.control import Answering, ControlServer
+from node.dht_questions import Asked, add_questions
+from node.directory import open_directory
 from node.key_file import load_or_create_identity
 from node.running_lock import hold_running_lock
-from node.status import NodeStatus, link_statuses, memory_in_use
+from node.status import NodeStatus, directory_status, link_statuses, memory_in_use
 from node.version import VERSION
+from protocols.dht.service import Dht
 from protocols.identity import Identity
 from protocols.network import Network
 from protocols.ping import serve_ping
@@ -64,6 +68,7 @@ class Node:
 
     network: Network
     rpc: Rpc
+    dht: Dht
     control: ControlServer
 
     def __init__(
@@ -101,12 +106,16 @@ class Node:
         )
         self.rpc = await starting.enter_async_context(open_rpc(self.network))
         serve_ping(self.rpc)
+        self.dht = await starting.enter_async_context(
+            open_directory(self.network, self.rpc, self.configuration)
+        )
         self._started_at = self.network.wall_time()
         self._started_clock = trio.current_time()
         nursery = await starting.enter_async_context(trio.open_nursery())
         starting.callback(nursery.cancel_scope.cancel)
         self.control = ControlServer(places.control_socket)
         self.control.add("status", self._answer_status)
+        add_questions(self.control, Asked(self.dht, self.network))
         await nursery.start(self.control.serve)
 
     def _forget_lock(self) -> None:
@@ -134,6 +143,7 @@ class Node:
             addresses=self.network.addresses(),
             links=link_statuses(self.network.links(), now),
             rpc=dataclasses.asdict(self.rpc.statistics()),
+            directory=directory_status(self.dht),
             memory_bytes=memory_in_use(),
             config_file=str(configuration.config_file) if configuration.config_file else None,
             key_file=str(configuration.key_file),

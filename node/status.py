@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from protocols.dht.service import Dht
 from protocols.network import LinkFacts
 
 
@@ -34,6 +35,18 @@ class LinkStatus(msgspec.Struct, frozen=True):
     streams: int = 0
 
 
+class DirectoryStatus(msgspec.Struct, frozen=True):
+    """The directory in a few words; `potluck dht stats` has the rest."""
+
+    joined: str = ""  # alone, trying or joined
+    cannot_join: dict[str, str] = {}  # bootstrap addresses that do not answer, and why
+    peers_known: int = 0
+    slots_stored: int = 0
+    bytes_stored: int = 0
+    slots_published: int = 0
+    clock_offset_ms: int = 0
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """One node at one moment."""
 
@@ -45,6 +58,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...] = ()
     links: tuple[LinkStatus, ...] = ()
     rpc: dict[str, int] = {}
+    directory: DirectoryStatus = DirectoryStatus()
     memory_bytes: int | None = None
     config_file: str | None = None
     key_file: str = ""
@@ -73,6 +87,21 @@ def link_statuses(links: Iterable[LinkFacts], now: float) -> tuple[LinkStatus, .
     """All links, longest first, so that a list on a screen does not jump."""
     by_age = sorted(links, key=lambda link: link.connected_at)
     return tuple(link_status(link, now) for link in by_age)
+
+
+def directory_status(dht: Dht) -> DirectoryStatus:
+    """The directory as `potluck status` shows it."""
+    joining = dht.bootstrap_state()
+    statistics = dht.statistics()
+    return DirectoryStatus(
+        joined=joining.joined.value,
+        cannot_join={one.address: one.failure for one in joining.addresses if one.failure},
+        peers_known=statistics.peers_in_table,
+        slots_stored=statistics.slots_stored,
+        bytes_stored=statistics.bytes_stored,
+        slots_published=statistics.slots_published,
+        clock_offset_ms=statistics.clock_offset_ms,
+    )
 
 
 def memory_in_use() -> int | None:

@@ -14,7 +14,18 @@ from collections.abc import Callable, Sequence
 
 from node.commands.parser import CommandParser
 
-COMMANDS = ("version", "id", "ping", "listen", "status", "config", "bench", "completion")
+COMMANDS = (
+    "version",
+    "id",
+    "ping",
+    "listen",
+    "status",
+    "dht",
+    "config",
+    "bench",
+    "simulate",
+    "completion",
+)
 
 DESCRIPTION = (
     "Train one neural network together, over home internet, with computers that have nothing in "

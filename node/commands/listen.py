@@ -19,12 +19,15 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "listen",
-        help="run a bare node that others can ping",
+        help="run a bare node that is part of a swarm",
         description="Run a bare node in the foreground: it prints its addresses ready to paste, "
-        "answers pings, and tells of its connections. Ctrl-C ends it (exit code 130); SIGTERM "
+        "joins the swarm, keeps its share of the directory, answers pings, and tells of its "
+        "connections. Without --bootstrap it finds back through the nodes it has known; a node "
+        "that has known none waits for others to come. Ctrl-C ends it (exit code 130); SIGTERM "
         "does, too (exit code 0, so that systemd is content).",
         example="potluck listen\npotluck listen --listen /ip4/0.0.0.0/tcp/4001 "
-        "--announce /dns4/node.example/tcp/4001",
+        "--announce /dns4/node.example/tcp/4001\n"
+        "potluck listen --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
     )
     for key in (
         "network.listen",
@@ -32,6 +35,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "network.dial_seconds",
         "network.inbound_connections",
         "network.inbound_connections_per_address",
+        "dht.bootstrap",
+        "dht.client",
+        "dht.keep_slots",
         "identity.key_file",
     ):
         add_setting_flag(parser, key)

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.commands.output import printable
-from node.status import LinkStatus, NodeStatus
+from node.status import DirectoryStatus, LinkStatus, NodeStatus
 
 # A peer id has 52 characters, an address about as many, and there are six short columns.
 WIDTH_FOR_TABLE = 130
@@ -68,12 +68,15 @@ def drawing(status: NodeStatus, console: Console) -> RenderableType:
 def _heading(status: NodeStatus) -> Text:
     text = Text()
     uptime = duration(status.uptime_seconds)
+    cannot_join = status.directory.cannot_join
     rows = [
         ("peer id", status.peer_id),
         ("node", f"potluck {status.version}, pid {status.pid}, up {uptime}"),
         *(("address", address) for address in status.addresses),
         ("memory", amount(status.memory_bytes)),
         ("calls", _calls(status.rpc)),
+        ("dht", _directory(status.directory)),
+        *(("warning", f"cannot join at {at}: {why}") for at, why in cannot_join.items()),
         ("settings", status.config_file or "defaults, no file"),
         *(("warning", warning) for warning in status.warnings),
         ("links", str(len(status.links))),
@@ -89,6 +92,19 @@ def _calls(rpc: dict[str, int]) -> str:
     made, served = rpc.get("calls_made", 0), rpc.get("requests_served", 0)
     failed, in_flight = rpc.get("calls_failed", 0), rpc.get("calls_in_flight", 0)
     return f"{made} made ({failed} failed, {in_flight} in flight), {served} served"
+
+
+def _directory(directory: DirectoryStatus) -> str:
+    joined = {"alone": "alone in the swarm", "trying": "not joined yet", "": "unknown"}
+    words = [
+        joined.get(directory.joined, directory.joined),
+        f"{directory.peers_known} nodes known",
+        f"{directory.slots_stored} slots kept ({amount(directory.bytes_stored)})",
+        f"{directory.slots_published} of its own",
+    ]
+    if directory.clock_offset_ms:
+        words.append(f"this clock is off by {abs(directory.clock_offset_ms) / 1000:,.1f} s")
+    return ", ".join(words)
 
 
 def _table(links: Iterable[LinkStatus]) -> Table:

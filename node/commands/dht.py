@@ -1,0 +1,155 @@
+"""`potluck dht`: read and write the directory, through the running node or for one moment alone.
+
+With `--bootstrap` the command joins the swarm by itself, as a client that nobody hears of
+afterwards; without, it asks the node that runs in this home. What both do is in dht_once.py and
+node/dht_asking.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from node.commands.output import Output
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from node.commands.parser import CommandParser, Subparsers
+
+# A lookup meets dead nodes, each of which may cost a dial's patience; three in a row is rare.
+TIMEOUT_SECONDS = 30.0
+TTL_SECONDS = 3600.0
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    from node.commands.parser import CommandParser, positive_seconds
+
+    parser = subparsers.add_parser(
+        "dht",
+        help="read and write the directory that all nodes keep together",
+        description="The directory holds slots: under a key, every publisher owns one, signed and "
+        "expiring. These commands ask the node that runs in this home, or, with --bootstrap, join "
+        "the swarm for a moment as a client.",
+        example='potluck dht put note/hello "good morning"\npotluck dht get note/hello',
+    )
+    actions: argparse._SubParsersAction[CommandParser] = parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=CommandParser
+    )
+    get = actions.add_parser(
+        "get",
+        help="read the slots under a key",
+        description="Read the slots of all publishers under a key, the newest of each. Exit code "
+        "0 also when there are none.",
+        example="potluck dht get note/hello\n"
+        "potluck dht get note/hello --json --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
+    )
+    get.add_argument("key", metavar="KEY", help="family/name, such as note/hello")
+    get.add_argument(
+        "--first",
+        action="store_true",
+        help="be content with the first nodes that have something; faster, and perhaps not the "
+        "newest",
+    )
+    put = actions.add_parser(
+        "put",
+        help="write the own slot under a key",
+        description="Write this node's own slot under a key, in place of what it wrote there "
+        "before. It is gone after --ttl seconds. For trying by hand take keys that begin with "
+        "note/, whose values are text; values of other families are typed as JSON.",
+        example='potluck dht put note/hello "good morning"\n'
+        "potluck dht put note/hello again --ttl 60 --bootstrap "
+        "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
+    )
+    put.add_argument("key", metavar="KEY", help="family/name, such as note/hello")
+    put.add_argument("value", metavar="VALUE", help="what to write")
+    put.add_argument(
+        "--ttl",
+        type=positive_seconds,
+        default=TTL_SECONDS,
+        metavar="SECONDS",
+        help=f"how long it shall be there ({TTL_SECONDS:g})",
+    )
+    stats = actions.add_parser(
+        "stats",
+        help="show what the directory keeps, knows and does",
+        description="Show whom this node knows, what it keeps for others, and what it has asked "
+        "and answered.",
+        example="potluck dht stats\npotluck dht stats --json",
+    )
+    for action in (get, put, stats):
+        _add_flags(action)
+
+
+def _add_flags(parser: CommandParser) -> None:
+    from node.commands.configured import add_setting_flag
+    from node.commands.parser import positive_seconds
+
+    add_setting_flag(parser, "dht.bootstrap")
+    parser.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help=f"how long to try ({TIMEOUT_SECONDS:g})",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.commands.configured import configuration_for
+
+    output = Output.of(arguments)
+    configuration = configuration_for(arguments)
+    question = _question(arguments)
+    if configuration.origins["dht.bootstrap"].source == "flag":
+        from node.commands.dht_once import ask_swarm
+
+        return ask_swarm(configuration, arguments.action, question, arguments.timeout, output)
+
+    from node.commands.dht_view import show
+
+    socket = configuration.places.control_socket
+    show(arguments.action, _ask_node(socket, arguments.action, question, arguments.timeout), output)
+    return 0
+
+
+def _ask_node(
+    socket: Path, action: str, question: dict[str, Any], seconds: float
+) -> dict[str, Any]:
+    from node.control_client import ANSWER_SECONDS, NoRunningNode, ask_once
+
+    try:
+        answer: dict[str, Any] = ask_once(
+            socket,
+            f"dht {action}",
+            {**question, "timeout_seconds": seconds},
+            silence_seconds=seconds + ANSWER_SECONDS,
+        )
+    except NoRunningNode as error:
+        advice = f"{error.advice} Or ask a node of the swarm: --bootstrap ADDRESS."
+        raise NoRunningNode(error.what, why=error.why, advice=advice) from None
+    return answer
+
+
+def _question(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What to ask. WrongUse for what cannot be a key, before anybody is asked."""
+    if arguments.action != "stats":
+        _check_key(arguments.key)
+    match arguments.action:
+        case "get":
+            return {"key": arguments.key, "first": arguments.first}
+        case "put":
+            return {"key": arguments.key, "value": arguments.value, "ttl": arguments.ttl}
+        case _:
+            return {}
+
+
+def _check_key(key: str) -> None:
+    from node.wrong_use import WrongUse
+    from protocols.dht.refusals import SlotRefused
+    from protocols.dht.slots import check_key
+
+    try:
+        check_key(key)
+    except SlotRefused as refused:
+        raise WrongUse(refused.what, why=refused.why, advice=refused.advice) from None

@@ -1,0 +1,98 @@
+"""`potluck dht … --bootstrap ADDRESS`: a client of the swarm for one question.
+
+It listens nowhere, keeps nothing, and nobody hears of it afterwards. It goes out under this
+machine's own name where there is one and no node runs with it: what it writes then is this
+node's. Otherwise it has a new name, and nobody can change what it wrote before that expires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import trio
+
+from node.commands.dht_view import show
+from node.commands.interruption import run_until_signal
+from node.commands.logs import log_to_stderr
+from node.commands.output import Output
+from node.configuration import Configuration
+from node.control_client import a_node_answers
+from node.dht_questions import Asked, answer
+from node.directory import FAMILIES
+from node.key_file import load_identity
+from node.libp2p_network import Libp2pSettings, open_libp2p_network
+from node.peer_address import PeerAddress, parse_peer_address
+from protocols.dht.service import Dht, open_dht
+from protocols.dht.settings import DhtSettings
+from protocols.errors import PotluckError, Unreachable
+from protocols.identity import Identity
+from protocols.network import Network
+from protocols.rpc import open_rpc
+
+
+def ask_swarm(
+    configuration: Configuration,
+    action: str,
+    question: Mapping[str, Any],
+    seconds: float,
+    output: Output,
+) -> int:
+    """Join, ask, print the answer, leave; the exit code."""
+    log_to_stderr(debug=output.debug)
+    identity = _identity(configuration)
+
+    async def main() -> int:
+        network_settings = Libp2pSettings(
+            listen_addresses=(), dial_seconds=min(configuration.dial_seconds, seconds)
+        )
+        settings = DhtSettings(bootstrap=configuration.bootstrap_addresses, client=True)
+        async with (
+            open_libp2p_network(identity, network_settings) as network,
+            open_rpc(network) as rpc,
+            open_dht(network, rpc, families=FAMILIES, settings=settings) as dht,
+        ):
+            deadline = trio.current_time() + seconds
+            await _join(network, dht, configuration.bootstrap_addresses, deadline)
+            left = deadline - trio.current_time()
+            found = await answer(Asked(dht, network), action, {**question, "timeout_seconds": left})
+        show(action, msgspec.to_builtins(found), output)
+        return 0
+
+    return run_until_signal(main)
+
+
+def _identity(configuration: Configuration) -> Identity:
+    own = load_identity(configuration.key_file)
+    if own is None or a_node_answers(configuration.places.control_socket):
+        return Identity.generate()
+    return own
+
+
+async def _join(network: Network, dht: Dht, addresses: Sequence[str], deadline: float) -> None:
+    """Meet the swarm. Unreachable at once when every address fails, and when time is over."""
+    failures: dict[str, str] = {}
+
+    async def connect(address: PeerAddress) -> None:
+        try:
+            await network.connect(address.peer)
+        except PotluckError as error:
+            failures[address.text] = str(error)
+
+    with trio.move_on_at(deadline):
+        async with trio.open_nursery() as nursery:
+            for text in addresses:
+                address = parse_peer_address(text)
+                network.learn_addresses(address.peer, [address.text])
+                nursery.start_soon(connect, address)
+        if len(failures) < len(addresses):
+            await dht.joined()
+            return
+    failures |= {one.address: one.failure for one in dht.bootstrap_state().addresses if one.failure}
+    raise Unreachable(
+        "The swarm cannot be joined.",
+        why=" ".join(failures.values()) or "No node there has answered in time.",
+        advice="Take the address of a node that runs: `potluck listen` and `potluck status` over "
+        "there print it.",
+    )
