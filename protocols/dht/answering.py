@@ -1,7 +1,8 @@
 """What this node says when others ask: who is close, what is stored, what it will not store.
 
-All of it is done at once in the reader of the stream: a find takes some 50 microseconds, storing
-a slot most of a tenth of a millisecond, which is the signature. Whatever is refused is refused
+Most of it is done at once in the reader of the stream: a find takes some 50 microseconds, storing
+a slot a tenth of a millisecond, which is the signature. Only batches have a task of their own.
+Whatever is refused is refused
 with its reason.
 """
 
@@ -23,7 +24,9 @@ from protocols.dht.messages import (
     NEWER_PER_ANSWER,
     REASONS_PER_ANSWER,
     SLOT_BYTES_PER_ANSWER,
+    SLOTS_STORED_AT_ONCE,
     STORE,
+    STORE_MANY,
     FindRequest,
     FindResponse,
     Found,
@@ -43,9 +46,8 @@ from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState
 from protocols.dht.statistics import count
+from protocols.errors import LimitExceeded
 from protocols.guard import Caller
-
-SLOTS_WITHOUT_A_PAUSE = 8  # under a millisecond of signatures
 
 
 class Answering:
@@ -59,6 +61,7 @@ class Answering:
         rpc = self._state.rpc
         rpc.serve(FIND, self.find)
         rpc.serve(STORE, self.store)
+        rpc.serve(STORE_MANY, self.store_many)
         rpc.serve(GREET, self.greet)
 
     def find(self, caller: Caller, request: FindRequest) -> FindResponse:
@@ -69,34 +72,51 @@ class Answering:
         answers = tuple(self._found(caller, query, now_ms, room) for query in request.queries)
         return FindResponse(now_ms, answers, responder)
 
-    async def store(self, caller: Caller, request: StoreRequest) -> StoreResponse:
-        state = self._state
+    def store(self, caller: Caller, request: StoreRequest) -> StoreResponse:
+        if len(request.slots) > SLOTS_STORED_AT_ONCE:
+            raise LimitExceeded(f"{len(request.slots)} slots are for the method store-many.")
+        storing = _Storing()
         responder = self._asked_by(caller, request.sender)
-        state.counts.stores_served += 1
-        refusals = bytearray()
-        reasons: list[str] = []
-        newer: list[Slot] = []
+        for slot in request.slots:
+            self._store_one(slot, storing, copies=request.copies)
+        return self._stored(caller, request, storing, responder)
+
+    async def store_many(self, caller: Caller, request: StoreRequest) -> StoreResponse:
+        storing = _Storing()
+        responder = self._asked_by(caller, request.sender)
         for place, slot in enumerate(request.slots):
-            if place and place % SLOTS_WITHOUT_A_PAUSE == 0:
+            if place and place % SLOTS_STORED_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
-            try:
-                self._keep(slot, request.copies)
-            except SlotRefused as refused:
-                refusals.append(refused.refusal)
-                count(state.counts.slots_refused, refused.refusal.name.lower())
-                if len(reasons) < REASONS_PER_ANSWER:
-                    reasons.append(str(refused)[:LONGEST_REASON])
-                if refused.refusal is SlotRefusal.OLDER_SEQUENCE and len(newer) < NEWER_PER_ANSWER:
-                    held = state.storage.slot_of(slot.key, slot.publisher, state.now_ms())
-                    newer.extend([held] if held is not None else [])
-            else:
-                refusals.append(0)
-                state.counts.slots_taken += 1
+            self._store_one(slot, storing, copies=request.copies)
+        return self._stored(caller, request, storing, responder)
+
+    def _store_one(self, slot: Slot, storing: _Storing, *, copies: bool) -> None:
+        state = self._state
+        try:
+            self._keep(slot, copies=copies)
+        except SlotRefused as refused:
+            held = None
+            if refused.refusal is SlotRefusal.OLDER_SEQUENCE:
+                held = state.storage.slot_of(slot.key, slot.publisher, state.now_ms())
+            storing.refused(refused, held)
+            count(state.counts.slots_refused, refused.refusal.name.lower())
+        else:
+            storing.refusals.append(0)
+            state.counts.slots_taken += 1
+
+    def _stored(
+        self,
+        caller: Caller,
+        request: StoreRequest,
+        storing: _Storing,
+        responder: Introduction | None,
+    ) -> StoreResponse:
+        self._state.counts.stores_served += 1
         return StoreResponse(
-            state.now_ms(),
-            bytes(refusals),
-            tuple(reasons),
-            tuple(newer),
+            self._state.now_ms(),
+            bytes(storing.refusals),
+            tuple(storing.reasons),
+            tuple(storing.newer),
             () if request.copies else self._closer(caller, request),
             responder,
         )
@@ -133,7 +153,7 @@ class Answering:
         sent = room.take_slots(slots)
         return Found(contacts, sent, lacking, len(sent) < len(slots), copied and bool(sent))
 
-    def _keep(self, slot: Slot, copies: bool) -> None:
+    def _keep(self, slot: Slot, *, copies: bool) -> None:
         state = self._state
         if copies:
             state.storage.cache_copies([slot], state.now_ms())
@@ -142,7 +162,7 @@ class Answering:
                 SlotRefusal.MEMORY, "This node keeps nothing for others: it is in client mode."
             )
         else:
-            state.storage.store(slot, state.now_ms())
+            state.keep(slot)
 
     def _closer(self, caller: Caller, request: StoreRequest) -> tuple[Named, ...]:
         """Peers that the asker does not know and that should have one of these slots."""
@@ -165,6 +185,22 @@ class Answering:
             for contact in contacts
             if contact.peer != caller.peer and prefix_of_id(contact.node_id) not in skip
         )
+
+
+class _Storing:
+    """What became of the slots of one request so far."""
+
+    def __init__(self) -> None:
+        self.refusals = bytearray()
+        self.reasons: list[str] = []
+        self.newer: list[Slot] = []
+
+    def refused(self, refused: SlotRefused, held: Slot | None) -> None:
+        self.refusals.append(refused.refusal)
+        if len(self.reasons) < REASONS_PER_ANSWER:
+            self.reasons.append(str(refused)[:LONGEST_REASON])
+        if held is not None and len(self.newer) < NEWER_PER_ANSWER:
+            self.newer.append(held)
 
 
 class _Room:

@@ -14,7 +14,9 @@ from protocols.dht.contacts import Contact
 from protocols.dht.messages import (
     FIND,
     GREET,
+    SLOTS_STORED_AT_ONCE,
     STORE,
+    STORE_MANY,
     FindRequest,
     FindResponse,
     GreetRequest,
@@ -54,7 +56,8 @@ class Asker:
         counts.slots_sent += len(slots)
         sender = self._acquaintances.introduction_for(contact.peer)
         request = StoreRequest(tuple(slots), known, copies, sender)
-        response = await self._ask(contact, STORE, request)
+        method = STORE if len(slots) <= SLOTS_STORED_AT_ONCE else STORE_MANY
+        response = await self._ask(contact, method, request)
         if len(response.refusals) != len(slots):
             raise MalformedMessage(f"{contact.peer} did not say of each slot what became of it.")
         return response
@@ -87,6 +90,8 @@ class Asker:
             raise
         except PotluckError:
             state.counts.calls_failed += 1
+            if contact.node_id in state.table:
+                state.lost.add(contact)
             state.table.failed(contact)
             raise
         self._acquaintances.answered(peer, response.responder, response.time_ms, asked_ms)

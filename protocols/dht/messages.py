@@ -1,9 +1,9 @@
-"""What nodes say to each other in `/potluck/dht/1.0.0`: three methods, and the limits of each.
+"""What nodes say to each other in `/potluck/dht/1.0.0`: four methods, and the limits of each.
 
 `find` asks for the peers closest to some positions, and for the slots under some keys; `store`
-brings slots; `greet` only says who one is. Every answer carries the answerer's swarm time. Who
-asks a peer for the first time on a link introduces itself in the request, and is then told the
-other's introduction in the answer.
+brings a few slots, `store-many` a batch of them; `greet` only says who one is. Every answer
+carries the answerer's swarm time. Who asks a peer for the first time on a link introduces itself
+in the request, and is then told the other's introduction in the answer.
 
 Both sides save bytes by saying what they have. A query names the peers that the asker has spoken
 with itself (`known`), so that an answer in a settled swarm names nobody; and it names the slots
@@ -34,6 +34,10 @@ PROTOCOL = "/potluck/dht/1.0.0"
 QUERIES_PER_REQUEST = 64  # keys asked for in one message; each costs the other side some 50 µs
 CONTACTS_PER_ANSWER = 20  # k: a lookup has no use for more
 CONTACTS_PER_STORED = 40  # for a whole batch: what is new to somebody who knows the neighbourhood
+
+# `store` is answered at once, so it may take a millisecond of signatures, and no more; more slots
+# are for `store-many`, which pauses between them.
+SLOTS_STORED_AT_ONCE = 8
 
 PREFIX_BYTES = 8  # of a node id or a slot's digest: enough that nobody can make two alike cheaply
 KNOWN_PER_QUERY = 64  # more than lie between an asker and its target
@@ -158,6 +162,9 @@ class GreetResponse(Message, frozen=True, gc=False):
 FIND = Method(PROTOCOL, "find", FindRequest, FindResponse, FIND_REQUEST_BYTES, FIND_RESPONSE_BYTES)
 STORE = Method(
     PROTOCOL, "store", StoreRequest, StoreResponse, STORE_REQUEST_BYTES, STORE_RESPONSE_BYTES
+)
+STORE_MANY = Method(
+    PROTOCOL, "store-many", StoreRequest, StoreResponse, STORE_REQUEST_BYTES, STORE_RESPONSE_BYTES
 )
 GREET = Method(PROTOCOL, "greet", GreetRequest, GreetResponse, GREET_BYTES, GREET_BYTES)
 

@@ -154,8 +154,13 @@ class Reader:
         await Walk(self._state, errands, self.ask, fits_in_request).run()
         return [errand.lookup.closest_answered() for errand in errands]
 
-    async def read(self, keys: Sequence[str], *, latest_enough: bool) -> dict[str, list[Slot]]:
-        """The slots under each key, withdrawn ones among them."""
+    async def read(
+        self, keys: Sequence[str], *, latest_enough: bool, known: Iterable[Slot] = ()
+    ) -> dict[str, list[Slot]]:
+        """The slots under each key, withdrawn ones among them.
+
+        `known` were read before, and so need not be sent again.
+        """
         state = self._state
         for key in keys:
             state.families.family_of(key)
@@ -165,6 +170,9 @@ class Reader:
         for key in dict.fromkeys(keys):
             errand = Seeking(state, position_of(key), key, content_with)
             errand.holds_ourselves(self._own(key))
+            for slot in known:
+                if slot.key == key:
+                    errand.take(slot)
             errands.append(errand)
         await Walk(state, errands, self.ask, fits_in_request).run()
         found = {}
@@ -247,7 +255,7 @@ class Reader:
         if state.is_replica_of(errand.lookup.target):
             for slot in errand.merged.values():
                 with suppress(SlotRefused):  # nobody asked us to keep it, so nobody is to be told
-                    state.storage.store(slot, state.now_ms())
+                    state.keep(slot)
         newest = {slot.publisher: prefix_of_slot(slot) for slot in errand.merged.values()}
         replicas = errand.lookup.closest_answered()
         for replica in replicas:

@@ -32,12 +32,15 @@ from protocols.dht.bootstrap import Bootstrap, BootstrapState
 from protocols.dht.contacts import Contact
 from protocols.dht.families import Families, Family
 from protocols.dht.keeper import Keeper
+from protocols.dht.keeping import Keeping
 from protocols.dht.publications import Publications
 from protocols.dht.reading import Entry, Reader
 from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState
 from protocols.dht.statistics import DhtStatistics
+from protocols.dht.upkeep import Upkeep
+from protocols.dht.watching import Change, Watches
 from protocols.dht.writing import Writer, Written
 from protocols.identity import PeerId
 from protocols.network import LinkEvent, Network, Reach
@@ -65,6 +68,7 @@ async def open_dht(
                 yield dht
             except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
                 failure = error
+            await dht.end()
             nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
@@ -75,22 +79,36 @@ class Dht:
 
     def __init__(self, state: DhtState, keeper: Keeper | None) -> None:
         self._state = state
-        self._keeper = keeper
+        self._keeping = None if keeper is None else Keeping(state, keeper)
         self._acquaintances = Acquaintances(state, self._welcome, self._ask_whether_there)
         self._asker = Asker(state, self._acquaintances)
         self._reader = Reader(state, self._asker)
         self._writer = Writer(state, self._asker, self._reader)
         self._publications = Publications(state, self._writer)
         self._bootstrap = Bootstrap(state, self._asker, self._reader)
+        self._upkeep = Upkeep(state, self._asker, self._reader)
+        self._watches = Watches(state, self._reader)
 
     async def start(self, events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
         """Serve, and start what runs by itself. Called by `open_dht`."""
         state = self._state
         Answering(state, self._acquaintances).serve()
-        state.nursery.start_soon(self._follow_links, events)
-        state.nursery.start_soon(self._bootstrap.run)
-        state.nursery.start_soon(self._publications.keep_up)
+        start = state.nursery.start_soon
+        start(self._follow_links, events)
+        if self._keeping is not None:
+            self._bootstrap.add_cached(await self._keeping.load_contacts())
+            start(self._keeping.run, self._bootstrap.joined)
+        start(self._bootstrap.run)
+        start(self._publications.keep_up)
+        start(self._upkeep.refresh)
+        start(self._upkeep.find_lost_peers)
         await trio.lowlevel.checkpoint()
+
+    async def end(self) -> None:
+        """Save what is not saved yet. Called by `open_dht`."""
+        if self._keeping is not None:
+            with trio.CancelScope(shield=True):
+                await self._keeping.save()
 
     # -- writing
 
@@ -139,6 +157,16 @@ class Dht:
         found = await self._reader.read(keys, latest_enough=latest_enough)
         return {key: self._entries(slots) for key, slots in found.items()}
 
+    def watch(self, key: str) -> AsyncIterator[Change]:
+        """What changes under this key, beginning with what is there now.
+
+            async for change in dht.watch("group/7"):
+                ...
+
+        Leaving the loop for good ends the reading; `contextlib.aclosing` does so at once.
+        """
+        return self._watches.watch(key)
+
     def _entries(self, slots: Iterable[Slot]) -> dict[PeerId, Entry]:
         entries = {}
         for slot in slots:
@@ -171,6 +199,8 @@ class Dht:
             bytes_stored_limit=storage.limits.total_bytes,
             copies_cached=len(storage.cache),
             slots_published=len(state.publisher),
+            watched_keys=len(self._watches),
+            peers_lost=len(state.lost),
             clock_offset_ms=state.swarm_time.offset_ms,
             clock_peers=state.swarm_time.peers,
             slots_refused=dict(state.counts.slots_refused),
@@ -179,8 +209,9 @@ class Dht:
 
     # -- what happens by itself
 
-    def _welcome(self, contact: Contact) -> None:  # noqa: ARG002
+    def _welcome(self, contact: Contact) -> None:
         """Somebody has come into the table."""
+        self._upkeep.came(contact)
         self._bootstrap.met_somebody()
 
     def _ask_whether_there(self, contact: Contact) -> None:

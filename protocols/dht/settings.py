@@ -31,6 +31,9 @@ class DhtSettings:
     enough_replicas: int = 3
     """A reader who is content with what is late enough has it from this many replicas."""
 
+    enough_written: int = 10
+    """A writer waits for this many replicas; the others get the slot just after."""
+
     slow_seconds: float = 1.0
     """A peer that has not answered for this long is not waited for where others can be asked:
     three round trips to the other side of the world."""
@@ -46,6 +49,16 @@ class DhtSettings:
 
     longest_retry_seconds: float = 60.0
     """up to this while nobody is known, and ten times this once the swarm is joined."""
+
+    watch_seconds: float = 1.0
+    """A watched key is read again after this when it has just changed, and ever more rarely while
+    it does not,"""
+
+    longest_watch_seconds: float = 15.0
+    """down to this."""
+
+    save_seconds: float = 30.0
+    """How often what has changed is given to the keeper: what a power cut may cost."""
 
     storage: StorageLimits = field(default_factory=StorageLimits)
     publishing: PublishingSettings = field(default_factory=PublishingSettings)

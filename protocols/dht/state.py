@@ -10,13 +10,14 @@ import trio
 
 from protocols.dht.families import Families, check_time, check_value
 from protocols.dht.ids import distance, node_id_of
+from protocols.dht.lost_peers import LostPeers
 from protocols.dht.publishing import Publisher
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.routing import RoutingTable
 from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot, check_form
 from protocols.dht.statistics import DhtStatistics
-from protocols.dht.storage import Storage
+from protocols.dht.storage import Storage, Stored
 from protocols.dht.swarm_time import SwarmTime
 from protocols.errors import PotluckError
 from protocols.network import Network
@@ -27,6 +28,14 @@ log = logging.getLogger("potluck.dht")
 # Chores are what may as well be left undone: repairs, copies, pings, checks of others' addresses.
 CHORES_AT_ONCE = 8
 CHORES_WAITING = 512
+
+
+# Interfaces come and go with cables and networks; asking for them takes the system a while.
+ADDRESSES_LOOKED_AT_SECONDS = 10.0
+
+
+def _nobody_cares(_key: str) -> None:
+    """Stands in until somebody does."""
 
 
 class DhtState:
@@ -52,6 +61,13 @@ class DhtState:
         self.publisher = Publisher(network.identity, network.random, settings.publishing)
         self.swarm_time = SwarmTime()
         self.counts = DhtStatistics()
+        self.lost = LostPeers(network.random)
+        self.unsaved: dict[tuple[str, bytes], Slot] | None = None
+        """Slots that a keeper has not been given yet; None where there is none."""
+        self.was_kept: Callable[[str], None] = _nobody_cares
+        """Told of each key under which this node has kept something new."""
+        self._client_until = float("-inf")
+        self._is_client = False
         self._chores = trio.CapacityLimiter(CHORES_AT_ONCE)
         self._chores_waiting = 0
 
@@ -64,7 +80,20 @@ class DhtState:
 
     @property
     def is_client(self) -> bool:
-        return self.settings.client or not self.network.addresses()
+        """Whether this node keeps out of tables: by its settings, or for want of addresses."""
+        now = trio.current_time()
+        if now >= self._client_until:
+            self._client_until = now + ADDRESSES_LOOKED_AT_SECONDS
+            self._is_client = self.settings.client or not self.network.addresses()
+        return self._is_client
+
+    def keep(self, slot: Slot) -> None:
+        """Keep a slot as a replica; SlotRefused if it may not be."""
+        if self.storage.store(slot, self.now_ms()) is Stored.UNCHANGED:
+            return
+        if self.unsaved is not None:
+            self.unsaved[slot.key, slot.publisher] = slot
+        self.was_kept(slot.key)
 
     def is_replica_of(self, position: int) -> bool:
         """Whether this node is among those that keep what lies here, as far as it knows."""

@@ -11,6 +11,7 @@ class DhtStatistics:
 
     # now
     peers_in_table: int = 0
+    peers_lost: int = 0
     buckets: tuple[int, ...] = ()
     slots_stored: int = 0
     keys_stored: int = 0

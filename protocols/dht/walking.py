@@ -24,14 +24,20 @@ MESSAGES_AT_ONCE = 64  # of one walk: a put of many keys speaks to hundreds of p
 
 
 class Errand:
-    """A lookup and what it is for. A subclass may be content before the lookup is."""
+    """A lookup and what it is for. A subclass may be content, or done, before the lookup is."""
 
     def __init__(self, lookup: Lookup) -> None:
         self.lookup = lookup
 
     @property
     def is_done(self) -> bool:
+        """Nobody else need be asked."""
         return self.lookup.is_done
+
+    @property
+    def is_content(self) -> bool:
+        """Whoever waits for it need wait no longer."""
+        return self.is_done
 
 
 E = TypeVar("E", bound=Errand)
@@ -61,13 +67,14 @@ class Walk(Generic[E]):
         self._ask = ask
         self._fits = fits
         self._unfinished = list(errands)
+        self._awaited = list(self._unfinished)
         self._waiting: deque[_Question[E]] = deque()
         self._by_age: deque[_Question[E]] = deque()
         self._in_flight = 0
         self._over = trio.Event()
 
     async def run(self) -> None:
-        """Until every errand is done. Cancelling it leaves the questions that are under way."""
+        """Until every errand is content. What is left to be done then goes on by itself."""
         self._state.counts.lookups += len(self._unfinished)
         self._advance()
         while not self._over.is_set():
@@ -88,15 +95,17 @@ class Walk(Generic[E]):
         self._advance()
 
     def _advance(self) -> None:
-        if self._over.is_set():
+        if self._awaited:
+            self._awaited = [errand for errand in self._awaited if not errand.is_content]
+            if not self._awaited:
+                self._over.set()
+        if not self._unfinished:
             return
         self._unfinished = [errand for errand in self._unfinished if not errand.is_done]
-        if not self._unfinished:
-            self._over.set()
-            return
-        self._collect()
+        if self._unfinished:
+            self._collect()
         self._send()
-        if not self._in_flight and not self._waiting:
+        if not self._in_flight:
             self._over.set()  # nothing is under way, so nothing can come
 
     def _collect(self) -> None:

@@ -5,6 +5,9 @@ closest, all at once; each answers with peers that are closer still, if it knows
 not, and the slot goes on to those. So a write takes one round trip where the table is right, and
 no more than a lookup where it is not. Elsewhere the k closest are looked up first.
 
+The writer waits until half of the k replicas hold the slot; the rest is under way by then, and
+goes on being brought. Where there are fewer replicas, it waits for all that answer.
+
 Easy to get wrong: a slot that every replica refused was not written, however many answered.
 """
 
@@ -73,6 +76,11 @@ class Bringing(Errand):
         self.lookup.alpha = state.settings.k
         self.written = Written(slot)
         self.known = [prefix_of_id(one.node_id) for one in closest]
+        self._enough = state.settings.enough_written
+
+    @property
+    def is_content(self) -> bool:
+        return self.written.replicas >= self._enough or self.is_done
 
 
 def fits_in_store(errands: Sequence[Bringing], one_more: Bringing) -> bool:
@@ -116,7 +124,7 @@ class Writer:
         if not state.is_replica_of(errand.lookup.target):
             return
         try:
-            state.storage.store(errand.written.slot, state.now_ms())
+            state.keep(errand.written.slot)
         except SlotRefused as refused:
             self._refused(errand, refused.refusal, str(refused))
         else:

@@ -1,0 +1,84 @@
+"""Carry what the directory knows over a restart: to the keeper now and then, and back at the start.
+
+Easy to get wrong: which slots are over is a question of swarm time, and a machine that has just
+started may have a clock that is hours off. So slots are read back once somebody has been met, or
+after some seconds when nobody answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+from protocols.dht.contacts import Contact
+from protocols.dht.keeper import Keeper, KeepingFailed
+from protocols.dht.refusals import SlotRefused
+from protocols.dht.slots import Slot
+from protocols.dht.state import DhtState, log
+
+SLOTS_PER_SAVE = 1024  # of one transaction: some 200 KiB, well under a second on a slow disk
+SLOTS_LOADED_WITHOUT_A_PAUSE = 8  # under a millisecond of signatures
+CLOCK_SECONDS = 5.0  # how long slots wait for the swarm's time
+
+Loaded = TypeVar("Loaded")
+
+
+class Keeping:
+    """Loads and saves. Failures are said in the log, and cost only what was to be kept."""
+
+    def __init__(self, state: DhtState, keeper: Keeper) -> None:
+        self._state = state
+        self._keeper = keeper
+        self._saved_contacts: list[Contact] = []
+        state.unsaved = {}
+
+    async def load_contacts(self) -> list[Contact]:
+        """The peers of an earlier life."""
+        return await self._in_thread(lambda: list(self._keeper.load_contacts()), [])
+
+    async def run(self, joined: trio.Event) -> None:
+        """Load the slots, then save what changes, for ever."""
+        with trio.move_on_after(CLOCK_SECONDS):
+            await joined.wait()
+        await self._load_slots()
+        while True:
+            await trio.sleep(self._state.settings.save_seconds)
+            await self.save()
+
+    async def save(self) -> None:
+        """Give the keeper what has changed since the last time."""
+        state = self._state
+        contacts = state.table.closest(state.own_id, len(state.table))
+        if contacts and contacts != self._saved_contacts:
+            self._saved_contacts = contacts
+            await self._in_thread(lambda: self._keeper.save_contacts(contacts), None)
+        unsaved, state.unsaved = list((state.unsaved or {}).values()), {}
+        now_ms = state.now_ms()
+        for start in range(0, len(unsaved), SLOTS_PER_SAVE):
+            await self._save_slots(unsaved[start : start + SLOTS_PER_SAVE], now_ms)
+
+    async def _save_slots(self, slots: list[Slot], now_ms: int) -> None:
+        await self._in_thread(lambda: self._keeper.save_slots(slots, now_ms), None)
+
+    async def _load_slots(self) -> None:
+        refused = 0
+        nothing: list[Slot] = []
+        loaded = await self._in_thread(lambda: list(self._keeper.load_slots()), nothing)
+        for place, slot in enumerate(loaded):
+            if place % SLOTS_LOADED_WITHOUT_A_PAUSE == 0:
+                await trio.lowlevel.checkpoint()
+            try:
+                self._state.storage.store(slot, self._state.now_ms())
+            except SlotRefused:
+                refused += 1
+        if loaded:
+            log.info("read back %d slots; %d were over or not right", len(loaded), refused)
+
+    async def _in_thread(self, work: Callable[[], Loaded], otherwise: Loaded) -> Loaded:
+        try:
+            return await trio.to_thread.run_sync(work)
+        except KeepingFailed as error:
+            log.warning("%s", error)
+            return otherwise

@@ -1,0 +1,100 @@
+"""What keeps the routing table true, and slots where they belong, while nobody asks for anything.
+
+Three things go on by themselves: parts of the id space in which nobody looked for anything are
+looked up; peers that were lost are tried again, and when one is back, so is its part of the swarm
+looked up; and a newcomer that is closer to a key than this node is given the key's slots.
+
+Easy to get wrong: every replica notices a newcomer, and one of them handing over is enough. So
+only the few that are closest to a key do, and what the newcomer has already costs a message at
+most.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from protocols.dht.asking import Asker
+from protocols.dht.contacts import Contact
+from protocols.dht.ids import distance, position_of
+from protocols.dht.publishing import batches
+from protocols.dht.reading import Reader
+from protocols.dht.state import DhtState
+
+REFRESH_LOOK_SECONDS = 60.0  # how often buckets are looked at; each is due once an hour
+LOST_LOOK_SECONDS = 2.0  # how often lost peers are looked at, while there are any
+LOST_AT_ONCE = 4
+GIVERS = 3  # of a key's replicas hand over to a newcomer: one may be down, or a liar
+KEYS_WITHOUT_A_PAUSE = 64  # some two milliseconds of looking at the table
+BATCH_PAUSE_SECONDS = 0.2  # a newcomer gets its share over seconds, not in one burst
+
+
+class Upkeep:
+    """Tasks that run for as long as the directory does."""
+
+    def __init__(self, state: DhtState, asker: Asker, reader: Reader) -> None:
+        self._state = state
+        self._asker = asker
+        self._reader = reader
+
+    async def refresh(self) -> None:
+        """Look up what nobody has looked at for long, a bucket at a time, for ever."""
+        state = self._state
+        while True:
+            chance = state.network.random
+            await trio.sleep(REFRESH_LOOK_SECONDS * (0.5 + chance.random()))
+            now = trio.current_time()
+            due = state.table.buckets_to_refresh(now, state.settings.refresh_seconds)
+            if due and len(state.table):
+                await self._look_up(state.table.target_in(due[0], chance))
+
+    async def find_lost_peers(self) -> None:
+        """Try again whoever does not answer any more, for ever."""
+        state = self._state
+        while True:
+            await trio.sleep(LOST_LOOK_SECONDS)
+            if not len(state.lost):
+                continue
+            for contact in state.lost.due(trio.current_time(), LOST_AT_ONCE):
+                state.chore(self._asker.is_there, contact)
+
+    def came(self, contact: Contact) -> None:
+        """Somebody is in the table who was not."""
+        state = self._state
+        if state.lost.found(contact, trio.current_time()):
+            state.chore(self._look_up, contact.node_id)
+        if len(state.storage):
+            state.chore(self._hand_over, contact)
+
+    async def _look_up(self, target: int) -> None:
+        await self._reader.closest([target])
+
+    async def _hand_over(self, newcomer: Contact) -> None:
+        """Give a newcomer the slots of the keys that it is closer to than we are."""
+        state = self._state
+        keys = []
+        for place, key in enumerate(state.storage.keys_closer_to(newcomer.node_id)):
+            if place and place % KEYS_WITHOUT_A_PAUSE == 0:
+                await trio.lowlevel.checkpoint()
+            if self._is_ours_to_give(key, newcomer):
+                keys.append(key)
+        for start in range(0, len(keys), KEYS_WITHOUT_A_PAUSE):
+            now_ms = state.now_ms()
+            some = keys[start : start + KEYS_WITHOUT_A_PAUSE]
+            slots = [slot for key in some for slot in state.storage.get(key, now_ms)]
+            for batch in batches([(slot, (newcomer.peer,)) for slot in slots]):
+                response = await self._asker.store(newcomer, batch.slots)
+                state.counts.slots_handed_over += response.refusals.count(0)
+                await trio.sleep(BATCH_PAUSE_SECONDS)
+
+    def _is_ours_to_give(self, key: str, newcomer: Contact) -> bool:
+        state = self._state
+        position = position_of(key)
+        closest = state.table.closest(position)
+        if newcomer not in closest:
+            return False
+        own_distance = distance(state.own_id, position)
+        closer = sum(
+            one.node_id != newcomer.node_id and distance(one.node_id, position) < own_distance
+            for one in closest
+        )
+        return closer < GIVERS

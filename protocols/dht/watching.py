@@ -1,0 +1,141 @@
+"""Follow what is under a key: read it again and again, politely, and say what has changed.
+
+Reading begins often after a change and becomes ever rarer while nothing does. All who watch a key
+on this node share one reader; what they know already is not sent again; and what this node itself
+keeps as a replica is seen the moment it comes.
+
+Easy to get wrong: a watcher that is slow sees the latest, not every step: of two changes of one
+slot between two looks only the second is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import trio
+
+from protocols.dht.reading import Entry, Reader
+from protocols.dht.slots import Slot
+from protocols.dht.state import DhtState, log
+from protocols.errors import PotluckError
+from protocols.identity import PeerId
+
+SLOWER_EACH_TIME = 1.5
+FULL_READ_EVERY = 5  # reads; the others ask the first few replicas only
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a publisher says now; None when it says nothing any more (withdrawn or expired)."""
+
+    publisher: PeerId
+    entry: Entry | None
+
+
+class _Watched:
+    def __init__(self) -> None:
+        self.watchers = 0
+        self.slots: dict[bytes, Slot] = {}
+        self.changed = trio.Event()
+        self.look_now = trio.Event()
+        self.scope = trio.CancelScope()
+
+
+class Watches:
+    """Invariant: a key has a reader exactly while somebody watches it."""
+
+    def __init__(self, state: DhtState, reader: Reader) -> None:
+        self._state = state
+        self._reader = reader
+        self._watched: dict[str, _Watched] = {}
+        state.was_kept = self._was_kept
+
+    def __len__(self) -> int:
+        return len(self._watched)
+
+    async def watch(self, key: str) -> AsyncIterator[Change]:
+        self._state.families.family_of(key)
+        watched = self._enter(key)
+        try:
+            told: dict[bytes, Slot] = {}
+            while True:
+                changed = watched.changed
+                for change in self._changes(told, dict(watched.slots)):
+                    yield change
+                if changed is watched.changed:
+                    await changed.wait()
+        finally:
+            self._leave(key, watched)
+
+    def _changes(self, told: dict[bytes, Slot], now: dict[bytes, Slot]) -> list[Change]:
+        changes = []
+        for publisher, slot in now.items():
+            if told.get(publisher) != slot:
+                told[publisher] = slot
+                value = self._state.families.decode(slot)
+                peer = slot.publisher_peer
+                changes.append(Change(peer, Entry(peer, value, slot.expires, slot.sequence)))
+        for publisher in [one for one in told if one not in now]:
+            changes.append(Change(told.pop(publisher).publisher_peer, None))
+        return changes
+
+    def _enter(self, key: str) -> _Watched:
+        watched = self._watched.get(key)
+        if watched is None:
+            watched = self._watched[key] = _Watched()
+            self._state.nursery.start_soon(self._read_on, key, watched)
+        watched.watchers += 1
+        return watched
+
+    def _leave(self, key: str, watched: _Watched) -> None:
+        watched.watchers -= 1
+        if not watched.watchers:
+            del self._watched[key]
+            watched.scope.cancel()
+
+    def _was_kept(self, key: str) -> None:
+        watched = self._watched.get(key)
+        if watched is not None:
+            watched.look_now.set()
+
+    async def _read_on(self, key: str, watched: _Watched) -> None:
+        settings = self._state.settings
+        seconds = settings.watch_seconds
+        known: list[Slot] = []
+        reads = 0
+        with watched.scope:
+            while True:
+                try:
+                    latest_enough = reads % FULL_READ_EVERY != 0
+                    read = await self._reader.read([key], latest_enough=latest_enough, known=known)
+                except PotluckError as error:
+                    log.debug("a watched key could not be read: %s", error)
+                else:
+                    known = read[key]
+                reads += 1
+                slower = min(settings.longest_watch_seconds, seconds * SLOWER_EACH_TIME)
+                seconds = settings.watch_seconds if self._note(watched, known) else slower
+                jitter = 0.75 + 0.5 * self._state.network.random.random()
+                with trio.move_on_after(min(seconds * jitter, self._until_expiry(watched))):
+                    await watched.look_now.wait()
+                watched.look_now = trio.Event()
+                self._note(watched, known)
+
+    def _note(self, watched: _Watched, slots: list[Slot]) -> bool:
+        """Take what was read; whether it is new."""
+        now_ms = self._state.now_ms()
+        current = {
+            slot.publisher: slot for slot in slots if not slot.withdrawn and slot.expires > now_ms
+        }
+        if current == watched.slots:
+            return False
+        watched.slots = current
+        watched.changed.set()
+        watched.changed = trio.Event()
+        return True
+
+    def _until_expiry(self, watched: _Watched) -> float:
+        now_ms = self._state.now_ms()
+        ends = (slot.expires - now_ms for slot in watched.slots.values())
+        return max(0.1, min(ends, default=3_600_000) / 1000)
