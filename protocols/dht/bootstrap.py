@@ -24,6 +24,7 @@ import trio
 from protocols.dht.asking import Asker
 from protocols.dht.contacts import Contact, contact_of
 from protocols.dht.reading import Reader
+from protocols.dht.routing import REFRESH_WIDTH
 from protocols.dht.state import DhtState, log
 from protocols.errors import MalformedMessage, PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
@@ -143,7 +144,7 @@ class Bootstrap:
         indices = state.table.buckets_to_refresh(now)
         targets = [state.table.target_in(one, state.network.random) for one in indices]
         if targets:
-            await self._reader.closest(targets)
+            await self._reader.closest(targets, REFRESH_WIDTH)
         if not self.joined.is_set():
             log.info("joined the swarm: %d peers are known", len(state.table))
             self.joined.set()

@@ -22,8 +22,11 @@ def seeds_for(state: DhtState, target: int) -> list[Contact]:
     return state.table.closest(target) or state.table.closest(target, even_failing=True)
 
 
-def lookup_from(state: DhtState, target: int, seeds: Sequence[Contact]) -> Lookup:
-    return Lookup(target, state.own_id, seeds, state.settings.k, state.settings.alpha)
+def lookup_from(
+    state: DhtState, target: int, seeds: Sequence[Contact], k: int | None = None
+) -> Lookup:
+    settings = state.settings
+    return Lookup(target, state.own_id, seeds, settings.k if k is None else k, settings.alpha)
 
 
 def knows_well(state: DhtState, target: int) -> bool:

@@ -66,9 +66,17 @@ class Seeking(Errand):
     been checked.
     """
 
-    def __init__(self, state: DhtState, target: int, key: str = "", content_with: int = 0) -> None:
+    def __init__(
+        self,
+        state: DhtState,
+        target: int,
+        key: str = "",
+        *,
+        content_with: int = 0,
+        k: int | None = None,
+    ) -> None:
         seeds = seeds_for(state, target)
-        super().__init__(lookup_from(state, target, seeds))
+        super().__init__(lookup_from(state, target, seeds, k))
         self.key = key
         self.is_near = knows_well(state, target)
         self.merged: dict[bytes, Slot] = {}
@@ -148,9 +156,9 @@ class Reader:
         self._hopeless: set[tuple[int, bytes]] = set()
         """Slots that a replica would not take, so that not every read tries it again."""
 
-    async def closest(self, targets: Sequence[int]) -> list[list[Contact]]:
+    async def closest(self, targets: Sequence[int], k: int | None = None) -> list[list[Contact]]:
         """The live peers closest to each of these positions, from lookups that share messages."""
-        errands = [Seeking(self._state, target) for target in targets]
+        errands = [Seeking(self._state, target, k=k) for target in targets]
         await Walk(self._state, errands, self.ask, fits_in_request).run()
         return [errand.lookup.closest_answered() for errand in errands]
 
@@ -168,7 +176,7 @@ class Reader:
         content_with = state.settings.enough_replicas if latest_enough else 0
         errands = []
         for key in dict.fromkeys(keys):
-            errand = Seeking(state, position_of(key), key, content_with)
+            errand = Seeking(state, position_of(key), key, content_with=content_with)
             errand.holds_ourselves(self._own(key))
             for slot in known:
                 if slot.key == key:

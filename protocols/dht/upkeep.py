@@ -18,6 +18,7 @@ from protocols.dht.contacts import Contact
 from protocols.dht.ids import distance, position_of
 from protocols.dht.publishing import batches
 from protocols.dht.reading import Reader
+from protocols.dht.routing import REFRESH_WIDTH
 from protocols.dht.state import DhtState
 
 REFRESH_LOOK_SECONDS = 60.0  # how often buckets are looked at; each is due once an hour
@@ -45,7 +46,8 @@ class Upkeep:
             now = trio.current_time()
             due = state.table.buckets_to_refresh(now, state.settings.refresh_seconds)
             if due and len(state.table):
-                await self._look_up(state.table.target_in(due[0], chance))
+                target = state.table.target_in(due[0], chance)
+                await self._reader.closest([target], REFRESH_WIDTH)
 
     async def find_lost_peers(self) -> None:
         """Try again whoever does not answer any more, for ever."""
