@@ -152,7 +152,7 @@ class _Swarm:
         self._grow()
         grown_messages = self.world.messages
         churn = plan.churn_half_life_seconds
-        publishers = min(CHURN_PUBLISHERS if churn else plan.slots, len(self.honest))
+        publishers = min(plan.slots, CHURN_PUBLISHERS if churn else plan.slots, len(self.honest))
         ttl = CHURN_TTL_SECONDS if churn else LONG_TTL_SECONDS
         self._publish(self.chance.sample(self.honest, publishers), ttl)
         figures: dict[str, Any] = {
