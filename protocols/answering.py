@@ -94,6 +94,7 @@ class AnsweringStream:
         self._state = state
         self._sender = FrameSender(state.limits.stall_seconds)
         self._running: dict[int, trio.CancelScope] = {}
+        self._cancelled_lately = False
         self._plain_caller = Caller(self._peer)
         self._frame_limits = {REQUEST: message_limit(request_limit), CANCEL: message_limit(0)}
         self._scope = trio.CancelScope()
@@ -135,6 +136,8 @@ class AnsweringStream:
                     if isinstance(head, CancelHead):
                         self._cancel(head.id)
                     else:
+                        if self._cancelled_lately and not self._state.served.has_room(self._peer):
+                            await self._let_cancelled_end()
                         self._take(head, body, handlers)
                         if self._sender.congested:
                             await self._sender.room()
@@ -162,7 +165,19 @@ class AnsweringStream:
         scope = self._running.get(call_id)
         if scope is not None:  # else it is answered already: the two crossed
             self._state.counts.requests_cancelled += 1
+            self._cancelled_lately = True
             scope.cancel()
+
+    async def _let_cancelled_end(self) -> None:
+        """Give cancelled handlers their turn, so that they count no more.
+
+        Requests and the cancels of earlier ones come in one batch; whoever cancels and asks again
+        is within the limits. Handlers run in the turn after the next at the latest. One that
+        refuses to end goes on counting: that is what the limit is for.
+        """
+        self._cancelled_lately = False
+        for _ in range(2):
+            await trio.lowlevel.checkpoint()
 
     def _take(self, head: RequestHead, body: bytes, handlers: trio.Nursery) -> None:
         """Judge a request, and answer it or start what will answer it."""

@@ -94,12 +94,14 @@ class Tally:
         self._of_peer: dict[PeerId, int] = {}
         self.total = 0
 
+    def has_room(self, peer: PeerId) -> bool:
+        return self._of_peer.get(peer, 0) < self._per_peer and self.total < self._in_total
+
     def enter(self, peer: PeerId) -> bool:
         """Count one more, unless that is over a limit."""
-        mine = self._of_peer.get(peer, 0)
-        if mine >= self._per_peer or self.total >= self._in_total:
+        if not self.has_room(peer):
             return False
-        self._of_peer[peer] = mine + 1
+        self._of_peer[peer] = self._of_peer.get(peer, 0) + 1
         self.total += 1
         return True
 

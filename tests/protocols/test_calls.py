@@ -638,3 +638,19 @@ def test_whatever_is_cancelled_or_lost_in_whatever_order_nothing_is_left_behind(
         assert trio.lowlevel.current_statistics().tasks_living == tasks_before
 
     between_two(scenario, seed=seed)
+
+
+def test_who_cancels_and_asks_again_at_once_is_not_told_that_the_other_is_busy() -> None:
+    async def scenario(pair: Pair) -> None:
+        serve_sleep(pair)
+        await pair.asking.call(pair.bob_id, SLEEP, Number(0), timeout=5)
+        for _ in range(8):  # each time as many as one peer may have in hand
+            async with trio.open_nursery() as nursery:
+                for _ in range(RpcLimits().calls_per_peer):
+                    nursery.start_soon(ask_for_long, pair)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+        await pair.asking.call(pair.bob_id, SLEEP, Number(0), timeout=5)
+        assert pair.answering.statistics().requests_refused_busy == 0
+
+    between_two(scenario, bobs_limits=RpcLimits(served_per_peer=RpcLimits().calls_per_peer))
