@@ -109,9 +109,9 @@ class Publications:
     def _note(self, written: Written) -> None:
         publisher = self._state.publisher
         key = written.slot.key
-        if written.replicas and written.replicas >= ENOUGH_OF_THEM * (
-            written.asked - written.refused.total()
-        ):
+        willing = written.asked - written.refused.total()
+        enough = min(self._state.settings.enough_written, ENOUGH_OF_THEM * willing)
+        if written.replicas and written.replicas >= enough:
             publisher.published(key)
         else:
             publisher.failed(key, self._state.now_ms())

@@ -44,6 +44,10 @@ from protocols.errors import MalformedMessage
 from protocols.identity import PeerId
 
 REQUEST_BYTES = 64 << 10  # of queries in one message; half of what it may have
+# What is younger may still be on its way from its writer. (A sequence is the time of writing, but
+# for those who write more often than every millisecond.)
+STILL_WRITTEN_MS = 5000
+
 HOPELESS_REMEMBERED = 4096
 COPIES_SPREAD = 32  # of a key with more publishers than that, a few copies serve as well
 PAGES_PER_KEY = 64  # of SLOT_BYTES_PER_ANSWER each: a key with thousands of full slots
@@ -274,6 +278,7 @@ class Reader:
                     for publisher, slot in errand.merged.items()
                     if held.get(publisher) != newest[publisher]
                     and (replica.node_id, newest[publisher]) not in self._hopeless
+                    and slot.sequence < state.now_ms() - STILL_WRITTEN_MS
                 ]
                 if behind and (errand.is_near or errand.lookup.is_done):
                     state.chore(self._repair, replica, behind)

@@ -46,6 +46,8 @@ from protocols.identity import PeerId
 from protocols.network import LinkEvent, Network, Reach
 from protocols.rpc import Rpc
 
+LAST_WRITES_SECONDS = 2.0  # a node that ends brings what it wrote to the rest of its replicas
+
 
 @asynccontextmanager
 async def open_dht(
@@ -100,12 +102,15 @@ class Dht:
             start(self._keeping.run, self._bootstrap.joined)
         start(self._bootstrap.run)
         start(self._publications.keep_up)
+        start(self._writer.bring_the_rest)
         start(self._upkeep.refresh)
         start(self._upkeep.find_lost_peers)
         await trio.lowlevel.checkpoint()
 
     async def end(self) -> None:
-        """Save what is not saved yet. Called by `open_dht`."""
+        """Bring and save what is not brought and saved yet. Called by `open_dht`."""
+        with trio.CancelScope(shield=True), trio.move_on_after(LAST_WRITES_SECONDS):
+            await self._writer.flush()
         if self._keeping is not None:
             with trio.CancelScope(shield=True):
                 await self._keeping.save()

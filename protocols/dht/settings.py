@@ -31,8 +31,12 @@ class DhtSettings:
     enough_replicas: int = 3
     """A reader who is content with what is late enough has it from this many replicas."""
 
-    enough_written: int = 10
-    """A writer waits for this many replicas; the others get the slot just after."""
+    enough_written: int = 5
+    """A writer waits for this many replicas; the others of the k get the slot soon after. That
+    all five are lost in that moment is less likely than that this node is."""
+
+    rest_seconds: float = 1.0
+    """How long they may wait for other slots to come along."""
 
     slow_seconds: float = 1.0
     """A peer that has not answered for this long is not waited for where others can be asked:

@@ -5,8 +5,9 @@ closest, all at once; each answers with peers that are closer still, if it knows
 not, and the slot goes on to those. So a write takes one round trip where the table is right, and
 no more than a lookup where it is not. Elsewhere the k closest are looked up first.
 
-The writer waits until half of the k replicas hold the slot; the rest is under way by then, and
-goes on being brought. Where there are fewer replicas, it waits for all that answer.
+A single slot is brought to the few closest first, and the writer waits for those. The rest of the
+k get it within a second, together with whatever else was written meanwhile: a node that writes
+often sends each neighbour one message a second, not one for each slot.
 
 Easy to get wrong: a slot that every replica refused was not written, however many answered.
 """
@@ -16,6 +17,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import trio
 
 from protocols.dht.asking import Asker
 from protocols.dht.contacts import Contact
@@ -38,9 +41,15 @@ from protocols.errors import Unreachable
 LARGEST_PUT = 4096  # slots of one `put_many`: what keeps its lookups within a few megabytes
 
 
+SPARE_WRITES = 2  # beside those that a writer waits for, so that one slow replica costs nothing
+
+
 @dataclass
 class Written:
-    """How a slot fared: how many replicas hold it (this node included), and who would not."""
+    """How a slot fared: how many replicas hold it (this node included), and who would not.
+
+    The numbers still grow after the writer has been answered; see above.
+    """
 
     slot: Slot
     replicas: int = 0
@@ -71,16 +80,29 @@ class Written:
 class Bringing(Errand):
     """A slot on its way to the k closest."""
 
-    def __init__(self, state: DhtState, slot: Slot, closest: Sequence[Contact]) -> None:
+    def __init__(
+        self, state: DhtState, slot: Slot, closest: Sequence[Contact], *, at_once: int
+    ) -> None:
         super().__init__(lookup_from(state, position_of(slot.key), closest))
-        self.lookup.alpha = state.settings.k
+        self.lookup.alpha = at_once
         self.written = Written(slot)
         self.known = [prefix_of_id(one.node_id) for one in closest]
         self._enough = state.settings.enough_written
+        self._rests = at_once < self.lookup.k
 
     @property
-    def is_content(self) -> bool:
-        return self.written.replicas >= self._enough or self.is_done
+    def is_done(self) -> bool:
+        return (self._rests and self.has_enough) or self.lookup.is_done
+
+    @property
+    def has_enough(self) -> bool:
+        return self.written.replicas >= self._enough
+
+    def go_on(self) -> bool:
+        """Bring the slot to the rest of the k; whether there is any."""
+        self._rests = False
+        self.lookup.alpha = self.lookup.k
+        return not self.is_done
 
 
 def fits_in_store(errands: Sequence[Bringing], one_more: Bringing) -> bool:
@@ -100,6 +122,8 @@ class Writer:
         self._state = state
         self._asker = asker
         self._reader = reader
+        self._rest: list[Bringing] = []
+        self._has_rest = trio.Event()
 
     async def write(self, slots: Sequence[Slot]) -> list[Written]:
         """Bring these slots to their replicas; one answer for each, in order."""
@@ -111,13 +135,35 @@ class Writer:
             looked_up = await self._reader.closest([positions[key] for key in far])
             found = dict(zip(far, looked_up, strict=True))
         errands = []
+        # many slots go to all their replicas at once, so that each of those gets one message
+        settings = state.settings
+        at_once = settings.enough_written + SPARE_WRITES if len(slots) == 1 else settings.k
         for slot in slots:
             closest = found.get(slot.key) or seeds_for(state, positions[slot.key])
-            errand = Bringing(state, slot, closest)
+            errand = Bringing(state, slot, closest, at_once=at_once)
             self._keep_ourselves(errand)
             errands.append(errand)
         await Walk(state, errands, self._ask, fits_in_store).run()
+        self._rest.extend(errand for errand in errands if errand.go_on())
+        if self._rest:
+            self._has_rest.set()
         return [errand.written for errand in errands]
+
+    async def bring_the_rest(self) -> None:
+        """Bring slots to those replicas that no writer waits for, for ever."""
+        while True:
+            await self._has_rest.wait()
+            await trio.sleep(self._state.settings.rest_seconds)
+            self._has_rest = trio.Event()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Bring them now."""
+        rest, self._rest = self._rest, []
+        now_ms = self._state.now_ms()
+        wanted = [one for one in rest if one.written.slot.expires > now_ms]
+        if wanted:
+            await Walk(self._state, wanted, self._ask, fits_in_store).run()
 
     def _keep_ourselves(self, errand: Bringing) -> None:
         state = self._state

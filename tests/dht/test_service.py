@@ -14,6 +14,8 @@ from tests.dht.members import joined, member, simulated, swarm, table_sizes
 async def test_what_one_node_puts_every_node_reads(world: SimulatedWorld) -> None:
     members = await swarm(world, 8)
     written = await members[1].dht.put("note/hello", "hello", 60)
+    assert written.replicas >= 5
+    await trio.sleep(2)
     assert written.replicas == 8
     for reader in members:
         for latest_enough in (False, True):
