@@ -170,11 +170,20 @@ class Lookup:
         """Nothing that is still to come would be waited for."""
         if self.asked_count >= QUESTIONS_PER_K * self.k:
             return not self._in_flight
-        if any(one.state is not _State.ANSWERED for one in self._closest_hopeful()):
-            return False
+        for one in self._closest_hopeful():
+            if one.state is not _State.ANSWERED:
+                return False
         if self._answered >= self.k:
             return True
         return not self._slow and all(one.state is not _State.HEARD for one in self._by_distance)
+
+    @property
+    def waits_for_slow_only(self) -> bool:
+        """Somebody has answered, and everybody else who was asked is slow. Whoever has no time
+        may be content with that."""
+        if not self._slow or not self._answered or self._in_flight:
+            return False
+        return not any(one.state is _State.HEARD for one in self._closest_hopeful())
 
     def closest_answered(self, count: int | None = None) -> list[Contact]:
         """Those that answered, closest first; k of them unless told otherwise."""

@@ -64,10 +64,13 @@ class _Bucket:
     """The peers of one range, by node id, least recently heard of first; and its spares, too.
 
     Invariant: `parts` counts the peers by the part of the range that they lie in, `networks` by
-    network.
+    network; `crowds` is how many networks have more than their share.
     """
 
-    __slots__ = ("entries", "looked_up", "looked_up_target", "networks", "parts", "shift", "spares")
+    __slots__ = (
+        "crowds", "entries", "looked_up", "looked_up_target", "networks", "parts", "shift",
+        "spares",
+    )  # fmt: skip
 
     def __init__(self, index: int) -> None:
         self.shift = max(0, ID_BITS - 1 - index - RANGE_BITS)
@@ -75,6 +78,7 @@ class _Bucket:
         self.spares: dict[int, _Entry] = {}
         self.parts = [0] * (1 << RANGE_BITS)
         self.networks: dict[str, int] = {}
+        self.crowds = 0
         self.looked_up = float("-inf")
         self.looked_up_target = 0
 
@@ -93,7 +97,9 @@ class _Bucket:
     def count(self, contact: Contact, step: int) -> None:
         self.parts[self.part_of(contact.node_id)] += step
         for network in contact.networks:
-            number = self.networks.get(network, 0) + step
+            before = self.networks.get(network, 0)
+            number = before + step
+            self.crowds += (number > PEERS_PER_NETWORK) - (before > PEERS_PER_NETWORK)
             if number:
                 self.networks[network] = number
             else:
@@ -108,11 +114,9 @@ class _Bucket:
         """The id of whoever should leave for this newcomer though it is alive, if anybody."""
         if not self.is_welcome(newcomer):
             return None
-        network, count = max(
-            self.networks.items(), key=lambda item: (item[1], item[0]), default=("", 0)
-        )
         newest_first = reversed(self.entries.items())
-        if count > PEERS_PER_NETWORK:
+        if self.crowds:
+            network = max(self.networks, key=lambda one: (self.networks[one], one))
             return next(id_ for id_, one in newest_first if network in one.contact.networks)
         most = max(self.parts)
         if most < self.parts[self.part_of(newcomer.node_id)] + 2:
@@ -215,13 +219,11 @@ class RoutingTable:
         nearness = target.__xor__
         for bucket in self._by_distance(target):
             entries = bucket.entries
-            for node_id in sorted(entries, key=nearness):
-                entry = entries[node_id]
-                if not entry.failures or even_failing:
-                    found.append(entry.contact)
-                    if len(found) == wanted:
-                        return found
-        return found
+            in_order = [entries[node_id] for node_id in sorted(entries, key=nearness)]
+            found += [one.contact for one in in_order if even_failing or not one.failures]
+            if len(found) >= wanted:
+                break
+        return found[:wanted]
 
     def contact_with(self, node_id: int) -> Contact | None:
         entry = self._buckets[self._index_of(node_id)].entries.get(node_id)
