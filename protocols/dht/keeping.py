@@ -44,8 +44,8 @@ class Keeping:
             await joined.wait()
         await self._load_slots()
         while True:
+            await self.save()  # at once: who is met first is the way back after an early crash
             await trio.sleep(self._state.settings.save_seconds)
-            await self.save()
 
     async def save(self) -> None:
         """Give the keeper what has changed since the last time."""
