@@ -95,6 +95,11 @@ class Configuration:
         value: bool = self.values["dht.keep_slots"]
         return value
 
+    @property
+    def save_seconds(self) -> float:
+        value: float = self.values["dht.save_seconds"]
+        return value
+
 
 def read_configuration(
     flags: Mapping[str, Value] | None = None,

@@ -31,7 +31,9 @@ async def open_directory(
 ) -> AsyncIterator[Dht]:
     """Serve the directory and join the swarm, in the background, until the block is left."""
     settings = DhtSettings(
-        bootstrap=configuration.bootstrap_addresses, client=configuration.is_client
+        bootstrap=configuration.bootstrap_addresses,
+        client=configuration.is_client,
+        save_seconds=configuration.save_seconds,
     )
     with open_keeper(configuration) as keeper:
         async with open_dht(

@@ -115,6 +115,12 @@ SETTINGS: tuple[Setting, ...] = (
         "keep the directory's slots on disk across a restart, as a backbone does",
         False,
     ),
+    Setting(
+        "dht.save_seconds",
+        Kind.SECONDS,
+        "how often the peers known, and slots, are written to disk: what a crash may cost",
+        30.0,
+    ),
 )
 
 BY_KEY: dict[str, Setting] = {setting.key: setting for setting in SETTINGS}
