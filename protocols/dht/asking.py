@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from protocols.dht.acquaintances import Acquaintances
 from protocols.dht.contacts import Contact
+from protocols.dht.ids import ID_BYTES
 from protocols.dht.messages import (
     FIND,
     GREET,
@@ -68,8 +69,11 @@ class Asker:
         return await self._ask(contact, GREET, GreetRequest(sender))
 
     async def is_there(self, contact: Contact) -> None:
-        """Find out whether a peer still answers; the routing table knows then."""
-        await self.greet(contact)
+        """Find out whether a peer still answers questions; the routing table knows then.
+
+        A greeting would not do: a peer may be there and too slow, or too broken, for more.
+        """
+        await self.find(contact, [Query(self._state.own_id.to_bytes(ID_BYTES, "big"))])
 
     async def _ask(
         self, contact: Contact, method: Method[Request, Answer], request: Request

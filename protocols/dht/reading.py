@@ -92,10 +92,10 @@ class Seeking(Errand):
 
     @property
     def is_done(self) -> bool:
-        return self.is_content or self.lookup.is_done
+        return self.has_enough or self.lookup.is_done
 
     @property
-    def is_content(self) -> bool:
+    def has_enough(self) -> bool:
         """Whether so many replicas have said what they hold that the reader wants no more."""
         return 0 < self._content_with <= self._satisfied
 
@@ -282,7 +282,7 @@ class Reader:
                 ]
                 if behind and (errand.is_near or errand.lookup.is_done):
                     state.chore(self._repair, replica, behind)
-        if not errand.is_near and errand.is_content:
+        if not errand.is_near and errand.has_enough:
             self._copy_to_the_way(errand)
 
     async def _repair(self, contact: Contact, slots: list[Slot]) -> None:

@@ -37,7 +37,7 @@ class Errand:
     @property
     def is_content(self) -> bool:
         """Whoever waits for it need wait no longer."""
-        return self.is_done
+        return self.is_done or self.lookup.waits_for_slow_only
 
 
 E = TypeVar("E", bound=Errand)
