@@ -104,6 +104,7 @@ class Dht:
         start(self._publications.keep_up)
         start(self._writer.bring_the_rest)
         start(self._upkeep.refresh)
+        start(self._upkeep.settle, self._bootstrap.joined)
         start(self._upkeep.find_lost_peers)
         await trio.lowlevel.checkpoint()
 

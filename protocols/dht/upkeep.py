@@ -1,6 +1,6 @@
 """What keeps the routing table true, and slots where they belong, while nobody asks for anything.
 
-Three things go on by themselves: parts of the id space in which nobody looked for anything are
+Some things go on by themselves: parts of the id space in which nobody looked for anything are
 looked up; peers that were lost are tried again, and when one is back, so is its part of the swarm
 looked up; and a newcomer that is closer to a key than this node is given the key's slots.
 
@@ -22,6 +22,7 @@ from protocols.dht.routing import REFRESH_WIDTH
 from protocols.dht.state import DhtState
 
 REFRESH_LOOK_SECONDS = 60.0  # how often buckets are looked at; each is due once an hour
+SETTLING_SECONDS = (1.0, 5.0, 30.0, 300.0)  # after joining; each a lookup of our own id
 LOST_LOOK_SECONDS = 2.0  # how often lost peers are looked at, while there are any
 LOST_AT_ONCE = 4
 GIVERS = 3  # of a key's replicas hand over to a newcomer: one may be down, or a liar
@@ -48,6 +49,17 @@ class Upkeep:
             if due and len(state.table):
                 target = state.table.target_in(due[0], chance)
                 await self._reader.closest([target], REFRESH_WIDTH)
+
+    async def settle(self, joined: trio.Event) -> None:
+        """Look around again, some times after joining.
+
+        Those who start together meet whoever is there first, when that one knows nobody yet.
+        """
+        state = self._state
+        await joined.wait()
+        for seconds in SETTLING_SECONDS:
+            await trio.sleep(seconds * (0.5 + state.network.random.random()))
+            await self._look_up(state.own_id)
 
     async def find_lost_peers(self) -> None:
         """Try again whoever does not answer any more, for ever."""

@@ -1,0 +1,240 @@
+"""Swarms that are split, restarted, started all at once, cut off from where they began."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+import trio
+
+from node.simulated_network import NodeSettings, SimulatedWorld, run_simulation
+from protocols.dht.bootstrap import Joined
+from protocols.dht.contacts import Contact
+from protocols.dht.settings import DhtSettings
+from protocols.dht.slots import Slot
+from tests.dht.members import SETTINGS, Member, joined, member, simulated, swarm, table_sizes
+
+HOUR = 3600.0
+
+
+class MemoryKeeper:
+    """Keeps what it is given, as a disk would."""
+
+    def __init__(self) -> None:
+        self.contacts: list[Contact] = []
+        self.slots: dict[tuple[str, bytes], Slot] = {}
+        self._lock = threading.Lock()
+
+    def load_contacts(self) -> Sequence[Contact]:
+        return list(self.contacts)
+
+    def save_contacts(self, contacts: Sequence[Contact]) -> None:
+        self.contacts = list(contacts)
+
+    def load_slots(self) -> Sequence[Slot]:
+        return list(self.slots.values())
+
+    def save_slots(self, slots: Sequence[Slot], now_ms: int) -> None:
+        with self._lock:
+            self.slots.update({(one.key, one.publisher): one for one in slots})
+            over = [where for where, one in self.slots.items() if one.expires <= now_ms]
+            for where in over:
+                del self.slots[where]
+
+
+async def read_everywhere(members: Sequence[Member], key: str, expected: Sequence[str]) -> None:
+    for reader in members:
+        found = await reader.dht.get(key)
+        assert sorted(one.value for one in found.values()) == sorted(expected), reader.network.name
+
+
+@simulated
+async def test_a_swarm_split_for_ten_minutes_is_one_again_and_has_both_halves_slots(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 16)
+    left, right = members[:8], members[8:]
+    world.partition([one.network for one in left], [one.network for one in right])
+    await trio.sleep(60)
+    await left[0].dht.put("note/both", "left", HOUR)
+    await right[0].dht.put("note/both", "right", HOUR)
+    await left[1].dht.put("note/left", "left", HOUR)
+    await read_everywhere(left, "note/both", ["left"])
+    await trio.sleep(540)
+    await read_everywhere(right, "note/both", ["right"])
+    world.heal()
+    await trio.sleep(360)
+    await read_everywhere(members, "note/both", ["left", "right"])
+    await read_everywhere(members, "note/left", ["left"])
+    assert table_sizes(members) == [15] * 16
+
+
+@simulated
+async def test_a_swarm_whose_nodes_all_restart_at_once_finds_itself_and_its_slots(
+    world: SimulatedWorld,
+) -> None:
+    members: list[Member] = []
+    for number in range(8):
+        keeper = MemoryKeeper()
+        members.append(member(world, f"node-{number}", members[:2], keeper=keeper))
+        await joined(members[-1])
+    await members[5].dht.put("note/kept", "still here", HOUR)
+    await trio.sleep(120)
+    for one in members:
+        one.crash()
+    # nobody has a bootstrap address any more: there is only what each has kept
+    members = [one.restart(DhtSettings()) for one in members]
+    await joined(*members)
+    await trio.sleep(60)
+    assert table_sizes(members) == [7] * 8
+    await read_everywhere(members, "note/kept", ["still here"])
+
+
+@simulated
+async def test_a_node_rejoins_with_all_bootstrap_addresses_dead(world: SimulatedWorld) -> None:
+    first, second, third = await swarm(world, 3)
+    keeper = MemoryKeeper()
+    one = member(world, "one", [first], keeper=keeper)
+    await joined(one)
+    await trio.sleep(60)
+    await one.leave()
+    first.crash()
+    second.crash()
+    again = one.restart()
+    await joined(again)
+    assert again.dht.bootstrap_state().joined is Joined.JOINED
+    await third.dht.put("note/alive", "yes", 60)
+    await read_everywhere([again], "note/alive", ["yes"])
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_eight_nodes_that_start_in_the_same_instant_make_one_swarm(seed: int) -> None:
+    async def scenario(world: SimulatedWorld) -> None:
+        networks = [world.add_node(f"node-{number}") for number in range(8)]
+        # each repetition another choice of the common addresses, one or more of the eight
+        common = world.chance.sample(networks, 1 + seed % 8)
+        settings = DhtSettings(bootstrap=tuple(one.address for one in common))
+        members = [Member(world, network, settings) for network in networks]
+        with trio.fail_after(120):
+            await joined(*members)
+        await trio.sleep(15)
+        assert table_sizes(members) == [7] * 8
+        await members[0].dht.put("note/one", "swarm", 60)
+        await read_everywhere(members, "note/one", ["swarm"])
+
+    run_simulation(scenario, seed=seed, settings=SETTINGS)
+
+
+@simulated
+async def test_nodes_that_meet_in_two_groups_first_are_one_swarm_in_the_end(
+    world: SimulatedWorld,
+) -> None:
+    networks = [world.add_node(f"node-{number}") for number in range(8)]
+    world.partition(networks[:4], networks[4:])
+    settings = DhtSettings(bootstrap=tuple(one.address for one in networks))
+    members = [Member(world, network, settings) for network in networks]
+    await joined(*members)
+    await trio.sleep(60)
+    assert table_sizes(members) == [3] * 8
+    world.heal()
+    await trio.sleep(10 * 60)
+    assert table_sizes(members) == [7] * 8
+
+
+@simulated
+async def test_clocks_that_are_hours_off_do_not_matter(world: SimulatedWorld) -> None:
+    skews = [0.0, 3 * HOUR, -5 * HOUR, 0.0, 0.0, 0.4]
+    members: list[Member] = []
+    for number, skew in enumerate(skews):
+        machine = NodeSettings(clock_skew_seconds=skew)
+        members.append(member(world, f"node-{number}", members[:3], machine=machine))
+        await joined(members[-1])
+        await trio.sleep(5)
+    for writer in members:
+        await writer.dht.put(f"note/{writer.network.name}", "on time", 60, keep_up=False)
+        await read_everywhere(members, f"note/{writer.network.name}", ["on time"])
+    offset = members[1].dht.statistics().clock_offset_ms
+    assert abs(offset + 3 * HOUR * 1000) < 1000
+    await trio.sleep(58)
+    await read_everywhere(members, "note/node-5", ["on time"])
+    await trio.sleep(4)
+    await read_everywhere(members, "note/node-5", [])
+
+
+@simulated
+async def test_a_peer_in_client_mode_reads_and_writes_and_is_in_nobodys_table(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 4)
+    settings = DhtSettings(bootstrap=(members[0].address,), client=True)
+    client = member(world, "client", settings=settings, machine=NodeSettings(dialable=False))
+    await joined(client)
+    await client.dht.put("note/client", "hello", 60)
+    await read_everywhere([*members, client], "note/client", ["hello"])
+    await client.dht.withdraw("note/client")
+    await read_everywhere([*members, client], "note/client", [])
+    await trio.sleep(60)
+    assert table_sizes(members) == [3] * 4
+    assert client.dht.statistics().peers_in_table == 4
+    assert client.dht.statistics().slots_stored == 0
+
+
+@simulated
+async def test_a_peer_that_only_says_that_it_can_be_dialled_is_not_passed_on(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 4)
+    behind_nat = member(world, "boaster", members[:1], machine=NodeSettings(dialable=False))
+    await joined(behind_nat)
+    await behind_nat.dht.put("note/boast", "hello", 60)
+    await trio.sleep(60)
+    assert table_sizes(members) == [3] * 4
+    assert sum(one.dht.statistics().peers_not_dialable for one in members)
+
+
+@simulated
+async def test_a_newcomer_is_given_the_slots_that_it_is_closer_to(world: SimulatedWorld) -> None:
+    members = await swarm(world, 6)
+    for number in range(40):
+        await members[number % 6].dht.put(f"note/{number}", "here", HOUR)
+    newcomer = member(world, "newcomer", members[:1])
+    await joined(newcomer)
+    await trio.sleep(30)
+    held = newcomer.dht.statistics().slots_stored
+    assert held > 5  # about a quarter: it is the closest or second closest of seven
+    assert held == len({slot.key for slot in newcomer.dht._state.storage.slots(0)})
+
+
+@simulated
+async def test_who_cannot_join_says_which_address_failed_how_and_goes_on_trying(
+    world: SimulatedWorld,
+) -> None:
+    late = world.add_node("late")
+    world.crash(late)
+    settings = DhtSettings(bootstrap=(late.address,))
+    one = member(world, "one", settings=settings)
+    await one.ready.wait()
+    await trio.sleep(600)
+    state = one.dht.bootstrap_state()
+    assert state.joined is Joined.TRYING
+    (address,) = state.addresses
+    assert address.address == late.address
+    assert "refused" in address.failure
+    assert 8 < address.attempts < 30  # ever more rarely, and at least once a minute
+    assert not one.dht._bootstrap.joined.is_set()
+    Member(world, world.restart(late), DhtSettings())
+    with trio.fail_after(61):
+        await joined(one)
+
+
+@simulated
+async def test_a_crashed_third_of_the_swarm_costs_no_slot(world: SimulatedWorld) -> None:
+    members = await swarm(world, 12)
+    for number in range(12):
+        await members[number].dht.put(f"note/{number}", "here", HOUR, keep_up=False)
+    await trio.sleep(2)
+    for one in members[:4]:
+        one.crash()
+    for number in range(12):
+        await read_everywhere(members[4:7], f"note/{number}", ["here"])
