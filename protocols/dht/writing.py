@@ -81,14 +81,14 @@ class Bringing(Errand):
     """A slot on its way to the k closest."""
 
     def __init__(
-        self, state: DhtState, slot: Slot, closest: Sequence[Contact], *, at_once: int
+        self, state: DhtState, slot: Slot, closest: Sequence[Contact], *, at_once: bool
     ) -> None:
         super().__init__(lookup_from(state, position_of(slot.key), closest))
-        self.lookup.alpha = at_once
         self.written = Written(slot)
         self.known = [prefix_of_id(one.node_id) for one in closest]
         self._enough = state.settings.enough_written
-        self._rests = at_once < self.lookup.k
+        self._rests = not at_once
+        self.lookup.alpha = self._at_once
 
     @property
     def is_done(self) -> bool:
@@ -98,10 +98,22 @@ class Bringing(Errand):
     def has_enough(self) -> bool:
         return self.written.replicas >= self._enough
 
+    @property
+    def _at_once(self) -> int:
+        """To how many more it may be on its way."""
+        if not self._rests:
+            return self.lookup.k
+        return max(1, self._enough - self.written.replicas) + SPARE_WRITES
+
+    def kept(self) -> None:
+        """One more replica holds it."""
+        self.written.replicas += 1
+        self.lookup.alpha = self._at_once
+
     def go_on(self) -> bool:
         """Bring the slot to the rest of the k; whether there is any."""
         self._rests = False
-        self.lookup.alpha = self.lookup.k
+        self.lookup.alpha = self._at_once
         return not self.is_done
 
 
@@ -136,8 +148,7 @@ class Writer:
             found = dict(zip(far, looked_up, strict=True))
         errands = []
         # many slots go to all their replicas at once, so that each of those gets one message
-        settings = state.settings
-        at_once = settings.enough_written + SPARE_WRITES if len(slots) == 1 else settings.k
+        at_once = len(slots) > 1
         for slot in slots:
             closest = found.get(slot.key) or seeds_for(state, positions[slot.key])
             errand = Bringing(state, slot, closest, at_once=at_once)
@@ -174,7 +185,7 @@ class Writer:
         except SlotRefused as refused:
             self._refused(errand, refused.refusal, str(refused))
         else:
-            errand.written.replicas += 1
+            errand.kept()
 
     async def _ask(
         self, contact: Contact, errands: Sequence[Bringing]
@@ -189,7 +200,7 @@ class Writer:
         reasons = iter(response.reasons)
         for errand, refusal in zip(errands, response.refusals, strict=True):
             if refusal == 0:
-                errand.written.replicas += 1
+                errand.kept()
             else:
                 self._refused(errand, _refusal(refusal), next(reasons, ""))
         for slot in response.newer:
