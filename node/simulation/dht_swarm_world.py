@@ -2,8 +2,10 @@
 
 A message takes the sum of both peers' delays. Whoever is dead says nothing at all, not even that
 nobody is there: the worst that can happen to whoever asks, who notices after SLOW_SECONDS that
-others should be asked meanwhile, and gives up after TIMEOUT_SECONDS. `Search` drives one real
-`Lookup` through that.
+others should be asked meanwhile, and gives up after TIMEOUT_SECONDS. Nor are there links that
+break when a peer dies, as real nodes have them: here only pings find that out, after a quarter of
+an hour. And nobody hands slots over to newcomers: only publishers and readers repair. `Search`
+drives one real `Lookup` through all that.
 
 Easy to get wrong: chance comes from one seeded source, and nothing may iterate over a set.
 """

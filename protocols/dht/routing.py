@@ -37,9 +37,9 @@ PING_SECONDS = 15.0  # a ping is over after this, one way or the other
 # but it is not passed on to others until it answers again.
 FAILURES_TO_FORGET = 3
 
-# Whoever was not heard of for so long should be pinged now and then. With a hundred contacts that
-# is a ping every ten seconds. Where half of all nodes go every 20 minutes, it halves how many
-# dead ones a lookup meets.
+# Whoever was not heard of for so long, and to whom there is no link that would break, should be
+# pinged. With a hundred contacts that is a ping every ten seconds. Where half of all nodes go every
+# 20 minutes, it halves how many dead ones a lookup meets.
 QUIET_SECONDS = 900.0
 
 REFRESH_SECONDS = 3600.0  # Kademlia's; half of all volunteers stay for longer
