@@ -21,6 +21,7 @@ from protocols.dht.messages import (
     FIND,
     GREET,
     LONGEST_REASON,
+    NEWER_BYTES_PER_ANSWER,
     NEWER_PER_ANSWER,
     REASONS_PER_ANSWER,
     SLOT_BYTES_PER_ANSWER,
@@ -194,12 +195,17 @@ class _Storing:
         self.refusals = bytearray()
         self.reasons: list[str] = []
         self.newer: list[Slot] = []
+        self._newer_bytes = 0
 
     def refused(self, refused: SlotRefused, held: Slot | None) -> None:
         self.refusals.append(refused.refusal)
         if len(self.reasons) < REASONS_PER_ANSWER:
             self.reasons.append(str(refused)[:LONGEST_REASON])
-        if held is not None and len(self.newer) < NEWER_PER_ANSWER:
+        if held is None or len(self.newer) >= NEWER_PER_ANSWER:
+            return
+        size = wire_bytes(held)
+        if not self.newer or self._newer_bytes + size <= NEWER_BYTES_PER_ANSWER:
+            self._newer_bytes += size
             self.newer.append(held)
 
 

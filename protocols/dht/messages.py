@@ -53,12 +53,13 @@ CONTACT_BYTES_PER_ANSWER = 256 << 10
 FIND_REQUEST_BYTES = 128 << 10
 FIND_RESPONSE_BYTES = 512 << 10
 STORE_REQUEST_BYTES = 192 << 10  # of values and keys 64 KiB, one slot may be over that by itself
-STORE_RESPONSE_BYTES = 192 << 10
+STORE_RESPONSE_BYTES = 256 << 10
 GREET_BYTES = 4096
 
 REASONS_PER_ANSWER = 8
 LONGEST_REASON = 300
 NEWER_PER_ANSWER = 16
+NEWER_BYTES_PER_ANSWER = 64 << 10  # but one slot may be over that by itself
 
 AddressText = Annotated[str, Meta(max_length=LONGEST_ADDRESS)]
 AddressTexts = Annotated[tuple[AddressText, ...], Meta(max_length=ADDRESSES_PER_CONTACT)]

@@ -28,7 +28,7 @@ class DhtSettings:
     alpha: int = ALPHA
     """Questions of one lookup in flight while it is still far from its target."""
 
-    enough_replicas: int = 3
+    enough_replicas: int = 2
     """A reader who is content with what is late enough has it from this many replicas."""
 
     enough_written: int = 5
