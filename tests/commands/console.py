@@ -14,10 +14,14 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from tests.leaving import Leaving
 
 CHECKOUT = Path(__file__).parents[2]
 SCRIPT = Path(sys.executable).with_name("potluck")
@@ -98,14 +102,31 @@ class RunningCommand:
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> tuple[int, float, str]:
         """Send a signal and wait: the exit code, the seconds it took, and its stderr."""
-        started = time.monotonic()
-        self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=PATIENCE_SECONDS)
-        return self.process.returncode, time.monotonic() - started, errors.decode()
+        return stop(self.process, number)
 
     def _said(self) -> str:
         self.process.kill()
         return self.process.communicate()[1].decode()
+
+
+def stop(process: subprocess.Popen[bytes], number: signal.Signals) -> tuple[int, float, str]:
+    """The exit code after a signal, the seconds that were the process's own, and its stderr."""
+
+    def rest_of(pipe: IO[bytes] | None) -> bytes:
+        return pipe.read() if pipe is not None else b""
+
+    impatience = threading.Timer(PATIENCE_SECONDS, process.kill)
+    with ThreadPoolExecutor() as readers:
+        leaving = Leaving(process.pid)
+        process.send_signal(number)
+        impatience.start()
+        try:
+            readers.submit(rest_of, process.stdout)  # it may have more to say than a pipe holds
+            errors = readers.submit(rest_of, process.stderr)
+            seconds = leaving.wait()
+            return process.wait(), seconds, errors.result().decode()
+        finally:
+            impatience.cancel()
 
 
 @contextlib.contextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.commands.console import environment
+from tests.commands.console import environment, stop
+from tests.leaving import LEAVE_SECONDS
 
 PROGRAM = """
 import sys
@@ -51,7 +51,12 @@ left_behind.touch()
 sys.exit(run_until_signal({gentle, stubborn, busy}[0]))
 """
 
-WAYS = ["gentle", "stubborn", "failing_on_the_way_out"]
+WAYS = [
+    "gentle",
+    "stubborn",
+    pytest.param("busy", marks=pytest.mark.slow),
+    "failing_on_the_way_out",
+]
 
 
 def interrupt(way: str, left_behind: Path, number: signal.Signals) -> tuple[int, float, str]:
@@ -61,14 +66,10 @@ def interrupt(way: str, left_behind: Path, number: signal.Signals) -> tuple[int,
         env=environment(left_behind.parent),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        started = time.monotonic()
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
-    return process.returncode, time.monotonic() - started, errors
+        assert process.stdout.readline() == b"ready\n"
+        return stop(process, number)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -76,7 +77,7 @@ def test_whatever_runs_it_is_out_in_two_seconds_with_a_clean_disk(way: str, tmp_
     left_behind = tmp_path / "file"
     code, seconds, errors = interrupt(way, left_behind, signal.SIGINT)
     assert code == 130
-    assert seconds < 2
+    assert seconds < LEAVE_SECONDS
     assert errors == ""
     assert not left_behind.exists()
 

@@ -21,6 +21,7 @@ from tests.commands.console import (
     running,
     running_node,
 )
+from tests.leaving import LEAVE_SECONDS
 
 
 def test_it_prints_addresses_that_can_be_pinged(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_a_signal_ends_it_cleanly(number: signal.Signals, code: int, tmp_path: P
     with running_node(tmp_path) as (node, _):
         returned, seconds, errors = node.stop(number)
     assert (returned, errors) == (code, "")
-    assert seconds < 2
+    assert seconds < LEAVE_SECONDS
     assert files_of_a_running_node(tmp_path) == []
 
 
@@ -143,7 +144,7 @@ def test_a_reader_that_never_reads_does_not_stop_the_node(tmp_path: Path) -> Non
     finally:
         os.close(reading)
         os.close(writing)
-    assert (code, seconds < 2) == (130, True)
+    assert (code, seconds < LEAVE_SECONDS) == (130, True)
     assert files_of_a_running_node(tmp_path / "a") == []
 
 

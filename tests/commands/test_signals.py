@@ -21,10 +21,10 @@ from protocols.messages import Empty
 from protocols.ping import SINK
 from protocols.rpc import open_rpc
 from tests.commands.console import LOOPBACK, files_of_a_running_node, running, running_node
+from tests.leaving import LEAVE_SECONDS
 
 PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
 LISTEN = ("listen", "--listen", LOOPBACK)
-LONGEST_SECONDS = 2.0
 
 A_FEW_MOMENTS = [0.0, 0.3]
 MANY_MOMENTS = [milliseconds / 1000 for milliseconds in range(20, 1400, 60)]
@@ -48,7 +48,7 @@ def check_interruption(
     assert code in codes, errors
     assert "Traceback" not in errors
     assert "error:" not in errors
-    assert seconds < LONGEST_SECONDS
+    assert seconds < LEAVE_SECONDS
     assert files_of_a_running_node(home) == []
 
 
@@ -104,7 +104,7 @@ def test_ctrl_c_in_the_middle_of_pings(tmp_path: Path) -> None:
             assert ping.next_object()["event"] == "pong"
             code, seconds, errors = ping.stop()
     assert (code, errors) == (130, "")
-    assert seconds < LONGEST_SECONDS
+    assert seconds < LEAVE_SECONDS
     assert files_of_a_running_node(tmp_path / "b") == []
 
 
@@ -116,7 +116,7 @@ def test_ctrl_c_during_status_watch(tmp_path: Path) -> None:
         watch.next_object()
         code, seconds, errors = watch.stop()
     assert (code, errors) == (130, "")
-    assert seconds < LONGEST_SECONDS
+    assert seconds < LEAVE_SECONDS
 
 
 async def test_ctrl_c_in_the_middle_of_a_transfer(tmp_path: Path) -> None:
@@ -149,5 +149,5 @@ async def test_ctrl_c_in_the_middle_of_a_transfer(tmp_path: Path) -> None:
                 await nursery.start(pour_until_it_breaks, peer, address)
                 code, seconds, errors = await trio.to_thread.run_sync(node.stop)
     assert (code, errors) == (130, "")
-    assert seconds < LONGEST_SECONDS
+    assert seconds < LEAVE_SECONDS
     assert files_of_a_running_node(tmp_path) == []

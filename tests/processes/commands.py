@@ -18,11 +18,8 @@ from typing import Final
 import trio
 
 from node.key_file import load_or_create_identity
+from tests.leaving import LEAVE_SECONDS, Leaving
 from tests.processes.children import START_SECONDS, Child, PeerProcess, started
-
-# The promise of every command. What comes on top is for a machine that runs other tests.
-LEAVE_SECONDS: Final = 2.0
-GRACE_SECONDS: Final = 1.0
 
 SIGNALS: Final = [signal.SIGINT, signal.SIGTERM]
 _OUR_CODES: Final = {signal.SIGINT: {130}, signal.SIGTERM: {0, 143}}
@@ -57,9 +54,12 @@ async def running_listener(place: Path, *arguments: str) -> AsyncIterator[PeerPr
 
 async def leaves_in_time(child: Child, number: signal.Signals) -> None:
     """Send the signal; insist that the process is gone in time, with the right code and words."""
+    leaving = Leaving(child.process_id)
     child.send_signal(number)
-    with trio.fail_after(LEAVE_SECONDS + GRACE_SECONDS):
+    with trio.fail_after(START_SECONDS):
+        seconds = await trio.to_thread.run_sync(leaving.wait, abandon_on_cancel=True)
         code = await child.exit_code()
+    assert seconds < LEAVE_SECONDS
     said = child.errors_file.read_text() if child.errors_file else ""
     if code in _OUR_CODES[number]:
         assert "Traceback" not in said

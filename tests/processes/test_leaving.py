@@ -20,9 +20,9 @@ from protocols.errors import Unreachable
 from protocols.identity import PeerId
 from protocols.messages import Empty
 from protocols.ping import CHUNK_BYTES, SINK, ping
+from tests.leaving import LEAVE_SECONDS
 from tests.processes.children import START_SECONDS, running_peer
 from tests.processes.commands import (
-    LEAVE_SECONDS,
     SIGNALS,
     leaves_in_time,
     nothing_on_disk_but_a_key,
