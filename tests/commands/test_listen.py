@@ -78,6 +78,7 @@ def test_the_same_key_in_another_home_is_refused(tmp_path: Path) -> None:
     assert files_of_a_running_node(tmp_path / "b") == []
 
 
+@pytest.mark.slow
 def test_after_kill_9_it_starts_again_at_once(tmp_path: Path) -> None:
     with running_node(tmp_path) as (node, first):
         node.process.send_signal(signal.SIGKILL)
@@ -92,7 +93,12 @@ def test_after_kill_9_it_starts_again_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 129)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_it_cleanly(number: signal.Signals, code: int, tmp_path: Path) -> None:
     with running_node(tmp_path) as (node, _):

@@ -36,6 +36,7 @@ NARROW = LinkConditions(bytes_per_second=400_000, queue_bytes=16_000)
 
 # The library leaves sockets to the garbage collector.
 pytestmark = [
+    pytest.mark.slow,  # nothing that we change changes what the pinned library does
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
@@ -228,7 +229,6 @@ async def test_a_cancelled_write_kills_the_connection_in_silence() -> None:
             assert far.get_id() in near.get_connected_peers()
 
 
-@pytest.mark.slow
 async def test_a_reader_that_pauses_for_five_seconds_gets_its_stream_reset() -> None:
     """node.transport: a slow reader is waited for."""
     async with host() as near, host() as far:

@@ -95,7 +95,13 @@ GREETINGS = {
 
 
 @pytest.mark.parametrize("greeting", GREETINGS.values(), ids=list(GREETINGS))
-@pytest.mark.parametrize("hangs_up", [True, False], ids=["and hangs up", "and waits"])
+@pytest.mark.parametrize(
+    "hangs_up",
+    [
+        pytest.param(True, id="and hangs up"),
+        pytest.param(False, id="and waits", marks=pytest.mark.slow),
+    ],
+)
 async def test_nonsense_at_the_port_ends_that_connection_only(
     greeting: bytes, hangs_up: bool
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import trio
 
 from node.bench.link import LinkConditions
@@ -43,6 +44,7 @@ async def test_of_two_simultaneous_dials_the_same_one_remains_on_both_sides() ->
         assert await stream.receive_some() == b"sound"
 
 
+@pytest.mark.slow
 async def test_a_surplus_connection_is_not_closed_under_a_stream() -> None:
     async with networks(2, IMPATIENT) as (first, second):
         smaller, larger = sorted((first, second), key=lambda network: network.peer_id)

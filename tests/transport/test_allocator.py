@@ -29,6 +29,7 @@ def page_faults(is_told: bool) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a hint for glibc alone")
 def test_packets_that_come_and_go_cost_hardly_any_page_faults() -> None:
     assert page_faults(is_told=True) * 5 < page_faults(is_told=False)

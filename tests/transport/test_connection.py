@@ -413,6 +413,7 @@ async def test_a_thousand_full_streams_that_nobody_reads_stay_within_the_budget(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_a_thousand_streams_leave_nothing_behind() -> None:
     async with joined_pair() as (near, far):
 

@@ -214,6 +214,7 @@ async def test_closing_is_noticed_at_the_other_end(listener: str) -> None:
         assert not calling.get_network().get_connections()
 
 
+@pytest.mark.slow
 async def test_a_reader_that_pauses_longer_than_the_library_allows_loses_nothing() -> None:
     """Ours at both ends: the library's muxer gives up after five seconds without window."""
     async with joined_hosts("ours", "ours") as (calling, serving):
