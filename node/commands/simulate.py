@@ -59,7 +59,7 @@ def _add_dht(kinds: Subparsers) -> None:
         description="Let nodes of the directory join one after the other, publish slots and read "
         "them at random nodes, with the routing tables, lookups and storage of real nodes and a "
         "network that is only delay. The same seed gives the same figures. 10,000 nodes take "
-        f"some minutes and 4 GiB of memory.\n\n{figures}",
+        f"some minutes and 1 GiB of memory.\n\n{figures}",
         example="potluck simulate dht --nodes 1000 --json\n"
         "potluck simulate dht --kill 0.3\n"
         "potluck simulate dht --churn 1200 --hours 4\n"

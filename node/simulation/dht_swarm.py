@@ -396,7 +396,7 @@ class _Swarm:
         for number in range(count):
             queue.after(number * seconds / count, self._read_one, reads, True, lambda: None)
         for hour in range(math.ceil(self.plan.hours)):
-            self.say(f"{hour} hours of churn are over")
+            self.say(f"hour {hour + 1} of churn")
             queue.run_until(min(ends, queue.now + 3600))
         return {**reads.figures(), "deaths": deaths, "publishers": len(publishing)}
 
