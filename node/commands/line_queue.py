@@ -22,7 +22,7 @@ from typing import Any
 
 import trio
 
-from node.commands.logs import HumanFormatter
+from node.commands.logs import for_people
 from node.commands.output import Output, printable
 
 # A reader that pauses misses nothing for this many lines; one that never comes back costs 1 MB.
@@ -66,7 +66,7 @@ class LineQueue:
     def logging(self) -> Iterator[None]:
         """While this is entered, the log is printed through this queue."""
         root = logging.getLogger()
-        handler = _QueueHandler(self.say)
+        handler = for_people(_QueueHandler(self.say))
         before = list(root.handlers)
         root.handlers[:] = [handler]
         try:
@@ -93,7 +93,6 @@ class _QueueHandler(logging.Handler):
         super().__init__()
         self._say = say
         self._token = trio.lowlevel.current_trio_token()
-        self.setFormatter(HumanFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
