@@ -6,10 +6,6 @@ the plan wants it, part of the nodes die at once, or for hours some die and othe
 share of them has lied from the beginning. Everything that decides anything is the real thing
 (table, lookup, storage, publisher); see `dht_swarm_world` for what is not.
 
-Two rates of reads: *found* means that a slot of the publisher was there; *success* that it was
-the newest that its publisher had finished publishing when the read began. A read counts if the
-slot was live all the while, whether or not its publisher was.
-
 Easy to get wrong: a reader repairs what it finds behind, so a swarm that is measured heals by it.
 Reads that are to show a damage repair nothing.
 """
@@ -21,9 +17,10 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from node.simulation.dht_swarm_figures import Reads, percentile
 from node.simulation.dht_swarm_peer import Peer
 from node.simulation.dht_swarm_world import Search, World
 from protocols.dht.ids import position_of
@@ -65,51 +62,6 @@ class SwarmPlan:
     """The share of nodes that lie."""
     slots: int = PUBLISHED_SLOTS
     reads: int = READS
-
-
-@dataclass
-class Reads:
-    """What became of a series of reads."""
-
-    hops: list[int] = field(default_factory=list)
-    hops_to_first_slot: list[int] = field(default_factory=list)
-    messages: list[int] = field(default_factory=list)
-    milliseconds: list[int] = field(default_factory=list)
-    found: int = 0
-    newest: int = 0
-
-    @property
-    def counted(self) -> int:
-        return len(self.messages)
-
-    @property
-    def found_rate(self) -> float:
-        return self.found / max(1, self.counted)
-
-    @property
-    def success_rate(self) -> float:
-        return self.newest / max(1, self.counted)
-
-    def figures(self) -> dict[str, Any]:
-        return {
-            "hops_p50": percentile(self.hops, 50),
-            "hops_p99": percentile(self.hops, 99),
-            "hops_to_first_slot_p50": percentile(self.hops_to_first_slot, 50),
-            "hops_to_first_slot_p99": percentile(self.hops_to_first_slot, 99),
-            "messages_per_get_p50": percentile(self.messages, 50),
-            "messages_per_get_p99": percentile(self.messages, 99),
-            "get_virtual_ms_p50": percentile(self.milliseconds, 50),
-            "reads": self.counted,
-            "found_rate": round(self.found_rate, 6),
-            "success_rate": round(self.success_rate, 6),
-        }
-
-
-def percentile(values: list[int], percent: int) -> int | None:
-    """The smallest value that so many percent do not exceed; None of nothing."""
-    if not values:
-        return None
-    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
 def simulate(plan: SwarmPlan, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from node.simulation.dht_swarm import SwarmPlan, percentile, simulate
+from node.simulation.dht_swarm import SwarmPlan, simulate
 from node.simulation.dht_swarm_events import EventQueue
+from node.simulation.dht_swarm_figures import percentile
 from node.simulation.dht_swarm_peer import INVENTED_BITS, Peer
 from node.simulation.dht_swarm_world import TIMEOUT_SECONDS, Search, World
 from protocols.dht.ids import position_of
