@@ -105,7 +105,7 @@ class Bootstrap:
         self._cached = fresh[:CACHED_PEERS]
 
     def state(self) -> BootstrapState:
-        if len(self._state.table) or self.joined.is_set():
+        if not self._state.is_alone:
             joined = Joined.JOINED
         else:
             joined = Joined.TRYING if self._places or self._cached else Joined.ALONE
@@ -123,11 +123,11 @@ class Bootstrap:
         while True:
             self._met_somebody = trio.Event()
             await self._try_all()
-            if len(state.table) and self._is_new_here:
+            if state.is_alone:
+                self._is_new_here = True
+            elif self._is_new_here:
                 self._is_new_here = False
                 await self._look_around()
-            elif not len(state.table):
-                self._is_new_here = True
             with trio.move_on_after(self._seconds_until_next_round()):
                 await self._met_somebody.wait()
 
@@ -151,9 +151,12 @@ class Bootstrap:
 
     async def _try_all(self) -> None:
         now = trio.current_time()
-        due = [one for one in self._places if not one.answered and one.next_try <= now]
+        is_alone = self._state.is_alone
+        due = [
+            one for one in self._places if one.next_try <= now and (is_alone or not one.answered)
+        ]
         contacts = [one.contact for one in due]
-        if not len(self._state.table):
+        if is_alone:
             named = {one.peer for one in contacts}
             contacts += [one for one in self._cached if one.peer not in named]
         if not contacts:
@@ -165,7 +168,7 @@ class Bootstrap:
             self._rounds_failed = 0
             return
         self._rounds_failed += 1
-        if not len(self._state.table):
+        if self._state.is_alone:
             self._complain()
 
     async def _greet_all(self, contacts: Iterable[Contact]) -> dict[PeerId, str]:
@@ -191,7 +194,7 @@ class Bootstrap:
         place.answered = failure is None
         place.failure = failure or ""
         longest = settings.longest_retry_seconds
-        if len(self._state.table):
+        if not self._state.is_alone:
             longest *= REJOINED_RARER
         delay = min(longest, settings.first_retry_seconds * 2 ** min(place.attempts - 1, 30))
         place.next_try = trio.current_time() + self._shortened(delay)
@@ -210,8 +213,9 @@ class Bootstrap:
     def _seconds_until_next_round(self) -> float:
         settings = self._state.settings
         now = trio.current_time()
-        waiting = [one.next_try - now for one in self._places if not one.answered]
-        if not len(self._state.table) and self._cached:
+        is_alone = self._state.is_alone
+        waiting = [one.next_try - now for one in self._places if is_alone or not one.answered]
+        if is_alone and self._cached:
             delay = settings.first_retry_seconds * 2 ** min(self._rounds_failed, 30)
             waiting.append(self._shortened(min(settings.longest_retry_seconds, delay)))
         seconds = min(waiting, default=settings.longest_retry_seconds)

@@ -34,6 +34,7 @@ class Publications:
     def prepare(self, key: str, value: object, ttl_seconds: float, *, keep_up: bool) -> Slot:
         """A signed slot under this key; SlotRefused if every node would refuse it."""
         state = self._state
+        state.check_open()
         family = state.families.family_of(key)
         raw = family.encode(value)
         ttl_ms = int(ttl_seconds * 1000)

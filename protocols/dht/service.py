@@ -110,8 +110,9 @@ class Dht:
 
     async def end(self) -> None:
         """Bring and save what is not brought and saved yet. Called by `open_dht`."""
-        with trio.CancelScope(shield=True), trio.move_on_after(LAST_WRITES_SECONDS):
-            await self._writer.flush()
+        if not self._state.nursery.cancel_scope.cancel_called:
+            with trio.CancelScope(shield=True), trio.move_on_after(LAST_WRITES_SECONDS):
+                await self._writer.flush()
         if self._keeping is not None:
             with trio.CancelScope(shield=True):
                 await self._keeping.save()
@@ -125,6 +126,7 @@ class Dht:
         SlotRefused if it breaks a rule, or if every replica refused it; Unreachable if nobody
         holds it, in which case it is tried again until it ends.
         """
+        self._state.counts.puts += 1
         slot = self._publications.prepare(key, value, ttl, keep_up=keep_up)
         return _checked((await self._publications.publish([slot]))[0])
 
@@ -139,6 +141,7 @@ class Dht:
             key: self._publications.prepare(key, value, ttl, keep_up=keep_up)
             for key, value, ttl in entries
         }
+        self._state.counts.puts += len(slots)
         return await self._publications.publish(list(slots.values()))
 
     async def withdraw(self, key: str) -> Written:
@@ -171,6 +174,7 @@ class Dht:
 
         Leaving the loop for good ends the reading; `contextlib.aclosing` does so at once.
         """
+        self._state.check_open()
         return self._watches.watch(key)
 
     def _entries(self, slots: Iterable[Slot]) -> dict[PeerId, Entry]:

@@ -87,6 +87,15 @@ class DhtState:
             self._is_client = self.settings.client or not self.network.addresses()
         return self._is_client
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody is known who answered when last asked."""
+        return not self.table.closest(self.own_id, 1)
+
+    def check_open(self) -> None:
+        if self.nursery.cancel_scope.cancel_called:
+            raise trio.ClosedResourceError("this node's directory has ended")
+
     def keep(self, slot: Slot) -> None:
         """Keep a slot as a replica; SlotRefused if it may not be."""
         if self.storage.store(slot, self.now_ms()) is Stored.UNCHANGED:

@@ -74,7 +74,11 @@ class Walk(Generic[E]):
         self._over = trio.Event()
 
     async def run(self) -> None:
-        """Until every errand is content. What is left to be done then goes on by itself."""
+        """Until every errand is content. What is left to be done then goes on by itself.
+
+        trio.ClosedResourceError if the directory ends meanwhile.
+        """
+        self._state.check_open()
         self._state.counts.lookups += len(self._unfinished)
         self._advance()
         while not self._over.is_set():
@@ -85,6 +89,8 @@ class Walk(Generic[E]):
                 await self._over.wait()
             if patience.cancelled_caught:
                 self._give_up_waiting(trio.current_time())
+        if self._awaited:
+            self._state.check_open()
 
     def _give_up_waiting(self, now: float) -> None:
         while self._by_age and self._by_age[0].slow_at <= now:
@@ -134,6 +140,9 @@ class Walk(Generic[E]):
         contact = question.contact
         try:
             named = await self._ask(contact, question.errands)
+        except trio.Cancelled:
+            self._over.set()  # the directory ends, and whoever waits for this walk may outlive it
+            raise
         except PotluckError as error:
             log.debug("%s is passed over in a lookup: %s", contact.peer, error)
             self._failed(question)

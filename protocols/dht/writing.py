@@ -148,7 +148,7 @@ class Writer:
             found = dict(zip(far, looked_up, strict=True))
         errands = []
         # many slots go to all their replicas at once, so that each of those gets one message
-        at_once = len(slots) > 1
+        at_once = len(slots) > 1 or len(self._rest) >= LARGEST_PUT
         for slot in slots:
             closest = found.get(slot.key) or seeds_for(state, positions[slot.key])
             errand = Bringing(state, slot, closest, at_once=at_once)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 import trio
 
 from node.simulated_network import NodeSettings, SimulatedWorld, run_simulation
 from protocols.dht.bootstrap import Joined
 from protocols.dht.contacts import Contact
+from protocols.dht.keeper import KeepingFailed
 from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot
 from tests.dht.members import SETTINGS, Member, joined, member, simulated, swarm, table_sizes
+from tests.dht.publishers import note
 
 HOUR = 3600.0
 
@@ -226,6 +229,82 @@ async def test_who_cannot_join_says_which_address_failed_how_and_goes_on_trying(
     Member(world, world.restart(late), DhtSettings())
     with trio.fail_after(61):
         await joined(one)
+
+
+@simulated
+async def test_a_node_comes_back_to_an_address_that_was_down_for_longer_than_lost_peers_are_sought(
+    world: SimulatedWorld,
+) -> None:
+    first = member(world, "first")
+    one = member(world, "one", [first])
+    await joined(first, one)
+    first.crash()
+    await trio.sleep(30 * HOUR)
+    assert one.dht.bootstrap_state().joined is Joined.TRYING
+    again = first.restart()
+    await trio.sleep(61)
+    assert one.dht.bootstrap_state().joined is Joined.JOINED
+    assert table_sizes([again, one]) == [1, 1]
+
+
+class FullDisk(MemoryKeeper):
+    def save_contacts(self, contacts: Sequence[Contact]) -> None:  # noqa: ARG002
+        raise KeepingFailed("The disk is full.")
+
+    def save_slots(self, slots: Sequence[Slot], now_ms: int) -> None:  # noqa: ARG002
+        raise KeepingFailed("The disk is full.")
+
+
+@simulated
+async def test_a_full_disk_costs_what_was_to_be_kept_and_nothing_else(
+    world: SimulatedWorld,
+) -> None:
+    first = member(world, "first", keeper=FullDisk())
+    second = member(world, "second", [first])
+    await joined(first, second)
+    await second.dht.put("note/kept", "in memory", HOUR)
+    await trio.sleep(300)
+    await read_everywhere([first, second], "note/kept", ["in memory"])
+    await first.leave()
+
+
+@simulated
+async def test_slots_on_disk_that_were_changed_there_are_not_believed(
+    world: SimulatedWorld,
+) -> None:
+    keeper = MemoryKeeper()
+    good = note(key="note/good", expires=int((world.honest_time() + HOUR) * 1000))
+    keeper.slots["note/good", good.publisher] = good
+    changed = msgspec.structs.replace(good, key="note/changed")
+    keeper.slots["note/changed", good.publisher] = changed
+    one = member(world, "one", keeper=keeper)
+    await joined(one)
+    await trio.sleep(10)
+    assert list(await one.dht.get("note/good"))
+    assert not await one.dht.get("note/changed")
+
+
+@simulated
+async def test_who_waits_for_the_directory_when_it_ends_is_told(world: SimulatedWorld) -> None:
+    first, second = await swarm(world, 2)
+    second.crash()
+    first.network.world.partition([first.network], [second.network])
+
+    async def read_on() -> None:
+        while True:
+            await first.dht.get("note/x")
+            await trio.sleep(1)
+
+    async def read() -> None:
+        with pytest.raises(trio.ClosedResourceError):
+            await read_on()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await trio.sleep(3)
+        await first.leave()
+    with pytest.raises(trio.ClosedResourceError):
+        await first.dht.put("note/x", "late", 60)
 
 
 @simulated
