@@ -1,9 +1,10 @@
 """`potluck bench dht`: what the directory costs and how long it takes, with real nodes on loopback.
 
 A swarm is started, joined as volunteers would (each node through a few random earlier ones), and
-warmed: every node writes and reads until its links are there. Then it is left alone, for the idle
-cost. Then pairs: one random node stores a fresh key, another reads it, one operation at a time.
-First reads that are content with the first replicas that answer, then reads of the newest.
+warmed: every node reads so many random keys that it has its links, and some pairs are tried.
+Then it is left alone, for the idle cost. Then pairs: one random node stores a fresh key, another
+reads it, one operation at a time. First reads that are content with the first replicas that
+answer, then reads of the newest.
 
 The reference's bench does the same with the same counts, so that figures can be compared; it
 gives each node processes of its own. So do we up to sixteen nodes; of more, eight share a process
@@ -32,7 +33,9 @@ NODES_WITH_A_PROCESS_EACH = 16
 NODES_PER_PROCESS = 8
 BOOTSTRAP_PEERS = 4  # the reference's
 TTL_SECONDS = 600.0  # the reference's
-WARM_UP_PAIRS_PER_NODE = 3
+# The replicas of so many random keys are all nodes of a swarm of 64, but for one in millions.
+WARM_UP_KEYS = 32
+WARM_UP_PAIRS_PER_NODE = 1
 SETTLE_SECONDS = 2.0  # the reference's; for what joining left to be done
 MIB = 1 << 20
 
@@ -101,6 +104,8 @@ async def measure_dht(effort: DhtEffort, say: Talk = lambda _line: None) -> dict
         ]
         nodes, join_seconds = await _join_all(processes, effort.nodes, chance)
         say("warming up")
+        for node in nodes:
+            await node.process.ask("warm", node=node.number, keys=WARM_UP_KEYS)
         warm = await _pairs(nodes, WARM_UP_PAIRS_PER_NODE * len(nodes), chance, newest=True)
         await trio.sleep(SETTLE_SECONDS)
         say(f"idle for {effort.idle_seconds:g} s")

@@ -54,6 +54,12 @@ class DhtBenchPeer:
             "seconds": time.perf_counter() - began,
         }
 
+    async def warm(self, node: int, keys: int) -> dict[str, Any]:
+        """Read so many random keys at once; afterwards there are links to all their replicas."""
+        network, dht = self._nodes[node]
+        await dht.get_many([f"note/{network.random.getrandbits(64):x}" for _ in range(keys)])
+        return {"links": len(network.links())}
+
     async def put(self, node: int, key: str, value: str, ttl: float) -> dict[str, Any]:
         dht = self._nodes[node][1]
         began = time.perf_counter()
