@@ -6,8 +6,15 @@ import pytest
 import trio
 
 from node.simulated_network import SimulatedWorld
+from protocols.dht.contacts import Contact, contact_of
+from protocols.dht.messages import without_peer
 from protocols.dht.refusals import SlotRefusal, SlotRefused
-from tests.dht.members import joined, member, simulated, swarm, table_sizes
+from tests.dht.members import Member, joined, member, simulated, swarm, table_sizes
+from tests.dht.publishers import note, publisher
+
+
+def contact(one: Member) -> Contact:
+    return contact_of(one.peer, without_peer(one.network.peer_id, [one.address]))
 
 
 @simulated
@@ -101,3 +108,38 @@ async def test_a_key_of_no_family_is_refused(world: SimulatedWorld) -> None:
     assert caught.value.refusal is SlotRefusal.UNKNOWN_FAMILY
     with pytest.raises(SlotRefused):
         await alone.dht.get("nothing/here")
+
+
+@simulated
+async def test_a_key_with_more_than_fits_in_one_answer_is_read_whole(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 4)
+    expires = int((world.honest_time() + 600) * 1000)
+    slots = [note(publisher(one), "note/full", "x" * 4000, 1, expires) for one in range(1, 101)]
+    for start in range(0, 100, 8):
+        await members[0].dht._asker.store(contact(members[1]), slots[start : start + 8])
+    found = await members[2].dht.get("note/full")
+    assert set(found) == {one.publisher_peer for one in slots}
+    several = await members[3].dht.get_many(["note/none", "note/full", "note/nothing"])
+    assert {key: len(entries) for key, entries in several.items()} == {
+        "note/none": 0,
+        "note/full": 100,
+        "note/nothing": 0,
+    }
+    await trio.sleep(10)
+    for one in members:  # whoever read it found the others lacking
+        assert len(one.dht._state.storage.get("note/full", 0)) == 100
+
+
+@simulated
+async def test_the_statistics_count_what_was_done(world: SimulatedWorld) -> None:
+    members = await swarm(world, 4)
+    await members[0].dht.put("note/one", "1", 60)
+    await members[0].dht.put_many([("note/two", "2", 60), ("note/three", "3", 60)])
+    await members[1].dht.get_many(["note/one", "note/two"])
+    assert members[0].dht.statistics().puts == 3
+    assert members[0].dht.statistics().slots_published == 3
+    assert members[1].dht.statistics().gets == 2
+    assert members[2].dht.statistics().slots_taken == 3
+    assert members[2].dht.statistics().keys_stored == 3
