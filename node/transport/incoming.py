@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import trio
+
+from node.transport.empty_frames import EmptyFrames
 from node.transport.frames import (
     ACK,
     DATA,
@@ -37,6 +40,7 @@ class Incoming:
     def __init__(self, connection: YamuxConnection) -> None:
         self._connection = connection
         self._parser = FrameParser(connection.settings.stream_window_limit_bytes)
+        self._empty_frames = EmptyFrames(trio.current_time)
         self._payload_stream: YamuxStream | None = None
         self._payload_left = 0
         self._payload_flags = 0
@@ -53,7 +57,9 @@ class Incoming:
         type, flags, stream_id, length = header
         if type == DATA:
             self._on_data_header(flags, stream_id, length)
-        elif type == WINDOW_UPDATE:
+            return
+        self._empty_frames.another()
+        if type == WINDOW_UPDATE:
             self._on_window_update(flags, stream_id, length)
         elif type == PING:
             if flags & SYN:
@@ -67,6 +73,8 @@ class Incoming:
         stream = self._connection.stream_for(flags, stream_id)
         if stream is None and not flags & (SYN | FIN | RST):
             self._connection.refuse(stream_id)
+        if stream is None or not length:
+            self._empty_frames.another()
         if stream is not None:
             stream.on_payload_declared(length)
         self._payload_stream, self._payload_left, self._payload_flags = stream, length, flags

@@ -13,6 +13,7 @@ import trio.testing
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 
 from node.transport import YamuxConnection, YamuxSettings, YamuxStream
+from node.transport.empty_frames import MOST_EMPTY_FRAMES_PER_SECOND
 from node.transport.frames import (
     ACK,
     DATA,
@@ -333,13 +334,32 @@ async def test_a_window_larger_than_the_first_may_come_with_the_opening() -> Non
 async def test_a_flood_of_pings_costs_nothing_that_lasts() -> None:
     async with hostile_pair() as (connection, peer):
         flood = b"".join(encode_header(PING, SYN, 0, value) for value in range(5000))
-        for _ in range(20):
+        for _ in range(MOST_EMPTY_FRAMES_PER_SECOND // 5000 - 1):
             await peer.send(flood)
         await peer.send_frame(PING, SYN, 0, 424_242)
         while (await peer.next_of(PING)).length != 424_242:
             pass
         assert not connection.outgoing
         assert not connection.is_closed
+
+
+EMPTY_FRAMES = {
+    "pings": encode_header(PING, SYN, 0, 7),
+    "answers to pings that nobody sent": encode_header(PING, ACK, 0, 7),
+    "credit for a stream that is not": encode_header(WINDOW_UPDATE, 0, 99, 1),
+    "ends of a stream that is not": encode_header(WINDOW_UPDATE, RST, 99, 0),
+    "data for a stream that is not": encode_header(DATA, 0, 99, 1) + b"x",
+    "data that is none": encode_header(DATA, 0, 1, 0),
+}
+
+
+@pytest.mark.parametrize("frame", EMPTY_FRAMES.values(), ids=EMPTY_FRAMES.keys())
+async def test_a_peer_that_floods_us_with_nothing_is_told_and_cut_off(frame: bytes) -> None:
+    async with hostile_pair() as (connection, peer):
+        await peer.send_frame(WINDOW_UPDATE, SYN, 1, 0)
+        for _ in range(MOST_EMPTY_FRAMES_PER_SECOND // 1000):
+            await peer.send(frame * 1000)
+        await expect_cut_off(connection, peer)
 
 
 async def test_a_flood_of_streams_is_refused_beyond_the_backlog() -> None:
