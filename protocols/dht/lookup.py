@@ -236,7 +236,11 @@ class Lookup:
         if contact.addresses == known.contact.addresses:
             return
         before = set(known.contact.addresses)
-        known.contact = known.contact.with_more_addresses(contact.addresses)
+        if known.sources is None:
+            # what we have dialled ourselves stays first, however many others are named
+            known.contact = contact.with_more_addresses(known.contact.addresses)
+        else:
+            known.contact = known.contact.with_more_addresses(contact.addresses)
         if known.state is _State.FAILED and not before.issuperset(known.contact.addresses):
             if known.sources is not None and source is not None:
                 known.sources = [source]  # those before it have had their blame

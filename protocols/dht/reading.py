@@ -136,8 +136,11 @@ class Seeking(Errand):
         prefix = prefix_of_id(contact.node_id)
         if prefix not in self._known:
             self._known.append(prefix)
-        # we are among those who should have it: ask all of them at once
-        if (self.is_near or held) and not (self._content_with and held):
+        if self._content_with and held:
+            # each that has it leaves one fewer to be asked
+            self.lookup.alpha = max(1, self._content_with - self._satisfied)
+        elif self.is_near or held:
+            # we are among those who should have it: ask all of them at once
             self.lookup.alpha = self.lookup.k
 
 

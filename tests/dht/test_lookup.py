@@ -289,6 +289,15 @@ def test_a_real_peer_cannot_be_hidden_behind_a_wrong_address() -> None:
     assert lookup.closest_answered()[0].node_id == real.node_id
 
 
+def test_the_addresses_of_our_own_table_stay_first_however_many_others_are_named() -> None:
+    ours, liar = near(50, "proven"), near(10)
+    lookup = Lookup(TARGET, OWN, [ours, liar], alpha=1)
+    (asked,) = lookup.next_queries()
+    lookup.answered(asked, [near(50, *(f"invented {number}" for number in range(8)))])
+    (asked,) = lookup.next_queries()
+    assert asked.addresses[0] == "proven"
+
+
 def test_an_address_that_came_while_the_wrong_one_was_tried_is_tried_next() -> None:
     real, liar, honest = near(1, "real"), near(100), near(101)
     lookup = Lookup(TARGET, OWN, [liar, honest])
