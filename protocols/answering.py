@@ -92,7 +92,7 @@ class AnsweringStream:
         self._protocol = stream.protocol
         self._methods = methods
         self._state = state
-        self._sender = FrameSender(state.limits.stall_seconds)
+        self._sender = FrameSender(state.limits.stall_seconds, state.queued)
         self._running: dict[int, trio.CancelScope] = {}
         self._cancelled_lately = False
         self._plain_caller = Caller(self._peer)

@@ -89,7 +89,7 @@ class CallStream:
         self.was_open = False
         self._network = network
         self._state = state
-        self._sender = FrameSender(state.limits.stall_seconds)
+        self._sender = FrameSender(state.limits.stall_seconds, state.queued)
         self._waiting: dict[int, _Waiting] = {}
         self._calls = 0  # in `call`: waiting for the opening, for their turn, or for the answer
         self._last_id = 0

@@ -8,6 +8,9 @@ Promise: the queue is bounded as long as producers ask `congested` before a push
 `room` when it is. A stream that takes nothing for `stall_seconds` ends `run` with
 DeadlineExceeded.
 
+All senders of a node count what they hold in one `QueuedBytes`. Peers that ask much and read
+nothing would otherwise each be given a megabyte for every stream that they may open.
+
 Easy to get wrong: a ticket tells only whether a frame was handed to the stream, not whether it
 arrived. `was_sent` False is certain: the other side never saw it.
 """
@@ -24,15 +27,30 @@ from protocols.turnstile import Turnstile
 
 BATCH_BYTES = 256 << 10  # one send; also the step in which a stalled stream is noticed
 CONGESTED_BYTES = 1 << 20  # queued for one stream, above which producers wait
+CROWDED_BYTES = 64 << 10  # the same while all streams together hold too much: a few answers
+
+
+class QueuedBytes:
+    """What all senders of a node have queued together, and from where on that is too much."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.total = 0
+
+    @property
+    def is_crowded(self) -> bool:
+        return self.total >= self.limit_bytes
 
 
 class FrameSender:
     """The outgoing side of one stream of messages."""
 
-    def __init__(self, stall_seconds: float) -> None:
+    def __init__(self, stall_seconds: float, of_node: QueuedBytes) -> None:
         self._stall_seconds = stall_seconds
+        self._of_node = of_node
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
+        self._ended = False
         self._pushed = 0
         self._taken = 0
         self._finishing = False
@@ -47,13 +65,18 @@ class FrameSender:
 
     @property
     def congested(self) -> bool:
-        return self._queued_bytes >= CONGESTED_BYTES
+        if self._queued_bytes < CROWDED_BYTES:
+            return False
+        return self._queued_bytes >= CONGESTED_BYTES or self._of_node.is_crowded
 
     def push(self, frame: bytes) -> int:
-        """Queue a frame; its ticket."""
+        """Queue a frame; its ticket. After the end of `run` it goes nowhere."""
+        self._pushed += 1
+        if self._ended:
+            return self._pushed
         self._queue.append(frame)
         self._queued_bytes += len(frame)
-        self._pushed += 1
+        self._of_node.total += len(frame)
         self._work.open()
         return self._pushed
 
@@ -78,6 +101,15 @@ class FrameSender:
 
     async def run(self, stream: Stream) -> None:
         """Send until `finish`. Errors of the stream come out as they are."""
+        try:
+            await self._run(stream)
+        finally:
+            self._ended = True
+            self._queue.clear()
+            self._of_node.total -= self._queued_bytes
+            self._queued_bytes = 0
+
+    async def _run(self, stream: Stream) -> None:
         while True:
             while self._queue:
                 await self._send(stream, self._next_batch())
@@ -121,3 +153,4 @@ class FrameSender:
                 why="It has stopped reading, or the link carries nothing.",
             )
         self._queued_bytes -= len(data)
+        self._of_node.total -= len(data)

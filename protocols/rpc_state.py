@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import trio
 
 from protocols.errors import RemoteMisbehaviour
+from protocols.frame_sender import QueuedBytes
 from protocols.guard import Guard
 from protocols.identity import PeerId
 from protocols.penalties import Penalties
@@ -46,6 +47,9 @@ class RpcLimits:
     """Bulk transfers that all peers have open here."""
     streams_per_peer: int = 64
     """Streams of one peer, of both sorts; more are reset."""
+    queued_bytes_in_total: int = 64 << 20
+    """Requests and answers that wait to be sent, on all streams. Above it a stream may hold 64 KiB
+    instead of a megabyte: peers that ask much and read nothing get no more than that."""
     open_seconds: float = 20.0
     """Opening a stream, dialling included: as long as a hole punch may take."""
     idle_seconds: float = 120.0
@@ -124,6 +128,7 @@ class RpcState:
         self.penalties = Penalties()
         self.served = Tally(limits.served_per_peer, limits.served_in_total)
         self.transfers = Tally(limits.transfers_per_peer, limits.transfers_in_total)
+        self.queued = QueuedBytes(limits.queued_bytes_in_total)
         self.streams = Tally(limits.streams_per_peer, limits.streams_per_peer * 1024)
 
     def misbehaved(self, peer: PeerId, protocol: str, error: RemoteMisbehaviour) -> None:

@@ -1,0 +1,71 @@
+"""What waits to be sent is bounded, for a stream and for all streams of a node together."""
+
+from __future__ import annotations
+
+import trio
+import trio.testing
+
+from protocols.frame_sender import CONGESTED_BYTES, CROWDED_BYTES, FrameSender, QueuedBytes
+
+STALL_SECONDS = 30.0
+FRAME = bytes(8 << 10)
+STREAMS = 50
+
+
+def push_while_there_is_room(sender: FrameSender) -> None:
+    while not sender.congested:
+        sender.push(FRAME)
+
+
+async def test_one_stream_alone_may_hold_a_megabyte() -> None:
+    sender = FrameSender(STALL_SECONDS, QueuedBytes(64 << 20))
+    push_while_there_is_room(sender)
+    assert CONGESTED_BYTES <= sender.queued_bytes < CONGESTED_BYTES + len(FRAME)
+
+
+async def test_many_streams_whose_peers_do_not_read_share_what_there_is() -> None:
+    of_node = QueuedBytes(4 << 20)
+    for _ in range(STREAMS):
+        push_while_there_is_room(FrameSender(STALL_SECONDS, of_node))
+    most = of_node.limit_bytes + len(FRAME) + STREAMS * (CROWDED_BYTES + len(FRAME))
+    assert of_node.limit_bytes <= of_node.total <= most
+
+
+async def test_in_a_crowd_a_peer_that_reads_still_gets_everything() -> None:
+    of_node = QueuedBytes(1 << 20)
+    push_while_there_is_room(FrameSender(STALL_SECONDS, of_node))
+    assert of_node.is_crowded
+    sender = FrameSender(STALL_SECONDS, of_node)
+    near, far = trio.testing.lockstep_stream_pair()
+
+    async def produce() -> None:
+        for _ in range(100):
+            if sender.congested:
+                await sender.room()
+            sender.push(FRAME)
+            assert sender.queued_bytes <= CROWDED_BYTES + len(FRAME)
+        sender.finish()
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.run, near)
+            nursery.start_soon(produce)
+            received = 0
+            while some := await far.receive_some(1 << 20):
+                received += len(some)
+    assert received == 100 * len(FRAME)
+
+
+async def test_a_stream_that_ends_gives_back_what_it_held_and_takes_no_more() -> None:
+    of_node = QueuedBytes(64 << 20)
+    sender = FrameSender(STALL_SECONDS, of_node)
+    near, _far = trio.testing.lockstep_stream_pair()
+    push_while_there_is_room(sender)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sender.run, near)
+        await trio.testing.wait_all_tasks_blocked()
+        assert of_node.total >= CONGESTED_BYTES
+        nursery.cancel_scope.cancel()
+    assert of_node.total == 0
+    assert not sender.was_sent(sender.push(FRAME))
+    assert of_node.total == 0
