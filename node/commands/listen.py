@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     configuration = configuration_for(arguments)
 
+    from node.commands.descriptor_limit import raise_descriptor_limit
     from node.commands.exit_codes import DONE
     from node.commands.interruption import run_until_signal
     from node.commands.listening import listen
@@ -55,4 +56,5 @@ def run(arguments: argparse.Namespace) -> int:
 
     output = Output.of(arguments)
     log_to_stderr(debug=output.debug)
+    raise_descriptor_limit()
     return run_until_signal(lambda: listen(configuration, output), terminated=DONE)

@@ -1,0 +1,48 @@
+"""A node asks for the descriptors that its connections need, and lives with what it gets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from node.commands.descriptor_limit import WANTED_DESCRIPTORS
+
+resource = pytest.importorskip("resource")
+
+RAISE_AND_TELL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+from node.commands.descriptor_limit import raise_descriptor_limit
+raise_descriptor_limit()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def limits_after(soft: int, hard: int) -> tuple[int, int]:
+    """In a process of its own: what is given away of the hard limit does not come back."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and hard > most:
+        pytest.skip("this machine allows fewer descriptors than the test needs")
+    told = subprocess.run(
+        [sys.executable, "-c", RAISE_AND_TELL, str(soft), str(hard)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    now_soft, now_hard = map(int, told.stdout.split())
+    return now_soft, now_hard
+
+
+def test_a_low_limit_is_raised_as_far_as_is_needed() -> None:
+    assert limits_after(256, WANTED_DESCRIPTORS + 1) == (WANTED_DESCRIPTORS, WANTED_DESCRIPTORS + 1)
+
+
+def test_no_more_is_asked_for_than_the_system_allows() -> None:
+    assert limits_after(256, 512) == (512, 512)
+
+
+def test_a_limit_that_is_high_is_left_alone() -> None:
+    high = WANTED_DESCRIPTORS + 8
+    assert limits_after(high, high) == (high, high)
