@@ -115,7 +115,14 @@ def open_streams(*of: Libp2pNetwork) -> int:
     return sum(link.open_streams for network in of for link in network.links())
 
 
-@pytest.mark.parametrize("scenario", [start_connect_open_and_close, connect, open_a_stream])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(start_connect_open_and_close, marks=pytest.mark.slow),
+        pytest.param(connect, marks=pytest.mark.slow),
+        open_a_stream,
+    ],
+)
 def test_cancelled_at_many_a_step_nothing_is_left(scenario: Scenario) -> None:
     sweep(scenario, STRIDE)
 

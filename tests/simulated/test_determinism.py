@@ -62,7 +62,9 @@ def test_another_seed_gives_another_trace() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1", "4242"])
+@pytest.mark.parametrize(
+    "hash_seed", ["0", *(pytest.param(seed, marks=pytest.mark.slow) for seed in ("1", "4242"))]
+)
 def test_a_trace_is_the_same_in_another_process_with_another_hash_seed(hash_seed: str) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "tests.simulated.test_determinism"],
