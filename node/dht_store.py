@@ -109,6 +109,10 @@ class DhtStore:
         with self._lock:
             self._connection.close()
 
+    @property
+    def blocks(self) -> bool:
+        return True
+
     def load_contacts(self) -> list[Contact]:
         return self._read(_contacts)
 

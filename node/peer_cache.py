@@ -56,6 +56,10 @@ class PeerCache:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @property
+    def blocks(self) -> bool:
+        return True
+
     def load_contacts(self) -> list[Contact]:
         try:
             return _contacts_in(read_private_file(self.path, LARGEST_FILE_BYTES))

@@ -4,7 +4,8 @@ The directory works without a keeper. With one it hands over, now and then and a
 would ask first after a restart and which slots it keeps for the swarm; and it begins with what it
 is given back.
 
-All methods are ordinary blocking code: the service runs them in a thread, one at a time. They may
+All methods are ordinary code, called one at a time: in a thread where the keeper `blocks`, in the
+event loop where it answers from memory (a simulation's virtual clock waits for no thread). They may
 raise `KeepingFailed`, which is to be said and survived: a full disk is no reason to leave a swarm.
 
 Easy to get wrong: what comes back is as untrusted as what comes from the network. A disk can be
@@ -28,6 +29,10 @@ class KeepingFailed(PotluckError):
 
 class Keeper(Protocol):
     """Keeps what the directory knows across a restart."""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether calls wait for a disk, so that they belong in a thread."""
 
     def load_contacts(self) -> Sequence[Contact]:
         """Whom to ask first: the likeliest to be there first. Bounded."""

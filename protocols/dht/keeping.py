@@ -36,7 +36,7 @@ class Keeping:
 
     async def load_contacts(self) -> list[Contact]:
         """The peers of an earlier life."""
-        return await self._in_thread(lambda: list(self._keeper.load_contacts()), [])
+        return await self._ask(lambda: list(self._keeper.load_contacts()), [])
 
     async def run(self, joined: trio.Event) -> None:
         """Load the slots, then save what changes, for ever."""
@@ -53,19 +53,19 @@ class Keeping:
         contacts = state.table.closest(state.own_id, len(state.table))
         if contacts and contacts != self._saved_contacts:
             self._saved_contacts = contacts
-            await self._in_thread(lambda: self._keeper.save_contacts(contacts), None)
+            await self._ask(lambda: self._keeper.save_contacts(contacts), None)
         unsaved, state.unsaved = list((state.unsaved or {}).values()), {}
         now_ms = state.now_ms()
         for start in range(0, len(unsaved), SLOTS_PER_SAVE):
             await self._save_slots(unsaved[start : start + SLOTS_PER_SAVE], now_ms)
 
     async def _save_slots(self, slots: list[Slot], now_ms: int) -> None:
-        await self._in_thread(lambda: self._keeper.save_slots(slots, now_ms), None)
+        await self._ask(lambda: self._keeper.save_slots(slots, now_ms), None)
 
     async def _load_slots(self) -> None:
         refused = 0
         nothing: list[Slot] = []
-        loaded = await self._in_thread(lambda: list(self._keeper.load_slots()), nothing)
+        loaded = await self._ask(lambda: list(self._keeper.load_slots()), nothing)
         for place, slot in enumerate(loaded):
             if place % SLOTS_LOADED_WITHOUT_A_PAUSE == 0:
                 await trio.lowlevel.checkpoint()
@@ -76,9 +76,12 @@ class Keeping:
         if loaded:
             log.info("read back %d slots; %d were over or not right", len(loaded), refused)
 
-    async def _in_thread(self, work: Callable[[], Loaded], otherwise: Loaded) -> Loaded:
+    async def _ask(self, work: Callable[[], Loaded], otherwise: Loaded) -> Loaded:
         try:
-            return await trio.to_thread.run_sync(work)
+            if self._keeper.blocks:
+                return await trio.to_thread.run_sync(work)
+            await trio.lowlevel.checkpoint()
+            return work()
         except KeepingFailed as error:
             log.warning("%s", error)
             return otherwise
