@@ -16,7 +16,7 @@ import contextlib
 import importlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from node.places import Places
@@ -34,7 +34,10 @@ class AlreadyRunning(Refused):
 def hold_running_lock(places: Places, key_file: Path) -> Iterator[None]:
     """Be the node of this home and this key. AlreadyRunning if another process is."""
     make_private_folder(places.run_folder)
-    with _lock_home(places.lock_file), _lock_key(key_file):
+    with (
+        hold_lock(places.lock_file, lambda pid: _already_running(places.lock_file, pid)),
+        _lock_key(key_file),
+    ):
         yield
 
 
@@ -59,12 +62,14 @@ def make_private_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _lock_home(path: Path) -> Iterator[None]:
+def hold_lock(path: Path, refusal: Callable[[str], AlreadyRunning]) -> Iterator[None]:
+    """Hold a lock file, our pid in it. `refusal` makes the error from what its holder wrote."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if not _try_lock(descriptor):
-                raise _already_running(path, os.read(descriptor, LONGEST_PID))
+                holder = os.read(descriptor, LONGEST_PID)
+                raise refusal(holder.decode("ascii", "replace").strip())
             if not _leads_to(path, descriptor):
                 continue
             os.ftruncate(descriptor, 0)
@@ -114,8 +119,7 @@ def _leads_to(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _already_running(path: Path, content: bytes) -> AlreadyRunning:
-    pid = content.decode("ascii", "replace").strip()
+def _already_running(path: Path, pid: str) -> AlreadyRunning:
     who = f"with pid {pid}" if pid.isdigit() else "and is just starting"
     stop = f"`kill {pid}` stops it" if pid.isdigit() else "look at it in a moment"
     return AlreadyRunning(
