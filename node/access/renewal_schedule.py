@@ -80,7 +80,7 @@ class RenewalSchedule:
     def failed(self, now_ms: int, server_said_seconds: float = 0.0) -> float:
         """Asking came to nothing; the seconds until the next time."""
         longest = min(LONGEST_RETRY_SECONDS, self.validity.life_ms / 1000 * LONGEST_RETRY_OF_LIFE)
-        delay = min(longest, FIRST_RETRY_SECONDS * 2 ** min(self.failures, 30))
+        delay = min(longest, FIRST_RETRY_SECONDS * float(2 ** min(self.failures, 30)))
         delay *= 1 - RETRY_JITTER * self.chance.random()
         delay = max(delay, SHORTEST_RETRY_SECONDS, min(server_said_seconds, LONGEST_RETRY_SECONDS))
         self.failures += 1
