@@ -1,0 +1,189 @@
+"""Which auth keys count in a run, and why: each but the first is endorsed by an older one.
+
+An invite pins one key by its fingerprint. Auth keys rotate, and invites are on paper and in chat
+logs; so a new key is signed by one that was there before it, and the chain of records leads from
+the pinned key to the one that signs today:
+
+    pinned in the invite -> K1 (signs itself) -> endorses K2 -> endorses K3, which signs tokens now
+
+During the overlap tokens of K2 and K3 both count. A key signs tokens only between its `from_ms`
+and `until_ms`; its endorsements count for longer, or old invites would die with it. A *withdrawn*
+key (lost, stolen) counts no more: no token of it, and no key that it endorses from now on.
+
+Easy to get wrong: whoever holds a stolen key can endorse keys as well as we can. A key's *depth*
+is its distance from the pinned one, and a shallower key never overrules a deeper one: so the
+successor decides about the predecessor, and not the other way round. Someone who has nothing but
+an invite that pins a stolen key cannot be protected by it: withdraw, and make new invites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from auth.documents import encode
+from auth.errors import UntrustedDocument
+from auth.fields import KeyId, PublicKey, RunName, Signature, TimeMs
+from auth.keys import SigningKey, VerifyingKey, fingerprint, is_nobodys_key, key_id
+from auth.tokens import CLOCK_TOLERANCE_MS, Token
+
+DOMAIN = b"potluck key 1"
+MOST_KEYS = 32  # a rotation each month for two years and a half; then new invites are due
+
+
+class KeyRecord(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """An auth key, from when until when it signs, and the signature of the key that vouches for it.
+
+    The first key of a run vouches for itself. Times are milliseconds since 1970.
+    """
+
+    public_key: PublicKey
+    from_ms: TimeMs
+    until_ms: TimeMs
+    endorsed_by: KeyId
+    signature: Signature
+
+    @property
+    def key_id(self) -> bytes:
+        return key_id(self.public_key)
+
+
+KeyRecords = Annotated[tuple[KeyRecord, ...], Meta(max_length=MOST_KEYS)]
+
+
+def endorse(
+    run: RunName, public_key: bytes, from_ms: int, until_ms: int, by: SigningKey
+) -> KeyRecord:
+    """A record of the key, vouched for by an older one (or by itself, for a run's first)."""
+    if not from_ms < until_ms:
+        raise ValueError("a key is valid from before until after")
+    signature = by.sign(DOMAIN, _endorsed(run, public_key, from_ms, until_ms, by.key_id))
+    return KeyRecord(public_key, from_ms, until_ms, by.key_id, signature)
+
+
+class TrustedKey(msgspec.Struct, frozen=True):
+    """A key that the chain of endorsements reaches, `depth` steps from the pinned one."""
+
+    key: VerifyingKey
+    record: KeyRecord
+    depth: int
+
+    def signs_at(self, time_ms: int) -> bool:
+        """Whether what it signs at that time counts; the signer's clock may be a little behind."""
+        earliest_ms = self.record.from_ms - CLOCK_TOLERANCE_MS
+        return earliest_ms <= time_ms <= self.record.until_ms
+
+
+class Keyring:
+    """The trusted auth keys of one run.
+
+    Invariant: every key here is the pinned one, or was endorsed by a key here that was not
+    withdrawn when the record was taken in. `find` never gives out a withdrawn key.
+    """
+
+    def __init__(self, run: str, root: KeyRecord) -> None:
+        """Trust the run's root key. Use `from_pinned`, which checks it."""
+        self.run = run
+        self._root = root
+        self._trusted: dict[bytes, TrustedKey] = {}
+        self._withdrawn: set[bytes] = set()
+
+    @classmethod
+    def from_pinned(cls, run: str, pinned: str, records: Iterable[KeyRecord]) -> Keyring:
+        """The keys that are reached from the one with this fingerprint; UntrustedDocument if none.
+
+        Records that nothing trusted vouches for are left out.
+        """
+        records = list(records)
+        for record in records:
+            if fingerprint(record.public_key) == pinned and not is_nobodys_key(record.public_key):
+                keyring = cls(run, record)
+                key = VerifyingKey(record.public_key)
+                keyring._trusted[key.key_id] = TrustedKey(key, record, 0)
+                keyring.add(records)
+                return keyring
+        raise UntrustedDocument(
+            "The auth server's keys are not those that the invite speaks of.",
+            why=f"None of them has the fingerprint {pinned}: it is another server, or it has been "
+            "set up anew.",
+            advice="Ask the run's moderators for a new invite, and tell them about this.",
+        )
+
+    def add(self, records: Iterable[KeyRecord]) -> int:
+        """Take in those that a trusted key endorses, in whatever order they come; how many."""
+        waiting = [record for record in records if record.key_id not in self._trusted]
+        added = 0
+        progress = True
+        while progress:
+            progress = False
+            for record in list(waiting):
+                if len(self._trusted) < MOST_KEYS and self._take(record):
+                    waiting.remove(record)
+                    added += 1
+                    progress = True
+        return added
+
+    def withdraw(self, key_ids: Iterable[bytes], *, by: bytes) -> None:
+        """Trust these keys no more, at the word of key `by`. Deeper keys than `by` are not its."""
+        word = self._trusted.get(by)
+        if word is None or by in self._withdrawn:
+            return
+        for withdrawn in key_ids:
+            known = self._trusted.get(withdrawn)
+            if known is not None and known.depth <= word.depth and withdrawn != by:
+                self._withdrawn.add(withdrawn)
+
+    def find(self, wanted: bytes) -> TrustedKey | None:
+        """The trusted key with this id, unless it was withdrawn."""
+        if wanted in self._withdrawn:
+            return None
+        return self._trusted.get(wanted)
+
+    def allows(self, token: Token) -> TrustedKey | None:
+        """The key that may have signed this token; None if it could not have, then."""
+        trusted = self.find(token.key_id)
+        if trusted is None or not trusted.signs_at(token.issued_ms):
+            return None
+        return trusted
+
+    @property
+    def records(self) -> tuple[KeyRecord, ...]:
+        """All records, from which the same keyring can be made again (withdrawals apart)."""
+        return tuple(trusted.record for trusted in self._trusted.values())
+
+    @property
+    def withdrawn(self) -> frozenset[bytes]:
+        return frozenset(self._withdrawn)
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Of all keys here that are not withdrawn: what an invite may pin."""
+        return tuple(
+            fingerprint(trusted.key.public_key)
+            for id_, trusted in self._trusted.items()
+            if id_ not in self._withdrawn
+        )
+
+    def _take(self, record: KeyRecord) -> bool:
+        if record.key_id in self._trusted or is_nobodys_key(record.public_key):
+            return False
+        endorser = self.find(record.endorsed_by)
+        if endorser is None or not record.from_ms < record.until_ms:
+            return False
+        signed = _endorsed(
+            self.run, record.public_key, record.from_ms, record.until_ms, record.endorsed_by
+        )
+        if not endorser.key.verify(DOMAIN, record.signature, signed):
+            return False
+        key = VerifyingKey(record.public_key)
+        self._trusted[key.key_id] = TrustedKey(key, record, endorser.depth + 1)
+        return True
+
+
+def _endorsed(
+    run: str, public_key: bytes, from_ms: int, until_ms: int, endorsed_by: bytes
+) -> bytes:
+    return encode((run, public_key, from_ms, until_ms, endorsed_by))

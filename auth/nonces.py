@@ -1,0 +1,167 @@
+"""Which requests were received before: the nonces of the last 2N seconds (DeDLOC I.5).
+
+A request is taken while its time differs from ours by at most N. So one that is received now may
+be N ahead, and stays acceptable for another 2N: exactly that long its nonce is remembered, and
+then no copy of it can pass for its time. Nothing that is still acceptable is ever forgotten,
+whatever is sent: when there is no room, new requests are refused, and the old stay known.
+
+Room is shared so that a flood hurts the flooder only. A sender has up to SHARE_NONCES; all of
+them together POOL_NONCES, and beyond that everybody still has a few of their own (RESERVED_NONCES
+for each of MOST_SENDERS). Whoever is over gets TOO_MANY_REQUESTS. Measured in
+tests/auth/core/test_nonce_memory.py: full to the last nonce, it all takes less than 64 MiB.
+
+What is forgotten is safe only as long as the clock goes on. Were it set forward (all is
+forgotten) and back again, old requests would be acceptable again; and so they would after a
+restart with empty hands. Hence `_forgotten_until_ms`: nothing timed before our start, or before
+what was forgotten, is taken, and the refusal says so.
+
+Easy to get wrong: a sender whose clock is ahead has timed its requests after our start when we
+start again at once; such a one could be taken a second time in the first N seconds. Only the
+sender itself could do that, for the channel proves who sends; who wants it exact nevertheless
+starts the window at N after the last moment of the former one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from auth.refusals import AccessRefused, Reason
+from auth.tokens import CLOCK_TOLERANCE_MS, in_words
+
+NONCE_BYTES = 16
+MEMORY_MS = 2 * CLOCK_TOLERANCE_MS
+
+SHARE_NONCES = 160_000  # 5,000 requests a second for half a minute, 2,600 a second for ever
+POOL_NONCES = 300_000  # more than one event loop can verify in 2N: 100 microseconds each
+MOST_SENDERS = 1_024  # several times as many as a node has links
+RESERVED_NONCES = 128  # two requests a second, whatever all others do
+
+FORGET_AT_ONCE = 64  # after a flood, forgetting must not hold the event loop for 100 ms
+
+
+class _Sender:
+    """The live nonces of one sender."""
+
+    __slots__ = ("key", "seen")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.seen: set[bytes] = set()
+
+
+class NonceWindow:
+    """The live nonces of all senders. `check` before verifying, `remember` after.
+
+    Invariant: `_order` and `_received` hold, oldest first, exactly the nonces in the senders' sets,
+    each with the time it was received; a sender is known while it has one.
+    """
+
+    def __init__(
+        self,
+        started_ms: int,
+        *,
+        share: int = SHARE_NONCES,
+        pool: int = POOL_NONCES,
+        most_senders: int = MOST_SENDERS,
+        reserved: int = RESERVED_NONCES,
+    ) -> None:
+        self._started_ms = started_ms
+        self._share = share
+        self._pool = pool
+        self._most_senders = most_senders
+        self._reserved = reserved
+        self._senders: dict[bytes, _Sender] = {}
+        self._order: deque[_Sender | bytes] = deque()  # sender, nonce, sender, nonce, ...
+        self._received: deque[int] = deque()
+        self._last_ms = -1  # one int object for all nonces of a millisecond: memory
+        self._forgotten_until_ms = -1
+
+    def __len__(self) -> int:
+        """How many nonces are kept now."""
+        return len(self._received)
+
+    def kept_of(self, sender: bytes) -> int:
+        known = self._senders.get(sender)
+        return len(known.seen) if known else 0
+
+    def check(self, sender: bytes, nonce: bytes, time_ms: int, now_ms: int) -> None:
+        """Refuse a request for its time, its nonce, or want of room. Changes no answer.
+
+        To be called before the costly signature is verified, and `remember` after it held.
+        """
+        off = time_ms - now_ms
+        if off > CLOCK_TOLERANCE_MS or -off > CLOCK_TOLERANCE_MS:
+            raise _wrong_time(off)
+        self._forget(now_ms, at_most=FORGET_AT_ONCE)
+        if time_ms < self._started_ms:
+            raise AccessRefused(
+                Reason.REPLAY,
+                "The request was made before this node was started.",
+                why="It may have been received already, before the restart, and is not done twice.",
+                advice="Send a new request. If this goes on, the sender's clock is "
+                f"{in_words(-off)} behind: set it.",
+            )
+        if time_ms <= self._forgotten_until_ms:
+            raise AccessRefused(
+                Reason.REPLAY,
+                "The request is from a time that is over.",
+                why="The clock of the node that refuses it was set back, and it may have received "
+                "the request before that.",
+                advice="Send a new request; that passes within a minute.",
+            )
+        known = self._senders.get(sender)
+        if known is not None and nonce in known.seen:
+            self._forget(now_ms)  # it may be one that is due to be forgotten
+            if nonce in known.seen:
+                raise AccessRefused(Reason.REPLAY)
+        if not self._has_room(known):
+            self._forget(now_ms)
+            if not self._has_room(self._senders.get(sender)):
+                raise AccessRefused(Reason.TOO_MANY_REQUESTS)
+
+    def remember(self, sender: bytes, nonce: bytes, now_ms: int) -> None:
+        """Keep the nonce of a request that was checked and then found authentic."""
+        known = self._senders.get(sender)
+        if known is None:
+            known = self._senders[sender] = _Sender(sender)
+        elif nonce in known.seen:
+            return
+        known.seen.add(nonce)
+        self._order.append(known)
+        self._order.append(nonce)
+        if now_ms != self._last_ms:
+            self._last_ms = now_ms
+        self._received.append(self._last_ms)
+
+    def _has_room(self, sender: _Sender | None) -> bool:
+        if sender is None:
+            return len(self._senders) < self._most_senders
+        kept = len(sender.seen)
+        return kept < self._reserved or (kept < self._share and len(self._received) < self._pool)
+
+    def _forget(self, now_ms: int, *, at_most: int = -1) -> None:
+        """Let go of what was received more than 2N ago, oldest first."""
+        received, order = self._received, self._order
+        oldest_kept_ms = now_ms - MEMORY_MS
+        while received and received[0] < oldest_kept_ms and at_most:
+            at_most -= 1
+            received_ms = received.popleft()
+            sender, nonce = order.popleft(), order.popleft()
+            assert isinstance(sender, _Sender)
+            assert isinstance(nonce, bytes)
+            sender.seen.discard(nonce)
+            if not sender.seen:
+                del self._senders[sender.key]
+            # it was timed up to N after it was received
+            self._forgotten_until_ms = max(
+                self._forgotten_until_ms, received_ms + CLOCK_TOLERANCE_MS
+            )
+
+
+def _wrong_time(off_ms: int) -> AccessRefused:
+    side = "ahead of" if off_ms > 0 else "behind"
+    return AccessRefused(
+        Reason.CLOCK,
+        f"The request's time is {in_words(abs(off_ms))} {side} that of the node which refuses it; "
+        f"{in_words(CLOCK_TOLERANCE_MS)} are allowed.",
+    )
