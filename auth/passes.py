@@ -22,6 +22,7 @@ from auth.errors import UntrustedDocument
 from auth.fields import Addresses, KeyId, RunName, TimeMs, Url
 from auth.keyring import KeyRecords, Keyring
 from auth.keys import SigningKey
+from auth.refusals import AccessRefused
 from auth.tokens import LIMIT_BYTES as TOKEN_LIMIT_BYTES
 from auth.tokens import LONGEST_LIFE_MS, Token, is_genuine, read_token
 
@@ -80,11 +81,18 @@ def open_pass(
         raise _untrusted(f"It is for the run {access_pass.run}, not {run}.")
     keyring = Keyring.from_pinned(run, fingerprint, access_pass.keys)
     trusted = keyring.find(access_pass.key_id)
-    if trusted is None or not _PASSES.genuine(data, trusted.key):
+    if (
+        trusted is None
+        or not trusted.signs_at(access_pass.server_time_ms)
+        or not _PASSES.genuine(data, trusted.key)
+    ):
         raise _untrusted("No key that the invite vouches for has signed it.")
     if challenge is not None and access_pass.challenge != challenge:
         raise _untrusted("It is not the answer to what was asked just now, but to something older.")
-    token = read_token(access_pass.token)
+    try:
+        token = read_token(access_pass.token)
+    except AccessRefused as error:
+        raise _untrusted(error.why) from None
     signer = keyring.allows(token)
     if token.run != run or token.peer != peer:
         raise _untrusted("The token in it is not for this node.")

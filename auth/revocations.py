@@ -150,7 +150,12 @@ class Revocations:
             return False
         revocations = read_list(data)
         trusted = keyring.find(revocations.key_id)
-        if revocations.run != self.run or trusted is None or not _LISTS.genuine(data, trusted.key):
+        if (
+            revocations.run != self.run
+            or trusted is None
+            or not trusted.signs_at(revocations.issued_ms)
+            or not _LISTS.genuine(data, trusted.key)
+        ):
             raise UntrustedDocument(
                 "A revocation list is not signed by a key of this run's auth server.",
                 why="It is of another run, was made by somebody else, or is signed with a key "

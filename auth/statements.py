@@ -108,6 +108,7 @@ def _check(
         statement.run != keyring.run
         or answered != asked
         or trusted is None
+        or not trusted.signs_at(statement.time_ms)
         or not kind.genuine(data, trusted.key)
     ):
         raise UntrustedDocument(
