@@ -45,7 +45,7 @@ from protocols.messages import (
 )
 from protocols.method import Method, encode_within
 from protocols.network import Stream
-from protocols.remote_errors import describe, error_to_tell
+from protocols.remote_errors import NO_ERRORS, describe, error_to_tell
 from protocols.rpc_state import RpcState
 from protocols.wire import (
     CANCEL,
@@ -98,6 +98,8 @@ class AnsweringStream:
         self._plain_caller = Caller(self._peer)
         self._frame_limits = {REQUEST: message_limit(request_limit), CANCEL: message_limit(0)}
         self._scope = trio.CancelScope()
+        self._handlers: trio.Nursery | None = None
+        self._farewell_said = False
 
     @property
     def in_use(self) -> bool:
@@ -107,13 +109,21 @@ class AnsweringStream:
         """Stop at once; handlers that run are cancelled."""
         self._scope.cancel()
 
+    def end_with(self, error: PotluckError) -> None:
+        """Stop at once; handlers that run are cancelled, and the peer is told why."""
+        if self._handlers is None:
+            self._scope.cancel()
+        else:
+            self._handlers.cancel_scope.cancel()
+            self._say_farewell(error)
+
     async def run(self, already_read: bytes) -> None:
         """Answer until the peer ends its side and all is answered, or the stream breaks."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._send)
-                async with trio.open_nursery() as handlers:
-                    await self._receive(already_read, handlers)
+                async with trio.open_nursery() as self._handlers:
+                    await self._receive(already_read, self._handlers)
                 self._sender.finish()
 
     async def _send(self) -> None:
@@ -146,6 +156,12 @@ class AnsweringStream:
         except RemoteMisbehaviour as error:
             self._state.misbehaved(self._peer, self._protocol, error)
             handlers.cancel_scope.cancel()
+            self._say_farewell(error)
+
+    def _say_farewell(self, error: PotluckError) -> None:
+        """Tell the peer why the stream ends, unless it does not read even that."""
+        if not self._farewell_said:
+            self._farewell_said = True
             self._push_error(Exchange(self._peer, self._protocol, ""), 0, describe(error))
             self._scope.deadline = trio.current_time() + FAREWELL_SECONDS
 
@@ -185,15 +201,17 @@ class AnsweringStream:
             raise MalformedMessage(f"The id {head.id} of a request is not a fresh one.")
         exchange = Exchange(self._peer, self._protocol, head.method)
         served = self._methods.get(head.method)
-        if served is None:
-            self._push_error(exchange, head.id, describe(not_served(self._protocol, head.method)))
-            return
-        method = served.method
+        errors = served.method.errors if served is not None else NO_ERRORS
         try:
+            if served is not None:
+                exchange.training = served.method.training
             self._state.guard.open(exchange, Part.REQUEST, body, head.envelope)
-            request = method.request_type.decode(body)
+            self._state.accepted(exchange)
+            if served is None:  # said only to those who may ask, and sealed for this request
+                raise not_served(self._protocol, head.method)
+            request = served.method.request_type.decode(body)
         except PotluckError as error:
-            self._fail(exchange, head.id, method, error)
+            self._push_error(exchange, head.id, describe(error, errors))
             if isinstance(error, RemoteMisbehaviour):
                 raise
             return
@@ -210,9 +228,8 @@ class AnsweringStream:
             )
         else:
             self._state.counts.requests_refused_busy += 1
-            self._fail(
-                exchange, head.id, method, Busy(f"Too many calls in hand for {head.method}.")
-            )
+            busy = Busy(f"Too many calls in hand for {head.method}.")
+            self._push_error(exchange, head.id, describe(busy, errors))
 
     def _answer_now(
         self, exchange: Exchange, call_id: int, served: ServedMethod, caller: Caller, request: Any

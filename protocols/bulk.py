@@ -37,6 +37,7 @@ from protocols.bulk_frames import (
     send_exactly,
 )
 from protocols.chunk_count import ChunkCount, closing_transcript
+from protocols.engagements import Ending
 from protocols.errors import (
     DeadlineExceeded,
     LimitExceeded,
@@ -53,15 +54,15 @@ from protocols.messages import (
     ERROR_BODY_LIMIT_BYTES,
     AcceptHead,
     CloseHead,
-    ErrorBody,
     ErrorHead,
     encode,
     message_type,
 )
 from protocols.method import Accepted, BulkMethod, Closed, Closing, Opening, encode_within
 from protocols.network import Stream
-from protocols.remote_errors import again, revive
+from protocols.remote_errors import again
 from protocols.rpc_state import RpcState
+from protocols.told_errors import told
 from protocols.wire import (
     ACCEPT,
     ALIVE,
@@ -91,7 +92,6 @@ LAST_WORD_SECONDS = 1.0  # how long a broken transfer looks for the error that e
 
 _CLOSE_HEAD = message_type(CloseHead)
 _ERROR_HEAD = message_type(ErrorHead)
-_ERROR_BODY = message_type(ErrorBody)
 
 
 class Transfer(Generic[Accepted, Sent, Received]):
@@ -103,9 +103,11 @@ class Transfer(Generic[Accepted, Sent, Received]):
         bulk: BulkMethod[Any, Accepted, Any, Any],
         exchange: Exchange,
         state: RpcState,
+        ending: Ending,
         opener: bool,
     ) -> None:
         self._stream = stream
+        self._ending = ending
         self._bulk = bulk
         self._exchange = exchange
         self._state = state
@@ -155,9 +157,9 @@ class Transfer(Generic[Accepted, Sent, Received]):
         return self._received.chunk_bytes
 
     @property
-    def cut(self) -> bool:
-        """Whether a frame of ours was begun and not finished, so that no other can follow."""
-        return self._cut
+    def may_say_error(self) -> bool:
+        """Whether ERROR can still follow: not behind a cut frame, nor behind our closing."""
+        return not self._cut and not self._sent_closing
 
     def note_accepted(self, accepted: Accepted) -> None:
         """Opening side: the other side's ACCEPT has come."""
@@ -336,7 +338,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
             raise
         finally:
             self._receiving = False
-            if not keep_stream:
+            if not keep_stream and self._ending.error is None:  # else that is yet to be told
                 self._stream.reset()
         if isinstance(result, PotluckError):
             self._receive_failure = result
@@ -367,14 +369,10 @@ class Transfer(Generic[Accepted, Sent, Received]):
         payload = await receive_payload(self._stream, length, self._bulk.stall_seconds)
         head, body = split_payload(kind, payload)
         if kind == ERROR:
-            return self._their_error(head, body)
+            envelope = _ERROR_HEAD.decode(head).envelope
+            return told(self._state.guard, self._exchange, body, envelope, self._bulk.errors)
         self._take_closing(_CLOSE_HEAD.decode(head), body)
         return None
-
-    def _their_error(self, head: bytes, body: bytes) -> PotluckError:
-        envelope = _ERROR_HEAD.decode(head).envelope
-        self._state.guard.open(self._exchange, Part.ERROR, body, envelope)
-        return revive(_ERROR_BODY.decode(body), self._bulk.errors)
 
     def _take_closing(self, head: CloseHead, body: bytes) -> None:
         counted = self._received.head()

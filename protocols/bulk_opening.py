@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 
 from protocols.bulk import Transfer
 from protocols.bulk_frames import receive_payload
+from protocols.bulk_serving import refuse
 from protocols.calling import milliseconds_until
+from protocols.engagements import Ending
 from protocols.errors import (
     DeadlineExceeded,
     MalformedMessage,
@@ -27,7 +30,6 @@ from protocols.identity import PeerId
 from protocols.messages import (
     ERROR_BODY_LIMIT_BYTES,
     AcceptHead,
-    ErrorBody,
     ErrorHead,
     OpenHead,
     encode,
@@ -35,8 +37,9 @@ from protocols.messages import (
 )
 from protocols.method import Accepted, BulkMethod, Closed, Closing, Opening, encode_within
 from protocols.network import Network, Stream
-from protocols.remote_errors import revive
+from protocols.remote_errors import again, describe
 from protocols.rpc_state import RpcState
+from protocols.told_errors import told
 from protocols.wire import (
     ACCEPT,
     ERROR,
@@ -59,40 +62,75 @@ async def open_transfer(
 ) -> AsyncIterator[Transfer[Accepted, Closing, Closed]]:
     """An accepted transfer, for the length of the block."""
     body = encode_within(f"opening of {bulk.name}", opening, bulk.message_limit_bytes)
-    deadline = min(trio.current_time() + timeout, trio.current_effective_deadline())
-    with trio.CancelScope(deadline=deadline) as patience:
-        stream = await _open_stream(network, peer, bulk.protocol)
-        whole = False
+    exchange = Exchange(peer, bulk.protocol, bulk.name, training=bulk.training)
+    begun: tuple[Stream, Transfer[Accepted, Closing, Closed]] | None = None
+    whole = False
+    with state.engagements.engaged(peer) as ending:
+        begun = await _begin(network, state, exchange, bulk, body, timeout, ending)
+        stream, transfer = begun
+        state.counts.transfers_opened += 1
         try:
-            exchange = Exchange(peer, bulk.protocol, bulk.name)
+            yield transfer
+            whole = transfer.finished
+        finally:
+            if not whole and ending.error is None:
+                stream.reset()
+        if whole:  # no reset behind it: our last words may still be on their way
+            await stream.aclose()
+    if ending.error is not None and not whole:
+        if begun is not None:
+            await _tell(*begun, exchange, ending.error, state)
+        raise again(ending.error)
+
+
+async def _tell(
+    stream: Stream,
+    transfer: Transfer[Any, Any, Any],
+    exchange: Exchange,
+    error: PotluckError,
+    state: RpcState,
+) -> None:
+    """Say why the transfer ends, unless a cut frame or our closing bars the way."""
+    if transfer.may_say_error:
+        await refuse(stream, exchange, describe(error), state)
+    else:
+        stream.reset()
+
+
+async def _begin(
+    network: Network,
+    state: RpcState,
+    exchange: Exchange,
+    bulk: BulkMethod[Opening, Accepted, Closing, Closed],
+    body: bytes,
+    timeout: float,
+    ending: Ending,
+) -> tuple[Stream, Transfer[Accepted, Closing, Closed]]:
+    """Open a stream, say OPEN, wait for ACCEPT. If that fails in any way, no stream is left."""
+    peer = exchange.peer
+    deadline = min(trio.current_time() + timeout, trio.current_effective_deadline())
+    with trio.CancelScope(deadline=deadline):
+        stream = await _open_stream(network, peer, bulk.protocol)
+        transfer: Transfer[Accepted, Closing, Closed] = Transfer(
+            stream, bulk, exchange, state, ending, opener=True
+        )
+        accepted = False
+        try:
             await _send_opening(stream, exchange, body, deadline, state)
-            transfer: Transfer[Accepted, Closing, Closed] = Transfer(
-                stream, bulk, exchange, state, opener=True
-            )
             transfer.note_accepted(await _receive_answer(stream, bulk, exchange, state))
-            whole = True
+            accepted = True
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise Unreachable(
                 f"{peer} went away before it accepted the transfer {bulk.name}."
             ) from None
         finally:
-            if not whole:
+            if not accepted:
                 stream.reset()
-    if patience.cancelled_caught:
-        raise DeadlineExceeded(
-            f"{peer} did not accept the transfer {bulk.name} within {timeout:g} seconds.",
-            why="It is busy or stopped, or the link is slow or carries nothing.",
-        )
-    state.counts.transfers_opened += 1
-    whole = False
-    try:
-        yield transfer
-        whole = transfer.finished
-    finally:
-        if not whole:
-            stream.reset()
-    if whole:  # no reset behind it: our last words may still be on their way
-        await stream.aclose()
+        return stream, transfer
+    raise DeadlineExceeded(
+        f"{peer} did not accept the transfer {bulk.name} within {timeout:g} seconds.",
+        why="It is busy or stopped, or the link is slow or carries nothing.",
+    )
 
 
 async def _open_stream(network: Network, peer: PeerId, protocol: str) -> Stream:
@@ -135,8 +173,7 @@ async def _receive_answer(
             state.guard.open(exchange, Part.ACCEPTED, body, envelope)
             return message_type(bulk.accepted).decode(body)
         envelope = message_type(ErrorHead).decode(head).envelope
-        state.guard.open(exchange, Part.ERROR, body, envelope)
-        error = revive(message_type(ErrorBody).decode(body), bulk.errors)
+        error = told(state.guard, exchange, body, envelope, bulk.errors)
     except RemoteMisbehaviour as misbehaviour:
         state.misbehaved(exchange.peer, exchange.protocol, misbehaviour)
         raise

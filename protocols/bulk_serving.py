@@ -17,12 +17,18 @@ import trio
 from protocols.answering import FAREWELL_SECONDS, not_served
 from protocols.bulk import BulkHandler, Transfer
 from protocols.bulk_frames import receive_payload
-from protocols.errors import Busy, LimitExceeded, RemoteMisbehaviour, Unreachable
+from protocols.errors import (
+    Busy,
+    LimitExceeded,
+    PotluckError,
+    RemoteMisbehaviour,
+    Unreachable,
+)
 from protocols.guard import Caller, Exchange, Part
 from protocols.messages import ErrorBody, ErrorHead, OpenHead, encode, message_type
 from protocols.method import BulkMethod
 from protocols.network import Stream
-from protocols.remote_errors import describe, error_to_tell
+from protocols.remote_errors import NO_ERRORS, again, describe, error_to_tell
 from protocols.rpc_state import RpcState
 from protocols.wire import ERROR, OPEN, message_frame, split_payload
 
@@ -46,17 +52,22 @@ async def serve_transfer(
     payload = await receive_payload(stream, length, state.limits.stall_seconds)
     encoded_head, body = split_payload(OPEN, payload)
     head = _OPEN_HEAD.decode(encoded_head)
-    exchange = Exchange(stream.remote_peer, stream.protocol, head.method)
     served = bulks.get(head.method)
-    if served is None:
-        await refuse(stream, exchange, describe(not_served(stream.protocol, head.method)), state)
+    training = served is not None and served.bulk.training
+    exchange = Exchange(stream.remote_peer, stream.protocol, head.method, training=training)
+    try:
+        opening = _judge(exchange, served, head, body, state)
+    except PotluckError as error:
+        errors = served.bulk.errors if served is not None else NO_ERRORS
+        await refuse(stream, exchange, describe(error, errors), state)
         return
+    assert served is not None
     if not state.transfers.enter(exchange.peer):
         busy = Busy(f"Too many transfers are open for another {head.method}.")
         await refuse(stream, exchange, describe(busy, served.bulk.errors), state)
         return
     try:
-        await _serve(stream, exchange, served, head, body, state)
+        await _serve(stream, exchange, served, head, opening, state)
     finally:
         state.transfers.leave(exchange.peer)
 
@@ -66,22 +77,25 @@ async def _serve(
     exchange: Exchange,
     served: ServedBulk,
     head: OpenHead,
-    body: bytes,
+    opening: Any,
     state: RpcState,
 ) -> None:
     bulk = served.bulk
-    transfer: Transfer[Any, Any, Any] = Transfer(stream, bulk, exchange, state, opener=False)
+    transfer: Transfer[Any, Any, Any]
+    caller = Caller(exchange.peer, exchange.credentials)
     try:
-        opening = _judge(exchange, bulk, head, body, state)
-        caller = Caller(exchange.peer, exchange.credentials)
-        with trio.move_on_after(head.milliseconds / 1000.0) as until_accepted:
-            transfer.when_accepted(lambda: setattr(until_accepted, "deadline", math.inf))
-            await served.handler(caller, transfer, opening)
+        with state.engagements.engaged(exchange.peer) as ending:
+            transfer = Transfer(stream, bulk, exchange, state, ending, opener=False)
+            with trio.move_on_after(head.milliseconds / 1000.0) as until_accepted:
+                transfer.when_accepted(lambda: setattr(until_accepted, "deadline", math.inf))
+                await served.handler(caller, transfer, opening)
+        if ending.cut_short is not None:
+            raise again(ending.cut_short)
     except Exception as error:
         known = error_to_tell(error)
         if known is None:
             log.error("the handler of %s %s failed", bulk.protocol, bulk.name, exc_info=error)
-        if not transfer.cut and not isinstance(known, Unreachable):
+        if transfer.may_say_error and not isinstance(known, Unreachable):
             await refuse(stream, exchange, describe(error, bulk.errors), state)
         else:
             stream.reset()
@@ -95,20 +109,20 @@ async def _serve(
 
 
 def _judge(
-    exchange: Exchange,
-    bulk: BulkMethod[Any, Any, Any, Any],
-    head: OpenHead,
-    body: bytes,
-    state: RpcState,
+    exchange: Exchange, served: ServedBulk | None, head: OpenHead, body: bytes, state: RpcState
 ) -> Any:
+    """The opening message, from one who may open this."""
     try:
-        if len(body) > bulk.message_limit_bytes:
+        if served is not None and len(body) > served.bulk.message_limit_bytes:
             raise LimitExceeded(
-                f"The opening of {bulk.name} has {len(body):,} bytes; "
-                f"it may have {bulk.message_limit_bytes:,}."
+                f"The opening of {served.bulk.name} has {len(body):,} bytes; "
+                f"it may have {served.bulk.message_limit_bytes:,}."
             )
         state.guard.open(exchange, Part.OPENING, body, head.envelope)
-        return message_type(bulk.opening).decode(body)
+        state.accepted(exchange)
+        if served is None:  # said only to those who may ask, and sealed for this opening
+            raise not_served(exchange.protocol, exchange.method)
+        return message_type(served.bulk.opening).decode(body)
     except RemoteMisbehaviour as error:
         state.misbehaved(exchange.peer, exchange.protocol, error)
         raise

@@ -38,7 +38,6 @@ from protocols.messages import (
     ERROR_BODY_LIMIT_BYTES,
     LARGEST_ID,
     CancelHead,
-    ErrorBody,
     ErrorHead,
     RequestHead,
     ResponseHead,
@@ -47,8 +46,9 @@ from protocols.messages import (
 )
 from protocols.method import Method, Request, Response
 from protocols.network import Network, Stream
-from protocols.remote_errors import again, revive
+from protocols.remote_errors import again
 from protocols.rpc_state import RpcState
+from protocols.told_errors import told
 from protocols.wire import (
     CANCEL,
     ERROR,
@@ -65,7 +65,6 @@ _Answer = tuple[int, bytes, bytes]  # kind, envelope, body
 
 _RESPONSE_HEAD = message_type(ResponseHead)
 _ERROR_HEAD = message_type(ErrorHead)
-_ERROR_BODY = message_type(ErrorBody)
 
 
 class _Waiting:
@@ -117,6 +116,10 @@ class CallStream:
     def in_use(self) -> bool:
         return self._calls > 0
 
+    def end_with(self, error: PotluckError) -> None:
+        """End the stream at once; every call on it, waiting or in flight, raises this error."""
+        self._end(error)
+
     def retire(self) -> None:
         """Take no new calls; close the stream when those in flight have ended."""
         self._retired = True
@@ -149,7 +152,7 @@ class CallStream:
     async def _call(
         self, method: Method[Request, Response], body: bytes, deadline: float
     ) -> Response:
-        exchange = Exchange(self.peer, method.protocol, method.name)
+        exchange = Exchange(self.peer, method.protocol, method.name, training=method.training)
         guard = self._state.guard
         envelope = guard.seal(exchange, Part.REQUEST, body)
         if method.response_limit_bytes > self._largest_response:
@@ -171,8 +174,7 @@ class CallStream:
             if kind == RESPONSE:
                 guard.open(exchange, Part.RESPONSE, body, envelope)
                 return method.response_type.decode(body)
-            guard.open(exchange, Part.ERROR, body, envelope)
-            error = revive(_ERROR_BODY.decode(body), method.errors)
+            error = told(guard, exchange, body, envelope, method.errors)
         except RemoteMisbehaviour as misbehaviour:
             self._blame(misbehaviour)
             raise
@@ -272,10 +274,11 @@ class CallStream:
         waiting = self._waiting.pop(head.id, None)
         if waiting is not None:
             trio.lowlevel.reschedule(waiting.task, outcome.Value((kind, head.envelope, body)))
-        elif head.id == 0:
+        elif head.id == 0:  # they end the stream, and say why
             if kind != ERROR:
                 raise MalformedMessage("A response came for call 0, which cannot be made.")
-            self._end(revive(_ERROR_BODY.decode(body)))  # they end the stream, and say why
+            exchange = Exchange(self.peer, self.protocol, "")
+            self._end(told(self._state.guard, exchange, body, head.envelope))
         # else the call was cancelled meanwhile, and its answer is late
 
     def _end(self, failure: PotluckError) -> None:

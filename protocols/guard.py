@@ -15,9 +15,11 @@ object goes with the whole exchange on each side: the guard keeps in `memory` wh
 together (the nonce), and leaves in `credentials` what it found out about the peer, which handlers
 see as `caller.credentials`.
 
+Two guards there are: `OpenGuard` below, and `token_guard.TokenGuard`, which keeps all of that.
+
 Easy to get wrong: an ERROR may answer a request that `open` refused, so `seal` must cope with an
-exchange whose opening it never accepted. And both methods run in the event loop: well under a
-millisecond, no waiting.
+exchange whose opening it never accepted, or, for an ERROR about a whole stream, never saw. And
+both methods run in the event loop: well under a millisecond, no waiting.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class Exchange(msgspec.Struct):
     method: str
     memory: Any = None  # the guard's own
     credentials: Any = None  # what the guard established about the peer
+    training: bool = False  # whether only those who train may ask or answer this
 
 
 class Guard(Protocol):

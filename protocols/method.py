@@ -38,7 +38,11 @@ _NO_ERRORS: Mapping[str, type[PotluckError]] = {}
 
 @dataclass(frozen=True, eq=False)
 class Method(Generic[Request, Response]):
-    """A unary call. `errors` maps codes to error types of its own that may cross the wire."""
+    """A unary call. `errors` maps codes to error types of its own that may cross the wire.
+
+    `training`: it is part of training, so that a peer that may only watch (a monitor) may neither
+    ask nor answer it.
+    """
 
     protocol: str
     name: str
@@ -47,6 +51,7 @@ class Method(Generic[Request, Response]):
     request_limit_bytes: int = DEFAULT_MESSAGE_BYTES
     response_limit_bytes: int = DEFAULT_MESSAGE_BYTES
     errors: ErrorCodes = field(default_factory=lambda: _NO_ERRORS)
+    training: bool = False
     request_type: MessageType[Request] = field(init=False, repr=False)
     response_type: MessageType[Response] = field(init=False, repr=False)
 
@@ -71,6 +76,7 @@ class BulkMethod(Generic[Opening, Accepted, Closing, Closed]):
     `hashed` adds a running BLAKE3 over all chunks of each direction to the closing messages, so
     that the guard's signature there covers them (about 0.13 s of CPU for each GB and side).
     `stall_seconds` is how long a chunk may make no progress before the transfer is given up.
+    `training` is as for a Method.
     """
 
     protocol: str
@@ -84,6 +90,7 @@ class BulkMethod(Generic[Opening, Accepted, Closing, Closed]):
     stall_seconds: float = DEFAULT_STALL_SECONDS
     hashed: bool = False
     errors: ErrorCodes = field(default_factory=lambda: _NO_ERRORS)
+    training: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.protocol, self.name)

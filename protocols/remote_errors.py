@@ -4,6 +4,8 @@ Out: an error of our hierarchy goes as the code of its type and its own words, c
 other exception, and ProtocolMisuse, is a bug of the handler: it goes as `handler-failed`, without
 a word of what it said, for that may hold secrets; the log over there has it.
 
+A refusal by the guard goes with its reason (not_allowed.py).
+
 In: a known code becomes the same type again; an unknown one (a newer peer) a plain PotluckError.
 The words come from a stranger, so control characters (which could rewrite a terminal) are taken
 out of them.
@@ -14,6 +16,7 @@ Only an error that was raised here says anything against the peer.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 from protocols.errors import (
@@ -29,6 +32,7 @@ from protocols.errors import (
     Unreachable,
 )
 from protocols.messages import LONGEST_ERROR_TEXT, ErrorBody
+from protocols.not_allowed import CODE_PREFIX, NotAllowed, code_of, revived
 
 ErrorCodes = Mapping[str, type[PotluckError]]
 """Codes that a method adds for errors of its own."""
@@ -45,7 +49,7 @@ CODES: ErrorCodes = {
     "unreachable": Unreachable,
 }
 
-_NO_ERRORS: ErrorCodes = {}
+NO_ERRORS: ErrorCodes = {}
 
 _HANDLER_FAILED = ErrorBody(
     "handler-failed",
@@ -55,7 +59,7 @@ _HANDLER_FAILED = ErrorBody(
 )
 
 
-def describe(error: BaseException, own_codes: ErrorCodes = _NO_ERRORS) -> ErrorBody:
+def describe(error: BaseException, own_codes: ErrorCodes = NO_ERRORS) -> ErrorBody:
     """What the other side is told of an error."""
     known = error_to_tell(error)
     if known is None:
@@ -65,11 +69,14 @@ def describe(error: BaseException, own_codes: ErrorCodes = _NO_ERRORS) -> ErrorB
     )
 
 
-def revive(body: ErrorBody, own_codes: ErrorCodes = _NO_ERRORS) -> PotluckError:
+def revive(body: ErrorBody, own_codes: ErrorCodes = NO_ERRORS) -> PotluckError:
     """The error that the other side described, to be raised here."""
-    type_ = own_codes.get(body.code) or CODES.get(body.code, PotluckError)
     what = _printable(body.what) or f"The other side answered with the error {body.code!r}."
-    return type_(what, why=_printable(body.why), advice=_printable(body.advice))
+    why, advice = _printable(body.why), _printable(body.advice)
+    if body.code.startswith(CODE_PREFIX):
+        return revived(body.code, what, why, advice)
+    type_ = own_codes.get(body.code) or CODES.get(body.code, PotluckError)
+    return type_(what, why=why, advice=advice)
 
 
 def error_to_tell(error: BaseException) -> PotluckError | None:
@@ -83,13 +90,13 @@ def error_to_tell(error: BaseException) -> PotluckError | None:
 
 def again(error: PotluckError) -> PotluckError:
     """The same error as a new object: one object raised in many tasks gathers their tracebacks."""
-    fresh = type(error)(error.what, why=error.why, advice=error.advice)
-    fresh.surely_not_executed = error.surely_not_executed
-    return fresh
+    return copy.copy(error)
 
 
 def _code_of(error: PotluckError, own_codes: ErrorCodes) -> str:
     """The code of the error's type or of the nearest type above it that has one."""
+    if isinstance(error, NotAllowed):
+        return code_of(error)
     code_of_type = {type_: code for codes in (CODES, own_codes) for code, type_ in codes.items()}
     for type_ in type(error).__mro__:
         if type_ in code_of_type:

@@ -25,12 +25,18 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from protocols.answering import AnsweringStream, ServedMethod
+from protocols.answering import FAREWELL_SECONDS, AnsweringStream, ServedMethod
 from protocols.bulk import BulkHandler, Transfer
 from protocols.bulk_opening import open_transfer
 from protocols.bulk_serving import ServedBulk, refuse, serve_transfer
 from protocols.calling import CallStream
-from protocols.errors import Busy, DeadlineExceeded, RemoteMisbehaviour, Unreachable
+from protocols.errors import (
+    Busy,
+    DeadlineExceeded,
+    PotluckError,
+    RemoteMisbehaviour,
+    Unreachable,
+)
 from protocols.frame_reader import receive_frame_header
 from protocols.guard import Caller, Exchange, Guard, OpenGuard
 from protocols.identity import PeerId
@@ -46,7 +52,7 @@ from protocols.method import (
     encode_within,
 )
 from protocols.network import LinkEvent, Network, Reach, Stream
-from protocols.remote_errors import describe
+from protocols.remote_errors import again, describe
 from protocols.rpc_state import RpcLimits, RpcState, RpcStatistics
 from protocols.services import Service
 from protocols.wire import OPEN, read_frame_header
@@ -162,6 +168,7 @@ class Rpc:
 
     def _call_stream(self, peer: PeerId, protocol: str) -> CallStream:
         self._check_not_avoided(peer)
+        self._check_not_shut_out(peer)
         stream = self._calling.get((peer, protocol))
         if stream is None or not stream.usable:
             if stream is not None:
@@ -172,11 +179,13 @@ class Rpc:
         return stream
 
     async def _run_call_stream(self, stream: CallStream) -> None:
+        self._state.engagements.enter(stream.peer, stream.end_with)
         try:
             await stream.run()
         except Exception:  # a bug of ours ends the calls of this stream, not the node
             log.exception("calls to %s (%s) ended by an error of our own", *stream.key)
         finally:
+            self._state.engagements.leave(stream.peer, stream.end_with)
             self._leaving.discard(stream)
             if self._calling.get(stream.key) is stream:
                 del self._calling[stream.key]
@@ -197,6 +206,13 @@ class Rpc:
             error.surely_not_executed = True
             raise error
 
+    def _check_not_shut_out(self, peer: PeerId) -> None:
+        reason = self._state.shut_out_because(peer)
+        if reason is not None:
+            error = again(reason)
+            error.surely_not_executed = True
+            raise error
+
     @asynccontextmanager
     async def open_bulk(
         self,
@@ -213,6 +229,7 @@ class Rpc:
         handler on the other side.
         """
         self._check_not_avoided(peer)
+        self._check_not_shut_out(peer)
         async with open_transfer(
             self._network, self._state, peer, bulk, opening, timeout
         ) as transfer:
@@ -247,7 +264,7 @@ class Rpc:
     async def _converse(self, stream: Stream) -> None:
         """One stream that a peer opened, from its first frame to its end."""
         peer = stream.remote_peer
-        if self._state.avoided_for(peer) > 0.0 or not self._state.streams.enter(peer):
+        if not self._state.takes_stream(peer):
             stream.reset()
             return
         with trio.CancelScope() as scope:
@@ -268,9 +285,11 @@ class Rpc:
 
     async def _answer(self, stream: Stream) -> None:
         service = self._services[stream.protocol]
-        with trio.move_on_after(self._state.limits.first_frame_seconds) as patience:
-            header = await receive_frame_header(stream)
-        if patience.cancelled_caught or header is None:
+        peer, header = stream.remote_peer, None
+        with self._state.engagements.engaged(peer) as ending:
+            with trio.move_on_after(self._state.limits.first_frame_seconds):
+                header = await receive_frame_header(stream)
+        if header is None or ending.error is not None:
             stream.reset()
             return
         kind, length = read_frame_header(header, service.first_frame_limits)
@@ -279,10 +298,40 @@ class Rpc:
             return
         calls = AnsweringStream(stream, service.methods, service.request_limit, self._state)
         self._answering.add(calls)
+        self._state.engagements.enter(peer, calls.end_with)
         try:
             await calls.run(header)
         finally:
+            self._state.engagements.leave(peer, calls.end_with)
             self._answering.discard(calls)
+
+    # Ending
+
+    async def end_all_with(self, peer: PeerId, error: PotluckError) -> int:
+        """End everything that is open with a peer, and shut it out; how many things that was.
+
+        Our calls and transfers with it raise the error, its calls and transfers here are
+        cancelled and told it. All of that is set in motion before this first waits; it returns
+        when the peer was told, or after a second. From then on calls to this peer raise the
+        error, and its streams are reset, but for one every few seconds in which it may show a
+        new token. The link is the network's: `network.disconnect` closes it.
+
+        Whoever calls this from a handler or a transfer of that peer is ended as well.
+        """
+        state = self._state
+        state.shut_out.shut(peer, error, trio.current_time())
+        ended = state.engagements.end_all_with(peer, error)
+        with trio.move_on_after(FAREWELL_SECONDS):
+            await state.engagements.ended(peer)
+        return ended
+
+    def shut_out(self, peer: PeerId) -> PotluckError | None:
+        """Why a peer is shut out; None if it is not, or was let in again."""
+        return self._state.shut_out_because(peer)
+
+    def readmit(self, peer: PeerId) -> None:
+        """Talk with a peer again that was shut out."""
+        self._state.shut_out.readmit(peer)
 
     # Housekeeping
 

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 
 import trio
 
-from protocols.errors import RemoteMisbehaviour
+from protocols.engagements import Engagements
+from protocols.errors import PotluckError, RemoteMisbehaviour
 from protocols.frame_sender import QueuedBytes
-from protocols.guard import Guard
+from protocols.guard import Exchange, Guard
 from protocols.identity import PeerId
 from protocols.penalties import Penalties
+from protocols.shut_out import ShutOut
 
 log = logging.getLogger("potluck.rpc")
 
@@ -87,6 +89,7 @@ class RpcStatistics:
     chunk_bytes_received: int = 0
     misbehaviours: int = 0
     peers_avoided: int = 0
+    peers_shut_out: int = 0
 
 
 class Tally:
@@ -130,6 +133,8 @@ class RpcState:
         self.transfers = Tally(limits.transfers_per_peer, limits.transfers_in_total)
         self.queued = QueuedBytes(limits.queued_bytes_in_total)
         self.streams = Tally(limits.streams_per_peer, limits.streams_per_peer * 1024)
+        self.engagements = Engagements()
+        self.shut_out = ShutOut()
 
     def misbehaved(self, peer: PeerId, protocol: str, error: RemoteMisbehaviour) -> None:
         """A peer broke the protocol: avoid it for a while, and name it in the log, once."""
@@ -151,6 +156,22 @@ class RpcState:
             return 0.0
         return self.penalties.avoided_for(peer, trio.current_time())
 
+    def takes_stream(self, peer: PeerId) -> bool:
+        """Whether a stream that this peer opened is looked at, and counted as its own."""
+        now = trio.current_time()
+        if len(self.shut_out) and not self.shut_out.lets_in(peer, now):
+            return False
+        return self.avoided_for(peer) == 0.0 and self.streams.enter(peer)
+
+    def shut_out_because(self, peer: PeerId) -> PotluckError | None:
+        """Why nothing is asked of a peer; None if it is not shut out."""
+        return self.shut_out.reason(peer) if len(self.shut_out) else None
+
+    def accepted(self, exchange: Exchange) -> None:
+        """The guard accepted something that this peer began: with a token, it may be back."""
+        if len(self.shut_out) and exchange.credentials is not None:
+            self.shut_out.readmit(exchange.peer)
+
     def statistics(self) -> RpcStatistics:
         return dataclasses.replace(
             self.counts,
@@ -158,4 +179,5 @@ class RpcState:
             transfers_open=self.transfers.total,
             served_streams=self.streams.total,
             peers_avoided=len(self.penalties.avoided(trio.current_time())),
+            peers_shut_out=len(self.shut_out),
         )
