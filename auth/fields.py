@@ -25,6 +25,7 @@ LONGEST_TEXT = 500  # characters of a sentence to a person
 RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z"
 USERNAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@+:~-]*\Z"
 PRINTABLE_PATTERN = r"^[!-~]*\Z"
+URL_PATTERN = r"^(https?://[!-~]+)?\Z"
 
 RunName = Annotated[str, Meta(max_length=LONGEST_RUN, pattern=RUN_PATTERN)]
 Username = Annotated[str, Meta(max_length=LONGEST_USERNAME, pattern=USERNAME_PATTERN)]
@@ -36,5 +37,5 @@ TimeMs = Annotated[int, Meta(ge=0, le=LARGEST_TIME_MS)]
 Serial = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
 Address = Annotated[str, Meta(min_length=1, max_length=LONGEST_ADDRESS, pattern=PRINTABLE_PATTERN)]
 Addresses = Annotated[tuple[Address, ...], Meta(max_length=MOST_ADDRESSES)]
-Url = Annotated[str, Meta(max_length=LONGEST_URL, pattern=PRINTABLE_PATTERN)]
+Url = Annotated[str, Meta(max_length=LONGEST_URL, pattern=URL_PATTERN)]
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]

@@ -85,10 +85,9 @@ class Keyring:
     """
 
     def __init__(self, run: str, root: KeyRecord) -> None:
-        """Trust the run's root key. Use `from_pinned`, which checks it."""
+        """Trust this key, whatever is said of it. `from_pinned` asks for its fingerprint."""
         self.run = run
-        self._root = root
-        self._trusted: dict[bytes, TrustedKey] = {}
+        self._trusted = {root.key_id: TrustedKey(VerifyingKey(root.public_key), root, 0)}
         self._withdrawn: set[bytes] = set()
 
     @classmethod
@@ -97,12 +96,10 @@ class Keyring:
 
         Records that nothing trusted vouches for are left out.
         """
-        records = list(records)
+        records = tuple(records)
         for record in records:
-            if fingerprint(record.public_key) == pinned and not is_nobodys_key(record.public_key):
+            if fingerprint(record.public_key) == pinned and _vouched_for(run, record, records):
                 keyring = cls(run, record)
-                key = VerifyingKey(record.public_key)
-                keyring._trusted[key.key_id] = TrustedKey(key, record, 0)
                 keyring.add(records)
                 return keyring
         raise UntrustedDocument(
@@ -114,17 +111,14 @@ class Keyring:
 
     def add(self, records: Iterable[KeyRecord]) -> int:
         """Take in those that a trusted key endorses, in whatever order they come; how many."""
-        waiting = [record for record in records if record.key_id not in self._trusted]
-        added = 0
-        progress = True
-        while progress:
-            progress = False
-            for record in list(waiting):
-                if len(self._trusted) < MOST_KEYS and self._take(record):
-                    waiting.remove(record)
-                    added += 1
-                    progress = True
-        return added
+        waiting = list(records)[:MOST_KEYS]
+        before = len(self._trusted)
+        reached = True
+        while reached:  # each record is verified once, when its endorser is there
+            ready = [record for record in waiting if self.find(record.endorsed_by)]
+            waiting = [record for record in waiting if record not in ready]
+            reached = any([self._take(record) for record in ready])
+        return len(self._trusted) - before
 
     def withdraw(self, key_ids: Iterable[bytes], *, by: bytes) -> None:
         """Trust these keys no more, at the word of key `by`. Deeper keys than `by` are not its."""
@@ -168,19 +162,34 @@ class Keyring:
         )
 
     def _take(self, record: KeyRecord) -> bool:
-        if record.key_id in self._trusted or is_nobodys_key(record.public_key):
-            return False
+        """Trust one more key, if there is room and its record is as it should be."""
         endorser = self.find(record.endorsed_by)
-        if endorser is None or not record.from_ms < record.until_ms:
+        if endorser is None or record.key_id in self._trusted or len(self._trusted) >= MOST_KEYS:
             return False
-        signed = _endorsed(
-            self.run, record.public_key, record.from_ms, record.until_ms, record.endorsed_by
-        )
-        if not endorser.key.verify(DOMAIN, record.signature, signed):
+        if not _is_endorsed(self.run, record, endorser.key):
             return False
         key = VerifyingKey(record.public_key)
         self._trusted[key.key_id] = TrustedKey(key, record, endorser.depth + 1)
         return True
+
+
+def _vouched_for(run: str, record: KeyRecord, records: tuple[KeyRecord, ...]) -> bool:
+    """Whether a pinned key's record is whole: signed by itself, or by one that is at hand.
+
+    The key is trusted because it is pinned; this finds mistakes in what is said of it.
+    """
+    return any(
+        _is_endorsed(run, record, VerifyingKey(other.public_key))
+        for other in records[:MOST_KEYS]
+        if other.key_id == record.endorsed_by
+    )
+
+
+def _is_endorsed(run: str, record: KeyRecord, by: VerifyingKey) -> bool:
+    if not record.from_ms < record.until_ms or is_nobodys_key(record.public_key):
+        return False
+    signed = _endorsed(run, record.public_key, record.from_ms, record.until_ms, record.endorsed_by)
+    return by.verify(DOMAIN, record.signature, signed)
 
 
 def _endorsed(

@@ -37,16 +37,28 @@ MOST_SENDERS = 1_024  # several times as many as a node has links
 RESERVED_NONCES = 128  # two requests a second, whatever all others do
 
 FORGET_AT_ONCE = 64  # after a flood, forgetting must not hold the event loop for 100 ms
+SMALL_SET = 256  # nonces; a set keeps the room of its fullest hour, and large ones give it back
 
 
 class _Sender:
     """The live nonces of one sender."""
 
-    __slots__ = ("key", "seen")
+    __slots__ = ("key", "most", "seen")
 
     def __init__(self, key: bytes) -> None:
         self.key = key
         self.seen: set[bytes] = set()
+        self.most = SMALL_SET  # what the set has room for, about
+
+    def add(self, nonce: bytes) -> None:
+        self.seen.add(nonce)
+        self.most = max(self.most, len(self.seen))
+
+    def discard(self, nonce: bytes) -> None:
+        self.seen.discard(nonce)
+        if self.most > SMALL_SET and 4 * len(self.seen) < self.most:
+            self.seen = set(self.seen)
+            self.most = max(SMALL_SET, len(self.seen))
 
 
 class NonceWindow:
@@ -126,7 +138,7 @@ class NonceWindow:
             known = self._senders[sender] = _Sender(sender)
         elif nonce in known.seen:
             return
-        known.seen.add(nonce)
+        known.add(nonce)
         self._order.append(known)
         self._order.append(nonce)
         if now_ms != self._last_ms:
@@ -149,7 +161,7 @@ class NonceWindow:
             sender, nonce = order.popleft(), order.popleft()
             assert isinstance(sender, _Sender)
             assert isinstance(nonce, bytes)
-            sender.seen.discard(nonce)
+            sender.discard(nonce)
             if not sender.seen:
                 del self._senders[sender.key]
             # it was timed up to N after it was received

@@ -68,18 +68,28 @@ def sign_pass(access_pass: AccessPass, key: SigningKey) -> bytes:
 
 
 def open_pass(
-    data: bytes, *, run: str, fingerprint: str, peer: bytes, challenge: bytes | None
+    data: bytes,
+    *,
+    run: str,
+    fingerprint: str,
+    peer: bytes,
+    challenge: bytes | None,
+    keyring: Keyring | None = None,
 ) -> OpenedPass:
     """The pass in these bytes, made by the server that the invite pins, for us, in this run.
 
     `challenge` is the one that we answered; None for a pass from our own disk, which need not be
-    fresh. MalformedDocument or UntrustedDocument if it does not count. Whether the token has
+    fresh. `keyring` is what is known already, at a renewal: it counts in place of the fingerprint,
+    for it knows which keys were withdrawn since, and takes in the pass's newer keys. MalformedDocument or UntrustedDocument if it does not count. Whether the token has
     expired is not looked at: what the time is follows from the pass.
     """
     access_pass = _PASSES.read(data)
     if access_pass.run != run:
         raise _untrusted(f"It is for the run {access_pass.run}, not {run}.")
-    keyring = Keyring.from_pinned(run, fingerprint, access_pass.keys)
+    if keyring is None:
+        keyring = Keyring.from_pinned(run, fingerprint, access_pass.keys)
+    else:
+        keyring.add(access_pass.keys)
     trusted = keyring.find(access_pass.key_id)
     if (
         trusted is None

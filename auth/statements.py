@@ -79,7 +79,14 @@ def open_time(data: bytes, keyring: Keyring, nonce: bytes) -> SignedTime:
 
 
 def sign_refusal(refusal: SignedRefusal, key: SigningKey) -> bytes:
-    return _REFUSALS.sign(refusal, key)
+    """The signed bytes; the texts are made such as may be shown."""
+    shown = msgspec.structs.replace(
+        refusal,
+        what=sentence(refusal.what),
+        why=sentence(refusal.why),
+        advice=sentence(refusal.advice),
+    )
+    return _REFUSALS.sign(shown, key)
 
 
 def open_refusal(data: bytes, keyring: Keyring, answered: bytes) -> SignedRefusal:
