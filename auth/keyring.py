@@ -117,7 +117,9 @@ class Keyring:
         while reached:  # each record is verified once, when its endorser is there
             ready = [record for record in waiting if self.find(record.endorsed_by)]
             waiting = [record for record in waiting if record not in ready]
-            reached = any([self._take(record) for record in ready])
+            reached = bool(ready)
+            for record in ready:
+                self._take(record)
         return len(self._trusted) - before
 
     def withdraw(self, key_ids: Iterable[bytes], *, by: bytes) -> None:
@@ -161,16 +163,14 @@ class Keyring:
             if id_ not in self._withdrawn
         )
 
-    def _take(self, record: KeyRecord) -> bool:
+    def _take(self, record: KeyRecord) -> None:
         """Trust one more key, if there is room and its record is as it should be."""
         endorser = self.find(record.endorsed_by)
         if endorser is None or record.key_id in self._trusted or len(self._trusted) >= MOST_KEYS:
-            return False
-        if not _is_endorsed(self.run, record, endorser.key):
-            return False
-        key = VerifyingKey(record.public_key)
-        self._trusted[key.key_id] = TrustedKey(key, record, endorser.depth + 1)
-        return True
+            return
+        if _is_endorsed(self.run, record, endorser.key):
+            key = VerifyingKey(record.public_key)
+            self._trusted[key.key_id] = TrustedKey(key, record, endorser.depth + 1)
 
 
 def _vouched_for(run: str, record: KeyRecord, records: tuple[KeyRecord, ...]) -> bool:

@@ -80,7 +80,9 @@ def open_pass(
 
     `challenge` is the one that we answered; None for a pass from our own disk, which need not be
     fresh. `keyring` is what is known already, at a renewal: it counts in place of the fingerprint,
-    for it knows which keys were withdrawn since, and takes in the pass's newer keys. MalformedDocument or UntrustedDocument if it does not count. Whether the token has
+    for it knows which keys were withdrawn since, and takes in the pass's newer keys.
+
+    MalformedDocument or UntrustedDocument if the pass does not count. Whether the token has
     expired is not looked at: what the time is follows from the pass.
     """
     access_pass = _PASSES.read(data)
