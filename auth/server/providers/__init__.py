@@ -1,0 +1,7 @@
+"""Who somebody is, as an outside provider says it: OpenID Connect, GitHub, or nobody but a code.
+
+`open_logins` (logins.py) is the door: it takes the settings of every provider and gives back one
+object that starts logins, is polled about them, and serves the browser pages' needs. The auth
+server is the OAuth client throughout: neither a volunteer's node nor their terminal ever sees a
+token of the provider, only the short code or the address that a person needs.
+"""

@@ -1,0 +1,99 @@
+"""What a provider of any kind does for a login: the two flows, as the login sessions see them.
+
+A device flow is begun and then asked about until it has an answer; a browser flow is an address to
+send a browser to and a code that the browser brings back. Errors are those of errors.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from auth.server.providers.identity import Identity
+
+
+class TokenAnswer(msgspec.Struct, frozen=True):
+    """A token endpoint's answer, good or bad, in any flow."""
+
+    access_token: str = ""
+    id_token: str = ""
+    error: str = ""
+    error_description: str = ""
+    interval: float | None = None
+
+
+@dataclass(slots=True)
+class DeviceGrant:
+    """A device flow under way. What the provider gave for it stays in this process.
+
+    `token` is set once the person said yes, and is used up by the question that follows. An outage
+    between the two must not cost the login: the provider gives a token once.
+    """
+
+    device_code: str
+    user_code: str
+    verification_uri: str
+    verification_uri_complete: str | None
+    interval: int  # seconds between two questions, as the provider wants it
+    expires_in: int  # seconds
+    token: TokenAnswer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """The person has not answered. `interval` is what to wait from now on, in seconds."""
+
+    interval: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One trip of one browser to the provider; each secret is used once.
+
+    `state` finds the login again, `nonce` ties the ID token to it, `verifier` ties the code to us.
+    """
+
+    state: str
+    nonce: str
+    verifier: str
+
+
+class Provider(Protocol):
+    """What all have in common."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def flows(self) -> tuple[str, ...]:
+        """Which of "device", "browser" and "code" it offers, the preferred one first."""
+
+    @property
+    def trouble(self) -> str:
+        """Its last outage in words; empty when it answered last."""
+
+    @property
+    def outages(self) -> int: ...
+
+
+class DeviceProvider(Provider, Protocol):
+    async def start_device(self) -> DeviceGrant: ...
+
+    async def ask_device(self, grant: DeviceGrant, interval: int) -> Identity | NotYet:
+        """Ask once. LoginRefused and LoginExpired are final; ProviderUnavailable is not."""
+
+
+class BrowserProvider(Provider, Protocol):
+    async def browser_url(self, attempt: Attempt, redirect_uri: str) -> str:
+        """Where to send the browser."""
+
+    async def finish_browser(
+        self, attempt: Attempt, query: Mapping[str, str], redirect_uri: str
+    ) -> Identity:
+        """What the browser brought back, turned into the person."""

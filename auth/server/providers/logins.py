@@ -1,0 +1,363 @@
+"""Logging in: what the routes of the auth server call, from the first request to the identity.
+
+    start           a peer that has proven its key begins a login with a provider
+    poll            its terminal asks how it stands; at the end it gets the identity, once
+    page, continue_to_provider, callback      what the person's browser does in between
+
+Who logged in is not yet who may take part: that is the allowlist's to say, with the identity that
+comes out here and the peer key that the session was begun with.
+
+Two attacks shape the browser's part. Somebody may send a victim their own login page: the page
+shows a word that must stand in the victim's terminal, and nothing goes to the provider before a
+form of that page is sent. Or somebody may skip the page and send the victim straight to the
+provider, or back from it: the answer counts only in the browser that sent the form, by its cookie.
+
+Easy to get wrong: a code is taken from the provider once. While that goes on, cancellation waits,
+so that a client who hangs up does not lose the login.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final, cast
+
+import trio
+
+from auth.server.providers.codes import CodeProvider
+from auth.server.providers.confirmation import form_token, is_same, looks_like_an_id, new_id
+from auth.server.providers.device_answers import LONGEST_INTERVAL_SECONDS
+from auth.server.providers.errors import (
+    LoginExpired,
+    LoginMisuse,
+    LoginReason,
+    LoginRefused,
+    ProviderUnavailable,
+)
+from auth.server.providers.fetching import QUESTIONS_AT_ONCE, Fetcher, open_client
+from auth.server.providers.flows import (
+    Attempt,
+    BrowserProvider,
+    DeviceProvider,
+    NotYet,
+    Provider,
+)
+from auth.server.providers.github import GithubProvider
+from auth.server.providers.login_answers import (
+    BrowserStarted,
+    CallbackDone,
+    DeviceStarted,
+    LoggedIn,
+    LoginPage,
+    LoginStatistics,
+    Pending,
+    ProviderEntry,
+)
+from auth.server.providers.oidc import OpenIdProvider
+from auth.server.providers.sessions import Session, Sessions, expired
+from auth.server.providers.settings import (
+    CodeSettings,
+    GithubSettings,
+    ProviderSettings,
+    ProviderSettingsError,
+    read_secret,
+)
+
+CALLBACK_PATH: Final = "/login/callback"
+PAGE_PATH: Final = "/login/"
+PEER_KEY_BYTES: Final = 32
+
+# How often a terminal asks while its person is in the browser: the asking costs a table look-up.
+BROWSER_INTERVAL_SECONDS: Final = 2
+
+
+@asynccontextmanager
+async def open_logins(
+    settings: Sequence[ProviderSettings],
+    public_url: str,
+    *,
+    wall_clock: Callable[[], float] = time.time,
+) -> AsyncIterator[Logins]:
+    """The providers of these settings, ready to be asked; AuthError when a file cannot be read.
+
+    Nobody is asked yet: a provider that is down does not keep the server from starting.
+    """
+    ids = [each.id for each in settings]
+    if len(set(ids)) != len(ids):
+        raise ProviderSettingsError(
+            "Two providers have the same id.",
+            why="An id is part of every account's name, so it belongs to one provider.",
+            advice="Give each [[provider]] an id of its own.",
+        )
+    limiter = trio.CapacityLimiter(QUESTIONS_AT_ONCE)
+    async with AsyncExitStack() as stack:
+        providers = [await _open(each, limiter, stack, wall_clock) for each in settings]
+        yield Logins(providers, public_url.rstrip("/"))
+
+
+async def _open(
+    settings: ProviderSettings,
+    limiter: trio.CapacityLimiter,
+    stack: AsyncExitStack,
+    wall_clock: Callable[[], float],
+) -> Provider:
+    if isinstance(settings, CodeSettings):
+        return CodeProvider(settings)
+    authorities = Path(settings.ca_file) if settings.ca_file else None
+    try:
+        client = await stack.enter_async_context(open_client(authorities))
+    except OSError as error:  # ssl.SSLError is one
+        raise ProviderSettingsError(
+            f"The certificate authorities in {settings.ca_file} cannot be used: {error}.",
+            advice="Name a file of PEM certificates, or leave ca_file out.",
+        ) from error
+    title = settings.title or settings.id
+    fetcher = Fetcher(title, client, limiter)
+    if isinstance(settings, GithubSettings):
+        return GithubProvider(settings, fetcher)
+    file = settings.client_secret_file
+    secret = read_secret(Path(file)) if file else None
+    return OpenIdProvider(settings, secret, fetcher, wall_clock)
+
+
+class Logins:
+    """All providers and all open logins of one server. Made by `open_logins`."""
+
+    def __init__(self, providers: Sequence[Provider], public_url: str) -> None:
+        self._providers = {provider.id: provider for provider in providers}
+        self._public_url = public_url
+        self._redirect_uri = public_url + CALLBACK_PATH
+        self._sessions = Sessions()
+        self._form_secret = secrets.token_bytes(32)
+        self._started = self._finished = self._refused = 0
+
+    def provider_list(self) -> list[ProviderEntry]:
+        return [
+            ProviderEntry(provider.id, flow, provider.title)
+            for provider in self._providers.values()
+            for flow in provider.flows
+        ]
+
+    def is_code_provider(self, provider_id: str) -> bool:
+        return isinstance(self._providers.get(provider_id), CodeProvider)
+
+    async def start(
+        self, peer: bytes, provider_id: str, kind: str, address: str
+    ) -> DeviceStarted | BrowserStarted:
+        """Begin a login of this peer, which has just proven that it holds the key.
+
+        `address` is what logins are counted by. An older login of the same peer ends.
+        """
+        provider = self._providers.get(provider_id)
+        if provider is None or kind not in provider.flows or kind == "code":
+            raise LoginMisuse(
+                f"This server has no login of kind {kind!r} with a provider {provider_id!r}.",
+                why="The list of providers may have changed, or the request is made up.",
+                advice="Ask the server for its list (/v1/about) and choose one that is in it.",
+            )
+        if len(peer) != PEER_KEY_BYTES:
+            raise LoginMisuse(f"A peer's key has {PEER_KEY_BYTES} bytes, not {len(peer)}.")
+        session = self._sessions.begin(peer, provider, kind, address, trio.current_time())
+        if kind == "browser":
+            self._started += 1
+            return self._browser_started(session)
+        try:
+            with trio.CancelScope(shield=True):
+                started = await self._device_started(session, cast(DeviceProvider, provider))
+        except BaseException:
+            self._sessions.end(session)
+            raise
+        self._started += 1
+        return started
+
+    async def poll(self, session_id: str) -> Pending | LoggedIn:
+        """How a login stands. Raises LoginRefused, LoginExpired, or ProviderUnavailable."""
+        session = self._sessions.found(session_id, trio.current_time())
+        if session.flow == "device" and session.identity is None and session.refusal is None:
+            wait = session.next_question - trio.current_time()
+            if session.asking or session.grant is None or wait > 0:
+                return Pending(max(1, math.ceil(wait)))
+            await self._ask_device(session)
+        if session.refusal is not None:
+            raise session.refusal.again()
+        if session.identity is None:
+            waits = session.interval if session.flow == "device" else BROWSER_INTERVAL_SECONDS
+            return Pending(waits)
+        if session.over:  # while the provider was asked: it expired, or another poll was faster
+            raise expired()
+        self._finished += 1
+        return LoggedIn(session.id, session.peer, self._sessions.hand_out(session))
+
+    def give_back(self, session_id: str) -> bool:
+        """No pass could be written, through no fault of the volunteer: the next poll tries again.
+
+        False where the login cannot go on: its time is over, or its peer has begun another.
+        """
+        return self._sessions.give_back(session_id, trio.current_time())
+
+    def page(self, page_id: str, cookie: str | None) -> LoginPage:
+        """What the browser shows before it goes anywhere; LoginExpired when there is no such page.
+
+        The cookie must be set with the page: the form counts only together with it.
+        """
+        now = trio.current_time()
+        session = self._sessions.at_page(page_id, now)
+        if session.identity is not None or session.refusal is not None:
+            raise _answered()
+        kept = cookie if cookie is not None and looks_like_an_id(cookie) else new_id()
+        return LoginPage(
+            title=session.provider.title,
+            confirmation=session.confirmation,
+            peer=session.peer,
+            started_from=session.address,
+            cookie=kept,
+            form_token=form_token(self._form_secret, kept, page_id),
+            expires_in=math.ceil(session.expires - now),
+        )
+
+    async def continue_to_provider(self, page_id: str, cookie: str | None, form: str | None) -> str:
+        """The page's form was sent: the address at the provider to send this browser to."""
+        session = self._sessions.at_page(page_id, trio.current_time())
+        if session.identity is not None or session.refusal is not None:
+            raise _answered()
+        if (
+            cookie is None
+            or not looks_like_an_id(cookie)
+            or not is_same(form, form_token(self._form_secret, cookie, page_id))
+        ):
+            raise _other_browser()
+        provider = cast(BrowserProvider, session.provider)
+        attempt = Attempt(state=new_id(), nonce=new_id(), verifier=new_id())
+        url = await provider.browser_url(attempt, self._redirect_uri)
+        if session.over:
+            raise expired()
+        self._sessions.send_out(session, attempt, cookie)
+        return url
+
+    async def callback(self, query: Mapping[str, str], cookie: str | None) -> CallbackDone:
+        """The browser is back from the provider. What it says counts once, and from it only."""
+        state = query.get("state")
+        if state is None:
+            raise LoginMisuse(
+                "The provider's answer names no login (it lacks a state).",
+                advice="Begin the login again from the terminal.",
+            )
+        now = trio.current_time()
+        session = self._sessions.on_the_way(state, now)
+        if not session.cookie or not is_same(cookie, session.cookie):
+            raise _other_browser()
+        attempt = self._sessions.take_attempt(session)
+        assert attempt is not None
+        try:
+            with trio.CancelScope(shield=True):
+                provider = cast(BrowserProvider, session.provider)
+                identity = await provider.finish_browser(attempt, query, self._redirect_uri)
+        except LoginRefused as refused:
+            if not session.over:
+                self._refuse(session, refused)
+            raise
+        if session.over:
+            raise expired()
+        session.identity = identity
+        return CallbackDone(session.provider.title, session.confirmation, identity.login)
+
+    def troubles(self) -> dict[str, str]:
+        """The last outage of each provider in words; empty where it answered last."""
+        return {provider.id: provider.trouble for provider in self._providers.values()}
+
+    def statistics(self) -> LoginStatistics:
+        self._sessions.forget_old(trio.current_time())
+        waiting = [s for s in self._sessions.all() if s.identity is None and s.refusal is None]
+        return LoginStatistics(
+            open=len(self._sessions),
+            waiting_device=sum(session.flow == "device" for session in waiting),
+            waiting_browser=sum(session.flow == "browser" for session in waiting),
+            done=sum(session.identity is not None for session in self._sessions.all()),
+            started_total=self._started,
+            finished_total=self._finished,
+            refused_total=self._refused,
+            outages_total=sum(provider.outages for provider in self._providers.values()),
+        )
+
+    def _browser_started(self, session: Session) -> BrowserStarted:
+        return BrowserStarted(
+            session=session.id,
+            page_id=session.page_id,
+            url=f"{self._public_url}{PAGE_PATH}{session.page_id}",
+            confirmation=session.confirmation,
+            interval=BROWSER_INTERVAL_SECONDS,
+            expires_in=math.floor(session.expires - trio.current_time()),
+        )
+
+    async def _device_started(self, session: Session, provider: DeviceProvider) -> DeviceStarted:
+        grant = await provider.start_device()
+        if session.over:  # the same peer began another in the meantime
+            raise expired()
+        now = trio.current_time()
+        session.grant, session.interval = grant, grant.interval
+        session.next_question = now + grant.interval
+        self._sessions.lasts_until(session, now + grant.expires_in)
+        return DeviceStarted(
+            session=session.id,
+            user_code=grant.user_code,
+            verification_uri=grant.verification_uri,
+            verification_uri_complete=grant.verification_uri_complete,
+            interval=grant.interval,
+            expires_in=grant.expires_in,
+        )
+
+    async def _ask_device(self, session: Session) -> None:
+        """One question to the provider; the session then says what came of it."""
+        assert session.grant is not None
+        provider = cast(DeviceProvider, session.provider)
+        session.asking = True
+        asked = trio.current_time()
+        try:
+            with trio.CancelScope(shield=True):
+                answer = await provider.ask_device(session.grant, session.interval)
+        except LoginRefused as refused:
+            if not session.over:
+                self._refuse(session, refused)
+            raise
+        except LoginExpired:
+            self._sessions.end(session)
+            raise
+        except ProviderUnavailable:
+            # RFC 8628, 3.5: longer and longer pauses while the provider is away
+            session.interval = min(session.interval * 2, LONGEST_INTERVAL_SECONDS)
+            session.next_question = trio.current_time() + session.interval
+            raise
+        finally:
+            session.asking = False
+        if isinstance(answer, NotYet):
+            session.interval = answer.interval
+            session.next_question = asked + answer.interval
+        elif session.refusal is None:
+            session.identity = answer
+
+    def _refuse(self, session: Session, refused: LoginRefused) -> None:
+        self._refused += 1
+        self._sessions.refuse(session, refused, trio.current_time())
+
+
+def _answered() -> LoginExpired:
+    return LoginExpired(
+        "This login was answered already.",
+        why="The page was opened again after the provider had said who you are.",
+        advice="Look at the terminal: it says how it went.",
+    )
+
+
+def _other_browser() -> LoginRefused:
+    return LoginRefused(
+        "This browser is not the one that began this login.",
+        reason=LoginReason.STATE,
+        why="Cookies are off, the page was opened long ago, or somebody sent you the address of"
+        " their own login.",
+        advice="If your own terminal shows a login, open the address that it shows, and allow"
+        " cookies there. Otherwise close this page: nothing has happened.",
+    )

@@ -1,0 +1,256 @@
+"""An OpenID Connect provider: any issuer with a discovery document, in either flow.
+
+The auth server is the OAuth client, with a secret or without one. Both flows end alike: the token
+endpoint gives an ID token, which id_tokens.py verifies, and the person's name is taken from it, or
+from the userinfo endpoint where the token does not hold the claim.
+
+Easy to get wrong: what userinfo says is about whoever the access token is for. Only when its
+subject is the ID token's may it be used.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from auth.server.providers.confirmation import challenge_of
+from auth.server.providers.device_answers import (
+    GRANT_TYPE,
+    checked_tokens,
+    denied,
+    read_start,
+    read_token,
+    trouble,
+)
+from auth.server.providers.discovery import Metadata, discover
+from auth.server.providers.errors import LoginReason, LoginRefused, words_of_a_stranger
+from auth.server.providers.fetching import Answer, Fetcher
+from auth.server.providers.flows import Attempt, DeviceGrant, NotYet, TokenAnswer
+from auth.server.providers.id_tokens import UnknownKey, verify_id_token
+from auth.server.providers.identity import Identity, holds_preferred, login_from
+from auth.server.providers.key_sets import KeySet, fetch_keys
+from auth.server.providers.remembered import AT_LEAST_APART_SECONDS, Remembered
+from auth.server.providers.settings import OpenIdSettings
+from auth.server.providers.web_addresses import is_loopback_http
+
+LONGEST_CODE_CHARACTERS: Final = 4096
+
+
+class OpenIdProvider:
+    def __init__(
+        self,
+        settings: OpenIdSettings,
+        secret: str | None,
+        fetcher: Fetcher,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._fetcher = fetcher
+        self._wall_clock = wall_clock
+        self._metadata = Remembered(lambda: discover(fetcher, settings.issuer))
+        self._keys: Remembered[KeySet] = Remembered(self._fetch_keys)
+
+    @property
+    def id(self) -> str:
+        return self._settings.id
+
+    @property
+    def title(self) -> str:
+        return self._fetcher.title
+
+    @property
+    def flows(self) -> tuple[str, ...]:
+        return self._settings.flows
+
+    @property
+    def trouble(self) -> str:
+        return self._fetcher.trouble
+
+    @property
+    def outages(self) -> int:
+        return self._fetcher.outages
+
+    async def start_device(self) -> DeviceGrant:
+        metadata = await self._metadata.get()
+        url = metadata.device_authorization_endpoint
+        if not url:
+            raise self._fetcher.misconfigured("it has no device flow", self._settings.issuer)
+        answer = await self._post(metadata, url, {"scope": " ".join(self._settings.scopes)})
+        local = is_loopback_http(self._settings.issuer)
+        return read_start(answer, self._fetcher, url, loopback_http=local)
+
+    async def ask_device(self, grant: DeviceGrant, interval: int) -> Identity | NotYet:
+        metadata = await self._metadata.get()
+        url = metadata.token_endpoint
+        if grant.token is None:
+            form = {"grant_type": GRANT_TYPE, "device_code": grant.device_code}
+            answer = await self._post(metadata, url, form)
+            token = read_token(answer, self._fetcher, url, title=self.title, interval=interval)
+            if isinstance(token, NotYet):
+                return token
+            grant.token = token
+        return await self._identity(metadata, grant.token, nonce=None)
+
+    async def browser_url(self, attempt: Attempt, redirect_uri: str) -> str:
+        metadata = await self._metadata.get()
+        url = metadata.authorization_endpoint
+        if not url:
+            raise self._fetcher.misconfigured("it has no browser flow", self._settings.issuer)
+        question = urlencode(
+            {
+                "response_type": "code",
+                "client_id": self._settings.client_id,
+                "redirect_uri": redirect_uri,
+                "scope": " ".join(self._settings.scopes),
+                "state": attempt.state,
+                "nonce": attempt.nonce,
+                "code_challenge": challenge_of(attempt.verifier),
+                "code_challenge_method": "S256",
+            }
+        )
+        return f"{url}{'&' if '?' in url else '?'}{question}"
+
+    async def finish_browser(
+        self, attempt: Attempt, query: Mapping[str, str], redirect_uri: str
+    ) -> Identity:
+        metadata = await self._metadata.get()
+        self._check_issuer(metadata, query.get("iss"))
+        code = self._code(metadata, query)
+        url = metadata.token_endpoint
+        answer = await self._post(
+            metadata,
+            url,
+            {
+                "grant_type": "authorization_code",
+                "code": code,
+                "redirect_uri": redirect_uri,
+                "code_verifier": attempt.verifier,
+            },
+        )
+        token = answer.read(TokenAnswer)
+        if token is None:
+            raise self._fetcher.unavailable("it did not answer in the form of OAuth 2.0", url)
+        if token.error == "invalid_grant":
+            raise self._refused_code(token.error_description or token.error)
+        if token.error or answer.status >= 400:
+            raise trouble(token.error, token.error_description, answer.status, self._fetcher, url)
+        tokens = checked_tokens(token, self._fetcher, url)
+        return await self._identity(metadata, tokens, nonce=attempt.nonce)
+
+    def _code(self, metadata: Metadata, query: Mapping[str, str]) -> str:
+        """The code that the browser brought, or what it brought instead."""
+        error, code = query.get("error"), query.get("code", "")
+        if error == "access_denied":
+            raise denied(self.title)
+        if error is not None:
+            said, url = query.get("error_description", ""), metadata.authorization_endpoint
+            raise trouble(error, said, 400, self._fetcher, url)
+        if not 0 < len(code) <= LONGEST_CODE_CHARACTERS:
+            raise self._refused_code("there is none")
+        return code
+
+    async def _post(self, metadata: Metadata, url: str, form: Mapping[str, str]) -> Answer:
+        """Send a form as this client, proving it with the secret where there is one.
+
+        In the header where the provider takes that (RFC 6749, 2.3.1, with its odd escaping), and
+        in the form only where it says that it takes nothing else.
+        """
+        client = self._settings.client_id
+        if self._secret is None:
+            return await self._fetcher.post(url, {**form, "client_id": client})
+        ways = metadata.token_endpoint_auth_methods_supported
+        if "client_secret_basic" not in ways and "client_secret_post" in ways:
+            both = {"client_id": client, "client_secret": self._secret}
+            return await self._fetcher.post(url, {**form, **both})
+        pair = f"{quote(client, safe='')}:{quote(self._secret, safe='')}"
+        proof = base64.b64encode(pair.encode()).decode()
+        headers = {"Authorization": f"Basic {proof}"}
+        return await self._fetcher.post(url, {**form, "client_id": client}, headers=headers)
+
+    async def _identity(
+        self, metadata: Metadata, token: TokenAnswer, *, nonce: str | None
+    ) -> Identity:
+        if not token.id_token:
+            raise self._fetcher.misconfigured(
+                "it gave no ID token (is openid among the scopes?)", metadata.token_endpoint
+            )
+        claims = await self._verified(token, nonce)
+        subject: str = claims["sub"]
+        if not holds_preferred(claims, self._settings.username_claim):
+            more = await self._userinfo(metadata, token, subject)
+            if "email" in more:  # an address and its being verified come from one place
+                claims = {k: claims[k] for k in claims if k not in ("email", "email_verified")}
+            claims = {**claims, **more}
+        return Identity(self.id, subject, login_from(claims, self._settings.username_claim))
+
+    async def _userinfo(
+        self, metadata: Metadata, token: TokenAnswer, subject: str
+    ) -> dict[str, Any]:
+        url = metadata.userinfo_endpoint
+        if not url:
+            return {}
+        answer = await self._fetcher.get(url, bearer=token.access_token)
+        if answer.status != 200:
+            raise self._fetcher.misconfigured(f"it answered with status {answer.status}", url)
+        claims = answer.read(dict[str, Any])
+        if claims is None:
+            raise self._fetcher.unavailable("it did not answer with claims", url)
+        if claims.get("sub") != subject:
+            raise LoginRefused(
+                "The provider's answers are about two people.",
+                reason=LoginReason.ID_TOKEN,
+                why="Its userinfo endpoint names another subject than its ID token.",
+                advice="Tell the moderators: this must not happen.",
+            )
+        return claims
+
+    async def _verified(self, token: TokenAnswer, nonce: str | None) -> dict[str, Any]:
+        """The ID token's claims. Keys are asked for anew where its own may be newer than ours."""
+        for age in (None, AT_LEAST_APART_SECONDS):
+            keys = await (self._keys.get() if age is None else self._keys.get(not_older_than=age))
+            try:
+                return verify_id_token(
+                    token.id_token,
+                    keys,
+                    issuer=self._settings.issuer,
+                    client_id=self._settings.client_id,
+                    now=self._wall_clock(),
+                    nonce=nonce,
+                    access_token=token.access_token,
+                )
+            except UnknownKey:
+                continue
+        raise LoginRefused(
+            "What the provider signed does not prove who you are.",
+            reason=LoginReason.ID_TOKEN,
+            why="Its ID token is signed with a key that the provider does not publish.",
+            advice="Begin the login again. If it is refused again, tell the moderators.",
+        )
+
+    async def _fetch_keys(self) -> KeySet:
+        metadata = await self._metadata.get()
+        return await fetch_keys(self._fetcher, metadata.jwks_uri)
+
+    def _check_issuer(self, metadata: Metadata, issuer: str | None) -> None:
+        # RFC 9207: an answer of another provider's must not bring us to send its code to this one.
+        needed = metadata.authorization_response_iss_parameter_supported
+        if issuer == metadata.issuer or (issuer is None and not needed):
+            return
+        raise LoginRefused(
+            "The browser came back from another provider than it was sent to.",
+            reason=LoginReason.ID_TOKEN,
+            why=f"The answer names {words_of_a_stranger(str(issuer))} as its issuer.",
+            advice="Begin the login again, and tell the moderators if it happens again.",
+        )
+
+    def _refused_code(self, why: str) -> LoginRefused:
+        return LoginRefused(
+            f"{self.title} did not take the code that the browser brought.",
+            reason=LoginReason.CODE,
+            why=f"It says: {words_of_a_stranger(why)}. A code works once, and for some seconds.",
+            advice="Begin the login again.",
+        )

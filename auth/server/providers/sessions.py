@@ -1,0 +1,212 @@
+"""The logins that are open, bounded in all and per address, each found by ids that nobody guesses.
+
+A session is begun by a peer that has proven its key, and whatever comes of it is for that key: the
+peer stands in the session and nowhere in a later request. It ends in one of three ways: an identity
+that is handed out once, a refusal that is told to whoever asks again, or its time being over.
+
+Easy to get wrong: a place is taken before the provider is asked, and freed when that fails.
+Counting afterwards would let a thousand requests through at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+from auth.server.providers.confirmation import new_id, new_word
+from auth.server.providers.errors import LoginExpired, LoginRefused, TooManyLogins
+from auth.server.providers.flows import Attempt, DeviceGrant, Provider
+from auth.server.providers.identity import Identity
+
+# A session is some kilobytes, mostly the provider's codes: 10,000 are tens of megabytes. A run that
+# a whole lecture joins in one minute has hundreds open.
+MOST_SESSIONS: Final = 10_000
+
+# A laboratory behind one address may log in all its machines at once.
+MOST_PER_ADDRESS: Final = 50
+
+# The time to find the browser and remember a password; a page that lies open longer is no use.
+BROWSER_SECONDS: Final = 600
+
+# While a provider is asked for a device code: longer than its deadlines together.
+STARTING_SECONDS: Final = 60
+
+# A refusal is told again for as long: the volunteer's side may have missed the first answer.
+REFUSAL_KEPT_SECONDS: Final = 120
+
+# Identities handed out, which may have to be taken back because no pass could be written.
+MOST_HANDED_OUT: Final = 1000
+
+
+@dataclass(slots=True)
+class Session:
+    """One login. Times are trio's clock."""
+
+    peer: bytes
+    provider: Provider
+    flow: str
+    address: str
+    expires: float
+    id: str = field(default_factory=new_id)
+    grant: DeviceGrant | None = None  # device flow, once the provider gave one
+    interval: int = 0
+    next_question: float = 0.0
+    asking: bool = False  # somebody's poll is at the provider now
+    page_id: str = field(default_factory=new_id)
+    confirmation: str = field(default_factory=new_word)
+    attempt: Attempt | None = None  # a browser's trip under way
+    cookie: str = ""  # of the browser that is on that trip
+    identity: Identity | None = None
+    refusal: LoginRefused | None = None
+    over: bool = False  # no longer in the table: whoever still holds it must not use it
+
+
+class Sessions:
+    """The table of them. Every look-up first forgets those whose time is over."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Session] = {}
+        self._by_page: dict[str, Session] = {}
+        self._by_state: dict[str, Session] = {}
+        self._by_peer: dict[bytes, Session] = {}
+        self._per_address: Counter[str] = Counter()
+        self._ends: list[tuple[float, str]] = []  # a heap; a session may stand in it several times
+        self._handed_out: OrderedDict[str, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def all(self) -> tuple[Session, ...]:
+        return tuple(self._by_id.values())
+
+    def begin(
+        self, peer: bytes, provider: Provider, flow: str, address: str, now: float
+    ) -> Session:
+        """A place for a login of this peer, whose older login ends; TooManyLogins when full."""
+        self.forget_old(now)
+        older = self._by_peer.get(peer)
+        if older is not None:
+            self.end(older)
+        if self._per_address[address] >= MOST_PER_ADDRESS:
+            raise TooManyLogins(
+                f"{MOST_PER_ADDRESS} logins from your network address are open already.",
+                why="They wait for people to confirm them, and end by themselves.",
+                advice="Finish those first, or wait some minutes.",
+                retry_after=60,
+            )
+        if len(self._by_id) >= MOST_SESSIONS:
+            raise TooManyLogins(
+                "This server has as many open logins as it keeps.",
+                why="Very many people are logging in, or somebody floods the server.",
+                advice="Try again in some minutes.",
+                retry_after=60,
+            )
+        lasts = STARTING_SECONDS if flow == "device" else BROWSER_SECONDS
+        session = Session(peer, provider, flow, address, now + lasts)
+        self._by_id[session.id] = session
+        self._by_page[session.page_id] = session
+        self._by_peer[peer] = session
+        self._per_address[address] += 1
+        heapq.heappush(self._ends, (session.expires, session.id))
+        return session
+
+    def found(self, session_id: str, now: float) -> Session:
+        """The session with this id; LoginExpired when there is none."""
+        self.forget_old(now)
+        session = self._by_id.get(session_id)
+        if session is None:
+            raise expired()
+        return session
+
+    def at_page(self, page_id: str, now: float) -> Session:
+        """The session whose page this is; LoginExpired when there is none."""
+        self.forget_old(now)
+        session = self._by_page.get(page_id)
+        if session is None or session.flow != "browser":
+            raise expired()
+        return session
+
+    def on_the_way(self, state: str, now: float) -> Session:
+        """The session one of whose browsers was sent out with this state; LoginExpired if none."""
+        self.forget_old(now)
+        session = self._by_state.get(state)
+        if session is None:
+            raise expired()
+        return session
+
+    def send_out(self, session: Session, attempt: Attempt, cookie: str) -> None:
+        """A browser goes to the provider; an earlier trip for this login counts no more."""
+        self.take_attempt(session)
+        session.attempt, session.cookie = attempt, cookie
+        self._by_state[attempt.state] = session
+
+    def take_attempt(self, session: Session) -> Attempt | None:
+        """End the trip: its state is used up, whatever comes of it."""
+        attempt, session.attempt, session.cookie = session.attempt, None, ""
+        if attempt is not None:
+            self._by_state.pop(attempt.state, None)
+        return attempt
+
+    def lasts_until(self, session: Session, expires: float) -> None:
+        session.expires = expires
+        heapq.heappush(self._ends, (expires, session.id))
+
+    def refuse(self, session: Session, refusal: LoginRefused, now: float) -> None:
+        """The login ended with a no, which is kept for a while."""
+        refusal.provider, refusal.peer = session.provider.id, session.peer
+        self.take_attempt(session)
+        session.refusal, session.identity, session.grant = refusal, None, None
+        self.lasts_until(session, min(session.expires, now + REFUSAL_KEPT_SECONDS))
+
+    def hand_out(self, session: Session) -> Identity:
+        """The identity, once; the session leaves the table and its place is free."""
+        assert session.identity is not None
+        self.end(session)
+        self._handed_out[session.id] = session
+        while len(self._handed_out) > MOST_HANDED_OUT:
+            self._handed_out.popitem(last=False)
+        return session.identity
+
+    def give_back(self, session_id: str, now: float) -> bool:
+        """Undo `hand_out`, unless the session's time is over or its peer has begun another."""
+        session = self._handed_out.pop(session_id, None)
+        if session is None or session.expires <= now or session.peer in self._by_peer:
+            return False
+        session.over = False
+        self._by_id[session.id] = session
+        self._by_peer[session.peer] = session
+        self._per_address[session.address] += 1
+        heapq.heappush(self._ends, (session.expires, session.id))
+        return True
+
+    def end(self, session: Session) -> None:
+        """Out of the table, whatever state it is in."""
+        if session.over:
+            return
+        session.over = True
+        self.take_attempt(session)
+        del self._by_id[session.id]
+        self._by_page.pop(session.page_id, None)
+        if self._by_peer.get(session.peer) is session:
+            del self._by_peer[session.peer]
+        self._per_address[session.address] -= 1
+        if not self._per_address[session.address]:
+            del self._per_address[session.address]
+
+    def forget_old(self, now: float) -> None:
+        while self._ends and self._ends[0][0] <= now:
+            _, session_id = heapq.heappop(self._ends)
+            session = self._by_id.get(session_id)
+            if session is not None and session.expires <= now:
+                self.end(session)
+
+
+def expired() -> LoginExpired:
+    return LoginExpired(
+        "This login is over, or this server does not know it.",
+        why="It took too long, was answered already, was begun again elsewhere, or the server was"
+        " restarted.",
+        advice="Begin the login again.",
+    )
