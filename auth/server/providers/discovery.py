@@ -26,9 +26,7 @@ class Metadata(msgspec.Struct, frozen=True):
     authorization_endpoint: str = ""
     device_authorization_endpoint: str = ""
     userinfo_endpoint: str = ""
-    id_token_signing_alg_values_supported: list[str] = []
-    token_endpoint_auth_methods_supported: list[str] = ["client_secret_basic"]
-    code_challenge_methods_supported: list[str] = []
+    token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
     authorization_response_iss_parameter_supported: bool = False
 
 

@@ -182,6 +182,7 @@ class Logins:
             if session.asking or session.grant is None or wait > 0:
                 return Pending(max(1, math.ceil(wait)))
             await self._ask_device(session)
+            await trio.lowlevel.checkpoint_if_cancelled()  # before it is handed out to nobody
         if session.refusal is not None:
             raise session.refusal.again()
         if session.identity is None:
