@@ -13,6 +13,7 @@ import errno
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from auth.errors import AuthError
 from protocols.errors import PotluckError
 
 REPORT_IT = "Run it again with --debug for the traceback, and report it: this is a bug in potluck."
@@ -33,7 +34,7 @@ def failure_of(error: BaseException) -> Failure:
     """The most telling cause in an error, in the form that is shown."""
     causes = list(_leaves(error))
     for cause in causes:
-        if isinstance(cause, PotluckError):
+        if isinstance(cause, PotluckError | AuthError):
             return Failure(cause.what, cause.why, cause.advice, cause.exit_code)
     for cause in causes:
         if isinstance(cause, OSError):

@@ -4,6 +4,7 @@
 |---|---|---|
 | settings | `HOME/potluck.toml` | `~/.config/potluck/potluck.toml` |
 | key | `HOME/identity.key` | `~/.local/share/potluck/identity.key` |
+| access pass, and the newest revocations | `HOME/access.pass`, `HOME/revocations` | beside the key |
 | peers known, and a backbone's slots | `HOME/peers.json`, `HOME/dht.sqlite` | beside the key |
 | lock and control socket of the running node | `HOME/run/` | `~/.local/state/potluck/run/` |
 
@@ -28,6 +29,14 @@ class Places:
     config_file_origin: str
     data_folder: Path
     run_folder: Path
+
+    @property
+    def pass_file(self) -> Path:
+        return self.data_folder / "access.pass"
+
+    @property
+    def revocations_file(self) -> Path:
+        return self.data_folder / "revocations"
 
     @property
     def peers_file(self) -> Path:

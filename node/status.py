@@ -47,6 +47,25 @@ class DirectoryStatus(msgspec.Struct, frozen=True):
     clock_offset_ms: int = 0
 
 
+class MembershipStatus(msgspec.Struct, frozen=True):
+    """Who may take part in the run of this node, and as whom it takes part itself."""
+
+    open: bool = True  # everybody with a key may take part: there is no auth server
+    run: str = ""
+    username: str = ""
+    roles: tuple[str, ...] = ()
+    standing: str = ""  # valid, grace (expired, and the auth server is away) or over
+    expires_in_seconds: float = 0.0  # below zero when it has expired
+    grace_seconds: float = 0.0  # how long an expired token is taken while the server is away
+    renewed_in_seconds: float = 0.0
+    trouble: str = ""  # why the auth server could not be asked when it was tried last
+    clock_offset_ms: int = 0  # server time less this machine's clock
+    clock_measured: bool = False  # False: as it was when this node ran last
+    auth_url: str = ""
+    fingerprint: str = ""
+    revocations: int = 0  # the number of the newest revocation list that is known
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """One node at one moment."""
 
@@ -59,6 +78,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     links: tuple[LinkStatus, ...] = ()
     rpc: dict[str, int] = {}
     directory: DirectoryStatus = DirectoryStatus()
+    membership: MembershipStatus = MembershipStatus()
     memory_bytes: int | None = None
     config_file: str | None = None
     key_file: str = ""

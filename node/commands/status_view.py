@@ -19,8 +19,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from node.commands.membership_view import clock_words, in_one_line
 from node.commands.output import printable
-from node.status import DirectoryStatus, LinkStatus, NodeStatus
+from node.status import DirectoryStatus, LinkStatus, MembershipStatus, NodeStatus
 
 # A peer id has 52 characters, an address about as many, and there are six short columns.
 WIDTH_FOR_TABLE = 130
@@ -73,6 +74,8 @@ def _heading(status: NodeStatus) -> Text:
         ("peer id", status.peer_id),
         ("node", f"potluck {status.version}, pid {status.pid}, up {uptime}"),
         *(("address", address) for address in status.addresses),
+        ("run", in_one_line(status.membership)),
+        *_warnings(status.membership),
         ("memory", amount(status.memory_bytes)),
         ("calls", _calls(status.rpc)),
         ("dht", _directory(status.directory)),
@@ -86,6 +89,12 @@ def _heading(status: NodeStatus) -> Text:
         text.append(printable(value) + "\n")
     text.rstrip()
     return text
+
+
+def _warnings(membership: MembershipStatus) -> list[tuple[str, str]]:
+    clock = clock_words(membership)
+    said = [membership.trouble, f"the clock: {clock}" if clock else ""]
+    return [("warning", words) for words in said if words]
 
 
 def _calls(rpc: dict[str, int]) -> str:
