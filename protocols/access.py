@@ -98,10 +98,14 @@ class Access:
         self.tokens.grace_ms = grace_ms
 
     def own_token(self, now_ms: int) -> bytes:
-        """This node's token; AccessRefused if it has none that counts now."""
+        """This node's token; AccessRefused if it has none that counts now.
+
+        That it seems to be from the future is no reason: then this node's clock is behind, and
+        others say so better, and say by how much.
+        """
         if self._token is None or self._own is None:
             raise AccessRefused(Reason.TOKEN_MISSING, "This node has no access token.")
-        check_times(self._own, now_ms, grace_ms=self.grace_ms)
+        check_times(self._own, max(now_ms, self._own.issued_ms), grace_ms=self.grace_ms)
         if self.revocations.refuses(self._own):
             raise AccessRefused(Reason.REVOKED)
         return self._token

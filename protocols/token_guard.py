@@ -42,6 +42,7 @@ from auth.roles import may_train
 from auth.tokens import Token
 from protocols.access import Access
 from protocols.complaints import Complaints
+from protocols.errors import Refused
 from protocols.guard import Exchange, Part
 from protocols.identity import PeerId, public_key_of
 from protocols.not_allowed import (
@@ -158,12 +159,14 @@ class TokenGuard:
         return opened.sender.token
 
     def _check_can_answer(self, now_ms: int) -> None:
-        """Without a token of our own that counts, no answer of ours would be taken."""
+        """Without a token of our own that counts, no answer of ours would be taken.
+
+        It is not the asker who is refused, so this is no NotAllowed.
+        """
         try:
             self._access.own_token(now_ms)
         except AccessRefused as refusal:
-            raise AccessRefused(
-                refusal.reason,
+            raise Refused(
                 f"The node that was asked may not take part itself. {refusal.what}",
                 why=refusal.why,
                 advice=f"On that node: {refusal.advice}",
