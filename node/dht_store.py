@@ -27,7 +27,7 @@ import msgspec
 from node.peer_cache import newest_first
 from node.private_file import FILE_MODE, FOLDER_MODE, check_is_ours
 from protocols.dht.contacts import Contact, contact_of
-from protocols.dht.keeper import KeepingFailed
+from protocols.dht.keeper import KeepingFailed, KeptSlot
 from protocols.dht.slots import LARGEST_VALUE_BYTES, LONGEST_KEY_BYTES, Slot
 from protocols.errors import MalformedMessage, PotluckError
 from protocols.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
@@ -48,6 +48,12 @@ MIGRATIONS = (
         signature BLOB NOT NULL, PRIMARY KEY (key, publisher)
     ) WITHOUT ROWID;
     CREATE INDEX slots_by_expiry ON slots (expires);
+    """,
+    """
+    ALTER TABLE slots ADD COLUMN forget_at INTEGER NOT NULL DEFAULT 0;
+    UPDATE slots SET forget_at = expires;
+    DROP INDEX slots_by_expiry;
+    CREATE INDEX slots_by_end ON slots (forget_at);
     """,
 )
 
@@ -130,14 +136,15 @@ class DhtStore:
                 ),
             )
 
-    def load_slots(self) -> list[Slot]:
+    def load_slots(self) -> list[KeptSlot]:
         """Shorter-lived ones are left out if there is more than a node could keep."""
         return self._read(lambda connection: list(_slots(connection)))
 
-    def save_slots(self, slots: Sequence[Slot], now_ms: int) -> None:
+    def save_slots(self, slots: Sequence[KeptSlot], now_ms: int) -> None:
         with self._writing() as connection:
-            connection.executemany(_SAVE_SLOT, map(msgspec.structs.astuple, slots))
-            connection.execute("DELETE FROM slots WHERE expires <= ?", (now_ms,))
+            rows = ((*msgspec.structs.astuple(one.slot), one.forget_at) for one in slots)
+            connection.executemany(_SAVE_SLOT, rows)
+            connection.execute("DELETE FROM slots WHERE forget_at <= ?", (now_ms,))
 
     def _read(self, read: Callable[[sqlite3.Connection], list[T]]) -> list[T]:
         """What turns out to be unreadable is said, and is then not there."""
@@ -166,11 +173,12 @@ class DhtStore:
 
 # Should one batch hold two of a slot, or come after a newer one, the newer stays.
 _SAVE_SLOT = """
-    INSERT INTO slots (key, publisher, sequence, expires, value, withdrawn, signature)
-    VALUES (?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO slots (key, publisher, sequence, expires, value, withdrawn, signature, forget_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (key, publisher) DO UPDATE SET
         sequence = excluded.sequence, expires = excluded.expires, value = excluded.value,
-        withdrawn = excluded.withdrawn, signature = excluded.signature
+        withdrawn = excluded.withdrawn, signature = excluded.signature,
+        forget_at = max(forget_at, excluded.forget_at)
     WHERE excluded.sequence >= sequence
 """
 
@@ -189,11 +197,12 @@ def _contacts(connection: sqlite3.Connection) -> list[Contact]:
     return contacts
 
 
-def _slots(connection: sqlite3.Connection) -> Iterator[Slot]:
+def _slots(connection: sqlite3.Connection) -> Iterator[KeptSlot]:
     rows = connection.execute(
-        "SELECT key, publisher, sequence, expires, value, withdrawn, signature FROM slots"
+        "SELECT key, publisher, sequence, expires, value, withdrawn, signature, forget_at"
+        " FROM slots"
         " WHERE length(CAST(key AS BLOB)) <= ? AND length(value) <= ? AND length(publisher) <= ?"
-        " AND length(signature) <= ? ORDER BY expires DESC",
+        " AND length(signature) <= ? AND typeof(forget_at) = 'integer' ORDER BY expires DESC",
         (LONGEST_KEY_BYTES, LARGEST_VALUE_BYTES, PUBLIC_KEY_BYTES, SIGNATURE_BYTES),
     )
     size = 0
@@ -203,7 +212,8 @@ def _slots(connection: sqlite3.Connection) -> Iterator[Slot]:
             log.warning("The directory's file holds more than a node keeps; some of it was left.")
             return
         with contextlib.suppress(msgspec.ValidationError):  # it fits no slot: nobody can miss it
-            yield msgspec.convert((*row[:5], bool(row[5]), row[6]), Slot)
+            slot = msgspec.convert((*row[:5], bool(row[5]), row[6]), Slot)
+            yield KeptSlot(slot, row[7])
 
 
 def _open_or_begin_anew(path: Path) -> sqlite3.Connection:

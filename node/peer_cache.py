@@ -23,8 +23,7 @@ from msgspec import Meta
 
 from node.private_file import UnusableFile, read_private_file, replace_private_file
 from protocols.dht.contacts import ADDRESSES_PER_CONTACT, LONGEST_ADDRESS, Contact, contact_of
-from protocols.dht.keeper import KeepingFailed
-from protocols.dht.slots import Slot
+from protocols.dht.keeper import KeepingFailed, KeptSlot
 from protocols.errors import MalformedMessage
 
 # The neighbourhood and some of every distance: in a swarm of ten thousand about what a node
@@ -85,10 +84,10 @@ class PeerCache:
                 advice="Make room, or let this user write there.",
             ) from error
 
-    def load_slots(self) -> list[Slot]:
+    def load_slots(self) -> list[KeptSlot]:
         return []
 
-    def save_slots(self, slots: Sequence[Slot], now_ms: int) -> None:
+    def save_slots(self, slots: Sequence[KeptSlot], now_ms: int) -> None:
         """Slots are kept by a backbone alone (node/dht_store.py); here they go with the node."""
 
 

@@ -1,9 +1,12 @@
 """What this node says when others ask: who is close, what is stored, what it will not store.
 
 Most of it is done at once in the reader of the stream: a find takes some 50 microseconds, storing
-a slot a tenth of a millisecond, which is the signature. Only batches have a task of their own.
-Whatever is refused is refused
-with its reason.
+a slot a tenth of a millisecond, which is the signature. Only batches have a task of their own, and
+pause. Whatever is refused is refused with its reason.
+
+Easy to get wrong: a stranger chooses what is asked. The dearest question that fits in a message
+(many queries for a full key, each with all that `have` can hold) takes a few milliseconds, and
+nothing here may take more: everybody else waits meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Iterable
 import trio
 
 from protocols.dht.acquaintances import Acquaintances
-from protocols.dht.contacts import Contact
+from protocols.dht.contacts import Contact, network_of
 from protocols.dht.ids import position_of
 from protocols.dht.messages import (
     CONTACT_BYTES_PER_ANSWER,
@@ -42,13 +45,16 @@ from protocols.dht.messages import (
     prefix_of_id,
     prefix_of_slot,
     prefixes,
+    public_key_of_peer,
 )
+from protocols.dht.quotas import Sender
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState
 from protocols.dht.statistics import count
 from protocols.errors import LimitExceeded
 from protocols.guard import Caller
+from protocols.network import Reach
 
 
 class Answering:
@@ -77,24 +83,34 @@ class Answering:
         if len(request.slots) > SLOTS_STORED_AT_ONCE:
             raise LimitExceeded(f"{len(request.slots)} slots are for the method store-many.")
         storing = _Storing()
+        sender = self._sender(caller)
         responder = self._asked_by(caller, request.sender)
         for slot in request.slots:
-            self._store_one(slot, storing, copies=request.copies)
+            self._store_one(slot, storing, request.copies, sender)
         return self._stored(caller, request, storing, responder)
 
     async def store_many(self, caller: Caller, request: StoreRequest) -> StoreResponse:
         storing = _Storing()
+        sender = self._sender(caller)
         responder = self._asked_by(caller, request.sender)
         for place, slot in enumerate(request.slots):
             if place and place % SLOTS_STORED_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
-            self._store_one(slot, storing, copies=request.copies)
+            self._store_one(slot, storing, request.copies, sender)
         return self._stored(caller, request, storing, responder)
 
-    def _store_one(self, slot: Slot, storing: _Storing, *, copies: bool) -> None:
+    def _sender(self, caller: Caller) -> Sender:
+        """Whose share of this node's memory what is brought is counted for."""
+        link = self._state.network.link(caller.peer)
+        share = None
+        if link is not None and link.reach is Reach.DIRECT:  # else the address is a relay's
+            share = network_of(link.remote_address)
+        return Sender(public_key_of_peer(caller.peer), share or caller.peer)
+
+    def _store_one(self, slot: Slot, storing: _Storing, copies: bool, sender: Sender) -> None:
         state = self._state
         try:
-            self._keep(slot, copies=copies)
+            self._keep(slot, copies, sender)
         except SlotRefused as refused:
             held = None
             if refused.refusal is SlotRefusal.OLDER_SEQUENCE:
@@ -148,13 +164,15 @@ class Answering:
             held = {prefix_of_slot(slot): slot for slot in slots}
             have = prefixes(query.have)
             lacking = bytes(place for place, one in enumerate(have) if one not in held)
-            slots = [slot for prefix, slot in held.items() if prefix not in set(have)]
+            for one in have:
+                held.pop(one, None)
+            slots = list(held.values())
         if len(slots) > 1 or query.after:
             slots = sorted((s for s in slots if s.publisher > query.after), key=_by_publisher)
         sent = room.take_slots(slots)
         return Found(contacts, sent, lacking, len(sent) < len(slots), copied and bool(sent))
 
-    def _keep(self, slot: Slot, *, copies: bool) -> None:
+    def _keep(self, slot: Slot, copies: bool, sender: Sender) -> None:
         state = self._state
         if copies:
             state.storage.cache_copies([slot], state.now_ms())
@@ -163,7 +181,7 @@ class Answering:
                 SlotRefusal.MEMORY, "This node keeps nothing for others: it is in client mode."
             )
         else:
-            state.keep(slot)
+            state.keep(slot, sender)
 
     def _closer(self, caller: Caller, request: StoreRequest) -> tuple[Named, ...]:
         """Peers that the asker does not know and that should have one of these slots."""

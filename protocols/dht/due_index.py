@@ -66,10 +66,10 @@ class DueIndex(Generic[Thing]):
             heapq.heappop(self._heap)
         return None
 
-    def pop_due(self, now: int) -> list[Thing]:
-        """Take out everything that is due at `now` or was before, in order."""
-        taken = []
-        while self._heap and self._heap[0][0] <= now:
+    def pop_due(self, now: int, at_most: int | None = None) -> list[Thing]:
+        """Take out what is due at `now` or was before, in order; no more than `at_most`."""
+        taken: list[Thing] = []
+        while self._heap and self._heap[0][0] <= now and len(taken) != at_most:
             due, count, thing = heapq.heappop(self._heap)
             if self._due.get(thing) == (due, count):
                 del self._due[thing]

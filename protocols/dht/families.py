@@ -1,8 +1,9 @@
 """Key families: what may stand under keys that begin alike.
 
-A family declares the type and the size of its values, how many publishers one key may have, and
-how long a slot may live. Every node checks every slot against it before keeping it, so what is
-read from the directory always has the declared type, or was refused somewhere with a reason.
+A family declares the type and the size of its values, how many publishers one key may have and
+how much they have together, and how long a slot may live. Every node checks every slot against it
+before keeping it, so what is read from the directory always has the declared type, or was refused
+somewhere with a reason.
 
 Easy to get wrong: a node refuses families that it does not know. A new family works only among
 nodes that all declare it; a family that changes its type must keep reading the old form (append
@@ -12,7 +13,7 @@ fields with defaults) or take a new name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,9 @@ from protocols.messages import MessageType, encode
 
 VALUE_LIMIT_BYTES = 4096  # a record, not a file; a family that needs more says so
 SLOTS_PER_KEY = 256  # four times the largest swarm that we measure on one machine
+BYTES_PER_KEY = 2 << 20  # all of those with full values of the usual size, and some over
+# What a reader can fetch of one key from one replica; see reading.PAGES_PER_KEY.
+LARGEST_BYTES_PER_KEY = 4 << 20
 LONGEST_TTL_SECONDS = 24 * 3600.0  # a publisher that was not there for a day is gone
 
 # Clocks differ, and swarm time is an estimate: who asks for the longest life that is allowed must
@@ -36,13 +40,21 @@ _FAMILY_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 @dataclass(frozen=True)
 class Family:
-    """What is declared of all keys `name/…`. `type` is anything that msgspec can decode."""
+    """What is declared of all keys `name/…`. `type` is anything that msgspec can decode.
+
+    `bytes_per_key` bounds what all publishers together have under one key at one node, each slot
+    counted with its overhead (quotas.py). `check`, if there is one, looks at a decoded value of
+    the right type once more and returns why it cannot be, or None: for what a type cannot say,
+    such as a signature within. It runs on what strangers send: it must be quick, and may not raise.
+    """
 
     name: str
     type: Any
     value_limit_bytes: int = VALUE_LIMIT_BYTES
     slots_per_key: int = SLOTS_PER_KEY
     longest_ttl_seconds: float = LONGEST_TTL_SECONDS
+    bytes_per_key: int = BYTES_PER_KEY
+    check: Callable[[str, Any], str | None] | None = None
     _values: MessageType[Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -55,6 +67,11 @@ class Family:
             )
         if self.slots_per_key < 1 or not self.longest_ttl_seconds > 0:
             raise ProtocolMisuse(f"Family {self.name} allows no slot at all.")
+        if not self.value_limit_bytes < self.bytes_per_key <= LARGEST_BYTES_PER_KEY:
+            raise ProtocolMisuse(
+                f"Family {self.name} allows {self.bytes_per_key:,} bytes under a key.",
+                why=f"It has to be more than one value has, and at most {LARGEST_BYTES_PER_KEY:,}.",
+            )
         values = MessageType(self.type, f"value of family {self.name}")
         object.__setattr__(self, "_values", values)
 
@@ -163,5 +180,14 @@ def check_time(family: Family, slot: Slot, now_ms: int) -> None:
 
 def check_value(family: Family, slot: Slot) -> None:
     """SlotRefused unless the value is of the family's type; a withdrawn slot has none."""
-    if not slot.withdrawn:
-        family.decode(slot.value)
+    if slot.withdrawn:
+        return
+    value = family.decode(slot.value)
+    if family.check is not None:
+        wrong = family.check(slot.key, value)
+        if wrong is not None:
+            raise SlotRefused(
+                SlotRefusal.WRONG_SCHEMA,
+                f"This value does not fit the family {family.name}.",
+                why=wrong,
+            )

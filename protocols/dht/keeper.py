@@ -16,6 +16,7 @@ slots go through the same checks as any other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from protocols.dht.contacts import Contact
@@ -25,6 +26,16 @@ from protocols.errors import PotluckError
 
 class KeepingFailed(PotluckError):
     """What should be kept could not be written."""
+
+
+@dataclass(frozen=True)
+class KeptSlot:
+    """A slot, and until when its sequence stands in the way of older ones: not before it expires,
+    and later if it took the place of one that was to live longer. Then it is kept for that long:
+    it proves the sequence."""
+
+    slot: Slot
+    forget_at: int
 
 
 class Keeper(Protocol):
@@ -44,11 +55,11 @@ class Keeper(Protocol):
         network has to know tomorrow whom it knew yesterday.
         """
 
-    def load_slots(self) -> Sequence[Slot]:
+    def load_slots(self) -> Sequence[KeptSlot]:
         """Every slot that was saved and is not forgotten; their form and signature unchecked."""
 
-    def save_slots(self, slots: Sequence[Slot], now_ms: int) -> None:
+    def save_slots(self, slots: Sequence[KeptSlot], now_ms: int) -> None:
         """Keep these in place of earlier ones of the same key and publisher.
 
-        What has expired by `now_ms`, in swarm time, is forgotten.
+        What was to be forgotten by `now_ms`, in swarm time, is.
         """

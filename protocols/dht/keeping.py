@@ -13,10 +13,11 @@ from typing import TypeVar
 import trio
 
 from protocols.dht.contacts import Contact
-from protocols.dht.keeper import Keeper, KeepingFailed
+from protocols.dht.keeper import Keeper, KeepingFailed, KeptSlot
 from protocols.dht.refusals import SlotRefused
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState, log
+from protocols.dht.unsaved import UnsavedSlots
 
 SLOTS_PER_SAVE = 1024  # of one transaction: some 200 KiB, well under a second on a slow disk
 SLOTS_LOADED_WITHOUT_A_PAUSE = 8  # under a millisecond of signatures
@@ -32,7 +33,7 @@ class Keeping:
         self._state = state
         self._keeper = keeper
         self._saved_contacts: list[Contact] = []
-        state.unsaved = {}
+        state.unsaved = self._unsaved = UnsavedSlots()
 
     async def load_contacts(self) -> list[Contact]:
         """The peers of an earlier life."""
@@ -45,7 +46,8 @@ class Keeping:
         await self._load_slots()
         while True:
             await self.save()  # at once: who is met first is the way back after an early crash
-            await trio.sleep(self._state.settings.save_seconds)
+            with trio.move_on_after(self._state.settings.save_seconds):
+                await self._unsaved.are_many.wait()
 
     async def save(self) -> None:
         """Give the keeper what has changed since the last time."""
@@ -54,23 +56,27 @@ class Keeping:
         if contacts and contacts != self._saved_contacts:
             self._saved_contacts = contacts
             await self._ask(lambda: self._keeper.save_contacts(contacts), None)
-        unsaved, state.unsaved = list((state.unsaved or {}).values()), {}
         now_ms = state.now_ms()
-        for start in range(0, len(unsaved), SLOTS_PER_SAVE):
-            await self._save_slots(unsaved[start : start + SLOTS_PER_SAVE], now_ms)
+        kept = [KeptSlot(slot, self._forget_at(slot)) for slot in self._unsaved.take()]
+        kept = [one for one in kept if one.forget_at > now_ms]
+        for start in range(0, len(kept), SLOTS_PER_SAVE):
+            await self._save_slots(kept[start : start + SLOTS_PER_SAVE], now_ms)
 
-    async def _save_slots(self, slots: list[Slot], now_ms: int) -> None:
+    def _forget_at(self, slot: Slot) -> int:
+        return max(slot.expires, self._state.storage.forget_at(slot.key, slot.publisher))
+
+    async def _save_slots(self, slots: list[KeptSlot], now_ms: int) -> None:
         await self._ask(lambda: self._keeper.save_slots(slots, now_ms), None)
 
     async def _load_slots(self) -> None:
         refused = 0
-        nothing: list[Slot] = []
+        nothing: list[KeptSlot] = []
         loaded = await self._ask(lambda: list(self._keeper.load_slots()), nothing)
-        for place, slot in enumerate(loaded):
+        for place, kept in enumerate(loaded):
             if place % SLOTS_LOADED_WITHOUT_A_PAUSE == 0:
                 await trio.lowlevel.checkpoint()
             try:
-                self._state.storage.store(slot, self._state.now_ms())
+                self._state.storage.restore(kept.slot, kept.forget_at, self._state.now_ms())
             except SlotRefused:
                 refused += 1
         if loaded:

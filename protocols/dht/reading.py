@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import trio
+
 from protocols.dht.asking import Asker
 from protocols.dht.contacts import Contact
 from protocols.dht.ids import ID_BYTES, position_of
@@ -50,7 +52,11 @@ STILL_WRITTEN_MS = 5000
 
 HOPELESS_REMEMBERED = 4096
 COPIES_SPREAD = 32  # of a key with more publishers than that, a few copies serve as well
-PAGES_PER_KEY = 64  # of SLOT_BYTES_PER_ANSWER each: a key with thousands of full slots
+# Of SLOT_BYTES_PER_ANSWER each, at least half full: as many as a family may allow under one key.
+PAGES_PER_KEY = 64
+
+SLOTS_KEPT_WITHOUT_A_PAUSE = 128  # they are verified; a millisecond
+SLOTS_WITHOUT_A_PAUSE = 8  # a millisecond of signatures; an answer can bring thousands of slots
 
 
 @dataclass(frozen=True)
@@ -117,22 +123,24 @@ class Seeking(Errand):
         if held is None or supersedes(slot, held):
             self.merged[slot.publisher] = slot
 
-    def holds_ourselves(self, slots: Iterable[Slot]) -> None:
+    def holds_ourselves(self, slots: Sequence[Slot]) -> None:
         """What this node, being a replica, holds."""
         for slot in slots:
             self.take(slot)
-        if self.merged:
+        if slots:
             self._satisfied += 1
         if self._content_with:
             self.lookup.alpha = max(1, self._content_with - self._satisfied)
 
     def heard(self, contact: Contact, held: dict[bytes, bytes], *, copied: bool) -> None:
-        """A peer has said all that it holds under the key."""
-        if copied:
-            self._satisfied = max(self._satisfied, self._content_with)
-        else:
+        """A peer has said all that it holds under the key.
+
+        Copies count as what one replica holds and no more: whoever brought them may have left
+        out what he did not like, and so may anybody on the way.
+        """
+        if not copied:
             self.replicas[contact.node_id] = (contact, held)
-            self._satisfied += bool(held)
+        self._satisfied += bool(held)
         prefix = prefix_of_id(contact.node_id)
         if prefix not in self._known:
             self._known.append(prefix)
@@ -184,27 +192,28 @@ class Reader:
         errands = []
         for key in dict.fromkeys(keys):
             errand = Seeking(state, position_of(key), key, content_with=content_with)
-            errand.holds_ourselves(self._own(key))
-            for slot in known:
+            errand.holds_ourselves(state.storage.get(key, state.now_ms()))
+            for slot in (*self._published(key), *known):
                 if slot.key == key:
                     errand.take(slot)
             errands.append(errand)
         await Walk(state, errands, self.ask, fits_in_request).run()
         found = {}
         for errand in errands:
-            self._mend(errand)
+            await self._mend(errand)
             now_ms = state.now_ms()
             found[errand.key] = [s for s in errand.merged.values() if s.expires > now_ms]
         return found
 
-    def _own(self, key: str) -> list[Slot]:
-        state = self._state
-        now_ms = state.now_ms()
-        slots = state.storage.get(key, now_ms)
-        published = state.publisher.slot_of(key)
-        if published is not None and published.expires > now_ms:
-            slots = [*slots, published]
-        return slots
+    def own(self, key: str) -> list[Slot]:
+        """What this node knows of a key without asking: as a replica, and as its publisher."""
+        return [*self._state.storage.get(key, self._state.now_ms()), *self._published(key)]
+
+    def _published(self, key: str) -> list[Slot]:
+        published = self._state.publisher.slot_of(key)
+        if published is None or published.expires <= self._state.now_ms():
+            return []
+        return [published]
 
     async def ask(
         self, contact: Contact, errands: Sequence[Seeking]
@@ -232,21 +241,27 @@ class Reader:
         }
         copied = found.copied
         after = b""
-        for _ in range(PAGES_PER_KEY):
-            self._take(contact, errand, found.slots, held)
-            if not found.more:
-                break
-            after = max((slot.publisher for slot in found.slots), default=after)
+        most = self._state.families.family_of(errand.key).slots_per_key
+        for page in range(PAGES_PER_KEY):
+            await self._take(contact, errand, found.slots[:most], held)
+            if not found.more or len(held) >= most:
+                break  # nobody keeps more than that: what would come now is made up
+            furthest = max((slot.publisher for slot in found.slots), default=after)
+            if page and furthest <= after:
+                break  # `more`, and then nothing
+            after = furthest
             response = await self._asker.find(contact, [errand.query(have, after)])
             found = response.answers[0]
         errand.heard(contact, held, copied=copied)
 
-    def _take(
+    async def _take(
         self, contact: Contact, errand: Seeking, slots: Sequence[Slot], held: dict[bytes, bytes]
     ) -> None:
         state = self._state
         now_ms = state.now_ms()
-        for slot in slots:
+        for place, slot in enumerate(slots):
+            if place and place % SLOTS_WITHOUT_A_PAUSE == 0:
+                await trio.lowlevel.checkpoint()
             try:
                 state.check(slot, now_ms)
                 if slot.key != errand.key:
@@ -263,17 +278,14 @@ class Reader:
 
     # What a read does for the next one
 
-    def _mend(self, errand: Seeking) -> None:
+    async def _mend(self, errand: Seeking) -> None:
         if not errand.merged:
             return
+        await self._keep_as_replica(errand)
         state = self._state
-        if state.is_replica_of(errand.lookup.target):
-            for slot in errand.merged.values():
-                with suppress(SlotRefused):  # nobody asked us to keep it, so nobody is to be told
-                    state.keep(slot)
         newest = {slot.publisher: prefix_of_slot(slot) for slot in errand.merged.values()}
-        replicas = errand.lookup.closest_answered()
-        for replica in replicas:
+        settled_ms = state.now_ms() - STILL_WRITTEN_MS
+        for replica in errand.lookup.closest_answered():
             _, held = errand.replicas.get(replica.node_id, (replica, newest))
             if held != newest:
                 behind = [
@@ -281,12 +293,22 @@ class Reader:
                     for publisher, slot in errand.merged.items()
                     if held.get(publisher) != newest[publisher]
                     and (replica.node_id, newest[publisher]) not in self._hopeless
-                    and slot.sequence < state.now_ms() - STILL_WRITTEN_MS
+                    and slot.sequence < settled_ms
                 ]
                 if behind and (errand.is_near or errand.lookup.is_done):
                     state.chore(self._repair, replica, behind)
         if not errand.is_near and errand.has_enough:
             self._copy_to_the_way(errand)
+
+    async def _keep_as_replica(self, errand: Seeking) -> None:
+        state = self._state
+        if not state.is_replica_of(errand.lookup.target):
+            return
+        for place, slot in enumerate(errand.merged.values()):
+            if place and place % SLOTS_KEPT_WITHOUT_A_PAUSE == 0:
+                await trio.lowlevel.checkpoint()
+            with suppress(SlotRefused):  # nobody asked us to keep it, so nobody is to be told
+                state.keep(slot)
 
     async def _repair(self, contact: Contact, slots: list[Slot]) -> None:
         for batch in batches([(slot, (contact.peer,)) for slot in slots]):
@@ -308,5 +330,7 @@ class Reader:
                 return
 
     async def _copy(self, contact: Contact, slots: list[Slot]) -> None:
-        await self._asker.store(contact, slots, copies=True)
-        self._state.counts.copies_spread += len(slots)
+        """One message of copies, and no more: they need not be all there is."""
+        batch = next(batches([(slot, (contact.peer,)) for slot in slots]))
+        await self._asker.store(contact, batch.slots, copies=True)
+        self._state.counts.copies_spread += len(batch.slots)

@@ -38,6 +38,12 @@ class SlotRefusal(enum.IntEnum):
     """This publisher has slots under as many keys as one may have at one node."""
     MEMORY = 11
     """The node has as many bytes of slots as it allows itself."""
+    BYTES_PER_PUBLISHER = 12
+    """This publisher has as many bytes here as one may have at one node."""
+    BYTES_PER_KEY = 13
+    """The slots under this key have as many bytes together as its family allows."""
+    BYTES_PER_SENDER = 14
+    """Who brought it has brought as many bytes as one network may bring to one node."""
 
 
 class SlotRefused(Refused):

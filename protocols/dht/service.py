@@ -20,7 +20,7 @@ replaces the first. Lists are made of many publishers, or of many keys.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -166,7 +166,7 @@ class Dht:
         found = await self._reader.read(keys, latest_enough=latest_enough)
         return {key: self._entries(slots) for key, slots in found.items()}
 
-    def watch(self, key: str) -> AsyncIterator[Change]:
+    def watch(self, key: str) -> AsyncGenerator[Change, None]:
         """What changes under this key, beginning with what is there now.
 
             async for change in dht.watch("group/7"):

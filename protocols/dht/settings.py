@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from protocols.dht.lookup import ALPHA
 from protocols.dht.publishing import PublishingSettings
+from protocols.dht.quotas import StorageLimits
 from protocols.dht.routing import REFRESH_SECONDS, K
-from protocols.dht.storage import StorageLimits
 
 
 @dataclass(frozen=True)

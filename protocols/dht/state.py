@@ -12,6 +12,7 @@ from protocols.dht.families import Families, check_time, check_value
 from protocols.dht.ids import distance, node_id_of
 from protocols.dht.lost_peers import LostPeers
 from protocols.dht.publishing import Publisher
+from protocols.dht.quotas import OURSELVES, Sender
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.routing import RoutingTable
 from protocols.dht.settings import DhtSettings
@@ -19,6 +20,7 @@ from protocols.dht.slots import Slot, check_form
 from protocols.dht.statistics import DhtStatistics
 from protocols.dht.storage import Storage, Stored
 from protocols.dht.swarm_time import SwarmTime
+from protocols.dht.unsaved import UnsavedSlots
 from protocols.errors import PotluckError
 from protocols.network import Network
 from protocols.rpc import Rpc
@@ -62,7 +64,7 @@ class DhtState:
         self.swarm_time = SwarmTime()
         self.counts = DhtStatistics()
         self.lost = LostPeers(network.random)
-        self.unsaved: dict[tuple[str, bytes], Slot] | None = None
+        self.unsaved: UnsavedSlots | None = None
         """Slots that a keeper has not been given yet; None where there is none."""
         self.was_kept: Callable[[str], None] = _nobody_cares
         """Told of each key under which this node has kept something new."""
@@ -96,12 +98,12 @@ class DhtState:
         if self.nursery.cancel_scope.cancel_called:
             raise trio.ClosedResourceError("this node's directory has ended")
 
-    def keep(self, slot: Slot) -> None:
+    def keep(self, slot: Slot, sender: Sender = OURSELVES) -> None:
         """Keep a slot as a replica; SlotRefused if it may not be."""
-        if self.storage.store(slot, self.now_ms()) is Stored.UNCHANGED:
+        if self.storage.store(slot, self.now_ms(), sender) is Stored.UNCHANGED:
             return
         if self.unsaved is not None:
-            self.unsaved[slot.key, slot.publisher] = slot
+            self.unsaved.add(slot)
         self.was_kept(slot.key)
 
     def is_replica_of(self, position: int) -> bool:

@@ -8,7 +8,7 @@ replaces it. (Cached copies are another area, `slot_cache`, which lives by the o
 What was replaced cannot come back. A publisher may replace a slot that lives for a day by one
 that lives for a minute; after that minute, the old one would still be validly signed. So the
 sequence stays here, as a *floor* without a value, until the last slot that it stands against has
-expired; it counts for every limit as a slot does.
+expired; it counts for every limit as a slot does, and is kept over a restart as slots are.
 
 Easy to get wrong: cheap checks come before dear ones (the signature last), and nothing changes
 before all have passed.
@@ -18,36 +18,33 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from protocols.dht.due_index import DueIndex
-from protocols.dht.families import Families, Family, check_time, check_value
+from protocols.dht.families import (
+    CLOCK_TOLERANCE_MS,
+    Families,
+    Family,
+    check_time,
+    check_value,
+)
 from protocols.dht.ids import distance, position_of
+from protocols.dht.quotas import (
+    NOBODY,
+    OURSELVES,
+    SLOT_OVERHEAD_BYTES,
+    Quotas,
+    Sender,
+    StorageLimits,
+    slot_bytes,
+)
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.slot_cache import SlotCache
 from protocols.dht.slots import Slot, check_form, supersedes
 from protocols.dht.verified import VerifiedSlots
 
-# What keeping one slot costs beside its value: objects, index and hash table entries, rounded up
-# from what was measured, so that `total_bytes` is close to the memory really taken.
-SLOT_OVERHEAD_BYTES = 1024
-
-
-@dataclass(frozen=True)
-class StorageLimits:
-    """How much a node keeps for others."""
-
-    total_bytes: int = 64 << 20
-    """Of all slots together, SLOT_OVERHEAD_BYTES each included. About 60,000 small ones."""
-
-    keys_per_publisher: int = 512
-    """An expert server announces hundreds; in a swarm of at most 20 nodes all lie on each."""
-
-    cached_bytes: int = 4 << 20
-    """Of cached copies together, counted in the same way, beside `total_bytes`."""
-
-    cached_seconds: float = 30.0
-    """How long a cached copy lives: long enough to carry a rush, short enough to be nearly true."""
+# Slots that `store` lets go of before it takes one; under a millisecond. Whoever made thousands
+# expire in one instant must not hold up everything then.
+EXPIRED_AT_ONCE = 128
 
 
 class Stored(enum.Enum):
@@ -60,36 +57,36 @@ class Stored(enum.Enum):
 
 
 class _Record:
-    """What is kept of one publisher under one key. `slot` is None when only the floor is left."""
+    """What is kept of one publisher under one key. `slot` is None when only the floor is left;
+    `share` is what it is counted for (quotas.py)."""
 
-    __slots__ = ("forget_at", "key", "publisher", "sequence", "slot")
+    __slots__ = ("forget_at", "key", "publisher", "sequence", "share", "slot")
 
-    def __init__(self, slot: Slot, forget_at: int) -> None:
+    def __init__(self, slot: Slot, share: str) -> None:
         self.key = slot.key
         self.publisher = slot.publisher
         self.sequence = slot.sequence
         self.slot: Slot | None = slot
-        self.forget_at = forget_at
+        self.forget_at = slot.expires
+        self.share = share
+
+    @property
+    def size(self) -> int:
+        return SLOT_OVERHEAD_BYTES if self.slot is None else slot_bytes(self.slot)
 
 
-@dataclass
 class _UnderKey:
-    position: int
-    records: dict[bytes, _Record]
+    __slots__ = ("position", "records", "size")
 
-
-def slot_bytes(slot: Slot) -> int:
-    """What a slot counts for against limits of memory."""
-    return SLOT_OVERHEAD_BYTES + len(slot.value)
-
-
-def _record_bytes(record: _Record) -> int:
-    return SLOT_OVERHEAD_BYTES if record.slot is None else slot_bytes(record.slot)
+    def __init__(self, key: str) -> None:
+        self.position = position_of(key)
+        self.records: dict[bytes, _Record] = {}
+        self.size = 0
 
 
 class Storage:
-    """Invariants: `total_bytes` is the sum over all records; `_keys_of` counts them by publisher;
-    every record has its place in the index; no key and no publisher is there without a record.
+    """Invariants: the quotas, and the size under each key, are sums over all records; every record
+    has its place in the index; no key and no publisher is there without a record.
     """
 
     def __init__(
@@ -103,10 +100,9 @@ class Storage:
         self.limits = limits or StorageLimits()
         self.verified = verified if verified is not None else VerifiedSlots()
         self.cache = SlotCache(self.limits.cached_bytes, self.limits.cached_seconds)
-        self.total_bytes = 0
         self._own_id = own_id
+        self._quotas = Quotas(self.limits)
         self._keys: dict[str, _UnderKey] = {}
-        self._keys_of: dict[bytes, int] = {}
         self._index: DueIndex[_Record] = DueIndex()
 
     def __len__(self) -> int:
@@ -119,38 +115,74 @@ class Storage:
 
     @property
     def publisher_count(self) -> int:
-        return len(self._keys_of)
+        return self._quotas.publisher_count
 
-    def store(self, slot: Slot, now_ms: int) -> Stored:
-        """Keep this slot, or raise SlotRefused and change nothing."""
-        self.expire(now_ms)
+    @property
+    def share_count(self) -> int:
+        return self._quotas.share_count
+
+    @property
+    def total_bytes(self) -> int:
+        return self._quotas.total_bytes
+
+    def store(self, slot: Slot, now_ms: int, sender: Sender = OURSELVES) -> Stored:
+        """Keep this slot, or raise SlotRefused and change nothing. See quotas.py for `sender`."""
+        self.expire(now_ms, EXPIRED_AT_ONCE)
         check_form(slot)
         family = self.families.family_of(slot.key)
         family.check_size(slot.value)
         check_time(family, slot, now_ms)
         under_key = self._keys.get(slot.key)
         record = under_key.records.get(slot.publisher) if under_key else None
-        if record is None:
-            self._check_room_for_one_more(family, slot, under_key)
-        elif record.slot == slot:
-            return Stored.UNCHANGED
-        else:
+        if record is not None:
+            if record.slot == slot:
+                self._brought_again(record, sender)
+                return Stored.UNCHANGED
             _check_newer(slot, record)
-        growth = slot_bytes(slot) - (_record_bytes(record) if record else 0)
-        self._check_memory(growth)
+        counted_for = self._check_room(slot, family, under_key, record, sender)
         check_value(family, slot)
         self.verified.check(slot)
         self.cache.drop(slot.key, slot.publisher)
-        self.total_bytes += growth
         if record is None:
-            self._add(slot, under_key)
+            self._add(_Record(slot, counted_for), slot.expires)
             return Stored.NEW
         was_there = record.slot is not None
+        self._discount(record)
         record.slot = slot
         record.sequence = slot.sequence
         record.forget_at = max(record.forget_at, slot.expires)
+        record.share = counted_for
+        self._count(record)
         self._index.set(record, slot.expires)
         return Stored.REPLACED if was_there else Stored.NEW
+
+    def restore(self, slot: Slot, forget_at: int, now_ms: int) -> None:
+        """Take back what was kept over a restart: a slot, or the floor that it left when it
+        expired, until `forget_at`. SlotRefused if it is not right, or over."""
+        family = self.families.family_of(slot.key)
+        latest = now_ms + family.longest_ttl_ms + CLOCK_TOLERANCE_MS
+        if slot.expires > now_ms:
+            try:
+                self.store(slot, now_ms)
+            except SlotRefused as refused:
+                if refused.refusal is not SlotRefusal.OLDER_SEQUENCE:
+                    raise
+        elif now_ms < forget_at and self._record(slot.key, slot.publisher) is None:
+            check_form(slot)
+            under_key = self._keys.get(slot.key)
+            self._check_room(slot, family, under_key, None, OURSELVES)
+            self.verified.check(slot)
+            record = _Record(slot, NOBODY)
+            record.slot = None
+            self._add(record, min(forget_at, latest))
+        restored = self._record(slot.key, slot.publisher)
+        if restored is not None:
+            restored.forget_at = max(restored.forget_at, min(forget_at, latest))
+
+    def forget_at(self, key: str, publisher: bytes) -> int:
+        """Until when a sequence is remembered here; 0 if there is none."""
+        record = self._record(key, publisher)
+        return 0 if record is None else record.forget_at
 
     def cache_copies(self, slots: list[Slot], now_ms: int) -> int:
         """Keep copies of a hot key for a short while; SlotRefused at the first that is not right.
@@ -158,7 +190,7 @@ class Storage:
         Each is checked as if it were to be stored. One that is older than what is stored here is
         left out. Returns how many were taken.
         """
-        self.expire(now_ms)
+        self.expire(now_ms, EXPIRED_AT_ONCE)
         taken = []
         for slot in slots:
             check_form(slot)
@@ -196,30 +228,48 @@ class Storage:
         for key in self._keys:
             yield from self.get(key, now_ms)
 
-    def keys_closer_to(self, node_id: int) -> list[str]:
-        """The keys that lie closer to another node than to this: what a newcomer should have."""
-        return [
-            key
-            for key, under_key in self._keys.items()
-            if distance(under_key.position, node_id) < distance(under_key.position, self._own_id)
-        ]
+    def all_keys(self) -> list[str]:
+        """All keys, those of floors among them."""
+        return list(self._keys)
 
-    def expire(self, now_ms: int) -> int:
-        """Let go of what is over; how many slots expired."""
+    def is_closer(self, key: str, node_id: int) -> bool:
+        """Whether a key that is here lies closer to another node than to this."""
+        under_key = self._keys.get(key)
+        if under_key is None:
+            return False
+        position = under_key.position
+        return distance(position, node_id) < distance(position, self._own_id)
+
+    def expire(self, now_ms: int, at_most: int | None = None) -> int:
+        """Let go of what is over, or of so much of it; how many slots expired."""
         next_due = self._index.next_due()
         if next_due is None or next_due > now_ms:
             return 0
         expired = 0
-        for record in self._index.pop_due(now_ms):
+        for record in self._index.pop_due(now_ms, at_most):
+            self._discount(record)
             expired += record.slot is not None
-            self.total_bytes -= _record_bytes(record)
             record.slot = None
             if record.forget_at > now_ms:
-                self.total_bytes += _record_bytes(record)
+                self._count(record)
                 self._index.set(record, record.forget_at)
             else:
                 self._forget(record)
         return expired
+
+    def clock_went_back(self, now_ms: int) -> None:
+        """Let go of what nobody could store any more, for it would live too long: the swarm's
+        time was thought to be later when it was taken."""
+        for under_key in list(self._keys.values()):
+            for record in list(under_key.records.values()):
+                family = self.families.family_of(record.key)
+                latest = now_ms + family.longest_ttl_ms + CLOCK_TOLERANCE_MS
+                record.forget_at = min(record.forget_at, latest)
+                ends = record.forget_at if record.slot is None else record.slot.expires
+                if ends > latest:
+                    self._discount(record)
+                    self._index.discard(record)
+                    self._forget(record)
 
     def next_expiry(self) -> int | None:
         """When `expire` will next have something to do, in milliseconds of swarm time."""
@@ -229,49 +279,79 @@ class Storage:
         under_key = self._keys.get(key)
         return under_key.records.get(publisher) if under_key else None
 
-    def _add(self, slot: Slot, under_key: _UnderKey | None) -> None:
+    def _check_room(
+        self,
+        slot: Slot,
+        family: Family,
+        under_key: _UnderKey | None,
+        record: _Record | None,
+        sender: Sender,
+    ) -> str:
+        """For whose share the slot is to be counted; SlotRefused if there is no room for it."""
+        size_before = 0 if record is None else record.size
+        growth = slot_bytes(slot) - size_before
+        if under_key is not None:
+            _check_room_under_key(slot, family, under_key, growth, is_new=record is None)
+        self._quotas.check(slot, growth, is_new=record is None)
+        before = None if record is None else record.share
+        share = sender.share_of(slot.publisher)
+        return self._quotas.share_for(share, slot_bytes(slot), before, size_before)
+
+    def _brought_again(self, record: _Record, sender: Sender) -> None:
+        """Count for its publisher what others had handed over."""
+        share = sender.share_of(record.publisher)
+        if (
+            sender.public_key == record.publisher
+            and record.share != share
+            and self._quotas.has_room(share, record.size)
+        ):
+            self._discount(record)
+            record.share = share
+            self._count(record)
+
+    def _add(self, record: _Record, due: int) -> None:
+        under_key = self._keys.get(record.key)
         if under_key is None:
-            under_key = self._keys[slot.key] = _UnderKey(position_of(slot.key), {})
-        record = _Record(slot, slot.expires)
-        under_key.records[slot.publisher] = record
-        self._keys_of[slot.publisher] = self._keys_of.get(slot.publisher, 0) + 1
-        self._index.set(record, slot.expires)
+            under_key = self._keys[record.key] = _UnderKey(record.key)
+        under_key.records[record.publisher] = record
+        self._quotas.key_added(record.publisher)
+        self._count(record)
+        self._index.set(record, due)
 
     def _forget(self, record: _Record) -> None:
+        """A record that is not counted any more, and has no place in the index."""
         records = self._keys[record.key].records
         del records[record.publisher]
         if not records:
             del self._keys[record.key]
-        self._keys_of[record.publisher] -= 1
-        if not self._keys_of[record.publisher]:
-            del self._keys_of[record.publisher]
+        self._quotas.key_gone(record.publisher)
 
-    def _check_room_for_one_more(
-        self, family: Family, slot: Slot, under_key: _UnderKey | None
-    ) -> None:
-        if under_key and len(under_key.records) >= family.slots_per_key:
-            raise SlotRefused(
-                SlotRefusal.SLOTS_PER_KEY,
-                f"{len(under_key.records)} publishers have slots under {slot.key!r} already.",
-                why=f"The family {family.name} allows {family.slots_per_key} under one key.",
-                advice="Wait until some have expired, or spread over several keys.",
-            )
-        if self._keys_of.get(slot.publisher, 0) >= self.limits.keys_per_publisher:
-            raise SlotRefused(
-                SlotRefusal.KEYS_PER_PUBLISHER,
-                f"{slot.publisher_peer} has {self.limits.keys_per_publisher} slots here already.",
-                why="A node keeps no more for one publisher.",
-                advice="Put several things into one value, or wait until some have expired.",
-            )
+    def _count(self, record: _Record, sign: int = 1) -> None:
+        size = sign * record.size
+        self._keys[record.key].size += size
+        self._quotas.add(record.publisher, record.share, size)
 
-    def _check_memory(self, growth: int) -> None:
-        if self.total_bytes + growth > self.limits.total_bytes:
-            raise SlotRefused(
-                SlotRefusal.MEMORY,
-                f"This node keeps {self.total_bytes:,} bytes of slots.",
-                why=f"It allows itself {self.limits.total_bytes:,}.",
-                advice="Other nodes may have room; this one will as slots expire.",
-            )
+    def _discount(self, record: _Record) -> None:
+        self._count(record, -1)
+
+
+def _check_room_under_key(
+    slot: Slot, family: Family, under_key: _UnderKey, growth: int, *, is_new: bool
+) -> None:
+    if is_new and len(under_key.records) >= family.slots_per_key:
+        raise SlotRefused(
+            SlotRefusal.SLOTS_PER_KEY,
+            f"{len(under_key.records)} publishers have slots under {slot.key!r} already.",
+            why=f"The family {family.name} allows {family.slots_per_key} under one key.",
+            advice="Wait until some have expired, or spread over several keys.",
+        )
+    if growth > 0 and under_key.size + growth > family.bytes_per_key:
+        raise SlotRefused(
+            SlotRefusal.BYTES_PER_KEY,
+            f"The slots under {slot.key!r} have {under_key.size:,} bytes together.",
+            why=f"The family {family.name} allows {family.bytes_per_key:,} under one key.",
+            advice="Wait until some have expired, or spread over several keys.",
+        )
 
 
 def _check_newer(slot: Slot, record: _Record) -> None:

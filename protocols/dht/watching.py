@@ -2,7 +2,7 @@
 
 Reading begins often after a change and becomes ever rarer while nothing does. All who watch a key
 on this node share one reader; what they know already is not sent again; and what this node itself
-keeps as a replica is seen the moment it comes.
+keeps as a replica is seen the moment it comes, without asking anybody.
 
 Easy to get wrong: a watcher that is slow sees the latest, not every step: of two changes of one
 slot between two looks only the second is told.
@@ -10,19 +10,29 @@ slot between two looks only the second is told.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 
 import trio
 
 from protocols.dht.reading import Entry, Reader
-from protocols.dht.slots import Slot
+from protocols.dht.slots import Slot, supersedes
 from protocols.dht.state import DhtState, log
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
 
 SLOWER_EACH_TIME = 1.5
 FULL_READ_EVERY = 5  # reads; the others ask the first few replicas only
+
+
+def newest_of_each(slots: Iterable[Slot]) -> list[Slot]:
+    """The slot of each publisher that holds against its others."""
+    newest: dict[bytes, Slot] = {}
+    for slot in slots:
+        held = newest.get(slot.publisher)
+        if held is None or supersedes(slot, held):
+            newest[slot.publisher] = slot
+    return list(newest.values())
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Watches:
     def __len__(self) -> int:
         return len(self._watched)
 
-    async def watch(self, key: str) -> AsyncIterator[Change]:
+    async def watch(self, key: str) -> AsyncGenerator[Change, None]:
         self._state.families.family_of(key)
         watched = self._enter(key)
         try:
@@ -106,21 +116,46 @@ class Watches:
         reads = 0
         with watched.scope:
             while True:
-                try:
-                    latest_enough = reads % FULL_READ_EVERY != 0
-                    read = await self._reader.read([key], latest_enough=latest_enough, known=known)
-                except PotluckError as error:
-                    log.debug("a watched key could not be read: %s", error)
-                else:
-                    known = read[key]
+                known, is_new = await self._read(
+                    key, watched, known, full=reads % FULL_READ_EVERY == 0
+                )
                 reads += 1
                 slower = min(settings.longest_watch_seconds, seconds * SLOWER_EACH_TIME)
-                seconds = settings.watch_seconds if self._note(watched, known) else slower
+                seconds = settings.watch_seconds if is_new else slower
                 jitter = 0.75 + 0.5 * self._state.network.random.random()
-                with trio.move_on_after(min(seconds * jitter, self._until_expiry(watched))):
-                    await watched.look_now.wait()
+                known, is_new = await self._wait(key, watched, known, seconds * jitter)
+                if is_new:
+                    seconds = settings.watch_seconds
+
+    async def _read(
+        self, key: str, watched: _Watched, known: list[Slot], *, full: bool
+    ) -> tuple[list[Slot], bool]:
+        """What is there now, and whether that is new."""
+        try:
+            read = await self._reader.read([key], latest_enough=not full, known=known)
+        except PotluckError as error:
+            log.debug("a watched key could not be read: %s", error)
+        else:
+            known = read[key]
+        return known, self._note(watched, known)
+
+    async def _wait(
+        self, key: str, watched: _Watched, known: list[Slot], seconds: float
+    ) -> tuple[list[Slot], bool]:
+        """Until the next read is due. What comes to this node itself meanwhile is seen at once,
+        and what expires; neither asks anybody anything. Whether something was new."""
+        is_new = False
+        due = trio.current_time() + seconds
+        while trio.current_time() < due:
+            with trio.move_on_at(min(due, trio.current_time() + self._until_expiry(watched))):
+                await watched.look_now.wait()
+            if watched.look_now.is_set():
                 watched.look_now = trio.Event()
-                self._note(watched, known)
+                known = newest_of_each((*known, *self._reader.own(key)))
+            if self._note(watched, known):
+                is_new = True
+                due = min(due, trio.current_time() + self._state.settings.watch_seconds)
+        return known, is_new
 
     def _note(self, watched: _Watched, slots: list[Slot]) -> bool:
         """Take what was read; whether it is new."""

@@ -10,16 +10,17 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from node import dht_store
 from node.dht_store import KEPT_CONTACTS, DhtStore
 from node.private_file import UnusableFile
 from protocols.dht.contacts import Contact, contact_of
-from protocols.dht.keeper import Keeper, KeepingFailed
+from protocols.dht.keeper import Keeper, KeepingFailed, KeptSlot
 from protocols.dht.slots import Slot, check_signature, sign_slot
 from protocols.errors import PotluckError
 from protocols.identity import Identity
@@ -37,8 +38,12 @@ def contact(number: int, *addresses: str) -> Contact:
     return contact_of(identity.peer_id, addresses or (f"/ip4/127.0.0.1/tcp/{1000 + number}",))
 
 
-def by_key(slots: list[Slot]) -> list[Slot]:
-    return sorted(slots, key=lambda one: one.key)
+def kept(*slots: Slot, forget_at: int = 0) -> list[KeptSlot]:
+    return [KeptSlot(one, max(one.expires, forget_at)) for one in slots]
+
+
+def by_key(slots: Iterable[KeptSlot]) -> list[Slot]:
+    return sorted((one.slot for one in slots), key=lambda one: one.key)
 
 
 @pytest.fixture
@@ -56,26 +61,26 @@ def test_slots_are_there_again_after_a_restart_bit_for_bit(path: Path) -> None:
     withdrawn = sign_slot(PUBLISHER, "note/gone", b"", 3, NOW + 9_000, withdrawn=True)
     saved = [slot("a"), slot("ü", 7, value=bytes(300)), withdrawn]
     with DhtStore(path) as store:
-        store.save_slots(saved, NOW)
+        store.save_slots(kept(*saved), NOW)
     with DhtStore(path) as store:
         loaded = store.load_slots()
-    assert by_key(loaded) == by_key(saved)
+    assert by_key(loaded) == by_key(kept(*saved))
     for one in loaded:
-        check_signature(one)
+        check_signature(one.slot)
 
 
 def test_a_newer_slot_takes_the_place_of_an_older_one_and_never_the_other_way(path: Path) -> None:
     with DhtStore(path) as store:
-        store.save_slots([slot("a", 5)], NOW)
-        store.save_slots([slot("a", 6), slot("a", 4)], NOW)
-        assert [one.sequence for one in store.load_slots()] == [6]
+        store.save_slots(kept(slot("a", 5)), NOW)
+        store.save_slots(kept(slot("a", 6), slot("a", 4)), NOW)
+        assert [one.slot.sequence for one in store.load_slots()] == [6]
 
 
 def test_what_has_expired_is_forgotten(path: Path) -> None:
     with DhtStore(path) as store:
-        store.save_slots([slot("short", lives_ms=1_000), slot("long")], NOW)
+        store.save_slots(kept(slot("short", lives_ms=1_000), slot("long")), NOW)
         store.save_slots([], NOW + 1_000)
-        assert [one.key for one in store.load_slots()] == ["note/long"]
+        assert [one.slot.key for one in store.load_slots()] == ["note/long"]
 
 
 def test_contacts_come_back_in_their_order_with_earlier_ones_behind(path: Path) -> None:
@@ -110,7 +115,7 @@ def test_no_more_contacts_are_kept_than_the_limit(
 
 def test_only_its_owner_can_read_the_file(path: Path) -> None:
     with DhtStore(path) as store:
-        store.save_slots([slot("a")], NOW)
+        store.save_slots(kept(slot("a")), NOW)
         modes = {file.stat().st_mode & 0o077 for file in path.parent.iterdir()}
     assert modes == {0}
 
@@ -120,7 +125,7 @@ def test_threads_take_turns(path: Path) -> None:
 
         def save(first: int) -> None:
             for number in range(first, first + 50):
-                store.save_slots([slot(str(number))], NOW)
+                store.save_slots(kept(slot(str(number))), NOW)
                 store.save_contacts([contact(number + 1)])
 
         threads = [threading.Thread(target=save, args=(first,)) for first in (0, 50, 100)]
@@ -136,30 +141,30 @@ def test_after_closing_saving_fails_with_a_sentence(path: Path) -> None:
     store.close()
     store.close()
     with pytest.raises(KeepingFailed, match=r"cannot be kept in .*dht\.sqlite"):
-        store.save_slots([slot("a")], NOW)
+        store.save_slots(kept(slot("a")), NOW)
     assert store.load_slots() == []
 
 
 def test_a_failed_batch_changes_nothing(path: Path) -> None:
     with DhtStore(path) as store:
-        store.save_slots([slot("a")], NOW)
+        store.save_slots(kept(slot("a")), NOW)
         impossible = Slot("note/b", None, 1, NOW + 1, b"", False, b"")  # type: ignore[arg-type]
         with pytest.raises(KeepingFailed):
-            store.save_slots([slot("c"), impossible], NOW)
-        assert [one.key for one in store.load_slots()] == ["note/a"]
-        store.save_slots([slot("d")], NOW)
+            store.save_slots(kept(slot("c"), impossible), NOW)
+        assert [one.slot.key for one in store.load_slots()] == ["note/a"]
+        store.save_slots(kept(slot("d")), NOW)
 
 
 SAVE_FOR_EVER = """
 import sys
 from pathlib import Path
 from node.dht_store import DhtStore
-from tests.dht.test_dht_store import NOW, slot
+from tests.dht.test_dht_store import NOW, kept, slot
 store = DhtStore(Path(sys.argv[1]))
 batch = 0
 while True:
     batch += 1
-    store.save_slots([slot(f"{batch}-{part}") for part in range(7)], NOW)
+    store.save_slots(kept(*(slot(f"{batch}-{part}") for part in range(7))), NOW)
     print(batch, flush=True)
 """
 
@@ -177,7 +182,7 @@ def test_after_kill_9_every_finished_batch_is_there_whole(path: Path) -> None:
         rest = child.stdout.read().split()
     finished = int(rest[-1]) if rest else 20
     with DhtStore(path) as store:
-        keys = {one.key.removeprefix("note/") for one in store.load_slots()}
+        keys = {one.slot.key.removeprefix("note/") for one in store.load_slots()}
     batches = {key.split("-")[0] for key in keys}
     assert keys == {f"{batch}-{part}" for batch in batches for part in range(7)}
     assert {str(number) for number in range(1, finished + 1)} <= batches
@@ -192,13 +197,13 @@ def write_garbage(path: Path) -> None:
 
 def cut_short(path: Path) -> None:
     with DhtStore(path) as store:
-        store.save_slots([slot(str(number), value=bytes(1000)) for number in range(50)], NOW)
+        store.save_slots(kept(*(slot(str(number), value=bytes(1000)) for number in range(50))), NOW)
     os.truncate(path, path.stat().st_size // 2)
 
 
 def overwrite_pages(path: Path) -> None:
     with DhtStore(path) as store:
-        store.save_slots([slot(str(number), value=bytes(1000)) for number in range(50)], NOW)
+        store.save_slots(kept(*(slot(str(number), value=bytes(1000)) for number in range(50))), NOW)
     content = bytearray(path.read_bytes())
     content[4096 : 4096 * 3] = os.urandom(4096 * 2)
     path.write_bytes(content)
@@ -235,24 +240,24 @@ def test_what_is_no_file_of_ours_is_moved_aside_and_a_new_one_is_begun(
     spoil(path)
     with caplog.at_level(logging.WARNING), DhtStore(path) as store:
         assert store.load_slots() == []
-        store.save_slots([slot("a")], NOW)
+        store.save_slots(kept(slot("a")), NOW)
     assert "moved to" in caplog.text
     assert path.with_name("dht.sqlite.damaged").exists()
     with DhtStore(path) as store:
-        assert store.load_slots() == [slot("a")]
+        assert store.load_slots() == kept(slot("a"))
 
 
 def test_an_empty_file_is_a_new_one(path: Path) -> None:
     path.parent.mkdir()
     path.touch(mode=0o600)
     with DhtStore(path) as store:
-        store.save_slots([slot("a")], NOW)
+        store.save_slots(kept(slot("a")), NOW)
     assert [file.name for file in path.parent.iterdir()] == ["dht.sqlite"]
 
 
 def test_rows_that_cannot_be_are_left_out(path: Path) -> None:
     with DhtStore(path) as store:
-        store.save_slots([slot("a")], NOW)
+        store.save_slots(kept(slot("a")), NOW)
         store.save_contacts([contact(1)])
     with contextlib.closing(sqlite3.connect(path)) as mischief:
         for row in [
@@ -262,7 +267,7 @@ def test_rows_that_cannot_be_are_left_out(path: Path) -> None:
             ("note/large", b"p" * 32, 1, NOW + 1, bytes(70_000), 0, b"s" * 64),
             ("note/negative", b"p" * 32, -1, NOW + 1, b"", 0, b"s" * 64),
         ]:
-            mischief.execute("INSERT INTO slots VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            mischief.execute(f"INSERT INTO slots VALUES (?, ?, ?, ?, ?, ?, ?, {NOW + 1})", row)
         for row in [
             ("nobody", b"\x90", 1),
             ("x" * 5000, b"\xc1", 2),
@@ -272,28 +277,27 @@ def test_rows_that_cannot_be_are_left_out(path: Path) -> None:
             mischief.execute("INSERT INTO contacts VALUES (?, ?, ?)", row)
         mischief.commit()
     with DhtStore(path) as store:
-        assert store.load_slots() == [slot("a")]
+        assert store.load_slots() == kept(slot("a"))
         assert store.load_contacts() == [contact(1)]
 
 
 def test_text_that_is_no_text_does_not_hide_the_rest(path: Path) -> None:
     with DhtStore(path) as store:
-        store.save_slots([slot("a")], NOW)
+        store.save_slots(kept(slot("a")), NOW)
     with contextlib.closing(sqlite3.connect(path)) as mischief:
         mischief.execute("INSERT INTO slots SELECT CAST(x'ff2fff' AS TEXT), publisher, sequence,"
-                         " expires, value, withdrawn, signature FROM slots")  # fmt: skip
+                         " expires, value, withdrawn, signature, forget_at FROM slots")  # fmt: skip
         mischief.commit()
     with DhtStore(path) as store:
-        assert slot("a") in store.load_slots()
+        assert kept(slot("a"))[0] in store.load_slots()
 
 
 def test_no_more_is_loaded_than_a_node_keeps(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dht_store, "LOADED_BYTES", 2_100)
     with DhtStore(path) as store:
-        store.save_slots(
-            [slot(f"{life}", lives_ms=life, value=bytes(1000)) for life in (1000, 2000, 3000)], NOW
-        )
-        assert [one.key for one in store.load_slots()] == ["note/3000", "note/2000"]
+        slots = [slot(f"{life}", lives_ms=life, value=bytes(1000)) for life in (1000, 2000, 3000)]
+        store.save_slots(kept(*slots), NOW)
+        assert [one.slot.key for one in store.load_slots()] == ["note/3000", "note/2000"]
 
 
 def test_the_file_of_a_newer_potluck_is_left_alone(path: Path) -> None:
@@ -323,3 +327,36 @@ def test_a_place_that_cannot_be_is_an_error_with_advice(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PotluckError, match="--keep-slots"):
         DhtStore(tmp_path / "file" / "dht.sqlite")
+
+
+# -- what a slot stood against
+
+
+def test_a_slot_stays_for_as_long_as_it_stands_in_the_way_of_a_longer_lived_one(
+    path: Path,
+) -> None:
+    short = slot("a", 2, lives_ms=1_000)
+    with DhtStore(path) as store:
+        store.save_slots(kept(slot("a", 1, lives_ms=90_000)), NOW)
+        store.save_slots(kept(short, forget_at=NOW + 90_000), NOW)
+        store.save_slots([], NOW + 60_000)
+        assert store.load_slots() == [KeptSlot(short, NOW + 90_000)]
+        store.save_slots([], NOW + 90_000)
+        assert store.load_slots() == []
+
+
+def test_a_file_of_the_first_version_is_brought_up_to_date(path: Path) -> None:
+    path.parent.mkdir()
+    with contextlib.closing(sqlite3.connect(path)) as first:
+        first.executescript(dht_store.MIGRATIONS[0])
+        first.execute(f"PRAGMA application_id = {dht_store.APPLICATION_ID}")
+        first.execute("PRAGMA user_version = 1")
+        old = msgspec.structs.astuple(slot("old"))
+        first.execute("INSERT INTO slots VALUES (?, ?, ?, ?, ?, ?, ?)", old)
+        first.commit()
+    path.chmod(0o600)
+    with DhtStore(path) as store:
+        assert store.load_slots() == kept(slot("old"))
+        store.save_slots(kept(slot("new")), NOW)
+    with DhtStore(path) as store:
+        assert by_key(store.load_slots()) == [slot("new"), slot("old")]

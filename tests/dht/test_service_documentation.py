@@ -9,10 +9,10 @@ import pytest
 
 from protocols.dht import messages
 from protocols.dht.families import NOTE
+from protocols.dht.quotas import SLOT_OVERHEAD_BYTES, StorageLimits
 from protocols.dht.refusals import SlotRefusal
 from protocols.dht.routing import K
 from protocols.dht.settings import DhtSettings
-from protocols.dht.storage import SLOT_OVERHEAD_BYTES, StorageLimits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text("utf-8")
 SECTION = re.sub(r"\s+", " ", PAGE[PAGE.index(f"## {messages.PROTOCOL}") :])

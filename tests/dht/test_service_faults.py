@@ -18,11 +18,11 @@ from protocols.dht.messages import (
     StoreResponse,
     without_peer,
 )
+from protocols.dht.quotas import StorageLimits
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.service import Dht
 from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot, sign_slot
-from protocols.dht.storage import StorageLimits
 from tests.dht.impostors import (
     Impostor,
     that_answers_with_garbage,

@@ -11,9 +11,8 @@ import trio
 from node.simulated_network import NodeSettings, SimulatedWorld, run_simulation
 from protocols.dht.bootstrap import Joined
 from protocols.dht.contacts import Contact
-from protocols.dht.keeper import KeepingFailed
+from protocols.dht.keeper import KeepingFailed, KeptSlot
 from protocols.dht.settings import DhtSettings
-from protocols.dht.slots import Slot
 from tests.dht.members import SETTINGS, Member, joined, member, simulated, swarm, table_sizes
 from tests.dht.publishers import note
 
@@ -28,7 +27,7 @@ class MemoryKeeper:
 
     def __init__(self) -> None:
         self.contacts: list[Contact] = []
-        self.slots: dict[tuple[str, bytes], Slot] = {}
+        self.slots: dict[tuple[str, bytes], KeptSlot] = {}
 
     @property
     def blocks(self) -> bool:
@@ -40,12 +39,12 @@ class MemoryKeeper:
     def save_contacts(self, contacts: Sequence[Contact]) -> None:
         self.contacts = list(contacts)
 
-    def load_slots(self) -> Sequence[Slot]:
+    def load_slots(self) -> Sequence[KeptSlot]:
         return list(self.slots.values())
 
-    def save_slots(self, slots: Sequence[Slot], now_ms: int) -> None:
-        self.slots.update({(one.key, one.publisher): one for one in slots})
-        over = [where for where, one in self.slots.items() if one.expires <= now_ms]
+    def save_slots(self, slots: Sequence[KeptSlot], now_ms: int) -> None:
+        self.slots.update({(one.slot.key, one.slot.publisher): one for one in slots})
+        over = [where for where, one in self.slots.items() if one.forget_at <= now_ms]
         for where in over:
             del self.slots[where]
 
@@ -255,7 +254,7 @@ class FullDisk(MemoryKeeper):
     def save_contacts(self, contacts: Sequence[Contact]) -> None:  # noqa: ARG002
         raise KeepingFailed("The disk is full.")
 
-    def save_slots(self, slots: Sequence[Slot], now_ms: int) -> None:  # noqa: ARG002
+    def save_slots(self, slots: Sequence[KeptSlot], now_ms: int) -> None:  # noqa: ARG002
         raise KeepingFailed("The disk is full.")
 
 
@@ -278,9 +277,9 @@ async def test_slots_on_disk_that_were_changed_there_are_not_believed(
 ) -> None:
     keeper = MemoryKeeper()
     good = note(key="note/good", expires=int((world.honest_time() + HOUR) * 1000))
-    keeper.slots["note/good", good.publisher] = good
+    keeper.slots["note/good", good.publisher] = KeptSlot(good, good.expires)
     changed = msgspec.structs.replace(good, key="note/changed")
-    keeper.slots["note/changed", good.publisher] = changed
+    keeper.slots["note/changed", good.publisher] = KeptSlot(changed, changed.expires)
     one = member(world, "one", keeper=keeper)
     await joined(one)
     await trio.sleep(10)

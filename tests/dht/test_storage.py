@@ -7,9 +7,10 @@ import pytest
 
 from protocols.dht.families import Families, Family
 from protocols.dht.ids import distance, node_id_of, position_of
+from protocols.dht.quotas import SLOT_OVERHEAD_BYTES, Sender, StorageLimits, slot_bytes
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.slots import Slot
-from protocols.dht.storage import SLOT_OVERHEAD_BYTES, Storage, StorageLimits, Stored, slot_bytes
+from protocols.dht.storage import EXPIRED_AT_ONCE, Storage, Stored
 from tests.dht.publishers import ALICE, BOB, CAROL, DAY, HOUR, NOW, SECOND, note, publisher
 
 
@@ -234,7 +235,8 @@ def test_a_newcomer_is_due_the_keys_that_lie_closer_to_it() -> None:
         for key in keys
         if distance(position_of(key), newcomer) < distance(position_of(key), own)
     ]
-    assert storage.keys_closer_to(newcomer) == wanted
+    assert [key for key in storage.all_keys() if storage.is_closer(key, newcomer)] == wanted
+    assert not storage.is_closer("note/unheard", newcomer)
     assert 0 < len(wanted) < 50
 
 
@@ -264,3 +266,153 @@ def test_a_cached_copy_gives_way_to_what_is_stored(storage: Storage) -> None:
     storage.store(note(sequence=2), NOW)
     assert storage.cache.get("note/hello", NOW) == []
     assert storage.cache_copies([note(sequence=1)], NOW) == 0
+
+
+# What is kept over a restart
+
+
+def test_a_sequence_is_remembered_over_a_restart_after_its_slot_has_expired() -> None:
+    long_lived = note(sequence=1, expires=NOW + DAY)
+    short_lived = note(sequence=2, expires=NOW + 10 * SECOND)
+    before = Storage(Families())
+    before.store(long_lived, NOW)
+    before.store(short_lived, NOW)
+    forget_at = before.forget_at("note/hello", ALICE.public_key)
+    assert forget_at == long_lived.expires
+    after = Storage(Families())
+    later = NOW + 60 * SECOND
+    after.restore(short_lived, forget_at, later)
+    assert after.get("note/hello", later) == []
+    assert refusal(after, long_lived, later) is SlotRefusal.OLDER_SEQUENCE
+    assert after.expire(long_lived.expires) == 0
+    assert (len(after), after.total_bytes, after.key_count, after.publisher_count) == (0, 0, 0, 0)
+
+
+def test_a_restored_slot_stands_against_what_it_replaced_in_an_earlier_life() -> None:
+    storage = Storage(Families())
+    storage.restore(note(sequence=2, expires=NOW + 10 * SECOND), NOW + DAY, NOW)
+    later = NOW + 20 * SECOND
+    storage.expire(later)
+    assert refusal(storage, note(sequence=1, expires=NOW + DAY), later) is (
+        SlotRefusal.OLDER_SEQUENCE
+    )
+
+
+def test_what_comes_from_a_disk_is_checked_like_any_other_slot() -> None:
+    storage = Storage(Families())
+    forged = msgspec.structs.replace(note(sequence=9, expires=NOW - 1), signature=bytes(64))
+    with pytest.raises(SlotRefused):
+        storage.restore(forged, NOW + DAY, NOW)
+    assert len(storage) == 0
+    storage.restore(note(sequence=9, expires=NOW - 1), NOW + 1000 * DAY, NOW)
+    storage.expire(NOW + 2 * DAY)
+    assert len(storage) == 0, "no floor is kept for longer than a slot could live"
+
+
+def test_what_was_stored_since_the_start_holds_against_the_disk() -> None:
+    storage = Storage(Families())
+    newer = note(sequence=3)
+    storage.store(newer, NOW)
+    storage.restore(note(sequence=2, expires=NOW + DAY), NOW + DAY, NOW)
+    assert storage.get("note/hello", NOW) == [newer]
+    assert storage.forget_at("note/hello", ALICE.public_key) == NOW + DAY
+
+
+# Time
+
+
+def test_thousands_that_expire_in_one_instant_hold_nobody_up(storage: Storage) -> None:
+    for number in range(1000):
+        storage.store(note(publisher(number // 500 + 1), key=f"note/{number}"), NOW)
+    over = NOW + HOUR
+    storage.store(note(BOB, key="note/new", expires=over + 1), over)
+    assert len(storage) == 1001 - EXPIRED_AT_ONCE
+    while storage.expire(over, 100):
+        pass
+    assert len(storage) == 1
+
+
+def test_what_was_taken_while_the_clock_was_ahead_does_not_stay_for_ever(
+    storage: Storage,
+) -> None:
+    ahead = NOW + 365 * DAY
+    storage.store(note(ALICE, expires=ahead + HOUR), ahead)
+    storage.store(note(BOB, sequence=1, expires=ahead + HOUR), ahead)
+    storage.store(note(BOB, sequence=2, expires=ahead + SECOND), ahead)
+    storage.store(note(CAROL), NOW)
+    storage.clock_went_back(NOW)
+    assert storage.get("note/hello", NOW) == [note(CAROL)]
+    assert (len(storage), storage.total_bytes) == (1, slot_bytes(note(CAROL)))
+
+
+# Who brings how much
+
+LIMITS = StorageLimits(bytes_per_sender=4 * slot_bytes(note()))
+ALICES = Sender(ALICE.public_key, "192.0.2.0/24")
+NEIGHBOURS = Sender(BOB.public_key, "192.0.2.0/24")
+
+
+def test_one_network_cannot_fill_a_node_with_publishers_that_it_makes_up() -> None:
+    storage = Storage(Families(), LIMITS)
+    for number in range(10, 14):
+        storage.store(note(publisher(number)), NOW, NEIGHBOURS)
+    with pytest.raises(SlotRefused) as caught:
+        storage.store(note(publisher(14)), NOW, ALICES)
+    assert caught.value.refusal is SlotRefusal.BYTES_PER_SENDER
+    elsewhere = Sender(CAROL.public_key, "198.51.100.0/24")
+    assert storage.store(note(publisher(14)), NOW, elsewhere) is Stored.NEW
+    assert storage.store(note(ALICE), NOW, ALICES) is Stored.NEW, "its own count apart"
+    assert storage.store(note(publisher(15)), NOW) is Stored.NEW, "our own count for nobody"
+
+
+def test_a_full_share_keeps_nobody_from_renewing_what_is_there() -> None:
+    storage = Storage(Families(), LIMITS)
+    storage.store(note(ALICE, sequence=1), NOW, Sender(CAROL.public_key, "carol"))
+    for number in range(4):
+        storage.store(note(BOB, key=f"note/{number}"), NOW, NEIGHBOURS)
+    assert storage.store(note(ALICE, sequence=2), NOW, ALICES) is Stored.REPLACED
+
+
+def test_what_was_handed_over_counts_for_its_publisher_once_he_brings_it_himself() -> None:
+    storage = Storage(Families(), LIMITS)
+    giver = Sender(CAROL.public_key, "carol")
+    for number in range(4):
+        storage.store(note(ALICE, key=f"note/{number}"), NOW, giver)
+    with pytest.raises(SlotRefused):
+        storage.store(note(BOB), NOW, giver)
+    assert storage.store(note(ALICE, key="note/0"), NOW, ALICES) is Stored.UNCHANGED
+    assert storage.store(note(BOB), NOW, giver) is Stored.NEW
+
+
+def test_the_bytes_of_one_publisher_and_of_one_key_are_limited() -> None:
+    families = Families([Family("list", str, 60_000, slots_per_key=256, bytes_per_key=200_000)])
+    storage = Storage(families, StorageLimits(bytes_per_publisher=150_000))
+    large = "x" * 50_000
+
+    def bring(number: int, key: str) -> SlotRefusal | Stored:
+        try:
+            return storage.store(note(publisher(number), key, large), NOW)
+        except SlotRefused as refused:
+            return refused.refusal
+
+    assert [bring(1, f"list/{name}") for name in "abc"] == [
+        Stored.NEW,
+        Stored.NEW,
+        SlotRefusal.BYTES_PER_PUBLISHER,
+    ]
+    assert [bring(number, "list/a") for number in (2, 3, 4)] == [
+        Stored.NEW,
+        Stored.NEW,
+        SlotRefusal.BYTES_PER_KEY,
+    ]
+
+
+def test_a_family_may_look_at_values_more_closely_than_their_type_can_say() -> None:
+    def check(key: str, value: str) -> str | None:
+        return None if value == key.partition("/")[2] else "It does not name its key."
+
+    storage = Storage(Families([Family("name", str, check=check)]))
+    assert storage.store(note(key="name/a", value="a"), NOW) is Stored.NEW
+    assert refusal(storage, note(key="name/b", value="a")) is SlotRefusal.WRONG_SCHEMA
+    gone = note(key="name/c", withdrawn=True)
+    assert storage.store(gone, NOW) is Stored.NEW

@@ -13,9 +13,10 @@ from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from protocols.dht.families import CLOCK_TOLERANCE_MS, Families, Family
+from protocols.dht.quotas import OURSELVES, SLOT_OVERHEAD_BYTES, Sender, StorageLimits
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.slots import Slot, digest_of, sign_slot
-from protocols.dht.storage import SLOT_OVERHEAD_BYTES, Storage, StorageLimits, Stored
+from protocols.dht.storage import Storage, Stored
 from tests.dht.publishers import NOW, SECOND, publisher, text
 
 SLOTS_PER_KEY = 2
@@ -23,13 +24,24 @@ KEYS_PER_PUBLISHER = 3
 LONGEST_TTL_SECONDS = 100
 VALUE_LIMIT_BYTES = 200
 TOTAL_BYTES = 6 * SLOT_OVERHEAD_BYTES + 100
+BYTES_PER_KEY = 2 * SLOT_OVERHEAD_BYTES + 120
+BYTES_PER_PUBLISHER = 3 * SLOT_OVERHEAD_BYTES + 130
+BYTES_PER_SENDER = 3 * SLOT_OVERHEAD_BYTES + 140
 
 PUBLISHERS = [publisher(number) for number in range(1, 5)]
 KEYS = [f"{family}/{name}" for family in ("word", "number") for name in "abc"]
 VALUES = [text(""), text("x" * 60), text("x" * 90), text("x" * 300), msgspec.msgpack.encode(7)]
 
+# Two from one network, one from nowhere public, and this node itself.
+SENDERS = [
+    Sender(PUBLISHERS[0].public_key, "192.0.2.0/24"),
+    Sender(PUBLISHERS[1].public_key, "192.0.2.0/24"),
+    Sender(PUBLISHERS[2].public_key, "carol"),
+    OURSELVES,
+]
+
 FAMILIES = Families(
-    Family(name, type_, VALUE_LIMIT_BYTES, SLOTS_PER_KEY, LONGEST_TTL_SECONDS)
+    Family(name, type_, VALUE_LIMIT_BYTES, SLOTS_PER_KEY, LONGEST_TTL_SECONDS, BYTES_PER_KEY)
     for name, type_ in (("word", str), ("number", int))
 )
 
@@ -39,6 +51,7 @@ class Kept:
     slot: Slot | None
     sequence: int
     forget_at: int
+    share: str
 
     @property
     def size(self) -> int:
@@ -49,8 +62,14 @@ class NaiveStorage:
     def __init__(self) -> None:
         self.kept: dict[tuple[str, bytes], Kept] = {}
 
-    def size(self) -> int:
-        return sum(one.size for one in self.kept.values())
+    def size(self, key: str = "", publisher: bytes = b"", share: str = "") -> int:
+        return sum(
+            one.size
+            for (its_key, its_publisher), one in self.kept.items()
+            if key in ("", its_key)
+            and publisher in (b"", its_publisher)
+            and share in ("", one.share)
+        )
 
     def expire(self, now: int) -> None:
         for name, one in list(self.kept.items()):
@@ -59,7 +78,20 @@ class NaiveStorage:
             if one.slot is None and one.forget_at <= now:
                 del self.kept[name]
 
-    def judge(self, slot: Slot, authentic: bool, now: int) -> SlotRefusal | Stored:
+    def share(self, slot: Slot, sender: Sender) -> str | None:
+        """For whom the slot would be counted; None if nobody has room."""
+        known = self.kept.get((slot.key, slot.publisher))
+        wanted = sender.share
+        if wanted and sender.public_key != slot.publisher:
+            wanted += ", of others"
+        size = SLOT_OVERHEAD_BYTES + len(slot.value)
+        for share in [wanted, *([known.share] if known else [])]:
+            growth = size - (known.size if known and known.share == share else 0)
+            if not share or growth <= 0 or self.size(share=share) + growth <= BYTES_PER_SENDER:
+                return share
+        return None
+
+    def judge(self, slot: Slot, sender: Sender, authentic: bool, now: int) -> SlotRefusal | Stored:
         family, _, _ = slot.key.partition("/")
         name = (slot.key, slot.publisher)
         known = self.kept.get(name)
@@ -74,8 +106,6 @@ class NaiveStorage:
         if known is None:
             if sum(key == slot.key for key, _ in self.kept) >= SLOTS_PER_KEY:
                 return SlotRefusal.SLOTS_PER_KEY
-            if sum(one == slot.publisher for _, one in self.kept) >= KEYS_PER_PUBLISHER:
-                return SlotRefusal.KEYS_PER_PUBLISHER
         elif known.slot == slot:
             return Stored.UNCHANGED
         elif slot.sequence < known.sequence or (
@@ -83,10 +113,18 @@ class NaiveStorage:
             and (known.slot is None or digest_of(slot) > digest_of(known.slot))
         ):
             return SlotRefusal.OLDER_SEQUENCE
-        size = SLOT_OVERHEAD_BYTES + len(slot.value)
-        grows = size > known.size if known else True
-        if grows and self.size() - (known.size if known else 0) + size > TOTAL_BYTES:
-            return SlotRefusal.MEMORY
+        growth = SLOT_OVERHEAD_BYTES + len(slot.value) - (known.size if known else 0)
+        if growth > 0:
+            if self.size(key=slot.key) + growth > BYTES_PER_KEY:
+                return SlotRefusal.BYTES_PER_KEY
+            if known is None and self.keys_of(slot.publisher) >= KEYS_PER_PUBLISHER:
+                return SlotRefusal.KEYS_PER_PUBLISHER
+            if self.size(publisher=slot.publisher) + growth > BYTES_PER_PUBLISHER:
+                return SlotRefusal.BYTES_PER_PUBLISHER
+            if self.size() + growth > TOTAL_BYTES:
+                return SlotRefusal.MEMORY
+        if self.share(slot, sender) is None:
+            return SlotRefusal.BYTES_PER_SENDER
         if not slot.withdrawn and type(msgspec.msgpack.decode(slot.value)) is not (
             str if family == "word" else int
         ):
@@ -95,32 +133,50 @@ class NaiveStorage:
             return SlotRefusal.BAD_SIGNATURE
         return Stored.REPLACED if known and known.slot else Stored.NEW
 
-    def store(self, slot: Slot) -> None:
+    def keys_of(self, publisher: bytes) -> int:
+        return sum(one == publisher for _, one in self.kept)
+
+    def store(self, slot: Slot, sender: Sender) -> None:
         name = (slot.key, slot.publisher)
         known = self.kept.get(name)
         forget_at = max(slot.expires, known.forget_at if known else 0)
-        self.kept[name] = Kept(slot, slot.sequence, forget_at)
+        share = self.share(slot, sender)
+        assert share is not None
+        self.kept[name] = Kept(slot, slot.sequence, forget_at, share)
+
+    def brought_again(self, slot: Slot, sender: Sender) -> None:
+        known = self.kept[slot.key, slot.publisher]
+        if sender.public_key == slot.publisher and known.share != sender.share:
+            others = self.size(share=sender.share)
+            if not sender.share or others + known.size <= BYTES_PER_SENDER:
+                known.share = sender.share
 
 
 class StorageMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
-        limits = StorageLimits(total_bytes=TOTAL_BYTES, keys_per_publisher=KEYS_PER_PUBLISHER)
+        limits = StorageLimits(
+            TOTAL_BYTES, KEYS_PER_PUBLISHER, BYTES_PER_PUBLISHER, BYTES_PER_SENDER
+        )
         self.storage = Storage(FAMILIES, limits)
         self.naive = NaiveStorage()
         self.now = NOW
         self.ever_sent: list[Slot] = []
+        self.last_taken: dict[tuple[str, bytes], Slot] = {}
 
-    def bring(self, slot: Slot, authentic: bool) -> None:
+    def bring(self, slot: Slot, authentic: bool, sender: Sender = OURSELVES) -> None:
         self.naive.expire(self.now)
-        wanted = self.naive.judge(slot, authentic, self.now)
+        wanted = self.naive.judge(slot, sender, authentic, self.now)
         try:
-            outcome: Stored | SlotRefusal = self.storage.store(slot, self.now)
+            outcome: Stored | SlotRefusal = self.storage.store(slot, self.now, sender)
         except SlotRefused as refused:
             outcome = refused.refusal
         assert outcome is wanted
-        if wanted in (Stored.NEW, Stored.REPLACED):
-            self.naive.store(slot)
+        if wanted is Stored.UNCHANGED:
+            self.naive.brought_again(slot, sender)
+        elif isinstance(wanted, Stored):
+            self.naive.store(slot, sender)
+            self.last_taken[slot.key, slot.publisher] = slot
 
     @rule(
         who=some.sampled_from(PUBLISHERS),
@@ -128,11 +184,14 @@ class StorageMachine(RuleBasedStateMachine):
         value=some.sampled_from(VALUES),
         sequence=some.integers(0, 4),
         life=some.sampled_from([-1, 0, 1, 30, 60, 99, 100, 160, 161]),
+        sender=some.sampled_from(SENDERS),
     )
-    def publish(self, who: object, key: str, value: bytes, sequence: int, life: int) -> None:
+    def publish(
+        self, who: object, key: str, value: bytes, sequence: int, life: int, sender: Sender
+    ) -> None:
         slot = sign_slot(who, key, value, sequence, self.now + life * SECOND)  # type: ignore[arg-type]
         self.ever_sent.append(slot)
-        self.bring(slot, authentic=True)
+        self.bring(slot, authentic=True, sender=sender)
 
     @rule(
         who=some.sampled_from(PUBLISHERS),
@@ -145,10 +204,11 @@ class StorageMachine(RuleBasedStateMachine):
         self.ever_sent.append(slot)
         self.bring(slot, authentic=True)
 
-    @rule(choice=some.integers(0, 1000))
-    def replay(self, choice: int) -> None:
+    @rule(choice=some.integers(0, 1000), sender=some.sampled_from(SENDERS))
+    def replay(self, choice: int, sender: Sender) -> None:
         if self.ever_sent:
-            self.bring(self.ever_sent[choice % len(self.ever_sent)], authentic=True)
+            slot = self.ever_sent[choice % len(self.ever_sent)]
+            self.bring(slot, authentic=True, sender=sender)
 
     @rule(
         choice=some.integers(0, 1000),
@@ -177,6 +237,19 @@ class StorageMachine(RuleBasedStateMachine):
         self.now += seconds * SECOND
 
     @rule()
+    def restart(self) -> None:
+        """Everything that is known, over a restart, in some other order."""
+        known = self.naive.kept
+        self.naive.expire(self.now)
+        earlier, limits = self.storage, self.storage.limits
+        self.storage = Storage(FAMILIES, limits)
+        for key, publisher_key in reversed(list(known)):
+            forget_at = earlier.forget_at(key, publisher_key)
+            proof = self.last_taken[key, publisher_key]
+            self.storage.restore(proof, forget_at, self.now)
+            known[key, publisher_key].share = ""
+
+    @rule()
     def tidy(self) -> None:
         self.storage.expire(self.now)
         self.naive.expire(self.now)
@@ -202,6 +275,8 @@ class StorageMachine(RuleBasedStateMachine):
         assert len(self.storage) == len(self.naive.kept)
         assert self.storage.key_count == len({key for key, _ in self.naive.kept})
         assert self.storage.publisher_count == len({one for _, one in self.naive.kept})
+        shares = {one.share for one in self.naive.kept.values()} - {""}
+        assert self.storage.share_count == len(shares)
         soonest = (
             one.slot.expires if one.slot else one.forget_at for one in self.naive.kept.values()
         )
