@@ -1,0 +1,1 @@
+"""The auth server: its state in SQLite, its identity providers, its HTTP face."""

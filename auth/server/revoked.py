@@ -1,0 +1,163 @@
+"""What was revoked, and the signed list of it that every peer gets.
+
+An entry names an account, a key or a token. It stands on the signed list for as long as a token
+that it refuses could still count (its expiry, the grace of a run whose server is away, and the
+difference of two clocks). The ban of a *key* outlives that: the server issues nothing to it until
+a moderator lifts it. The ban of a *name* is the state of its account.
+
+Easy to get wrong: a list that only ever refuses tokens issued *before* an entry's time cannot
+refuse one issued in the same millisecond. So the time of an entry is later than any token it is
+meant for.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+import msgspec
+
+from auth.revocations import (
+    Entry,
+    NameEntry,
+    PeerEntry,
+    RevocationList,
+    SerialEntry,
+    collapsed,
+    sign_list,
+)
+from auth.server.signing_keys import SigningKeys
+from auth.tokens import CLOCK_TOLERANCE_MS
+
+MARGIN_MS = 2 * CLOCK_TOLERANCE_MS  # a peer's clock may be behind, and so may the issuer's
+
+NAME = "name"
+PEER = "peer"
+SERIAL = "serial"
+
+Value = str | bytes | int
+
+
+class Revocation(msgspec.Struct, frozen=True, kw_only=True):
+    entry: int
+    kind: str
+    value: Value
+    revoked_ms: int
+    forget_ms: int
+    revoked_by: str
+    reason: str
+
+
+class SignedList(msgspec.Struct, frozen=True):
+    number: int
+    issued_ms: int
+    signed: bytes
+
+
+_COLUMNS = "entry, kind, value, revoked_ms, forget_ms, revoked_by, reason"
+
+
+def add(
+    connection: sqlite3.Connection,
+    kind: str,
+    value: Value,
+    *,
+    revoked_ms: int,
+    forget_ms: int,
+    by: str,
+    reason: str,
+) -> None:
+    connection.execute(
+        "INSERT INTO revocations (kind, value, revoked_ms, forget_ms, revoked_by, reason)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        (kind, value, revoked_ms, forget_ms, by, reason),
+    )
+
+
+def standing(connection: sqlite3.Connection, kind: str, value: Value) -> Revocation | None:
+    """The latest entry for this that was not lifted."""
+    row = connection.execute(
+        f"SELECT {_COLUMNS} FROM revocations WHERE kind = ? AND value = ? AND lifted_ms IS NULL"
+        " ORDER BY revoked_ms DESC LIMIT 1",
+        (kind, value),
+    ).fetchone()
+    return None if row is None else Revocation(**dict(zip(_FIELDS, row, strict=True)))
+
+
+_FIELDS = Revocation.__struct_fields__
+
+
+def against(connection: sqlite3.Connection, peer: bytes, name: str) -> tuple[bool, int]:
+    """Whether the key is banned, and from when on tokens with this name count (0: always)."""
+    banned, earliest_ms = False, 0
+    for kind, revoked_ms in connection.execute(
+        "SELECT kind, revoked_ms FROM revocations WHERE lifted_ms IS NULL"
+        " AND ((kind = 'peer' AND value = ?) OR (kind = 'name' AND value = ?))",
+        (peer, name),
+    ):
+        banned = banned or kind == PEER
+        earliest_ms = max(earliest_ms, revoked_ms) if kind == NAME else earliest_ms
+    return banned, earliest_ms
+
+
+def lift(connection: sqlite3.Connection, kind: str, value: Value, now_ms: int) -> int:
+    """Take back all entries for this; how many there were."""
+    return connection.execute(
+        "UPDATE revocations SET lifted_ms = ? WHERE kind = ? AND value = ? AND lifted_ms IS NULL",
+        (now_ms, kind, value),
+    ).rowcount
+
+
+def listed(connection: sqlite3.Connection, now_ms: int, limit: int) -> list[Revocation]:
+    """What is on the list or banned now, newest first."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM revocations WHERE lifted_ms IS NULL"
+        " AND (forget_ms > ? OR kind = 'peer') ORDER BY entry DESC LIMIT ?",
+        (now_ms, limit),
+    )
+    return [Revocation(**dict(zip(_FIELDS, row, strict=True))) for row in rows]
+
+
+def entries(connection: sqlite3.Connection, now_ms: int) -> tuple[Entry, ...]:
+    """What the signed list has to say now."""
+    rows = connection.execute(
+        "SELECT kind, value, revoked_ms, forget_ms FROM revocations"
+        " WHERE lifted_ms IS NULL AND forget_ms > ? ORDER BY entry",
+        (now_ms,),
+    )
+    return collapsed((_entry(*row) for row in rows), now_ms)
+
+
+def _entry(kind: str, value: Value, revoked_ms: int, forget_ms: int) -> Entry:
+    match kind, value:
+        case "name", str(username):
+            return NameEntry(username, revoked_ms, forget_ms)
+        case "peer", bytes(peer):
+            return PeerEntry(peer, revoked_ms, forget_ms)
+        case "serial", int(serial):
+            return SerialEntry(serial, revoked_ms, forget_ms)
+    raise ValueError(f"a revocation of kind {kind!r} names {type(value).__name__}")
+
+
+def issue_list(connection: sqlite3.Connection, keys: SigningKeys, now_ms: int) -> SignedList:
+    """Sign what is revoked now as the next list, and keep it. RevocationsFull if it is too long.
+
+    Numbers are times, so that they go on rising when an older database is put back.
+    """
+    newest = newest_list(connection)
+    number = max(now_ms, (newest.number if newest is not None else 0) + 1)
+    key = keys.active(now_ms)
+    document = sign_list(
+        RevocationList(
+            keys.run, number, now_ms, entries(connection, now_ms), keys.withdrawn, key.key_id
+        ),
+        key,
+    )
+    connection.execute(
+        "INSERT OR REPLACE INTO revocation_list VALUES (1, ?, ?, ?)", (number, now_ms, document)
+    )
+    return SignedList(number, now_ms, document)
+
+
+def newest_list(connection: sqlite3.Connection) -> SignedList | None:
+    row = connection.execute("SELECT number, issued_ms, document FROM revocation_list").fetchone()
+    return None if row is None else SignedList(*row)

@@ -1,0 +1,120 @@
+"""Every token that may still be alive: its serial, whose it is, for which key, until when.
+
+A serial number is given once. The counter stands in the database beside the rows, so that rows can
+be forgotten when their tokens are long over (the audit log keeps the fact that they were issued).
+
+Easy to get wrong: forgetting by the clock alone. A clock that jumps ahead for a minute would make
+living tokens look over; so rows stay a day longer than they need to.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import msgspec
+
+from auth.roles import Role
+from auth.server.accounts import read_roles, spell_roles
+
+DAY_MS = 24 * 3600 * 1000
+FORGOTTEN_AT_ONCE = 500  # rows: a few milliseconds of a transaction
+
+
+class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
+    serial: int
+    account: int
+    peer: bytes
+    roles: tuple[Role, ...]
+    key_id: bytes
+    issued_ms: int
+    expires_ms: int
+
+
+_COLUMNS = "serial, account, peer, roles, key_id, issued_ms, expires_ms"
+
+
+def _token_of(row: Sequence[object]) -> IssuedToken:
+    fields = dict(zip(IssuedToken.__struct_fields__, row, strict=True))
+    fields["roles"] = read_roles(str(fields["roles"]))
+    return msgspec.convert(fields, IssuedToken, str_keys=True)
+
+
+def keep(connection: sqlite3.Connection, token: IssuedToken) -> None:
+    connection.execute(
+        "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            token.serial,
+            token.account,
+            token.peer,
+            spell_roles(token.roles),
+            token.key_id,
+            token.issued_ms,
+            token.expires_ms,
+        ),
+    )
+
+
+def by_serial(connection: sqlite3.Connection, serial: int) -> IssuedToken | None:
+    row = connection.execute(
+        f"SELECT {_COLUMNS} FROM tokens WHERE serial = ?", (serial,)
+    ).fetchone()
+    return None if row is None else _token_of(row)
+
+
+def live(
+    connection: sqlite3.Connection,
+    now_ms: int,
+    *,
+    account: int | None = None,
+    limit: int,
+    offset: int = 0,
+) -> list[IssuedToken]:
+    """Tokens that have not expired, newest first (revoked ones too)."""
+    whose, values = ("account = ? AND", (account,)) if account is not None else ("", ())
+    found = connection.execute(
+        f"SELECT {_COLUMNS} FROM tokens WHERE {whose} expires_ms > ?"
+        " ORDER BY serial DESC LIMIT ? OFFSET ?",
+        (*values, now_ms, limit, offset),
+    )
+    return [_token_of(row) for row in found]
+
+
+def count_live(
+    connection: sqlite3.Connection,
+    now_ms: int,
+    *,
+    account: int | None = None,
+    peer: bytes | None = None,
+) -> int:
+    conditions = {"account = ?": account, "peer = ?": peer}
+    wanted = {text: value for text, value in conditions.items() if value is not None}
+    where = "".join(f"{text} AND " for text in wanted)
+    (count,) = connection.execute(
+        f"SELECT count(*) FROM tokens WHERE {where} expires_ms > ?", (*wanted.values(), now_ms)
+    ).fetchone()
+    return int(count)
+
+
+def latest_end(connection: sqlite3.Connection, account: int) -> int:
+    """When the last of an account's tokens is over; 0 if it has none."""
+    (end,) = connection.execute(
+        "SELECT coalesce(max(expires_ms), 0) FROM tokens WHERE account = ?", (account,)
+    ).fetchone()
+    return int(end)
+
+
+def latest_issue(connection: sqlite3.Connection, account: int) -> int:
+    (issued,) = connection.execute(
+        "SELECT coalesce(max(issued_ms), 0) FROM tokens WHERE account = ?", (account,)
+    ).fetchone()
+    return int(issued)
+
+
+def forget_over(connection: sqlite3.Connection, before_ms: int) -> int:
+    """Remove some of the oldest tokens that were over before that time; how many."""
+    return connection.execute(
+        "DELETE FROM tokens WHERE serial IN (SELECT serial FROM tokens ORDER BY serial LIMIT ?)"
+        " AND expires_ms < ?",
+        (FORGOTTEN_AT_ONCE, before_ms),
+    ).rowcount

@@ -1,0 +1,335 @@
+"""The one thread that writes: all that waits goes into one transaction, and is answered after it.
+
+A commit that is safe against a power loss costs a wait for the disk, whatever is in it. So while
+one is under way the next operations gather, and share the one after: a server that could commit
+300 times a second answers thousands of callers a second, each only when its own words are on the
+disk. An operation that fails is undone alone; a commit that fails (disk full) undoes and fails
+everything in it, and the next one is tried as if nothing had been.
+
+The thread also does what is due now and then: `every_second` and `every_minute` are operations of
+the store's.
+
+Easy to get wrong: answering before COMMIT has returned. Nothing is told to a caller inside the
+transaction; results wait in `_Waiting` until it is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import trio
+
+from auth.errors import AuthError
+from auth.keys import SigningKey
+from auth.server.audit import Act, Entry, one_line
+from auth.server.audit_head import Head, sign_head, write_head, write_head_file
+from auth.server.store_errors import StoreBusy, StoreClosed, told
+from auth.server.transaction import Counters, Transaction
+
+MOST_WAITING = 1024
+"""Operations that may wait. At 1,500 a second the last of them waits for less than a second."""
+
+URGENT_WAITING = 64  # a moderator's acts come first, and have a queue of their own
+MOST_IN_TRANSACTION = 256  # so that the first in one does not wait long for the last
+HEAD_FILE_SECONDS = 1.0  # how old the head beside the database may be
+MINUTE_SECONDS = 60.0
+CLOCK_STEP_MS = 1000  # a clock that goes back by more than this is told of; NTP slews less
+
+Settled = tuple[trio.lowlevel.TrioToken, trio.Event]
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class _Waiting(Generic[T]):
+    """One operation and, later, how it ended."""
+
+    __slots__ = ("abandoned", "answer", "error", "operation", "settled")
+
+    def __init__(
+        self, operation: Callable[[Transaction], T], settled: Settled | threading.Event
+    ) -> None:
+        self.operation = operation
+        self.settled = settled
+        self.answer: T | None = None
+        self.error: BaseException | None = None
+        self.abandoned = False
+
+    def result(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return self.answer  # type: ignore[return-value]  # None is an answer where T allows it
+
+
+class Writer:
+    """Owns the connection that writes, from `start` to `close`.
+
+    Invariant: `counters` are what the database holds, except while a transaction is open; only
+    the thread touches them then.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        run: str,
+        counters: Counters,
+        signing_key: Callable[[], SigningKey],
+        clock_ms: Callable[[], int],
+        *,
+        head_file: Path,
+        every_minute: Sequence[Callable[[Transaction], None]] = (),
+    ) -> None:
+        self._connection = connection
+        self._path = path
+        self._run = run
+        self._counters = counters
+        self._signing_key = signing_key
+        self._clock_ms = clock_ms
+        self._head_file = head_file
+        self._every_minute = every_minute
+        self._latest_ms = 0
+        self._head: Head | None = None
+        self._head_file_due: float | None = None
+        self._minute_due = time.monotonic() + MINUTE_SECONDS
+        self._queue: deque[_Waiting[Any]] = deque()
+        self._urgent: deque[_Waiting[Any]] = deque()
+        self._wakes = threading.Condition()
+        self._closing = False
+        self._trouble = ""
+        self._thread = threading.Thread(target=self._write, name="auth-store-writer", daemon=True)
+
+    def start(self, latest_ms: int) -> None:
+        """`latest_ms` is the time of the last row in the log, to notice a clock that went back."""
+        self._latest_ms = latest_ms
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what waits already, refuse what comes later, and end the thread."""
+        with self._wakes:
+            self._closing = True
+            self._wakes.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._connection.close()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue) + len(self._urgent)
+
+    @property
+    def audit_rows(self) -> int:
+        """How many rows the log has (at the last commit, or in the open transaction)."""
+        return self._counters.chain.number
+
+    @property
+    def trouble(self) -> str:
+        """What the last commit failed with; empty since one has worked again."""
+        return self._trouble
+
+    def run(self, operation: Callable[[Transaction], T], *, urgent: bool = False) -> T:
+        """Do this and wait, blocking, until it is on the disk."""
+        settled = threading.Event()
+        waiting = _Waiting(operation, settled)
+        self._enqueue(waiting, urgent=urgent)
+        settled.wait()
+        return waiting.result()
+
+    async def perform(self, operation: Callable[[Transaction], T], *, urgent: bool = False) -> T:
+        """As `run`, for a trio task. If it is cancelled, the operation may have happened or not."""
+        event = trio.Event()
+        waiting = _Waiting(operation, (trio.lowlevel.current_trio_token(), event))
+        self._enqueue(waiting, urgent=urgent)
+        try:
+            await event.wait()
+        finally:
+            waiting.abandoned = True  # if it has not begun, it will not
+        return waiting.result()
+
+    def _enqueue(self, waiting: _Waiting[T], *, urgent: bool) -> None:
+        queue, most = (self._urgent, URGENT_WAITING) if urgent else (self._queue, MOST_WAITING)
+        with self._wakes:
+            if self._closing:
+                raise StoreClosed(
+                    "The auth server is stopping.",
+                    why="What you asked for has not happened.",
+                    advice="Ask again when it runs.",
+                )
+            if len(queue) >= most:
+                raise StoreBusy(
+                    "The auth server has more to write than it can take on.",
+                    why=f"{most:,} are waiting already, or its disk is slow.",
+                    advice="Ask again in a few seconds.",
+                )
+            queue.append(waiting)
+            self._wakes.notify()
+
+    # -- from here on in the thread ------------------------------------------------------------
+
+    def _write(self) -> None:
+        while True:
+            batch = self._next_batch()
+            if batch is None:
+                break
+            if batch:
+                self._transact(batch)
+            self._do_what_is_due()
+        self._write_head_file()
+
+    def _next_batch(self) -> list[_Waiting[Any]] | None:
+        """Some of what waits; empty when something else is due; None when all is done."""
+        with self._wakes:
+            while not self._queue and not self._urgent:
+                if self._closing:
+                    return None
+                due = self._minute_due
+                if self._head_file_due is not None:
+                    due = min(due, self._head_file_due)
+                seconds = due - time.monotonic()
+                if seconds <= 0:
+                    return []
+                self._wakes.wait(seconds)
+            batch: list[_Waiting[Any]] = []
+            while len(batch) < MOST_IN_TRANSACTION and (self._urgent or self._queue):
+                waiting = (self._urgent or self._queue).popleft()
+                if not waiting.abandoned:
+                    batch.append(waiting)
+            return batch
+
+    def _transact(self, batch: Sequence[_Waiting[Any]]) -> None:
+        start = self._counters.mark()
+        transaction = Transaction(self._connection, self._clock_ms(), self._counters)
+        try:
+            self._commit(batch, transaction)
+        except (sqlite3.Error, OSError, AuthError) as error:
+            self._roll_back()
+            self._counters.return_to(start)
+            failure = error if isinstance(error, AuthError) else told(error, self._path)
+            self._note_trouble(failure)
+            for waiting in batch:
+                waiting.answer, waiting.error = None, failure
+            _call(reversed(transaction.undone))
+        else:
+            self._note_trouble(None)
+            _call(transaction.committed)
+        finally:
+            _settle(batch)
+
+    def _commit(self, batch: Sequence[_Waiting[Any]], transaction: Transaction) -> None:
+        """One transaction. If anything comes out of here, all of it has to be undone."""
+        start = self._counters.mark()
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._tell_of_clock(transaction)
+        for waiting in batch:
+            self._do(waiting, transaction)
+        (number, last_hash), serial = self._counters.mark()
+        head = None
+        if (number, last_hash) != start[0]:
+            head = sign_head(self._run, number, last_hash, self._signing_key())
+            write_head(self._connection, head)
+        if serial != start[1]:
+            self._connection.execute("UPDATE store SET last_serial = ?", (serial,))
+        self._connection.execute("COMMIT")
+        self._latest_ms = transaction.now_ms
+        if head is not None:
+            self._head = head
+            if self._head_file_due is None:
+                self._head_file_due = time.monotonic() + HEAD_FILE_SECONDS
+
+    def _do(self, waiting: _Waiting[Any], transaction: Transaction) -> None:
+        """One operation, undone alone if it fails. sqlite3.Error if the whole is lost."""
+        mark = self._counters.mark()
+        committed, undone = len(transaction.committed), len(transaction.undone)
+        self._connection.execute("SAVEPOINT operation")
+        try:
+            waiting.answer = waiting.operation(transaction)
+        except Exception as error:  # it belongs to the caller, who gets it
+            if not self._connection.in_transaction:  # SQLite has undone everything, as when full
+                raise
+            self._connection.execute("ROLLBACK TO operation")
+            self._counters.return_to(mark)
+            del transaction.committed[committed:]
+            _call(reversed(transaction.undone[undone:]))
+            del transaction.undone[undone:]
+            waiting.error = told(error, self._path) if isinstance(error, sqlite3.Error) else error
+        self._connection.execute("RELEASE operation")
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # what cannot be undone was never committed
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def _tell_of_clock(self, transaction: Transaction) -> None:
+        back_ms = self._latest_ms - transaction.now_ms
+        if back_ms > CLOCK_STEP_MS:
+            transaction.log(
+                Entry(
+                    act=Act.CLOCK,
+                    actor="server",
+                    reason=f"The clock went back by {back_ms / 1000:.1f} s.",
+                )
+            )
+
+    def _do_what_is_due(self) -> None:
+        now = time.monotonic()
+        if self._head_file_due is not None and now >= self._head_file_due:
+            self._write_head_file()
+        if now >= self._minute_due:
+            self._minute_due = now + MINUTE_SECONDS
+            for operation in self._every_minute:
+                waiting = _Waiting(operation, threading.Event())
+                self._transact([waiting])
+                if waiting.error is not None:
+                    log.warning("The auth server's housekeeping failed: %s", waiting.error)
+
+    def _write_head_file(self) -> None:
+        self._head_file_due = None
+        if self._head is None:
+            return
+        try:
+            write_head_file(self._head_file, self._head)
+        except OSError as error:
+            log.warning(
+                "The head of the audit log cannot be kept: %s", told(error, self._head_file)
+            )
+            self._head_file_due = time.monotonic() + MINUTE_SECONDS
+
+    def _note_trouble(self, failure: AuthError | None) -> None:
+        trouble = "" if failure is None else one_line(failure.what, 500)
+        if trouble != self._trouble:
+            if failure is not None:
+                log.error("The auth server cannot write: %s", failure)
+            else:
+                log.warning("The auth server writes again.")
+            self._trouble = trouble
+
+
+def _call(callbacks: Iterable[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        callback()
+
+
+def _settle(batch: Sequence[_Waiting[Any]]) -> None:
+    """Wake everybody whose operation is over: one call into each event loop for all of its own."""
+    loops: dict[trio.lowlevel.TrioToken, list[trio.Event]] = {}
+    for waiting in batch:
+        if isinstance(waiting.settled, threading.Event):
+            waiting.settled.set()
+        else:
+            loop, event = waiting.settled
+            loops.setdefault(loop, []).append(event)
+    for loop, events in loops.items():
+        with contextlib.suppress(trio.RunFinishedError):
+            loop.run_sync_soon(_set_all, events)
+
+
+def _set_all(events: Sequence[trio.Event]) -> None:
+    for event in events:
+        event.set()
