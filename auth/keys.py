@@ -80,7 +80,7 @@ def peer_id_of(public_key: bytes) -> str:
 def public_key_of(peer: str) -> bytes:
     """The raw public key inside a peer id; NotAKey if it is not an Ed25519 peer id."""
     raw = b""
-    if len(peer) <= LONGEST_PEER_ID:
+    if len(peer) <= LONGEST_PEER_ID and peer.isalnum():  # base58 would pass over white space
         try:
             raw = base58.b58decode(peer)
         except ValueError:

@@ -64,8 +64,12 @@ class _Sender:
 class NonceWindow:
     """The live nonces of all senders. `check` before verifying, `remember` after.
 
-    Invariant: `_order` and `_received` hold, oldest first, exactly the nonces in the senders' sets,
-    each with the time it was received; a sender is known while it has one.
+    Invariant: `_nonces` holds, in the order of their coming, exactly the nonces in the senders'
+    sets; `_owners` and `_received` say of each whose it is and when it came. A sender is known
+    while it has one.
+
+    `started_ms` may be changed when it turns out that the clock was wrong at the start: a node that
+    believed to start in an hour would refuse everything for so long.
     """
 
     def __init__(
@@ -77,13 +81,14 @@ class NonceWindow:
         most_senders: int = MOST_SENDERS,
         reserved: int = RESERVED_NONCES,
     ) -> None:
-        self._started_ms = started_ms
+        self.started_ms = started_ms
         self._share = share
         self._pool = pool
         self._most_senders = most_senders
         self._reserved = reserved
         self._senders: dict[bytes, _Sender] = {}
-        self._order: deque[_Sender | bytes] = deque()  # sender, nonce, sender, nonce, ...
+        self._nonces: deque[bytes] = deque()
+        self._owners: deque[_Sender] = deque()
         self._received: deque[int] = deque()
         self._last_ms = -1  # one int object for all nonces of a millisecond: memory
         self._forgotten_until_ms = -1
@@ -105,13 +110,13 @@ class NonceWindow:
         if off > CLOCK_TOLERANCE_MS or -off > CLOCK_TOLERANCE_MS:
             raise _wrong_time(off)
         self._forget(now_ms, at_most=FORGET_AT_ONCE)
-        if time_ms < self._started_ms:
+        if time_ms < self.started_ms:
             raise AccessRefused(
                 Reason.REPLAY,
                 "The request was made before this node was started.",
                 why="It may have been received already, before the restart, and is not done twice.",
                 advice="Send a new request. If this goes on, the sender's clock is "
-                f"{in_words(-off)} behind: set it.",
+                f"{in_words(abs(off))} behind: set it.",
             )
         if time_ms <= self._forgotten_until_ms:
             raise AccessRefused(
@@ -139,8 +144,8 @@ class NonceWindow:
         elif nonce in known.seen:
             return
         known.add(nonce)
-        self._order.append(known)
-        self._order.append(nonce)
+        self._nonces.append(nonce)
+        self._owners.append(known)
         if now_ms != self._last_ms:
             self._last_ms = now_ms
         self._received.append(self._last_ms)
@@ -153,15 +158,13 @@ class NonceWindow:
 
     def _forget(self, now_ms: int, *, at_most: int = -1) -> None:
         """Let go of what was received more than 2N ago, oldest first."""
-        received, order = self._received, self._order
+        received = self._received
         oldest_kept_ms = now_ms - MEMORY_MS
         while received and received[0] < oldest_kept_ms and at_most:
             at_most -= 1
             received_ms = received.popleft()
-            sender, nonce = order.popleft(), order.popleft()
-            assert isinstance(sender, _Sender)
-            assert isinstance(nonce, bytes)
-            sender.discard(nonce)
+            sender = self._owners.popleft()
+            sender.discard(self._nonces.popleft())
             if not sender.seen:
                 del self._senders[sender.key]
             # it was timed up to N after it was received
