@@ -23,7 +23,12 @@ from node.wrong_use import WrongUse, nearest
 
 LARGEST_CONFIG_BYTES = 1_048_576  # nobody writes a megabyte of settings; /dev/zero has more
 
-_OTHER_VARIABLES = ("POTLUCK_HOME", "POTLUCK_CONFIG", "POTLUCK_DEBUG")
+_OTHER_VARIABLES = (
+    "POTLUCK_HOME",
+    "POTLUCK_CONFIG",
+    "POTLUCK_DEBUG",
+    "POTLUCK_LOGIN_CODE",
+)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ find an open file, and a file that cannot be opened has to stop the start before
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from node.access.notice import REVOCATIONS
 from node.configuration import Configuration
 from node.peer_cache import PeerCache
 from protocols.dht.families import Families
@@ -22,16 +23,22 @@ from protocols.rpc import Rpc
 
 # What potluck's nodes keep in the directory. A room that needs a family of its own declares it
 # here, so that every node takes its slots.
-FAMILIES = Families()
+FAMILIES = Families([REVOCATIONS])
 
 
 @asynccontextmanager
 async def open_directory(
-    network: Network, rpc: Rpc, configuration: Configuration
+    network: Network,
+    rpc: Rpc,
+    configuration: Configuration,
+    endpoints: Iterable[str] = (),
 ) -> AsyncIterator[Dht]:
-    """Serve the directory and join the swarm, in the background, until the block is left."""
+    """Serve the directory and join the swarm, in the background, until the block is left.
+
+    `endpoints` are places to join at beside those of the configuration.
+    """
     settings = DhtSettings(
-        bootstrap=configuration.bootstrap_addresses,
+        bootstrap=tuple(dict.fromkeys([*configuration.bootstrap_addresses, *endpoints])),
         client=configuration.is_client,
         save_seconds=configuration.save_seconds,
     )

@@ -8,6 +8,10 @@ swarm in the background. Leaving (or cancelling) ends every task, closes every c
 removes every file that only a running node has. No task outlives it and none is started outside
 of its one nursery.
 
+A node whose home holds an access pass takes part in that run and no other: everything it says and
+hears is guarded, from the first message on. One without a pass is in an open run, where everybody
+with a key may take part; whoever starts it is told so (`status().membership.open`).
+
 Order is the point: the lock before anything that a second node would disturb, the network before
 what talks over it, the control socket last, so that whoever it answers meets a whole node. The
 way out is the same, backwards.
@@ -24,13 +28,23 @@ from typing import Any
 
 import trio
 
+from node.access.endpoints import usable_endpoints
+from node.access.membership import Membership, open_membership
+from node.access.questions import add_access_questions
+from node.access.server_time import Clocks
 from node.configuration import Configuration
 from node.control import Answering, ControlServer
 from node.dht_questions import Asked, add_questions
 from node.directory import open_directory
 from node.key_file import load_or_create_identity
 from node.running_lock import hold_running_lock
-from node.status import NodeStatus, directory_status, link_statuses, memory_in_use
+from node.status import (
+    MembershipStatus,
+    NodeStatus,
+    directory_status,
+    link_statuses,
+    memory_in_use,
+)
 from node.version import VERSION
 from protocols.dht.service import Dht
 from protocols.identity import Identity
@@ -70,12 +84,19 @@ class Node:
     rpc: Rpc
     dht: Dht
     control: ControlServer
+    membership: Membership | None
+    """None in an open run."""
 
     def __init__(
-        self, configuration: Configuration, *, open_network: OpenNetwork = open_real_network
+        self,
+        configuration: Configuration,
+        *,
+        open_network: OpenNetwork = open_real_network,
+        clocks: Clocks | None = None,
     ) -> None:
         self.configuration = configuration
         self._open_network = open_network
+        self._clocks = clocks
         self._running: AsyncExitStack | None = None
         self._holds_lock = False
 
@@ -101,13 +122,17 @@ class Node:
         starting.callback(self._forget_lock)
         starting.enter_context(hold_running_lock(places, key_file))
         self._holds_lock = True
+        self.membership = open_membership(self.configuration, identity, clocks=self._clocks)
         self.network = await starting.enter_async_context(
             self._open_network(identity, self.configuration)
         )
-        self.rpc = await starting.enter_async_context(open_rpc(self.network))
+        member = self.membership
+        guard = None if member is None else member.guard(self.network)
+        self.rpc = await starting.enter_async_context(open_rpc(self.network, guard))
         serve_ping(self.rpc)
+        endpoints = () if member is None else usable_endpoints(member.endpoints)
         self.dht = await starting.enter_async_context(
-            open_directory(self.network, self.rpc, self.configuration)
+            open_directory(self.network, self.rpc, self.configuration, endpoints)
         )
         self._started_at = self.network.wall_time()
         self._started_clock = trio.current_time()
@@ -116,6 +141,9 @@ class Node:
         self.control = ControlServer(places.control_socket)
         self.control.add("status", self._answer_status)
         add_questions(self.control, Asked(self.dht, self.network))
+        add_access_questions(self.control, member, self.dht)
+        if member is not None:
+            nursery.start_soon(member.run, self.network, self.rpc, self.dht)
         await nursery.start(self.control.serve)
 
     def _forget_lock(self) -> None:
@@ -144,6 +172,7 @@ class Node:
             links=link_statuses(self.network.links(), now),
             rpc=dataclasses.asdict(self.rpc.statistics()),
             directory=directory_status(self.dht),
+            membership=MembershipStatus() if self.membership is None else self.membership.status(),
             memory_bytes=memory_in_use(),
             config_file=str(configuration.config_file) if configuration.config_file else None,
             key_file=str(configuration.key_file),

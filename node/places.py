@@ -4,7 +4,7 @@
 |---|---|---|
 | settings | `HOME/potluck.toml` | `~/.config/potluck/potluck.toml` |
 | key | `HOME/identity.key` | `~/.local/share/potluck/identity.key` |
-| access pass, and the newest revocations | `HOME/access.pass`, `HOME/revocations` | beside the key |
+| access pass, newest revocations | `HOME/access.pass`, `HOME/revocations` | beside the key |
 | peers known, and a backbone's slots | `HOME/peers.json`, `HOME/dht.sqlite` | beside the key |
 | lock and control socket of the running node | `HOME/run/` | `~/.local/state/potluck/run/` |
 

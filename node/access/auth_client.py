@@ -43,7 +43,7 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 # Refusals of how it was asked, not of who asks: a server that was restarted does not know the
 # challenges of before. Asking again is right, and going away for good is wrong.
-ABOUT_THE_ASKING = frozenset({"challenge", "proof", "signature", "clock", "too-many-requests"})
+ABOUT_THE_ASKING = frozenset({"challenge", "clock", "too-many-requests"})
 
 _KEYS = msgspec.msgpack.Decoder(KeyRecords)
 

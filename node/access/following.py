@@ -28,7 +28,7 @@ import trio
 from auth.errors import AuthError, UntrustedDocument
 from auth.keyring import KeyRecord, Keyring
 from auth.revocations import LIMIT_BYTES, Revocations
-from node.access.auth_client import AuthClient
+from node.access.auth_client import DEFAULT_POLL_SECONDS, AuthClient
 from node.access.auth_http import Outage
 from node.access.notice import RevocationNotice, notice_of
 from node.access.spreading import LONGEST_WAIT_SECONDS, Copies
@@ -38,10 +38,10 @@ from protocols.errors import PotluckError
 from protocols.identity import PeerId
 
 # The server says how often it wants to be asked; within these. A revocation has to be with every
-# peer within a minute, so two polls may fail; and nobody's server is asked every second.
+# peer within a minute, and nobody's server is asked every second.
 SHORTEST_POLL_SECONDS = 1.0
-LONGEST_POLL_SECONDS = 20.0
-POLL_JITTER = 0.2  # of the interval, to either side
+LONGEST_POLL_SECONDS = 45.0
+POLL_JITTER = 0.2  # the part of the interval that is left out by chance, at most
 # Keys are rotated some times a year, with days of overlap.
 KEYS_ASKED_SECONDS = 300.0
 # How often the copies in the directory are counted when there is no news.
@@ -123,7 +123,7 @@ class Following:
         """
         keys_asked, met = trio.current_time(), unknown_keys_met()
         while True:
-            seconds = LONGEST_POLL_SECONDS
+            seconds = DEFAULT_POLL_SECONDS
             try:
                 seconds = await self._poll_once(client)
                 now = trio.current_time()
@@ -135,7 +135,7 @@ class Following:
             except AuthError as error:
                 log.warning("the auth server's revocations are of no use: %s", error)
             seconds = max(SHORTEST_POLL_SECONDS, min(seconds, LONGEST_POLL_SECONDS))
-            await trio.sleep(seconds * (1 + POLL_JITTER * (2 * self._chance.random() - 1)))
+            await trio.sleep(seconds * (1 - POLL_JITTER * self._chance.random()))
 
     async def _poll_once(self, client: AuthClient) -> float:
         polled = await client.revocations(after=self.revocations.number)

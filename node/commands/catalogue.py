@@ -18,6 +18,8 @@ COMMANDS = (
     "version",
     "id",
     "ping",
+    "login",
+    "whoami",
     "listen",
     "status",
     "dht",

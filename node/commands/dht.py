@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from node.commands.parser import CommandParser, Subparsers
+    from node.configuration import Configuration
 
 # A lookup meets dead nodes, each of which may cost a dial's patience; three in a row is rare.
 TIMEOUT_SECONDS = 30.0
@@ -101,7 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
     question = _question(arguments)
-    if configuration.origins["dht.bootstrap"].source == "flag":
+    if configuration.origins["dht.bootstrap"].source == "flag" and not _is_guarded_node_there(
+        configuration, output
+    ):
         from node.commands.dht_once import ask_swarm
 
         return ask_swarm(configuration, arguments.action, question, arguments.timeout, output)
@@ -111,6 +114,17 @@ def run(arguments: argparse.Namespace) -> int:
     socket = configuration.places.control_socket
     show(arguments.action, _ask_node(socket, arguments.action, question, arguments.timeout), output)
     return 0
+
+
+def _is_guarded_node_there(configuration: Configuration, output: Output) -> bool:
+    """Whether a node runs here with the access pass that a client of its own would need."""
+    from node.control_client import a_node_answers
+
+    places = configuration.places
+    if not places.pass_file.exists() or not a_node_answers(places.control_socket):
+        return False
+    output.say("The node that runs here is asked, for it holds the access pass.")
+    return True
 
 
 def _ask_node(

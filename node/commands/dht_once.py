@@ -3,6 +3,9 @@
 It listens nowhere, keeps nothing, and nobody hears of it afterwards. It goes out under this
 machine's own name where there is one and no node runs with it: what it writes then is this
 node's. Otherwise it has a new name, and nobody can change what it wrote before that expires.
+
+Where there is an access pass it takes part in that run, with the pass; it is renewed first if it
+is over. With another name it could not: whoever runs a node there asks that one (dht.py).
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import Any
 import msgspec
 import trio
 
+from node.access.membership import Membership, open_membership
+from node.access.one_shot import renew_if_over
 from node.commands.dht_view import show
 from node.commands.interruption import run_until_signal
 from node.commands.logs import log_to_stderr
@@ -41,16 +46,18 @@ def ask_swarm(
 ) -> int:
     """Join, ask, print the answer, leave; the exit code."""
     log_to_stderr(debug=output.debug)
-    identity = _identity(configuration)
+    identity, member = _identity(configuration)
 
     async def main() -> int:
+        if member is not None:
+            await renew_if_over(member)
         network_settings = Libp2pSettings(
             listen_addresses=(), dial_seconds=min(configuration.dial_seconds, seconds)
         )
         settings = DhtSettings(bootstrap=configuration.bootstrap_addresses, client=True)
         async with (
             open_libp2p_network(identity, network_settings) as network,
-            open_rpc(network) as rpc,
+            open_rpc(network, member.guard(network) if member else None) as rpc,
             open_dht(network, rpc, families=FAMILIES, settings=settings) as dht,
         ):
             deadline = trio.current_time() + seconds
@@ -63,11 +70,11 @@ def ask_swarm(
     return run_until_signal(main)
 
 
-def _identity(configuration: Configuration) -> Identity:
+def _identity(configuration: Configuration) -> tuple[Identity, Membership | None]:
     own = load_identity(configuration.key_file)
     if own is None or a_node_answers(configuration.places.control_socket):
-        return Identity.generate()
-    return own
+        return Identity.generate(), None
+    return own, open_membership(configuration, own)
 
 
 async def _join(network: Network, dht: Dht, addresses: Sequence[str], deadline: float) -> None:

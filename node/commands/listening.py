@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import trio
 
 from node.commands.interruption import at_hard_exit
 from node.commands.line_queue import LineQueue
+from node.commands.membership_view import clock_words, in_one_line
 from node.commands.output import Output
 from node.configuration import Configuration
 from node.node import Node
@@ -43,8 +45,15 @@ def _introduce(node: Node, lines: LineQueue, output: Output) -> None:
         "version": status.version,
         "addresses": list(status.addresses),
         "control_socket": str(node.control.path),
+        "open_run": status.membership.open,
+        "membership": msgspec.to_builtins(status.membership),
     }
     lines.data(started, "\n".join(status.addresses) or f"/p2p/{status.peer_id}")
+    # Loudly, and also where a program reads stdout: nobody shall be in an open run unawares.
+    lines.say(f"{in_one_line(status.membership)}")
+    clock = clock_words(status.membership)
+    if clock:
+        lines.say(f"warning: the clock: {clock}")
     if not output.json:
         lines.say("Listening. From another machine: potluck ping ADDRESS. Ctrl-C ends it.")
 

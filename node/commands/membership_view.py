@@ -6,8 +6,8 @@ from node.access.server_time import FAR_OFF_MS, distance
 from node.status import MembershipStatus
 
 OPEN_RUN = (
-    "open run: no auth server, everybody with a key may take part. "
-    "`potluck login INVITE` makes this node part of a run that is not."
+    "OPEN RUN: there is no auth server, everybody with a key may take part. "
+    "`potluck login INVITE` makes this node part of a run that is not open."
 )
 
 

@@ -58,10 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     target = parse_peer_address(arguments.address)
     configuration = configuration_for(arguments)
 
-    from node.commands.ping_identity import choose_identity
+    from node.commands.ping_identity import choose_identity, membership_of
 
     output = Output.of(arguments)
     identity = choose_identity(configuration, arguments.identity, target.peer, output)
+    member = membership_of(configuration, identity)
 
     from node.commands.interruption import run_until_signal
     from node.commands.logs import log_to_stderr
@@ -69,4 +70,4 @@ def run(arguments: argparse.Namespace) -> int:
 
     log_to_stderr(debug=output.debug)
     pings = Pings(arguments.count, arguments.interval, arguments.timeout)
-    return run_until_signal(lambda: ping(identity, target, pings, output))
+    return run_until_signal(lambda: ping(identity, target, pings, output, member))

@@ -9,6 +9,8 @@ This is apart from pinging.py so that what is refused is refused before the netw
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from node.commands.output import Output
 from node.configuration import Configuration
 from node.control_client import a_node_answers
@@ -16,6 +18,9 @@ from node.key_file import load_identity
 from node.wrong_use import WrongUse
 from protocols.errors import Unreachable
 from protocols.identity import Identity, PeerId
+
+if TYPE_CHECKING:
+    from node.access.membership import Membership
 
 
 def choose_identity(
@@ -43,3 +48,15 @@ def choose_identity(
             advice="Start it with `potluck listen`, or ping another node.",
         )
     return own
+
+
+def membership_of(configuration: Configuration, identity: Identity) -> Membership | None:
+    """The membership with which to ping, if it is this machine's own identity that goes out."""
+    if not configuration.places.pass_file.exists():
+        return None
+    own = load_identity(configuration.key_file)
+    if own is None or own.peer_id != identity.peer_id:
+        return None
+    from node.access.membership import open_membership
+
+    return open_membership(configuration, own)

@@ -13,6 +13,8 @@ from typing import Any
 
 import trio
 
+from node.access.membership import Membership
+from node.access.one_shot import renew_if_over
 from node.commands.exit_codes import DONE, UNREACHABLE
 from node.commands.output import Output
 from node.libp2p_network import Libp2pSettings, open_libp2p_network
@@ -20,6 +22,7 @@ from node.peer_address import PeerAddress
 from protocols.errors import DeadlineExceeded, PotluckError, ProtocolNotServed, Unreachable
 from protocols.identity import Identity, PeerId
 from protocols.network import LinkFacts, Network
+from protocols.not_allowed import NotAllowed
 from protocols.ping import PROTOCOL as PING_PROTOCOL
 from protocols.ping import ping as ping_once
 from protocols.rpc import Rpc, open_rpc
@@ -38,19 +41,32 @@ class Pings:
     timeout_seconds: float
 
 
-async def ping(identity: Identity, target: PeerAddress, pings: Pings, output: Output) -> int:
+async def ping(
+    identity: Identity,
+    target: PeerAddress,
+    pings: Pings,
+    output: Output,
+    member: Membership | None = None,
+) -> int:
     """Ping as told, printing each answer and a summary; the exit code."""
+    if member is not None:
+        await renew_if_over(member)
     settings = Libp2pSettings(
         listen_addresses=(),
         dial_seconds=pings.timeout_seconds,
         handshake_seconds=pings.timeout_seconds,
     )
-    async with open_libp2p_network(identity, settings) as network, open_rpc(network) as rpc:
+    async with (
+        open_libp2p_network(identity, settings) as network,
+        open_rpc(network, member.guard(network) if member else None) as rpc,
+    ):
         network.learn_addresses(target.peer, [target.text])
         started = trio.current_time()
         link = await _connect(network, target, pings.timeout_seconds)
         connect_ms = (trio.current_time() - started) * 1000
-        measure, through = await _way_to_measure(network, rpc, target.peer, pings.timeout_seconds)
+        measure, through = await _way_to_measure(
+            network, rpc, target.peer, pings.timeout_seconds, is_member=member is not None
+        )
         _tell_connected(link, connect_ms, through, output)
         times = await _measure_all(network, target.peer, measure, pings, output)
         _tell_summary(target.peer, pings.count, times, output)
@@ -71,9 +87,13 @@ async def _connect(network: Network, target: PeerAddress, seconds: float) -> Lin
 
 
 async def _way_to_measure(
-    network: Network, rpc: Rpc, peer: PeerId, seconds: float
+    network: Network, rpc: Rpc, peer: PeerId, seconds: float, *, is_member: bool
 ) -> tuple[Measure, str]:
-    """Potluck's echo if the peer serves it, otherwise the ping of the link itself."""
+    """Potluck's echo if the peer serves it, otherwise the ping of the link itself.
+
+    Also where it serves it to the members of its run, and we go out as nobody's member. A member
+    who is refused wants to know.
+    """
 
     async def through_rpc() -> float:
         return await ping_once(rpc, peer, timeout=seconds)
@@ -88,6 +108,10 @@ async def _way_to_measure(
     try:
         await through_rpc()
     except ProtocolNotServed:
+        return through_link, LINK_PING
+    except NotAllowed:
+        if is_member:
+            raise
         return through_link, LINK_PING
     except DeadlineExceeded:
         pass  # a slow start: let the pings tell
@@ -124,7 +148,7 @@ def _tell_connected(link: LinkFacts, connect_ms: float, through: str, output: Ou
     text = f"Connected to {link.peer} in {connect_ms:.1f} ms, {link.reach.value}, "
     text += f"{link.remote_address}"
     if through == LINK_PING:
-        text += "\nIt does not serve potluck's ping; the link's own is measured instead."
+        text += "\nIt does not serve potluck's ping to us; the link's own is measured instead."
     if output.json:
         output.data(value, text)
     else:

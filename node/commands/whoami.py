@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         status = ask_once(configuration.places.control_socket, "status")
     except NoRunningNode:
-        peer_id, membership = _from_disk(configuration)
+        peer_id, membership = membership_on_disk(configuration)
         running = False
     else:
         import msgspec
@@ -52,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _from_disk(configuration: Configuration) -> tuple[str | None, MembershipStatus]:
+def membership_on_disk(configuration: Configuration) -> tuple[str | None, MembershipStatus]:
+    """The peer id, if there is a key, and the membership that the pass gives it."""
     from node.access.membership import open_membership
     from node.key_file import load_identity
     from node.status import MembershipStatus
@@ -64,9 +65,7 @@ def _from_disk(configuration: Configuration) -> tuple[str | None, MembershipStat
     return identity.peer_id, membership.status() if membership else MembershipStatus()
 
 
-def _show(
-    peer_id: str | None, membership: MembershipStatus, running: bool, output: Output
-) -> None:
+def _show(peer_id: str | None, membership: MembershipStatus, running: bool, output: Output) -> None:
     import msgspec
 
     from node.commands.membership_view import OPEN_RUN, clock_words, token_words

@@ -173,5 +173,5 @@ def test_a_reader_that_leaves_ends_it_cleanly(tmp_path: Path) -> None:
         potluck("ping", "--count", "1", started["addresses"][0], home=tmp_path / "b")
         assert node.process.wait(timeout=20) == 141
         assert node.process.stderr is not None
-        assert node.process.stderr.read() == b""
+        assert b"Traceback" not in node.process.stderr.read()
     assert files_of_a_running_node(tmp_path / "a") == []

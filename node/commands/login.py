@@ -1,0 +1,105 @@
+"""`potluck login`: get into a run with an invite, once; the node renews by itself from then on.
+
+What happens is in logging_in.py; here are the flags, and what is read before anybody is asked:
+the invite and the code, from files or standard input, because what is on a command line can be
+read by every user of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from node.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.commands.parser import Subparsers
+
+# A person goes to another device, logs in there, and finds the second factor.
+WAIT_SECONDS = 900.0
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    from node.commands.configured import add_setting_flag
+    from node.commands.parser import positive_seconds
+
+    parser = subparsers.add_parser(
+        "login",
+        help="get into a run with an invite",
+        description="Get an access pass for this node from the run's auth server. The invite "
+        "says where that is and how to recognise it. Depending on the server you are shown a "
+        "short code to type at an identity provider, or a page is opened in a browser, or an "
+        "enrolment code from the moderators is enough; it may be inside the invite.\n\n"
+        "Nothing is kept but the pass, readable by you alone. The running node renews it by "
+        "itself from then on. It is safe to log in again at any time: while the pass is good "
+        "nobody is asked for anything. Exit code 3: the server said no, and why; 4: it could not "
+        "be asked.",
+        example="potluck login invite.txt\npotluck login - < invite.txt\n"
+        "potluck login potluck:… --code-file code.txt\n"
+        "potluck login --again",
+    )
+    parser.add_argument(
+        "invite",
+        metavar="INVITE",
+        nargs="?",
+        help="the invite itself (potluck:…), a file with it, or - for standard input; left out, "
+        "the server of the pass that is here",
+    )
+    parser.add_argument(
+        "--code-file",
+        metavar="FILE",
+        help="an enrolment code is in this file (- for standard input); also POTLUCK_LOGIN_CODE",
+    )
+    parser.add_argument(
+        "--provider",
+        metavar="NAME",
+        help="log in through this identity provider of the server, by default the first",
+    )
+    parser.add_argument(
+        "--with",
+        dest="kind",
+        choices=("code", "device", "browser"),
+        help="with an enrolment code, a short code typed on any device, or a browser on this "
+        "one; by default the first of these that is possible",
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="log in anew even if the pass that is here is good; replaces the pass of another run",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=WAIT_SECONDS,
+        metavar="SECONDS",
+        help=f"how long to wait for you to log in ({WAIT_SECONDS:g})",
+    )
+    add_setting_flag(parser, "identity.key_file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.commands.configured import configuration_for
+    from node.commands.login_inputs import read_code, read_invite
+
+    output = Output.of(arguments)
+    configuration = configuration_for(arguments)
+    if arguments.invite == "-" and arguments.code_file == "-":
+        from node.wrong_use import WrongUse
+
+        raise WrongUse("Invite and code cannot both come from standard input.")
+    invite = None if arguments.invite is None else read_invite(arguments.invite)
+    code = read_code(arguments.code_file)
+
+    from node.commands.logging_in import Wishes, log_in
+    from node.commands.logs import log_to_stderr
+
+    log_to_stderr(debug=output.debug)
+    wishes = Wishes(
+        invite=invite,
+        code=code,
+        provider=arguments.provider,
+        kind=arguments.kind,
+        again=arguments.again,
+        wait_seconds=arguments.timeout,
+    )
+    return log_in(configuration, wishes, output)

@@ -1,0 +1,66 @@
+"""What `potluck login` reads before it asks anybody: the invite, and the code.
+
+Both may come from a file or standard input, because other users of a machine can see what is on a
+command line. A code is never printed, not even in an error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from auth.invites import LONGEST_TEXT_CHARACTERS, SCHEME, Invite
+from auth.invites import read_invite as parse_invite
+from node.wrong_use import WrongUse
+
+CODE_VARIABLE = "POTLUCK_LOGIN_CODE"
+LONGEST_CODE = 128  # characters; the server's own codes are shorter
+
+
+def read_invite(words: str) -> Invite:
+    """The invite that is meant: the text itself, - for standard input, or a file."""
+    if words.strip().startswith(SCHEME):
+        return parse_invite(words)
+    if words == "-":
+        return parse_invite(sys.stdin.read(LONGEST_TEXT_CHARACTERS + 1))
+    return parse_invite(_text_of(words, "invite", LONGEST_TEXT_CHARACTERS))
+
+
+def read_code(file: str | None) -> str:
+    """The enrolment code, from the file if one is named, else from the environment; or empty."""
+    if file == "-":
+        text = sys.stdin.read(LONGEST_CODE + 1)
+    elif file is not None:
+        text = _text_of(file, "code", LONGEST_CODE)
+    else:
+        text = os.environ.get(CODE_VARIABLE, "")
+    code = "".join(text.split())
+    if len(code) > LONGEST_CODE or not code.isascii() or not code.isprintable():
+        raise WrongUse("That is not an enrolment code.", why="It has up to 128 plain characters.")
+    if file is not None and not code:
+        raise WrongUse("There is no enrolment code in what --code-file names.")
+    return code
+
+
+def ask_for_code() -> str:
+    """Have the person at the terminal type a code, without showing it."""
+    import getpass
+
+    return "".join(getpass.getpass("Enrolment code: ").split())[:LONGEST_CODE]
+
+
+def _text_of(path: str, what: str, limit: int) -> str:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            content = file.read(4 * limit + 1)
+    except OSError as error:
+        advice = (
+            f"An invite begins with {SCHEME}; otherwise it has to be a file with one, or -."
+            if what == "invite"
+            else "Name a file that holds nothing but the code."
+        )
+        raise WrongUse(
+            f"There is no {what} in {path}: {error.strerror or error}.", advice=advice
+        ) from None
+    return content.decode("utf-8", errors="replace")[: limit + 1]
