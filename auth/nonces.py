@@ -34,7 +34,7 @@ MEMORY_MS = 2 * CLOCK_TOLERANCE_MS
 SHARE_NONCES = 160_000  # 5,000 requests a second for half a minute, 2,600 a second for ever
 POOL_NONCES = 300_000  # more than one event loop can verify in 2N: 100 microseconds each
 MOST_SENDERS = 1_024  # several times as many as a node has links
-RESERVED_NONCES = 128  # two requests a second, whatever all others do
+RESERVED_NONCES = 64  # a request a second, whatever all others do
 
 FORGET_AT_ONCE = 64  # after a flood, forgetting must not hold the event loop for 100 ms
 SMALL_SET = 256  # nonces; a set keeps the room of its fullest hour, and large ones give it back
