@@ -50,7 +50,9 @@ def form_token(secret: bytes, cookie: str, page_id: str) -> str:
 
 def is_same(given: str | None, expected: str) -> bool:
     """Whether two secrets are equal, in a time that does not say where they differ."""
-    return given is not None and hmac.compare_digest(given.encode(), expected.encode())
+    return given is not None and hmac.compare_digest(
+        given.encode(errors="replace"), expected.encode()
+    )
 
 
 def looks_like_an_id(text: str | None) -> bool:

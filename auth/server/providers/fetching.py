@@ -125,10 +125,16 @@ class Fetcher:
 
     async def _body(self, response: httpx2.Response, url: str) -> bytes:
         body = bytearray()
-        async for piece in response.aiter_raw():
-            body += piece
-            if len(body) > LONGEST_ANSWER_BYTES:
-                raise self.unavailable(f"its answer is over {LONGEST_ANSWER_BYTES} bytes", url)
+        # Leaving the loop early would leave httpx's generators to the garbage collector, and the
+        # connection open until then. A cancelled read unwinds them from the inside.
+        with trio.CancelScope() as reading:
+            async for piece in response.aiter_raw():
+                if len(body) + len(piece) > LONGEST_ANSWER_BYTES:
+                    reading.cancel()
+                else:
+                    body += piece
+        if reading.cancel_called:
+            raise self.unavailable(f"its answer is over {LONGEST_ANSWER_BYTES} bytes", url)
         return bytes(body)
 
     def unavailable(self, why: str, url: str, retry: int = RETRY_SECONDS) -> ProviderUnavailable:

@@ -115,10 +115,9 @@ async def _open(
             f"The certificate authorities in {settings.ca_file} cannot be used: {error}.",
             advice="Name a file of PEM certificates, or leave ca_file out.",
         ) from error
-    title = settings.title or settings.id
-    fetcher = Fetcher(title, client, limiter)
     if isinstance(settings, GithubSettings):
-        return GithubProvider(settings, fetcher)
+        return GithubProvider(settings, Fetcher(settings.title or "GitHub", client, limiter))
+    fetcher = Fetcher(settings.title or settings.id, client, limiter)
     file = settings.client_secret_file
     secret = read_secret(Path(file)) if file else None
     return OpenIdProvider(settings, secret, fetcher, wall_clock)

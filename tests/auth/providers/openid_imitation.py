@@ -158,7 +158,8 @@ class OpenIdImitation:
             return self.token(claims)
         identified = {} if self.key.id is None else {"kid": self.key.id}
         header = {**identified, **self.header}
-        return jwt.encode(claims, self.key.private, self.key.algorithm, headers=header)
+        content = json.dumps(claims).encode()
+        return jwt.PyJWS().encode(content, self.key.private, self.key.algorithm, headers=header)
 
 
 @asynccontextmanager

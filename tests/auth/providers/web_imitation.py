@@ -97,7 +97,8 @@ async def _answer(connection: h11.Connection, stream: trio.abc.Stream, reply: Re
     headers = {"Content-Type": "application/json", **reply.headers}
     if reply.pieces is None:
         headers["Content-Length"] = str(len(reply.body))
-    head = h11.Response(status_code=reply.status, headers=list(headers.items()))
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    head = h11.Response(status_code=reply.status, headers=raw)
     await stream.send_all(connection.send(head) or b"")
 
     async def write(data: bytes) -> None:

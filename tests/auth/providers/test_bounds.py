@@ -1,0 +1,204 @@
+"""How many logins may be open, in all, per address and per peer, and when places become free."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from auth.server.providers.codes import CodeProvider
+from auth.server.providers.errors import LoginExpired, LoginReason, LoginRefused, TooManyLogins
+from auth.server.providers.flows import Attempt
+from auth.server.providers.identity import Identity
+from auth.server.providers.logins import Logins
+from auth.server.providers.sessions import (
+    BROWSER_SECONDS,
+    MOST_HANDED_OUT,
+    MOST_PER_ADDRESS,
+    MOST_SESSIONS,
+    REFUSAL_KEPT_SECONDS,
+    Session,
+    Sessions,
+)
+from auth.server.providers.settings import CodeSettings
+from tests.auth.providers.conftest import ADDRESS, ask_again, start_device
+from tests.auth.providers.openid_imitation import OpenIdImitation
+
+PROVIDER = CodeProvider(CodeSettings(id="any"))
+SOMEBODY = Identity("any", "1", "alice")
+
+
+def begin(table: Sessions, number: int, *, address: str | None = None, now: float = 0) -> Session:
+    place = f"address {number}" if address is None else address
+    return table.begin(number.to_bytes(32), PROVIDER, "browser", place, now)
+
+
+def test_an_address_has_its_share_and_no_more() -> None:
+    table = Sessions()
+    for number in range(MOST_PER_ADDRESS):
+        begin(table, number, address=ADDRESS)
+    with pytest.raises(TooManyLogins) as full:
+        begin(table, 1000, address=ADDRESS)
+    assert full.value.status == 429
+    assert full.value.retry_after > 0
+    begin(table, 1000, address="192.0.2.8")
+
+
+def test_all_addresses_together_have_a_bound() -> None:
+    table = Sessions()
+    for number in range(MOST_SESSIONS):
+        begin(table, number)
+    with pytest.raises(TooManyLogins):
+        begin(table, MOST_SESSIONS)
+    begin(table, 0)  # a peer that has a place takes its own again
+    assert len(table) == MOST_SESSIONS
+    begin(table, MOST_SESSIONS, now=BROWSER_SECONDS)  # and time frees them all
+    assert len(table) == 1
+
+
+def test_a_peer_has_one_login_and_the_newest_counts() -> None:
+    table = Sessions()
+    older = begin(table, 1)
+    newer = begin(table, 1)
+    assert older.over
+    with pytest.raises(LoginExpired):
+        table.found(older.id, 0)
+    with pytest.raises(LoginExpired):
+        table.at_page(older.page_id, 0)
+    assert table.found(newer.id, 0) is newer
+
+
+def test_ids_are_long_and_never_the_same() -> None:
+    table = Sessions()
+    found = [begin(table, number) for number in range(100)]
+    ids = {each.id for each in found} | {each.page_id for each in found}
+    assert len(ids) == 200
+    assert all(len(each) == 43 for each in ids)
+
+
+def test_a_refusal_holds_its_place_for_two_minutes_only() -> None:
+    table = Sessions()
+    session = begin(table, 1)
+    table.refuse(session, LoginRefused("No.", reason=LoginReason.DENIED), 100)
+    assert table.found(session.id, 100 + REFUSAL_KEPT_SECONDS - 1).refusal is not None
+    with pytest.raises(LoginExpired):
+        table.found(session.id, 100 + REFUSAL_KEPT_SECONDS)
+
+
+def test_a_session_expires_at_its_time_and_not_before() -> None:
+    table = Sessions()
+    session = begin(table, 1)
+    assert table.found(session.id, BROWSER_SECONDS - 0.001) is session
+    with pytest.raises(LoginExpired):
+        table.found(session.id, BROWSER_SECONDS)
+
+
+def test_a_session_with_a_longer_life_outlives_its_first_end() -> None:
+    table = Sessions()
+    session = begin(table, 1)
+    table.lasts_until(session, 2 * BROWSER_SECONDS)
+    assert table.found(session.id, BROWSER_SECONDS) is session
+    with pytest.raises(LoginExpired):
+        table.found(session.id, 2 * BROWSER_SECONDS)
+
+
+def test_an_end_forgets_every_way_to_the_session() -> None:
+    table = Sessions()
+    session = begin(table, 1)
+    attempt = Attempt("state", "nonce", "verifier")
+    table.send_out(session, attempt, "cookie")
+    assert table.on_the_way("state", 0) is session
+    table.end(session)
+    table.end(session)  # a second time does nothing
+    with pytest.raises(LoginExpired):
+        table.on_the_way("state", 0)
+    assert len(table) == 0
+    assert begin(table, 1)
+
+
+def test_what_was_handed_out_frees_its_place_and_can_be_taken_back_for_a_while() -> None:
+    table = Sessions()
+    session = begin(table, 1, address=ADDRESS)
+    session.identity = SOMEBODY
+    assert table.hand_out(session) == SOMEBODY
+    assert len(table) == 0
+    assert table.give_back(session.id, 1)
+    assert not table.give_back(session.id, 1)
+    assert table.found(session.id, 1).identity == SOMEBODY
+    table.hand_out(session)
+    begin(table, 1)
+    assert not table.give_back(session.id, 1)  # its peer has begun another
+
+
+def test_what_was_handed_out_is_bounded_too() -> None:
+    table = Sessions()
+    first = begin(table, 0)
+    first.identity = SOMEBODY
+    table.hand_out(first)
+    for number in range(1, MOST_HANDED_OUT + 1):
+        session = begin(table, number)
+        session.identity = SOMEBODY
+        table.hand_out(session)
+    assert not table.give_back(first.id, 1)
+
+
+async def test_a_thousand_starts_at_once_take_no_more_than_the_share(
+    logins: Logins, imitation: OpenIdImitation
+) -> None:
+    refused = 0
+
+    async def start(number: int) -> None:
+        nonlocal refused
+        try:
+            await start_device(logins, number.to_bytes(32), ADDRESS)
+        except TooManyLogins:
+            refused += 1
+
+    async with trio.open_nursery() as nursery:
+        for number in range(1000):
+            nursery.start_soon(start, number)
+    assert refused == 1000 - MOST_PER_ADDRESS
+    assert imitation.times_asked("/device") == MOST_PER_ADDRESS
+
+
+async def test_a_second_start_of_a_peer_ends_the_first_even_while_it_starts(
+    logins: Logins,
+) -> None:
+    ended = []
+
+    async def start() -> None:
+        try:
+            await start_device(logins)
+        except LoginExpired as expired:
+            ended.append(expired)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(start)
+        nursery.start_soon(start)
+    assert len(ended) == 1
+    assert logins.statistics().open == 1
+
+
+async def test_a_login_that_was_begun_again_does_not_finish_the_older_one(
+    logins: Logins, clock: trio.testing.MockClock
+) -> None:
+    older = await start_device(logins)
+    await start_device(logins)
+    with pytest.raises(LoginExpired):
+        await ask_again(logins, clock, older)
+
+
+async def test_the_statistics_count_what_happened(
+    logins: Logins, imitation: OpenIdImitation, clock: trio.testing.MockClock
+) -> None:
+    await ask_again(logins, clock, await start_device(logins))
+    imitation.person = {"error": "access_denied"}
+    with pytest.raises(LoginRefused):
+        await ask_again(logins, clock, await start_device(logins, bytes(32)))
+    imitation.person = {"error": "authorization_pending"}
+    await ask_again(logins, clock, await start_device(logins))
+    await logins.start(b"x" * 32, "corp", "browser", ADDRESS)
+    statistics = logins.statistics()
+    assert (statistics.open, statistics.waiting_device, statistics.waiting_browser) == (3, 1, 1)
+    assert (statistics.started_total, statistics.finished_total) == (4, 1)
+    assert statistics.refused_total == 1
