@@ -35,28 +35,42 @@ FIGURES: tuple[Figure, ...] = (
 
 NAMES = tuple(figure.name for figure in FIGURES)
 
+AUTH_FIGURES: tuple[Figure, ...] = (
+    Figure("unary_ms_p50", "one call after another, each signed and verified both ways", 3),
+    Figure("unary_per_s_16", "such calls per second with 16 in flight", 0),
+    Figure("auth_overhead_ms", "what tokens and signatures add to a call", 3),
+    Figure("auth_overhead_ms_per_transfer", "what they add to a whole transfer of one chunk", 3),
+    Figure("stream_MiB_s", "one bulk transfer one way, its opening and closing signed", 0),
+    Figure("open_unary_ms_p50", "the first figure in an open run, in turn with it", 3),
+    Figure("open_unary_per_s_16", "the second figure in an open run", 0),
+    Figure("open_stream_MiB_s", "the transfer in an open run", 0),
+)
+
+AUTH_NAMES = tuple(figure.name for figure in AUTH_FIGURES)
+
 
 class Samples:
     """The values of each figure, in the order they were measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, figures: Sequence[Figure] = FIGURES) -> None:
+        self._figures = figures
         self._values: dict[str, list[float]] = {}
 
     def add(self, name: str, value: float) -> None:
         self._values.setdefault(name, []).append(value)
 
     def medians(self) -> dict[str, float]:
-        """In the order of FIGURES, rounded to what a repeat can bear."""
+        """In the order of the figures, rounded to what a repeat can bear."""
         return {
             figure.name: _rounded(statistics.median(self._values[figure.name]), figure)
-            for figure in FIGURES
+            for figure in self._figures
             if figure.name in self._values
         }
 
     def spread(self) -> dict[str, dict[str, Any]]:
         return {
             figure.name: _spread(self._values[figure.name], figure)
-            for figure in FIGURES
+            for figure in self._figures
             if figure.name in self._values
         }
 

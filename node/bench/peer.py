@@ -1,4 +1,4 @@
-"""One node of the bench in a process of its own: `python -m node.bench.peer`.
+"""One node of the bench in a process of its own: `python -m node.bench.peer [AUTH SEED]`.
 
 It starts a network and its rpc on loopback, prints who and where it is, and then does what it is
 told: one JSON object a line on stdin (`{"do": "unary", ...}`), one JSON line as the answer on
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,14 +22,17 @@ from typing import Any
 import trio
 
 from node.bench import plain_socket
+from node.bench.admission import admitted
 from node.bench.memory_watch import MemoryWatch
 from node.bench.orders import obey
 from node.bench.pouring import POUR, Basin, make_block, pour, pour_until_stuck
 from node.libp2p_network import Libp2pSettings, open_libp2p_network
+from protocols.guard import Guard, OpenGuard
 from protocols.identity import Identity, PeerId
 from protocols.network import Network
 from protocols.ping import ECHO, EchoRequest, serve_ping
 from protocols.rpc import Rpc, open_rpc
+from protocols.token_guard import TokenGuard
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 ECHO_BYTES = bytes(20)  # what the reference measures with: the size of a node id
@@ -102,6 +106,14 @@ class BenchPeer:
             "bytes": sum(pouring.bytes_sent for pouring in pourings),
         }
 
+    async def pour_small(self, peer: str, transfers: int) -> dict[str, Any]:
+        """So many transfers of one chunk, one after the other: the median time of one."""
+        times = []
+        for _ in range(transfers):
+            poured = await pour(self._rpc, PeerId(peer), self._block, 1)
+            times.append(poured.ended - poured.began)
+        return {"ms_p50": statistics.median(times) * 1000}
+
     async def pour_until_stuck(self, peer: str, chunks: int) -> dict[str, Any]:
         sent = await pour_until_stuck(
             self._rpc, PeerId(peer), self._block, chunks, patience_seconds=STUCK_SECONDS
@@ -143,12 +155,12 @@ class BenchPeer:
 
 
 @asynccontextmanager
-async def open_bench_peer() -> AsyncIterator[BenchPeer]:
+async def open_bench_peer(auth_seed: bytes) -> AsyncIterator[BenchPeer]:
     settings = Libp2pSettings(listen_addresses=(LOOPBACK,))
     memory = MemoryWatch()
     async with (
         open_libp2p_network(Identity.generate(), settings) as network,
-        open_rpc(network) as rpc,
+        open_rpc(network, _guard(network, auth_seed)) as rpc,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(memory.run)
@@ -156,10 +168,16 @@ async def open_bench_peer() -> AsyncIterator[BenchPeer]:
         nursery.cancel_scope.cancel()
 
 
-async def main() -> None:
-    async with open_bench_peer() as peer:
+def _guard(network: Network, auth_seed: bytes) -> Guard:
+    if not auth_seed:
+        return OpenGuard()
+    return TokenGuard(admitted(network.identity, auth_seed), network.random)
+
+
+async def main(auth_seed: bytes) -> None:
+    async with open_bench_peer(auth_seed) as peer:
         await obey(peer)
 
 
 if __name__ == "__main__":
-    trio.run(main)
+    trio.run(main, bytes.fromhex("".join(sys.argv[1:2])))

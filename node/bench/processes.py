@@ -115,9 +115,10 @@ async def open_process(
 
 
 @asynccontextmanager
-async def open_peer(name: str) -> AsyncIterator[BenchProcess]:
-    """A node of the bench (node/bench/peer.py)."""
-    async with open_process(name, ["-m", "node.bench.peer"]) as process:
+async def open_peer(name: str, auth_seed: bytes = b"") -> AsyncIterator[BenchProcess]:
+    """A node of the bench (node/bench/peer.py); with a token if there is a key to sign it."""
+    words = [auth_seed.hex()] if auth_seed else []
+    async with open_process(name, ["-m", "node.bench.peer", *words]) as process:
         yield process
 
 

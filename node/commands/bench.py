@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from node.commands.output import Output
 from node.wrong_use import WrongUse
 
 if TYPE_CHECKING:
+    from node.bench.figures import Figure
     from node.commands.parser import Subparsers
 
 
@@ -29,26 +31,33 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _add_transport(kinds: Subparsers) -> None:
-    from node.bench.figures import FIGURES, NAMES
+    from node.bench.figures import AUTH_FIGURES, AUTH_NAMES, FIGURES, NAMES
     from node.commands.parser import positive_count
 
-    width = max(len(name) for name in NAMES)
+    width = max(len(name) for name in (*NAMES, *AUTH_NAMES))
     figures = "\n".join(f"  {figure.name:{width}}  {figure.what}" for figure in FIGURES)
+    with_auth = "\n".join(f"  {figure.name:{width}}  {figure.what}" for figure in AUTH_FIGURES)
     parser = kinds.add_parser(
         "transport",
         help="calls and transfers between processes on this machine",
         description="Start nodes in processes of their own on this machine and measure what "
         f"goes between them, over the whole path of a real node.\n\n{figures}\n\n"
+        f"With --auth, each message is signed and verified as in a run with an auth server:\n\n"
+        f"{with_auth}\n\n"
         "Figures are medians; --json has their spread and the machine they were measured on.",
         example="potluck bench transport --quick\n"
+        "potluck bench transport --auth --json\n"
         "potluck bench transport --json --only stream_MiB_s --only cpu_s_per_GB",
     )
     parser.add_argument(
         "--only",
         action="append",
-        choices=NAMES,
+        choices=tuple(dict.fromkeys((*NAMES, *AUTH_NAMES))),
         metavar="FIGURE",
         help="measure this figure only; may be given several times",
+    )
+    parser.add_argument(
+        "--auth", action="store_true", help="with tokens, beside an open run in turn with it"
     )
     parser.add_argument(
         "--repeat", type=positive_count, metavar="N", help="how often (3, or 1 with --quick)"
@@ -130,35 +139,56 @@ def _dht_lines(result: dict[str, Any]) -> str:
 
 
 def _run_transport(arguments: argparse.Namespace) -> int:
-    from node.bench.transport import Effort, measure_transport
+    from node.bench.figures import AUTH_FIGURES, FIGURES
     from node.commands.interruption import run_until_signal
 
     output = Output.of(arguments)
-    if arguments.quick:
-        effort = Effort.quick(arguments.repeat or 1)
-    else:
-        effort = Effort(arguments.repeat or Effort.repeats)
-    only = arguments.only or _all_figures()
+    figures = AUTH_FIGURES if arguments.auth else FIGURES
+    names = tuple(figure.name for figure in figures)
+    only = tuple(arguments.only or names)
+    for name in only:
+        if name not in names:
+            raise WrongUse(
+                f"{name} is not measured {'with' if arguments.auth else 'without'} --auth.",
+                advice=f"Take one of {', '.join(names)}.",
+            )
+
+    def say(line: str) -> None:
+        output.say(f"measuring {line}")
 
     async def measure() -> int:
-        result = await measure_transport(effort, only, lambda line: output.say(f"measuring {line}"))
-        output.data(result, _table(result))
+        measure_now = _measure_auth if arguments.auth else _measure_plain
+        result = await measure_now(arguments, only, say)
+        output.data(result, _table(result, figures))
         return 0
 
     return run_until_signal(measure)
 
 
-def _all_figures() -> tuple[str, ...]:
-    from node.bench.figures import NAMES
+async def _measure_plain(
+    arguments: argparse.Namespace, only: tuple[str, ...], say: Callable[[str], None]
+) -> dict[str, Any]:
+    from node.bench.transport import Effort, measure_transport
 
-    return NAMES
+    repeats = arguments.repeat
+    effort = Effort.quick(repeats or 1) if arguments.quick else Effort(repeats or Effort.repeats)
+    return await measure_transport(effort, only, say)
 
 
-def _table(result: dict[str, Any]) -> str:
-    from node.bench.figures import FIGURES
+async def _measure_auth(
+    arguments: argparse.Namespace, only: tuple[str, ...], say: Callable[[str], None]
+) -> dict[str, Any]:
+    from node.bench.transport_auth import AuthEffort, measure_auth
 
+    repeats = arguments.repeat
+    quick = AuthEffort.quick(repeats or 1)
+    effort = quick if arguments.quick else AuthEffort(repeats or AuthEffort.repeats)
+    return await measure_auth(effort, only, say)
+
+
+def _table(result: dict[str, Any], figures: tuple[Figure, ...]) -> str:
     rows: list[tuple[str, ...]] = [("figure", "median", "least", "most", "")]
-    for figure in FIGURES:
+    for figure in figures:
         if figure.name in result:
             spread = result["spread"][figure.name]
             values = (result[figure.name], spread["min"], spread["max"])
