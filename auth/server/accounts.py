@@ -161,6 +161,29 @@ def _ambiguous(login: str, providers: Sequence[str]) -> AmbiguousName:
     )
 
 
+def listed(
+    connection: sqlite3.Connection,
+    *,
+    state: str | None,
+    role: str | None,
+    text: str,
+    limit: int,
+    offset: int,
+) -> tuple[list[Account], int]:
+    """Accounts by name, and how many there are that fit. `text` is a part of the name."""
+    where = (
+        "WHERE (? IS NULL OR state = ?) AND (? IS NULL OR instr(',' || roles || ',', ?) > 0)"
+        " AND instr(provider || ':' || login, ?) > 0"
+    )
+    values = (state, state, role, f",{role},", text.lower())
+    (total,) = connection.execute(f"SELECT count(*) FROM accounts {where}", values).fetchone()
+    found = connection.execute(
+        f"SELECT {_COLUMNS} FROM accounts {where} ORDER BY provider, login LIMIT ? OFFSET ?",
+        (*values, limit, offset),
+    )
+    return [_account_of(row) for row in found], int(total)
+
+
 def add(
     connection: sqlite3.Connection,
     name: AccountName,
@@ -207,6 +230,11 @@ def bind(connection: sqlite3.Connection, account: Account, subject: str | None) 
     connection.execute(
         "UPDATE accounts SET subject = ? WHERE account = ?", (subject, account.account)
     )
+
+
+def let_go_of_keys(connection: sqlite3.Connection, account: Account) -> None:
+    """None of its keys can renew any more; each has to log in again."""
+    connection.execute("DELETE FROM peers WHERE account = ?", (account.account,))
 
 
 def peer(connection: sqlite3.Connection, public_key: bytes) -> KnownPeer | None:

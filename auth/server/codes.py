@@ -134,12 +134,20 @@ def by_hash(connection: sqlite3.Connection, code_hash: bytes) -> Code | None:
     return None if row is None else _code_of(row)
 
 
-def listed(connection: sqlite3.Connection, limit: int, offset: int) -> tuple[list[Code], int]:
+def listed(
+    connection: sqlite3.Connection, now_ms: int, *, open_only: bool, limit: int, offset: int
+) -> tuple[list[Code], int]:
     """Newest first, and how many there are in all."""
-    found = connection.execute(
-        f"SELECT {_COLUMNS} FROM codes ORDER BY code DESC LIMIT ? OFFSET ?", (limit, offset)
+    where = (
+        "WHERE NOT ? OR (cancelled_ms IS NULL AND (uses_allowed IS NULL OR uses < uses_allowed)"
+        " AND (expires_ms IS NULL OR expires_ms > ?))"
     )
-    (total,) = connection.execute("SELECT count(*) FROM codes").fetchone()
+    values = (open_only, now_ms)
+    found = connection.execute(
+        f"SELECT {_COLUMNS} FROM codes {where} ORDER BY code DESC LIMIT ? OFFSET ?",
+        (*values, limit, offset),
+    )
+    (total,) = connection.execute(f"SELECT count(*) FROM codes {where}", values).fetchone()
     return [_code_of(row) for row in found], int(total)
 
 

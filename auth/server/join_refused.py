@@ -75,7 +75,7 @@ _SENTENCES: dict[JoinReason, tuple[str, str, str]] = {
     JoinReason.NAME_OF_ANOTHER: (
         "This name belongs to somebody else here.",
         "Another person logged in under it first; the login may have changed hands since.",
-        "Ask the run's moderators to let go of the old one (`potluck auth allow NAME`).",
+        _ASK,
     ),
     JoinReason.PEER_OF_ANOTHER: (
         "This node belongs to somebody who may not take part.",

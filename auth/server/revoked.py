@@ -26,6 +26,7 @@ from auth.revocations import (
     sign_list,
 )
 from auth.server.signing_keys import SigningKeys
+from auth.server.tokens_issued import IssuedToken
 from auth.tokens import CLOCK_TOLERANCE_MS
 
 MARGIN_MS = 2 * CLOCK_TOLERANCE_MS  # a peer's clock may be behind, and so may the issuer's
@@ -97,6 +98,17 @@ def against(connection: sqlite3.Connection, peer: bytes, name: str) -> tuple[boo
         banned = banned or kind == PEER
         earliest_ms = max(earliest_ms, revoked_ms) if kind == NAME else earliest_ms
     return banned, earliest_ms
+
+
+def refuses(connection: sqlite3.Connection, token: IssuedToken, name: str) -> bool:
+    """Whether the list refuses a token of ours."""
+    (found,) = connection.execute(
+        "SELECT EXISTS (SELECT 1 FROM revocations WHERE lifted_ms IS NULL AND ("
+        " (kind = 'serial' AND value = ?) OR (kind = 'peer' AND value = ? AND revoked_ms > ?)"
+        " OR (kind = 'name' AND value = ? AND revoked_ms > ?)))",
+        (token.serial, token.peer, token.issued_ms, name, token.issued_ms),
+    ).fetchone()
+    return bool(found)
 
 
 def lift(connection: sqlite3.Connection, kind: str, value: Value, now_ms: int) -> int:

@@ -81,6 +81,18 @@ class SigningKeys:
             )
         return self._usable[0]  # the clock went back to before any of them
 
+    def with_new(self, row: KeyRow, key: SigningKey) -> SigningKeys:
+        return SigningKeys(self.run, (*self.rows, row), {**self._private, key.key_id: key})
+
+    def without(self, key_id: bytes, now_ms: int) -> SigningKeys:
+        """The keys after this one was withdrawn."""
+        rows = tuple(
+            msgspec.structs.replace(row, withdrawn_ms=now_ms) if row.key_id == key_id else row
+            for row in self.rows
+        )
+        private = {other: key for other, key in self._private.items() if other != key_id}
+        return SigningKeys(self.run, rows, private)
+
     def private_key(self, key_id: bytes) -> SigningKey | None:
         return self._private.get(key_id)
 
@@ -212,8 +224,8 @@ def read_key_file(path: Path) -> SigningKey | None:
             raise StoreFailed(
                 f"Others may read the signing key {path}: its mode is {mode}.",
                 why="Whoever has it can let anybody into the run.",
-                advice=f"If nobody has read it, run `chmod 600 {path}`; otherwise also "
-                "`potluck auth keys rotate --now`, and withdraw the old key.",
+                advice=f"If nobody has read it, run `chmod 600 {path}`; otherwise "
+                f"withdraw the key as well (`potluck auth keys withdraw {path.stem}`).",
             )
         content = os.read(descriptor, LONGEST_FILE_BYTES)
     finally:

@@ -262,6 +262,18 @@ class Store:
         """The keys as the open transaction has them. Only for operations."""
         return self._latest.keys
 
+    def latest_list_number(self) -> int:
+        """The number of the list as the open transaction has it. Only for operations."""
+        return self._latest.revocations.number
+
+    def forget_ms(self, transaction: Transaction, end_ms: int) -> int:
+        """Until when a token that ends then may count anywhere; 0 for none (0) that is known of."""
+        (unsure_ms,) = transaction.connection.execute(
+            "SELECT unsure_until_ms FROM store"
+        ).fetchone()
+        latest_ms = max(end_ms, int(unsure_ms))
+        return latest_ms + self.grace_ms + revoked.MARGIN_MS if latest_ms else 0
+
     def can_sign(self) -> bool:
         """Whether there is a key that signs now, and is within its time."""
         now_ms = self.clock_ms()

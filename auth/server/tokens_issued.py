@@ -111,6 +111,16 @@ def latest_issue(connection: sqlite3.Connection, account: int) -> int:
     return int(issued)
 
 
+def latest_of_peer(connection: sqlite3.Connection, peer: bytes) -> tuple[int, int]:
+    """When the last of a key's tokens is over, and when it was issued; zeros if it has none."""
+    end, issued = connection.execute(
+        "SELECT coalesce(max(expires_ms), 0), coalesce(max(issued_ms), 0) FROM tokens"
+        " WHERE peer = ?",
+        (peer,),
+    ).fetchone()
+    return int(end), int(issued)
+
+
 def forget_over(connection: sqlite3.Connection, before_ms: int) -> int:
     """Remove some of the oldest tokens that were over before that time; how many."""
     return connection.execute(
