@@ -1,0 +1,277 @@
+"""What volunteers' nodes ask of the auth server: how to log in, passes, renewals, revocations.
+
+Each method here is one address of the HTTP interface and reads like its description in
+docs/protocols.md. Decisions are the issuer's (who may have a token) and the providers' (who
+somebody is); here they are asked in the right order. How a no is told is refusing.py's business.
+
+Easy to get wrong: an answer can be lost on its way. A pass that was issued after a poll is kept
+for a minute and told again; otherwise its owner would have to log in a second time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+from starlette.requests import Request
+
+from auth.challenges import CHALLENGE_BYTES, LOGIN, RENEW
+from auth.documents import encode
+from auth.keys import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
+from auth.server.answers import BYTES, Answer, json_answer
+from auth.server.bodies import (
+    ChallengeBody,
+    LoginBody,
+    PollBody,
+    RenewBody,
+    decoded,
+    encoded,
+    read_json,
+)
+from auth.server.boundary import TooManyRequests
+from auth.server.issuing import Granted, Issuer, ProvenPeer
+from auth.server.join_refused import JoinRefused
+from auth.server.metrics import Metrics
+from auth.server.providers.login_answers import (
+    BrowserStarted,
+    DeviceStarted,
+    LoggedIn,
+    Pending,
+)
+from auth.server.providers.logins import Logins
+from auth.server.providers.sessions import expired
+from auth.server.rate_limits import Rate, RateLimit
+from auth.server.refusing import ANSWERED
+from auth.server.settings import Settings
+from auth.statements import LONGEST_ANSWERED_BYTES
+from auth.tokens import LIMIT_BYTES as TOKEN_LIMIT_BYTES
+from auth.tokens import Token
+
+if TYPE_CHECKING:
+    from auth.server.store import Store
+
+# A lost answer is asked for again within seconds.
+REMEMBER_PASS_SECONDS = 60.0
+MOST_SESSIONS = 10_000  # as many as login sessions can be open
+
+# A revoked party is refused everywhere within 60 s, so nodes ask at least every 45. Up to 2,000 of
+# them ask every 10 s; beyond that, as rarely as keeps all of them to 200 questions a second, an
+# eighth of what one processor answers when each comes with a handshake of its own.
+SHORTEST_POLL_SECONDS = 10
+LONGEST_POLL_SECONDS = 45
+POLLS_PER_SECOND = 200
+
+_KEY = range(PUBLIC_KEY_BYTES, PUBLIC_KEY_BYTES + 1)
+_PROOF = range(SIGNATURE_BYTES, SIGNATURE_BYTES + 1)
+_CHALLENGE = range(CHALLENGE_BYTES, CHALLENGE_BYTES + 1)
+_TOKEN = range(1, TOKEN_LIMIT_BYTES + 1)
+_NONCE = range(1, LONGEST_ANSWERED_BYTES + 1)
+
+_CHALLENGE_BODY = msgspec.json.Decoder(ChallengeBody)
+_LOGIN_BODY = msgspec.json.Decoder(LoginBody)
+_POLL_BODY = msgspec.json.Decoder(PollBody)
+_RENEW_BODY = msgspec.json.Decoder(RenewBody)
+
+
+def poll_seconds(live_tokens: int) -> int:
+    """How often each of so many nodes should ask for the revocation list."""
+    fair = -(-live_tokens // POLLS_PER_SECOND)
+    return max(SHORTEST_POLL_SECONDS, min(LONGEST_POLL_SECONDS, fair))
+
+
+@dataclass
+class OpenLogin:
+    """A login through a provider that somebody has begun. `granted` once it has ended well."""
+
+    proven: ProvenPeer
+    kind: str
+    granted: Answer | None = None
+    forget_at: float = float("inf")
+
+
+class OpenLogins:
+    """What we know of sessions beside the provider's part, by session; the oldest goes first."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, OpenLogin] = OrderedDict()
+
+    def find(self, session: str, now: float) -> OpenLogin | None:
+        found = self._open.get(session)
+        if found is not None and found.forget_at <= now:
+            del self._open[session]
+            return None
+        return found
+
+    def add(self, session: str, login: OpenLogin) -> None:
+        self._open[session] = login
+        if len(self._open) > MOST_SESSIONS:
+            self._open.popitem(last=False)
+
+
+class Api:
+    """The addresses below /v1. Made by app.py."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        issuer: Issuer,
+        logins: Logins,
+        metrics: Metrics,
+        version: str,
+    ) -> None:
+        self._version = version
+        self._store = store
+        self._issuer = issuer
+        self._logins = logins
+        self._metrics = metrics
+        self._open = OpenLogins()
+        self._login_limit = RateLimit(Rate.per_hour(settings.logins_per_hour_per_address))
+        self._account_limit = RateLimit(Rate.per_hour(settings.renewals_per_hour_per_account))
+
+    # -- before somebody is let in
+
+    async def about(self, _request: Request) -> Answer:
+        providers = [
+            {"id": entry.id, "kind": entry.kind, "title": entry.title}
+            for entry in self._logins.provider_list()
+        ]
+        return json_answer(
+            {
+                "run": self._store.run,
+                "providers": providers,
+                "fingerprint": self._store.fingerprint,
+                "version": self._version,
+            }
+        )
+
+    async def challenge(self, request: Request) -> Answer:
+        body = await read_json(request, _CHALLENGE_BODY)
+        challenge, expires_in = self._issuer.challenge(decoded(body.peer, "peer", _KEY))
+        return json_answer({"challenge": encoded(challenge), "expires_in": expires_in})
+
+    async def login(self, request: Request) -> Answer:
+        site = request.scope["potluck.site"]
+        self._charge(self._login_limit, "logins", site)
+        body = await read_json(request, _LOGIN_BODY)
+        proven = await self._prove(request, body, LOGIN, site)
+        if body.kind == "code" and self._logins.is_code_provider(body.provider):
+            granted = await self._issuer.join_by_code(proven, body.code, site)
+            return self._pass(granted, "code")
+        started = await self._logins.start(proven.peer, body.provider, body.kind, site)
+        self._open.add(started.session, OpenLogin(proven, body.kind))
+        return _started(started)
+
+    async def poll(self, request: Request) -> Answer:
+        body = await read_json(request, _POLL_BODY)
+        site = request.scope["potluck.site"]
+        known = self._open.find(body.session, trio.current_time())
+        if known is not None:
+            request.scope[ANSWERED] = known.proven.challenge
+            if known.granted is not None:
+                return known.granted
+        outcome = await self._logins.poll(body.session)
+        if isinstance(outcome, Pending):
+            return json_answer({"interval": outcome.interval}, 202)
+        if known is None:
+            raise expired()
+        return await self._finish(body.session, known, outcome, site)
+
+    async def _finish(self, session: str, login: OpenLogin, outcome: LoggedIn, site: str) -> Answer:
+        """The provider has said who it is: let them in, or not."""
+        finished = False
+        try:
+            granted = await self._issuer.join(login.proven, outcome.identity, site)
+            finished = True
+        except JoinRefused:
+            finished = True
+            raise
+        finally:
+            if not finished:  # a trouble of ours: they need not log in again for it
+                self._logins.give_back(session)
+        login.granted = self._pass(granted, login.kind)
+        login.forget_at = trio.current_time() + REMEMBER_PASS_SECONDS
+        return login.granted
+
+    # -- while they are in
+
+    async def renew(self, request: Request) -> Answer:
+        body = await read_json(request, _RENEW_BODY)
+        site = request.scope["potluck.site"]
+        proven = await self._prove(request, body, RENEW, site)
+        token = decoded(body.token, "token", _TOKEN)
+        granted = await self._issuer.renew(proven, token, site, check=self._charge_account)
+        return self._pass(granted, "renew")
+
+    async def revocations(self, request: Request) -> Answer:
+        newest = self._store.revocation_list()
+        headers = {
+            "potluck-poll-seconds": str(poll_seconds(self._store.live_tokens())),
+            "etag": f'"{newest.number}"',
+        }
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Answer(b"", BYTES, 304, headers)
+        after = request.query_params.get("after", "")
+        if after.isascii() and after.isdigit() and len(after) < 20 and int(after) >= newest.number:
+            return Answer(b"", BYTES, 204, headers)
+        return Answer(newest.signed, BYTES, 200, headers)
+
+    async def keys(self, _request: Request) -> Answer:
+        return json_answer({"keys": encoded(encode(self._store.keyring().records))})
+
+    async def time(self, request: Request) -> Answer:
+        nonce = decoded(request.query_params.get("nonce", ""), "nonce", _NONCE)
+        return json_answer({"time": encoded(self._issuer.signed_time(nonce))})
+
+    # -- in each of them
+
+    async def _prove(
+        self, request: Request, body: LoginBody | RenewBody, purpose: str, site: str
+    ) -> ProvenPeer:
+        challenge = decoded(body.challenge, "challenge", _CHALLENGE)
+        request.scope[ANSWERED] = challenge
+        return await self._issuer.prove(
+            decoded(body.peer, "peer", _KEY),
+            challenge,
+            decoded(body.proof, "proof", _PROOF),
+            purpose,
+            site,
+        )
+
+    def _pass(self, granted: Granted, how: str) -> Answer:
+        self._metrics.passes.labels(how).inc()
+        return json_answer({"pass": encoded(granted.pass_bytes)})
+
+    def _charge_account(self, token: Token) -> None:
+        self._charge(self._account_limit, "renewals", token.username)
+
+    def _charge(self, limit: RateLimit, name: str, key: str) -> None:
+        wait = limit.wait_seconds(key, trio.current_time())
+        if wait:
+            raise TooManyRequests(name, wait)
+
+
+def _started(started: DeviceStarted | BrowserStarted) -> Answer:
+    value: dict[str, Any] = {
+        "session": started.session,
+        "interval": started.interval,
+        "expires_in": started.expires_in,
+    }
+    if isinstance(started, DeviceStarted):
+        value |= {
+            "kind": "device",
+            "user_code": started.user_code,
+            "verification_uri": started.verification_uri,
+        }
+        if started.verification_uri_complete is not None:
+            value["verification_uri_complete"] = started.verification_uri_complete
+    else:
+        value |= {
+            "kind": "browser",
+            "url": started.url,
+            "confirmation": started.confirmation,
+        }
+    return json_answer(value, 202)
