@@ -82,6 +82,7 @@ class ScriptedServer:
     port: int
     says: bytes
     scheme: str = "https"
+    certificate: Certificate | None = None
     asked: list[bytes] = field(default_factory=list)
 
     @property
@@ -90,6 +91,7 @@ class ScriptedServer:
 
 
 Conversation = Callable[[trio.abc.Stream], Awaitable[None]]
+Converse = Callable[[trio.abc.Stream, bytes], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -99,11 +101,13 @@ async def scripted_server(
     *,
     certificate: Certificate | None = None,
     conversation: Conversation | None = None,
+    converse: Converse | None = None,
 ) -> AsyncIterator[ScriptedServer]:
-    """A server on loopback that answers every request with `says`, or as `conversation` does."""
+    """A server on loopback that answers every request with `says`, or as `conversation` does,
+    or as `converse` does, which is given what was asked so far."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     scheme = "http" if certificate is None else "https"
-    server = ScriptedServer(listener.socket.getsockname()[1], says, scheme)
+    server = ScriptedServer(listener.socket.getsockname()[1], says, scheme, certificate)
 
     async def answer(stream: trio.abc.Stream) -> None:
         if certificate is not None:
@@ -119,7 +123,9 @@ async def scripted_server(
                         return
                     request += some
                 server.asked.append(request)
-                if conversation is not None:
+                if converse is not None:
+                    await converse(stream, request)
+                elif conversation is not None:
                     await conversation(stream)
                 else:
                     await stream.send_all(server.says)

@@ -1,0 +1,229 @@
+"""What counts as a word of the auth server, and what is anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auth.keyring import endorse
+from auth.keys import SigningKey, fingerprint
+from auth.statements import SignedRefusal, sign_refusal
+from node.access.auth_client import (
+    AccessDenied,
+    AuthClient,
+    Granted,
+    ProviderEntry,
+    WrongServer,
+    open_auth_client,
+)
+from node.access.auth_http import Outage, Trust
+from node.access.server_time import ServerTime, machine_clocks
+from protocols.identity import Identity
+from tests.access.https_servers import response
+from tests.access.impostor import (
+    ROOT,
+    RUN,
+    STRANGER,
+    Impostor,
+    decoded,
+    encoded,
+    root_record,
+    running_impostor,
+    said,
+)
+
+CODE = ProviderEntry("code", "code")
+ME = Identity.from_seed(b"\7" * 32)
+
+
+@asynccontextmanager
+async def client_of(
+    impostor: Impostor, folder: Path, time: ServerTime | None = None
+) -> AsyncIterator[AuthClient]:
+    """A client with an invite that pins ROOT, at a server that does as it likes."""
+    async with running_impostor(folder, impostor) as server:
+        assert server.certificate is not None
+        async with open_auth_client(
+            ME,
+            url=server.url,
+            run=RUN,
+            fingerprint=fingerprint(ROOT.public_key),
+            trust=Trust(authority=server.certificate.pem.decode()),
+            time=time or ServerTime(machine_clocks()),
+        ) as client:
+            yield client
+
+
+async def logged_in(client: AuthClient) -> Granted:
+    await client.meet()
+    granted = await client.log_in(CODE, "ABCD")
+    assert isinstance(granted, Granted)
+    return granted
+
+
+async def test_a_login_ends_in_a_pass_for_our_own_key(tmp_path: Path) -> None:
+    async with client_of(Impostor(), tmp_path) as client:
+        granted = await logged_in(client)
+    assert granted.opened.token.peer == ME.public_key
+    assert granted.opened.token.username == "code:alice"
+
+
+async def test_a_server_with_other_keys_hears_nothing_of_ours(tmp_path: Path) -> None:
+    impostor = Impostor(key=STRANGER)
+    async with client_of(impostor, tmp_path) as client:
+        with pytest.raises(WrongServer, match="is not the auth server of albert"):
+            await client.meet()
+    assert impostor.asked == ["/v1/keys"]
+
+
+async def test_the_server_of_another_run_is_another_server(tmp_path: Path) -> None:
+    impostor = Impostor(run="bert")
+    async with client_of(impostor, tmp_path) as client:
+        with pytest.raises(WrongServer):
+            await client.meet()
+    assert "/v1/login" not in impostor.asked
+
+
+async def test_a_key_that_the_pinned_one_vouches_for_is_as_good(tmp_path: Path) -> None:
+    newer = SigningKey(b"\3" * 32)
+    records = (root_record(ROOT), endorse(RUN, newer.public_key, 1, 1 << 50, ROOT))
+    async with client_of(Impostor(key=newer, records=records), tmp_path) as client:
+        assert (await logged_in(client)).opened.token.key_id == newer.key_id
+
+
+async def test_a_refusal_that_the_auth_key_signed_is_one(tmp_path: Path) -> None:
+    impostor = Impostor(answers={"/v1/login": Impostor.refuse})
+    async with client_of(impostor, tmp_path) as client:
+        with pytest.raises(AccessDenied) as denied:
+            await logged_in(client)
+    assert denied.value.exit_code == 3
+    assert denied.value.code == "denied"
+    assert (denied.value.what, denied.value.why, denied.value.advice) == (
+        "You may not take part in this run.",
+        "A moderator said so.",
+        "Ask them.",
+    )
+
+
+def signed_by_a_stranger(impostor: Impostor, question: dict[str, Any]) -> bytes:
+    return impostor.refuse(question, by=STRANGER)
+
+
+def about_another_question(impostor: Impostor, question: dict[str, Any]) -> bytes:
+    return impostor.refuse({**question, "challenge": encoded(bytes(56))})
+
+
+def unsigned(_impostor: Impostor, _question: dict[str, Any]) -> bytes:
+    return said({"error": "denied", "what": "Go away.", "signed": ""}, "403 Forbidden")
+
+
+def a_page(_impostor: Impostor, _question: dict[str, Any]) -> bytes:
+    return response("403 Forbidden", b"<html>pay first", "Content-Type: text/html")
+
+
+def about_the_challenge(_impostor: Impostor, question: dict[str, Any]) -> bytes:
+    refusal = SignedRefusal(
+        RUN, decoded(question["challenge"]), 1, "challenge", "It is used.", "", "", ROOT.key_id
+    )
+    return said({"signed": encoded(sign_refusal(refusal, ROOT))}, "403 Forbidden")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [signed_by_a_stranger, about_another_question, unsigned, a_page, about_the_challenge],
+    ids=lambda answer: answer.__name__.replace("_", " "),
+)
+async def test_every_other_no_is_an_outage(tmp_path: Path, answer: Any) -> None:
+    async with client_of(Impostor(answers={"/v1/renew": answer}), tmp_path) as client:
+        granted = await logged_in(client)
+        with pytest.raises(Outage) as outage:
+            await client.renew(granted.opened.access_pass.token)
+    assert outage.value.exit_code == 4
+
+
+async def test_a_pass_that_answers_something_older_does_not_count(tmp_path: Path) -> None:
+    kept: list[bytes] = []
+
+    def replay(impostor: Impostor, question: dict[str, Any]) -> bytes:
+        kept.append(impostor.grant(question))
+        return kept[0]
+
+    async with client_of(Impostor(answers={"/v1/renew": replay}), tmp_path) as client:
+        granted = await logged_in(client)
+        await client.renew(granted.opened.access_pass.token)
+        with pytest.raises(WrongServer, match="not the answer to what was asked"):
+            await client.renew(granted.opened.access_pass.token)
+
+
+async def test_a_pass_for_another_key_does_not_count(tmp_path: Path) -> None:
+    def for_another(impostor: Impostor, question: dict[str, Any]) -> bytes:
+        another = encoded(Identity.from_seed(b"\10" * 32).public_key)
+        return impostor.grant({**question, "peer": another})
+
+    async with client_of(Impostor(answers={"/v1/login": for_another}), tmp_path) as client:
+        with pytest.raises(WrongServer, match="not for this node"):
+            await logged_in(client)
+
+
+async def test_server_time_comes_with_each_pass_and_when_asked(tmp_path: Path) -> None:
+    ahead = Impostor(clock=lambda: machine_clocks().wall() + 600.0)
+    time = ServerTime(machine_clocks())
+    async with client_of(ahead, tmp_path, time) as client:
+        await client.meet()
+        await client.measure_time()
+        assert abs(time.offset_ms - 600_000) < 1_000
+        ahead.clock = lambda: machine_clocks().wall() - 600.0
+        await logged_in(client)
+        assert abs(time.offset_ms + 600_000) < 1_000
+
+
+async def test_a_time_that_answers_another_nonce_is_not_taken(tmp_path: Path) -> None:
+    def another(impostor: Impostor, _question: dict[str, Any]) -> bytes:
+        return impostor.time({"nonce": encoded(bytes(16))})
+
+    time = ServerTime(machine_clocks())
+    async with client_of(Impostor(answers={"/v1/time": another}), tmp_path, time) as client:
+        await client.meet()
+        with pytest.raises(WrongServer):
+            await client.measure_time()
+    assert not time.is_measured
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        said({}),
+        said({"challenge": 7}),
+        said({"challenge": "!!"}),
+        said({"challenge": encoded(bytes(1_000))}),
+        said({"challenge": "é"}),
+        response("200 OK", b"[" * 100_000, "Content-Type: application/json"),
+        response("200 OK", b'"text"', "Content-Type: application/json"),
+    ],
+)
+async def test_nonsense_is_an_outage(tmp_path: Path, answer: bytes) -> None:
+    impostor = Impostor(answers={"/v1/challenge": lambda _impostor, _question: answer})
+    async with client_of(impostor, tmp_path) as client:
+        with pytest.raises(Outage):
+            await logged_in(client)
+
+
+@pytest.mark.parametrize("keys", [b"", b"\xc1", b"\x91" * 5_000, b"\x90", bytes(2_000)])
+async def test_nonsense_for_keys_is_an_outage(tmp_path: Path, keys: bytes) -> None:
+    impostor = Impostor(answers={"/v1/keys": lambda _impostor, _: said({"keys": encoded(keys)})})
+    async with client_of(impostor, tmp_path) as client:
+        with pytest.raises(Outage):
+            await client.meet()
+
+
+async def test_revocations_come_as_they_are_with_the_servers_wish(tmp_path: Path) -> None:
+    impostor = Impostor()
+    async with client_of(impostor, tmp_path) as client:
+        nothing = await client.revocations(after=-1)
+        assert (nothing.signed_list, nothing.poll_seconds) == (None, 10.0)
+        signed = impostor.revoke(1)
+        assert (await client.revocations(after=-1)).signed_list == signed

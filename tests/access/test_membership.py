@@ -1,0 +1,417 @@
+"""A node with a pass: guarded, renewed without a person, and out when the auth server says so."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trio
+
+from auth.keyring import endorse
+from auth.keys import SigningKey
+from auth.refusals import Reason
+from auth.revocations import NameEntry, PeerEntry
+from node.access.membership import open_membership
+from node.access.membership_ended import MembershipEnded
+from node.access.pass_file import load_pass
+from node.configuration import Configuration, read_configuration
+from node.control_client import ask_once
+from node.failure import failure_of
+from node.key_file import load_identity
+from node.node import Node
+from node.private_file import UnusableFile
+from node.simulated_network import SimulatedWorld
+from protocols.errors import Unreachable
+from protocols.not_allowed import NotAllowed
+from protocols.ping import ping
+from protocols.rpc import open_rpc
+from tests.access.https_servers import ScriptedServer, response
+from tests.access.impostor import ROOT, RUN, STRANGER, Impostor, running_impostor
+from tests.access.members import (
+    clocks_off,
+    introduce,
+    log_in,
+    network_in,
+    running_node,
+    until_renewed,
+    write_key,
+)
+from tests.waiting import until
+
+FAR_FUTURE_MS = 1 << 52
+
+
+@dataclass
+class Run:
+    """A run with its auth server, its world, and a folder for homes."""
+
+    world: SimulatedWorld
+    impostor: Impostor
+    server: ScriptedServer
+    folder: Path
+
+    async def member(self, name: str, clock_off: float = 0.0) -> Configuration:
+        identity = self.world.identity_of(name)
+        return await log_in(
+            self.folder / name, identity, self.impostor, self.server, clocks_off(clock_off)
+        )
+
+    @asynccontextmanager
+    async def nodes(self, *names: str) -> AsyncIterator[list[Node]]:
+        """Members that run and know one another."""
+        async with AsyncExitStack() as stack:
+            nodes = [
+                await stack.enter_async_context(
+                    running_node(self.world, name, await self.member(name))
+                )
+                for name in names
+            ]
+            introduce(*nodes)
+            yield nodes
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Run]:
+    impostor = Impostor()
+    async with (
+        SimulatedWorld(seed=1) as world,
+        running_impostor(tmp_path, impostor) as server,
+    ):
+        yield Run(world, impostor, server, tmp_path)
+
+
+async def talks(one: Node, other: Node) -> None:
+    await ping(one.rpc, other.network.peer_id, timeout=10)
+
+
+async def refusal_of(what: Awaitable[object]) -> Reason | None:
+    """Why it is refused; fails if it is not."""
+    with pytest.raises(NotAllowed) as refused:
+        await what
+    return refused.value.reason
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    await until(condition, within_seconds=20.0)
+
+
+# -- taking part
+
+
+async def test_members_talk_with_one_another(run: Run) -> None:
+    async with run.nodes("alice", "bob") as (alice, bob):
+        await talks(alice, bob)
+        membership = alice.status().membership
+    assert not membership.open
+    assert (membership.run, membership.username) == (RUN, "code:alice")
+    assert (membership.standing, membership.roles) == ("valid", ("volunteer",))
+    assert 2_000 < membership.renewed_in_seconds < 3_000
+    assert 3_590 < membership.expires_in_seconds <= 3_600
+
+
+async def test_nobody_else_gets_a_word_in(run: Run) -> None:
+    stranger_home = read_configuration(environment={"POTLUCK_HOME": str(run.folder / "mallory")})
+    write_key(stranger_home.key_file, run.world.identity_of("mallory"))
+    async with (
+        run.nodes("alice") as (alice,),
+        running_node(run.world, "mallory", stranger_home) as mallory,
+    ):
+        introduce(alice, mallory)
+        assert mallory.status().membership.open
+        assert await refusal_of(talks(mallory, alice)) is Reason.TOKEN_MISSING
+        assert await refusal_of(talks(alice, mallory)) is Reason.TOKEN_MISSING
+
+
+async def test_the_endpoints_of_the_pass_are_joined_at(run: Run) -> None:
+    async with run.nodes("alice") as (alice,):
+        run.impostor.endpoints = (*alice.network.addresses(), "/not/an/address")
+        bob_home = await run.member("bob")
+        async with running_node(run.world, "bob", bob_home) as bob:
+            with trio.fail_after(20):
+                await bob.dht.joined()
+            assert [link.peer for link in bob.network.links()] == [alice.network.peer_id]
+
+
+async def test_a_pass_that_does_not_count_keeps_a_node_from_starting(run: Run) -> None:
+    configuration = await run.member("alice")
+    other = run.folder / "other"
+    write_key(other / "identity.key", run.world.identity_of("other"))
+    (other / "access.pass").write_bytes(configuration.places.pass_file.read_bytes())
+    (other / "access.pass").chmod(0o600)
+    stolen = read_configuration(environment={"POTLUCK_HOME": str(other)})
+    with pytest.raises(UnusableFile, match="not for this node"):
+        async with Node(stolen, open_network=network_in(run.world, "other")):
+            pass
+
+
+async def test_the_pass_is_for_its_owner_alone(run: Run) -> None:
+    path = (await run.member("alice")).places.pass_file
+    assert path.stat().st_mode & 0o777 == 0o600
+    kept = load_pass(path)
+    assert kept is not None
+    assert set(json.loads(path.read_text())) == {
+        "run", "access_pass", "fingerprint", "auth_url", "authority", "certificate_sha256",
+        "clock_offset_ms", "refused", "kind",
+    }  # fmt: skip
+
+
+# -- renewal
+
+
+async def test_a_token_is_renewed_without_a_person(run: Run) -> None:
+    run.impostor.life_ms = 1_500
+    async with run.nodes("alice", "bob") as (alice, bob):
+        for _ in range(3):
+            await until_renewed(alice)
+            await talks(alice, bob)
+            await talks(bob, alice)
+        kept = load_pass(alice.configuration.places.pass_file)
+        assert alice.membership is not None
+        assert kept is not None
+        assert kept.access_pass == alice.membership.kept.access_pass
+
+
+async def test_an_outage_is_lived_through_until_the_grace_ends(run: Run) -> None:
+    run.impostor.life_ms, run.impostor.grace_ms = 1_200, 1_500
+    async with run.nodes("alice", "bob") as (alice, bob):
+        granting = run.impostor.answers["/v1/renew"]
+        run.impostor.answers["/v1/renew"] = lambda *_: response("500 Oh dear")
+        await eventually(lambda: alice.status().membership.standing == "grace")
+        await talks(alice, bob)
+        assert "500" in alice.status().membership.trouble
+        await eventually(lambda: alice.status().membership.standing == "over")
+        assert await refusal_of(talks(alice, bob)) is Reason.TOKEN_EXPIRED
+        run.impostor.answers["/v1/renew"] = granting
+        for node in (alice, bob):
+            await eventually(lambda node=node: node.status().membership.standing == "valid")
+        await talks(alice, bob)
+        assert alice.status().membership.trouble == ""
+
+
+async def test_a_captive_portal_ends_nothing(run: Run) -> None:
+    run.impostor.life_ms = 1_500
+    async with run.nodes("alice") as (alice,):
+        granting = run.impostor.answers["/v1/renew"]
+        asked = len(run.impostor.asked)
+        run.impostor.answers["/v1/renew"] = lambda *_: response(
+            "403 Forbidden", b"<html>Pay first", "Content-Type: text/html"
+        )
+        await eventually(lambda: "a page came" in alice.status().membership.trouble)
+        assert "/v1/renew" in run.impostor.asked[asked:]
+        run.impostor.answers["/v1/renew"] = granting
+        await until_renewed(alice)
+
+
+async def test_a_refusal_ends_the_node_at_once_and_says_why(run: Run) -> None:
+    run.impostor.life_ms = 1_500
+    with pytest.raises(ExceptionGroup) as ended:  # noqa: PT012 - it ends in the middle of the block
+        async with run.nodes("alice") as (alice,):
+            configuration = alice.configuration
+            run.impostor.answers["/v1/renew"] = Impostor.refuse
+            with trio.fail_after(20):
+                await trio.sleep_forever()
+    failure = failure_of(ended.value)
+    assert failure.what == (
+        "This node is no longer let into albert: You may not take part in this run."
+    )
+    assert (failure.why, failure.advice) == ("A moderator said so.", "Ask them.")
+    assert failure.exit_code == 3
+    kept = load_pass(configuration.places.pass_file)
+    assert kept is not None
+    assert "no longer let into albert" in kept.refused
+
+
+async def test_after_a_refusal_it_asks_before_it_goes_on(run: Run) -> None:
+    configuration = await run.member("alice")
+    identity = load_identity(configuration.key_file)
+    assert identity is not None
+    membership = open_membership(configuration, identity)
+    assert membership is not None
+    await membership.remember_refusal("You were refused.")
+    again = open_membership(configuration, identity)
+    assert again is not None
+    assert again.schedule.seconds_until_next(again.server_time.now_ms()) == 0.0
+    assert again.status().trouble == "You were refused."
+
+
+async def test_a_pass_that_login_brings_is_taken_up_by_the_running_node(run: Run) -> None:
+    async with run.nodes("alice") as (alice,):
+        assert alice.membership is not None
+        before = alice.membership.token.serial
+        await run.member("alice")
+        socket = alice.configuration.places.control_socket
+        assert await trio.to_thread.run_sync(ask_once, socket, "access reload") == {
+            "changed": True,
+            "run": RUN,
+        }
+        assert alice.membership.token.serial > before
+
+
+# -- clocks
+
+
+@pytest.mark.parametrize("off", [-600.0, 600.0])
+async def test_a_clock_ten_minutes_off_locks_nobody_out(
+    run: Run, off: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = await run.member("wrong", clock_off=off)
+    async with (
+        run.nodes("alice") as (alice,),
+        running_node(run.world, "wrong", wrong, clocks_off(off)) as node,
+    ):
+        introduce(alice, node)
+        await talks(alice, node)
+        await talks(node, alice)
+        await eventually(lambda: "The clock of this machine is 10.0 minutes" in caplog.text)
+        assert abs(node.status().membership.clock_offset_ms + off * 1000) < 1_000
+        assert abs(alice.status().membership.clock_offset_ms) < 1_000
+
+
+@pytest.mark.parametrize("off", [-600.0, 600.0])
+async def test_a_clock_that_is_set_wrong_after_the_login_is_noticed(run: Run, off: float) -> None:
+    configuration = await run.member("wrong")
+    async with (
+        run.nodes("alice") as (alice,),
+        running_node(run.world, "wrong", configuration, clocks_off(off)) as node,
+    ):
+        introduce(alice, node)
+        await eventually(lambda: node.status().membership.clock_measured)
+        await talks(node, alice)
+        await talks(alice, node)
+
+
+# -- keys
+
+
+async def test_a_new_auth_key_is_taken_up_by_all(run: Run) -> None:
+    run.impostor.life_ms = 3_000
+    async with run.nodes("alice", "bob") as (alice, bob):
+        newer = SigningKey(b"\5" * 32)
+        run.impostor.records += (endorse(RUN, newer.public_key, 1, FAR_FUTURE_MS, ROOT),)
+        run.impostor.key = newer
+        for node in (alice, bob):
+            await eventually(lambda node=node: node.membership.token.key_id == newer.key_id)
+        await talks(alice, bob)
+        await talks(bob, alice)
+
+
+# -- revocation
+
+
+def revoked_now(peer: bytes) -> PeerEntry:
+    return PeerEntry(peer, int(time.time() * 1000) + 60_000, FAR_FUTURE_MS)
+
+
+async def test_a_list_from_the_server_ends_everything_with_the_revoked(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.access.following.DEFAULT_POLL_SECONDS", 0.2)
+    monkeypatch.setattr("node.access.following.LONGEST_POLL_SECONDS", 1.0)
+    async with run.nodes("alice", "bob") as (alice, bob):
+        mallory_home = await run.member("mallory")
+        mallory = run.world.add_node("mallory")
+        identity = load_identity(mallory_home.key_file)
+        assert identity is not None
+        member = open_membership(mallory_home, identity)
+        assert member is not None
+        async with open_rpc(mallory, member.guard(mallory)) as rpc:
+            for node in (alice, bob):
+                mallory.learn_addresses(node.network.peer_id, node.network.addresses())
+                await ping(rpc, node.network.peer_id, timeout=10)
+            run.impostor.revoke(1, revoked_now(identity.public_key))
+            for node in (alice, bob):
+                await eventually(lambda node=node: node.status().membership.revocations == 1)
+                await eventually(lambda node=node: node.network.link(mallory.peer_id) is None)
+                assert (
+                    await refusal_of(ping(node.rpc, mallory.peer_id, timeout=10)) is Reason.REVOKED
+                )
+        await talks(alice, bob)
+
+
+async def test_a_list_spreads_through_the_directory_while_the_server_is_down(run: Run) -> None:
+    run.impostor.answers["/v1/revocations"] = lambda *_: response("503 Down")
+    async with run.nodes("alice") as (alice,):
+        run.impostor.endpoints = alice.network.addresses()
+        async with run.nodes("bob", "carol") as others:
+            nodes = [alice, *others]
+            for node in nodes:
+                await node.dht.joined()
+            await a_list_reaches_all(run, nodes)
+
+
+async def a_list_reaches_all(run: Run, nodes: list[Node]) -> None:
+    signed = run.impostor.revoke(7, NameEntry("code:mallory", 1, FAR_FUTURE_MS))
+    answer = await trio.to_thread.run_sync(
+        ask_once,
+        nodes[0].configuration.places.control_socket,
+        "access revocations",
+        {"list": base64.b64encode(signed).decode()},
+    )
+    assert answer == {"news": True, "number": 7}
+    for node in nodes:
+        await eventually(lambda node=node: node.status().membership.revocations == 7)
+        assert node.configuration.places.revocations_file.read_bytes() == signed
+
+
+async def test_a_false_list_changes_nothing(run: Run) -> None:
+    async with run.nodes("alice") as (alice,):
+        assert alice.membership is not None
+        forged = run.impostor.revoke(9, by=STRANGER)
+        with pytest.raises(Exception, match="not signed by a key of this run"):
+            await alice.membership.following.take(forged)
+        assert alice.status().membership.revocations == 0
+
+
+async def test_a_restart_remembers_who_was_revoked(run: Run) -> None:
+    configuration = await run.member("alice")
+    identity = load_identity(configuration.key_file)
+    assert identity is not None
+    membership = open_membership(configuration, identity)
+    assert membership is not None
+    await membership.following.take(run.impostor.revoke(3))
+    again = open_membership(configuration, identity)
+    assert again is not None
+    assert again.following.revocations.number == 3
+
+
+async def test_a_node_that_finds_itself_revoked_is_out(run: Run) -> None:
+    with pytest.raises(ExceptionGroup) as ended:  # noqa: PT012 - it ends in the middle of the block
+        async with run.nodes("alice") as (alice,):
+            run.impostor.answers["/v1/renew"] = lambda *_: response("503 Down")
+            key = alice.network.identity.public_key
+            assert alice.membership is not None
+            await alice.membership.following.take(run.impostor.revoke(1, revoked_now(key)))
+            with trio.fail_after(20):
+                await trio.sleep_forever()
+    assert ended.value.subgroup(MembershipEnded) is not None
+    assert failure_of(ended.value).what.endswith("Access was revoked.")
+
+
+@pytest.mark.slow
+async def test_one_who_was_let_in_again_at_once_goes_on(run: Run) -> None:
+    async with run.nodes("alice", "bob") as (alice, bob):
+        await talks(alice, bob)
+        assert alice.membership is not None
+        just_now = PeerEntry(
+            alice.network.identity.public_key, int(time.time() * 1000), FAR_FUTURE_MS
+        )
+        await trio.sleep(0.01)
+        signed = run.impostor.revoke(1, just_now)
+        serial = alice.membership.token.serial
+        for node in (alice, bob):
+            assert node.membership is not None
+            await node.membership.following.take(signed)
+        await eventually(lambda: alice.membership.token.serial > serial)
+        with trio.fail_after(20):
+            while True:
+                try:
+                    await talks(alice, bob)
+                    break
+                except (NotAllowed, Unreachable):  # for some seconds bob lets nothing through
+                    await trio.sleep(0.1)
