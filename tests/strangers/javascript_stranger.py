@@ -32,20 +32,20 @@ INSTALL_SECONDS: Final = 300.0  # 118 small packages: five seconds here, minutes
 LONGEST_ANSWER_BYTES: Final = 65_536
 
 
-def install(cache: Path) -> Path:
-    """The directory where js-libp2p is installed; StrangerMissing without node.js or npm."""
+def install(cache: Path, sources: Path = SOURCES, what: str = "js-libp2p") -> Path:
+    """The directory where its packages are installed; StrangerMissing without node.js or npm."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
-        raise StrangerMissing("js-libp2p needs node.js and npm on the PATH; install both.")
-    lock = (SOURCES / "package-lock.json").read_bytes()
-    place = cache / f"javascript-{hashlib.sha256(lock).hexdigest()[:16]}"
+        raise StrangerMissing(f"{what} needs node.js and npm on the PATH; install both.")
+    lock = (sources / "package-lock.json").read_bytes()
+    place = cache / f"{sources.name}-{hashlib.sha256(lock).hexdigest()[:16]}"
     if not place.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as scratch:
             made = Path(scratch) / "made"
             made.mkdir()
             for name in ("package.json", "package-lock.json"):
-                shutil.copy(SOURCES / name, made)
+                shutil.copy(sources / name, made)
             subprocess.run(
                 [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"],
                 cwd=made,
@@ -61,20 +61,27 @@ def install(cache: Path) -> Path:
     return place
 
 
+def put_beside(installation: Path, script: Path) -> Path:
+    """A copy of the script where it finds its modules: they are looked up from where it lies.
+
+    Under a name of its own, since another session may be running another version of it.
+    """
+    source = script.read_bytes()
+    copy = installation / f"{script.stem}-{hashlib.sha256(source).hexdigest()[:16]}.mjs"
+    if not copy.exists():
+        draft = copy.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(source)
+        draft.replace(copy)
+    return copy
+
+
 class JavascriptStranger(Stranger):
     """A running js-libp2p node."""
 
     answers_after_half_close = True
 
     def __init__(self, installation: Path) -> None:
-        # Modules are looked up from where the script lies, so the script goes beside them: under
-        # a name of its own, since another session may be running another version of it.
-        source = (SOURCES / "stranger.mjs").read_bytes()
-        script = installation / f"stranger-{hashlib.sha256(source).hexdigest()[:16]}.mjs"
-        if not script.exists():
-            draft = script.with_suffix(f".{os.getpid()}")
-            draft.write_bytes(source)
-            draft.replace(script)
+        script = put_beside(installation, SOURCES / "stranger.mjs")
         # Its standard input is its life line: it ends when ours closes, however we end.
         self._process = subprocess.Popen(
             ["node", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
