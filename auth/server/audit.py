@@ -56,6 +56,7 @@ class Act(enum.StrEnum):
     RESTORED = "restored"
     COURIER = "courier"  # a token for the server itself, to spread a list when it is stopped
     CLOCK = "clock went back"
+    TAMPERED = "tampered"  # what was found wrong with the log when it was opened
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,9 @@ most a second old. The signature is what keeps somebody who edits the database f
 whole log anew; the file is what shows that the end was cut off and an older signed head put back.
 A third copy is a moderator's own: `NUMBER:HASH`, written down, is checked by `verify` too.
 
+A store that is opened looks at both heads first (`what_is_wrong`). What it finds becomes a row of
+the log, because the next transaction signs a new head, and the evidence in the old one is gone.
+
 Easy to get wrong: after `kill -9` the file may be behind the database, and that is no edit. Ahead
 of it, it never is: it is written only after the transaction is on the disk.
 """
@@ -21,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from auth.keys import SigningKey, VerifyingKey
-from auth.server.audit import HASH_BYTES, ChainVerdict, follow
+from auth.server.audit import HASH_BYTES, Act, ChainVerdict, follow
 from auth.server.database import FILE_MODE
 
 DOMAIN = b"potluck audit head 1"
@@ -139,9 +142,9 @@ def verify_log(
 ) -> AuditVerdict:
     """Walk the whole log and hold it to every head there is. Reads one state of the database."""
     kept = read_head_file(head_file)  # before the rows: the file is never ahead of the database
-    marks = {kept.number: kept.hash} if kept is not None else {}
     found = follow(connection, run, kept.number if kept is not None else 0)
     text = f"{found.rows}:{found.hash.hex()}"
+    since = written_down[0] if written_down is not None else 0
 
     def broken(row: int | None, what: str) -> AuditVerdict:
         return AuditVerdict(sound=False, rows=found.rows, head=text, broken_row=row, what=what)
@@ -152,25 +155,71 @@ def verify_log(
     if head is None or not is_signed(run, head, keys):
         return broken(None, "The head in the database is not signed by a key of this server.")
     if head.number != found.rows:
-        return broken(
-            min(head.number, found.rows) + 1,
-            f"The log has {found.rows} rows, and the signed head says {head.number}: rows were "
-            f"{'cut off' if found.rows < head.number else 'added'} at the end.",
-        )
+        return broken(min(head.number, found.rows) + 1, _wrong_number(found.rows, head))
     if head.hash != found.hash:
         return broken(found.rows, f"Row {found.rows} is not the one whose hash was signed.")
     if kept is None or not is_signed(run, kept, keys):
-        return broken(
-            None, f"The head in {head_file} is missing, or not signed by a key of this server."
-        )
+        return broken(None, _no_head_file(head_file))
     if kept.number > found.rows:
-        return broken(
-            found.rows + 1,
-            f"Rows {found.rows + 1} to {kept.number} were cut off: {head_file} is newer.",
-        )
-    if marks[kept.number] != found.hash_at_mark:
+        return broken(found.rows + 1, _cut_off(found.rows, kept, head_file))
+    if kept.hash != found.hash_at_mark:
         return broken(kept.number, f"Row {kept.number} is not the one that {head_file} tells of.")
+    for number, reason in connection.execute(
+        "SELECT number, reason FROM audit WHERE act = ? AND number > ? ORDER BY number LIMIT 1",
+        (Act.TAMPERED, since),
+    ):
+        return broken(number, f"Row {number} tells of an earlier break: {reason}")
     return _held_to_note(connection, run, found, text, written_down)
+
+
+def what_is_wrong(
+    connection: sqlite3.Connection, run: str, keys: Mapping[bytes, VerifyingKey], head_file: Path
+) -> str:
+    """What the two heads say against the log, without walking it; empty if nothing."""
+    row = connection.execute(
+        "SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1"
+    ).fetchone()
+    rows, last_hash = (0, b"") if row is None else row
+    head, kept = read_head(connection), read_head_file(head_file)
+    if head is None or not is_signed(run, head, keys):
+        return "The head in the database is not signed by a key of this server."
+    if head.number != rows:
+        return _wrong_number(rows, head)
+    if head.hash != last_hash:
+        return f"Row {rows} is not the one whose hash was signed."
+    if kept is None or not is_signed(run, kept, keys):
+        return _no_head_file(head_file)
+    if kept.number > rows:
+        return _cut_off(rows, kept, head_file)
+    at_kept = connection.execute(
+        "SELECT hash FROM audit WHERE number = ?", (kept.number,)
+    ).fetchone()
+    if at_kept is None or at_kept[0] != kept.hash:
+        return f"Row {kept.number} is not the one that {head_file} tells of."
+    return ""
+
+
+def catch_up(connection: sqlite3.Connection, head_file: Path) -> None:
+    """After a crash: the head beside the database may be behind. Only if nothing is wrong."""
+    head = read_head(connection)
+    if head is not None and head != read_head_file(head_file):
+        with contextlib.suppress(OSError):  # a full disk: it stays behind, which is no harm
+            write_head_file(head_file, head)
+
+
+def _wrong_number(rows: int, head: Head) -> str:
+    where = "cut off" if rows < head.number else "added"
+    return (
+        f"The log has {rows} rows, and its signed head says {head}: rows were {where} at the end."
+    )
+
+
+def _no_head_file(path: Path) -> str:
+    return f"The head in {path} is missing, or not signed by a key of this server."
+
+
+def _cut_off(rows: int, kept: Head, path: Path) -> str:
+    return f"Rows {rows + 1} to {kept.number} were cut off: {path} is newer, and says {kept}."
 
 
 def _held_to_note(

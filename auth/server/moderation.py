@@ -134,10 +134,13 @@ class Moderation:
                 )  # fmt: skip
                 change = "new"
             else:
-                account = accounts.change(
-                    connection, before, roles=wanted, state=State.ALLOWED, by=actor, now_ms=now_ms
-                )
-                change = _change(before, account, rebind=rebind)
+                change = _change(before, wanted, rebind=rebind)
+                account = before
+                if change != "unchanged":
+                    account = accounts.change(
+                        connection, before, roles=wanted, state=State.ALLOWED, by=actor,
+                        now_ms=now_ms,
+                    )  # fmt: skip
                 if rebind:
                     self._revoke_tokens(transaction, before, actor, reason or "let go of")
                     accounts.bind(connection, account, None)
@@ -600,12 +603,12 @@ def _code_login(name: str) -> str:
     return parsed.login
 
 
-def _change(before: Account, after: Account, *, rebind: bool) -> str:
+def _change(before: Account, roles: tuple[Role, ...] | None, *, rebind: bool) -> str:
     if before.state is not State.ALLOWED:
         return f"was {before.state.value}"
     if rebind:
         return "rebound"
-    return "unchanged" if before.roles == after.roles else "roles"
+    return "unchanged" if roles is None or roles == before.roles else "roles"
 
 
 def _bounded(limit: int) -> int:

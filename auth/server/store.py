@@ -17,6 +17,7 @@ gave out. `backups.py` marks its copies, and a store that finds the mark counts 
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import secrets
 import shutil
@@ -33,7 +34,7 @@ from auth.keys import SEED_BYTES, SigningKey, VerifyingKey, fingerprint
 from auth.revocations import read_list
 from auth.server import audit, database, revoked, signing_keys
 from auth.server.audit import Act, Entry
-from auth.server.audit_head import sign_head, write_head, write_head_file
+from auth.server.audit_head import catch_up, sign_head, what_is_wrong, write_head, write_head_file
 from auth.server.refusal_log import RefusalLog
 from auth.server.signing_keys import SigningKeys
 from auth.server.store_errors import StoreFailed, damaged, told
@@ -50,6 +51,8 @@ KEYS_NAME = "keys"
 
 DEFAULT_GRACE_MS = 3600 * 1000
 """How long peers take tokens that are over, where the settings say nothing (for forgetting)."""
+
+log = logging.getLogger(__name__)
 
 SERIALS_A_SECOND = 10_000  # more than any server gives out; skipped per second since a backup
 
@@ -210,6 +213,11 @@ class Store:
             head_file=paths.head,
             every_minute=(self.refusals.tell, self._forget, self._refresh_list),
         )
+        self.found_wrong = what_is_wrong(
+            connection, self.run, self._published.keys.all_verifying, paths.head
+        )
+        if not self.found_wrong:
+            catch_up(connection, paths.head)
         (latest_ms,) = connection.execute(
             "SELECT coalesce((SELECT at_ms FROM audit ORDER BY number DESC LIMIT 1), 0)"
         ).fetchone()
@@ -368,6 +376,9 @@ def _begin(store: Store, transaction: Transaction, grace_ms: int | None, actor: 
     if grace_ms is not None and grace_ms != store.grace_ms:
         connection.execute("UPDATE store SET grace_ms = ?", (grace_ms,))
         store.grace_ms = grace_ms
+    if store.found_wrong:
+        log.error("The audit log was tampered with: %s", store.found_wrong)
+        transaction.log(Entry(act=Act.TAMPERED, actor="server", reason=store.found_wrong))
     (backup_ms,) = connection.execute("SELECT backup_ms FROM store").fetchone()
     if backup_ms is not None:
         _go_on_from_backup(store, transaction, int(backup_ms))

@@ -98,6 +98,7 @@ class Writer:
         self._latest_ms = 0
         self._head: Head | None = None
         self._head_file_due: float | None = None
+        self._head_file_key = b""
         self._minute_due = time.monotonic() + MINUTE_SECONDS
         self._queue: deque[_Waiting[Any]] = deque()
         self._urgent: deque[_Waiting[Any]] = deque()
@@ -218,6 +219,9 @@ class Writer:
             _call(reversed(transaction.undone))
         else:
             self._note_trouble(None)
+            if self._head is not None and self._head.key_id != self._head_file_key:
+                # before the old key goes: a head that it signed counts no more after that
+                self._write_head_file()
             _call(transaction.committed)
         finally:
             _settle(batch)
@@ -293,6 +297,7 @@ class Writer:
         self._head_file_due = None
         if self._head is None:
             return
+        self._head_file_key = self._head.key_id
         try:
             write_head_file(self._head_file, self._head)
         except OSError as error:
