@@ -138,11 +138,14 @@ class AnsweringStream:
     async def _receive(self, already_read: bytes, handlers: trio.Nursery) -> None:
         parser = FrameParser(self._frame_limits, self._read_head)
         reader = MessageReader(self._stream, parser, self._state.limits.stall_seconds)
+        judged_at_once = self._state.guard.judged_at_once
         try:
             while (batch := await reader.next_batch(already_read)) is not None:
                 already_read = b""
                 self.last_used = trio.current_time()
-                for _kind, head, body in batch:
+                for number, (_kind, head, body) in enumerate(batch, 1):
+                    if number % judged_at_once == 0:
+                        await trio.lowlevel.checkpoint()
                     if isinstance(head, CancelHead):
                         self._cancel(head.id)
                     else:

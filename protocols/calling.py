@@ -4,7 +4,7 @@ Opening a libp2p stream costs several milliseconds, a call on an open one a frac
 calls share a stream: each gets an id, all are in flight at once, answers come in any order.
 
     call:   seal, frame, push to the sender, wait for the task to be woken with the answer
-    reader: every message that a wake-up brought finds its call by id and wakes it
+    reader: every message that a wake-up brought finds its call by id, is judged, and wakes it
 
 Promise: every call ends, by an answer, by its deadline, by its own cancellation (which cancels
 the handler on the other side), or, when the stream is lost, with Unreachable at once; and when it
@@ -61,8 +61,6 @@ from protocols.wire import (
 
 CLOSE_SECONDS = 1.0  # a polite close of an idle stream that takes longer becomes a reset
 
-_Answer = tuple[int, bytes, bytes]  # kind, envelope, body
-
 _RESPONSE_HEAD = message_type(ResponseHead)
 _ERROR_HEAD = message_type(ErrorHead)
 
@@ -70,11 +68,18 @@ _ERROR_HEAD = message_type(ErrorHead)
 class _Waiting:
     """A call that waits for its answer."""
 
-    __slots__ = ("method", "task", "ticket")
+    __slots__ = ("exchange", "method", "task", "ticket")
 
-    def __init__(self, task: trio.lowlevel.Task, method: Method[Any, Any], ticket: int) -> None:
+    def __init__(
+        self,
+        task: trio.lowlevel.Task,
+        method: Method[Any, Any],
+        exchange: Exchange,
+        ticket: int,
+    ) -> None:
         self.task = task
         self.method = method
+        self.exchange = exchange
         self.ticket = ticket
 
 
@@ -153,32 +158,27 @@ class CallStream:
         self, method: Method[Request, Response], body: bytes, deadline: float
     ) -> Response:
         exchange = Exchange(self.peer, method.protocol, method.name, training=method.training)
-        guard = self._state.guard
-        envelope = guard.seal(exchange, Part.REQUEST, body)
+        envelope = self._state.guard.seal(exchange, Part.REQUEST, body)
         if method.response_limit_bytes > self._largest_response:
             self._largest_response = method.response_limit_bytes
             self._frame_limits[RESPONSE] = message_limit(self._largest_response)
         self._last_id = call_id = self._last_id + 1
         head = encode(RequestHead(call_id, method.name, milliseconds_until(deadline), envelope))
         ticket = self._sender.push(message_frame(REQUEST, head, body))
-        self._waiting[call_id] = _Waiting(trio.lowlevel.current_task(), method, ticket)
+        task = trio.lowlevel.current_task()
+        self._waiting[call_id] = _Waiting(task, method, exchange, ticket)
 
         def give_up(_raise_cancel: object) -> trio.lowlevel.Abort:
             del self._waiting[call_id]
             self._sender.push(message_frame(CANCEL, encode(CancelHead(call_id)), b""))
             return trio.lowlevel.Abort.SUCCEEDED
 
-        answer: _Answer = await trio.lowlevel.wait_task_rescheduled(give_up)
-        kind, envelope, body = answer
+        answer: bytes = await trio.lowlevel.wait_task_rescheduled(give_up)
         try:
-            if kind == RESPONSE:
-                guard.open(exchange, Part.RESPONSE, body, envelope)
-                return method.response_type.decode(body)
-            error = told(guard, exchange, body, envelope, method.errors)
+            return method.response_type.decode(answer)
         except RemoteMisbehaviour as misbehaviour:
             self._blame(misbehaviour)
             raise
-        raise error
 
     async def run(self) -> None:
         """Open the stream and serve the calls on it until it is lost, retired or cancelled."""
@@ -239,10 +239,13 @@ class CallStream:
     async def _receive(self, stream: Stream) -> None:
         parser = FrameParser(self._frame_limits, self._read_head)
         reader = MessageReader(stream, parser, self._state.limits.stall_seconds)
+        judged_at_once = self._state.guard.judged_at_once
         try:
             while (batch := await reader.next_batch()) is not None:
-                for kind, head, body in batch:
+                for number, (kind, head, body) in enumerate(batch, 1):
                     self._deliver(kind, head, body)
+                    if number % judged_at_once == 0:
+                        await trio.lowlevel.checkpoint()
             self._end(self._lost())
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._end(self._lost())
@@ -273,13 +276,33 @@ class CallStream:
     def _deliver(self, kind: int, head: ResponseHead | ErrorHead, body: bytes) -> None:
         waiting = self._waiting.pop(head.id, None)
         if waiting is not None:
-            trio.lowlevel.reschedule(waiting.task, outcome.Value((kind, head.envelope, body)))
+            trio.lowlevel.reschedule(waiting.task, self._judge(waiting, kind, head, body))
         elif head.id == 0:  # they end the stream, and say why
             if kind != ERROR:
                 raise MalformedMessage("A response came for call 0, which cannot be made.")
             exchange = Exchange(self.peer, self.protocol, "")
             self._end(told(self._state.guard, exchange, body, head.envelope))
         # else the call was cancelled meanwhile, and its answer is late
+
+    def _judge(
+        self, waiting: _Waiting, kind: int, head: ResponseHead | ErrorHead, body: bytes
+    ) -> outcome.Outcome[bytes]:
+        """What a call gets: the body of a response that counts, or the error to raise.
+
+        Here and not in the call's own task: a verified call can then go on, and make the next
+        one, while the others that came with it are still to be judged.
+        """
+        guard = self._state.guard
+        try:
+            if kind == ERROR:
+                error = told(guard, waiting.exchange, body, head.envelope, waiting.method.errors)
+                return outcome.Error(error)
+            guard.open(waiting.exchange, Part.RESPONSE, body, head.envelope)
+        except PotluckError as error:
+            if isinstance(error, RemoteMisbehaviour):
+                self._blame(error)
+            return outcome.Error(error)
+        return outcome.Value(body)
 
     def _end(self, failure: PotluckError) -> None:
         """The first failure is the reason for the end of this stream and of all that wait."""
