@@ -12,8 +12,8 @@ shows a word that must stand in the victim's terminal, and nothing goes to the p
 form of that page is sent. Or somebody may skip the page and send the victim straight to the
 provider, or back from it: the answer counts only in the browser that sent the form, by its cookie.
 
-Easy to get wrong: a code is taken from the provider once. While that goes on, cancellation waits,
-so that a client who hangs up does not lose the login.
+Easy to get wrong: between any question to a provider and its answer the session may have ended: its
+time is over, or its peer has begun another. What comes then must not bring it back to life.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
@@ -39,6 +40,7 @@ from auth.server.providers.errors import (
     ProviderUnavailable,
 )
 from auth.server.providers.fetching import QUESTIONS_AT_ONCE, Fetcher, open_client
+from auth.server.providers.finishing import finishing
 from auth.server.providers.flows import (
     Attempt,
     BrowserProvider,
@@ -165,8 +167,7 @@ class Logins:
             self._started += 1
             return self._browser_started(session)
         try:
-            with trio.CancelScope(shield=True):
-                started = await self._device_started(session, cast(DeviceProvider, provider))
+            started = await self._device_started(session, cast(DeviceProvider, provider))
         except BaseException:
             self._sessions.end(session)
             raise
@@ -180,8 +181,7 @@ class Logins:
             wait = session.next_question - trio.current_time()
             if session.asking or session.grant is None or wait > 0:
                 return Pending(max(1, math.ceil(wait)))
-            await self._ask_device(session)
-            await trio.lowlevel.checkpoint_if_cancelled()  # before it is handed out to nobody
+            await finishing(partial(self._ask_device, session))
         if session.refusal is not None:
             raise session.refusal.again()
         if session.identity is None:
@@ -252,18 +252,10 @@ class Logins:
             raise _other_browser()
         attempt = self._sessions.take_attempt(session)
         assert attempt is not None
-        try:
-            with trio.CancelScope(shield=True):
-                provider = cast(BrowserProvider, session.provider)
-                identity = await provider.finish_browser(attempt, query, self._redirect_uri)
-        except LoginRefused as refused:
-            if not session.over:
-                self._refuse(session, refused)
-            raise
-        if session.over:
+        await finishing(partial(self._finish_browser, session, attempt, query))
+        if session.over or session.identity is None:
             raise expired()
-        session.identity = identity
-        return CallbackDone(session.provider.title, session.confirmation, identity.login)
+        return CallbackDone(session.provider.title, session.confirmation, session.identity.login)
 
     def troubles(self) -> dict[str, str]:
         """The last outage of each provider in words; empty where it answered last."""
@@ -317,8 +309,7 @@ class Logins:
         session.asking = True
         asked = trio.current_time()
         try:
-            with trio.CancelScope(shield=True):
-                answer = await provider.ask_device(session.grant, session.interval)
+            answer = await provider.ask_device(session.grant, session.interval)
         except LoginRefused as refused:
             if not session.over:
                 self._refuse(session, refused)
@@ -338,6 +329,18 @@ class Logins:
             session.next_question = asked + answer.interval
         elif session.refusal is None:
             session.identity = answer
+
+    async def _finish_browser(
+        self, session: Session, attempt: Attempt, query: Mapping[str, str]
+    ) -> None:
+        """Turn what the browser brought into the session's identity, or its refusal."""
+        provider = cast(BrowserProvider, session.provider)
+        try:
+            session.identity = await provider.finish_browser(attempt, query, self._redirect_uri)
+        except LoginRefused as refused:
+            if not session.over:
+                self._refuse(session, refused)
+            raise
 
     def _refuse(self, session: Session, refused: LoginRefused) -> None:
         self._refused += 1

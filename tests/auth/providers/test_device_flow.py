@@ -28,7 +28,7 @@ from tests.auth.providers.conftest import (
     start_device,
 )
 from tests.auth.providers.openid_imitation import OpenIdImitation, as_json
-from tests.auth.providers.web_imitation import Asked, Reply
+from tests.auth.providers.web_imitation import Asked, Reply, Write
 
 PENDING = {"error": "authorization_pending"}
 
@@ -205,6 +205,30 @@ async def test_hanging_up_while_the_provider_answers_does_not_lose_the_login(
         await logins.poll(started.session)
     assert hangs_up.cancelled_caught
     imitation.person = {"error": "invalid_grant"}
+    assert isinstance(await logins.poll(started.session), LoggedIn)
+
+
+async def test_a_silent_provider_does_not_hold_up_somebody_who_leaves(
+    logins: Logins, imitation: OpenIdImitation, clock: trio.testing.MockClock
+) -> None:
+    started = await start_device(logins)
+    clock.jump(5)
+    silent = trio.Event()
+
+    async def say_nothing(write: Write) -> None:
+        del write
+        silent.set()
+        await trio.sleep_forever()
+
+    imitation.instead["/token"] = lambda _: Reply(pieces=say_nothing)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(logins.poll, started.session)
+        await silent.wait()
+        left = trio.current_time()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() - left < 1.0
+    del imitation.instead["/token"]
+    clock.jump(5)
     assert isinstance(await logins.poll(started.session), LoggedIn)
 
 
