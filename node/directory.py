@@ -8,9 +8,11 @@ find an open file, and a file that cannot be opened has to stop the start before
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from node.access.endpoints import usable_endpoints
+from node.access.membership import Membership
 from node.access.notice import REVOCATIONS
 from node.configuration import Configuration
 from node.peer_cache import PeerCache
@@ -28,23 +30,28 @@ FAMILIES = Families([REVOCATIONS])
 
 @asynccontextmanager
 async def open_directory(
-    network: Network,
-    rpc: Rpc,
-    configuration: Configuration,
-    endpoints: Iterable[str] = (),
+    network: Network, rpc: Rpc, configuration: Configuration, member: Membership | None = None
 ) -> AsyncIterator[Dht]:
     """Serve the directory and join the swarm, in the background, until the block is left.
 
-    `endpoints` are places to join at beside those of the configuration.
+    A member of a run also joins at the places that its pass names, and keeps of revocations what
+    the auth server has signed. One that may only look on keeps nothing for others.
     """
+    families, is_client = FAMILIES, configuration.is_client
+    endpoints: tuple[str, ...] = ()
+    if member is not None:
+        others = [family for family in FAMILIES if family.name != REVOCATIONS.name]
+        families = Families([*others, member.following.family])
+        endpoints = usable_endpoints(member.endpoints)
+        is_client = is_client or not member.may_train
     settings = DhtSettings(
         bootstrap=tuple(dict.fromkeys([*configuration.bootstrap_addresses, *endpoints])),
-        client=configuration.is_client,
+        client=is_client,
         save_seconds=configuration.save_seconds,
     )
     with open_keeper(configuration) as keeper:
         async with open_dht(
-            network, rpc, families=FAMILIES, settings=settings, keeper=keeper
+            network, rpc, families=families, settings=settings, keeper=keeper
         ) as dht:
             yield dht
 

@@ -28,7 +28,6 @@ from typing import Any
 
 import trio
 
-from node.access.endpoints import usable_endpoints
 from node.access.membership import Membership, open_membership
 from node.access.questions import add_access_questions
 from node.access.server_time import Clocks
@@ -130,9 +129,8 @@ class Node:
         guard = None if member is None else member.guard(self.network)
         self.rpc = await starting.enter_async_context(open_rpc(self.network, guard))
         serve_ping(self.rpc)
-        endpoints = () if member is None else usable_endpoints(member.endpoints)
         self.dht = await starting.enter_async_context(
-            open_directory(self.network, self.rpc, self.configuration, endpoints)
+            open_directory(self.network, self.rpc, self.configuration, member)
         )
         self._started_at = self.network.wall_time()
         self._started_clock = trio.current_time()

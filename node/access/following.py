@@ -3,8 +3,9 @@
 A list comes from the disk at the start, from the server's `/v1/revocations` at every poll, from
 the directory's key `revocations/RUN` whenever somebody there knows a newer one, and from the
 node's owner through the control socket. All go through `take`: the signature is verified against
-the keyring before anything else, the newest list wins, it is kept on disk so that a restart does
-not forget it, and whoever waits on `changed` acts on it.
+the keyring before anything else, the newest list wins, and whoever waits on `changed` acts on it:
+so it is kept on disk, and a restart does not forget it. Nor does a node keep for others, or pass
+on, what is no genuine list (`family`).
 
 Promise: with the server up or down, a list that one node of the swarm knows is known by every
 node within a poll or a look into the directory, whichever is sooner, and each of these is at most
@@ -17,6 +18,7 @@ called false.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 from collections.abc import Callable, Iterable
@@ -30,9 +32,10 @@ from auth.keyring import KeyRecord, Keyring
 from auth.revocations import LIMIT_BYTES, Revocations
 from node.access.auth_client import DEFAULT_POLL_SECONDS, AuthClient
 from node.access.auth_http import Outage
-from node.access.notice import RevocationNotice, notice_of
+from node.access.notice import REVOCATIONS, RevocationNotice, notice_of
 from node.access.spreading import LONGEST_WAIT_SECONDS, Copies
 from node.private_file import UnusableFile, read_private_file, replace_private_file
+from protocols.dht.families import Family
 from protocols.dht.service import Dht
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
@@ -51,8 +54,13 @@ NOTICE_TTL_SECONDS = 6 * 3600.0  # the node that publishes keeps it up; so long 
 log = logging.getLogger("potluck.access")
 
 
+def revocations_key(run: str) -> str:
+    """Where the lists of a run stand in the directory."""
+    return f"{REVOCATIONS.name}/{run}"
+
+
 class Following:
-    """Invariant: `revocations` is what the newest verified list says, and so is the file."""
+    """Invariant: `revocations` is what the newest verified list says."""
 
     def __init__(
         self,
@@ -67,7 +75,8 @@ class Following:
         self._keyring = keyring
         self._path = path
         self._chance = chance
-        self._key = f"revocations/{run}"
+        self._key = revocations_key(run)
+        self._kept = b""
         self._load()
 
     def _load(self) -> None:
@@ -76,12 +85,13 @@ class Following:
             known = read_private_file(self._path, LIMIT_BYTES)
             if known:
                 self.revocations.accept(known, self._keyring)
+                self._kept = known
         except (UnusableFile, AuthError) as error:
             log.warning("the revocations on disk are of no use: %s", error)
 
     # -- taking in
 
-    async def take(self, signed_list: bytes, keys: Iterable[KeyRecord] = ()) -> bool:
+    def take(self, signed_list: bytes, keys: Iterable[KeyRecord] = ()) -> bool:
         """Take in a list from anywhere; whether it was news.
 
         MalformedDocument or UntrustedDocument if it is not the auth server's.
@@ -92,8 +102,6 @@ class Following:
             log.info("revocation list %d came in", self.revocations.number)
         if is_newer or new_keys:
             self._tell()
-        if is_newer:
-            await self._save(signed_list)
         return is_newer
 
     def take_keys(self, keys: Iterable[KeyRecord]) -> None:
@@ -106,12 +114,25 @@ class Following:
         self.changed.set()
         self.changed = trio.Event()
 
-    async def _save(self, signed_list: bytes) -> None:
+    async def keep_on_disk(self) -> None:
+        """Keep each newer list. For ever."""
+        while True:
+            changed = self.changed
+            await self.save()
+            await changed.wait()
+
+    async def save(self) -> None:
+        """Keep the newest list, if it is not kept yet."""
+        newest = self.revocations.newest
+        if newest == self._kept:
+            return
         try:
             with trio.CancelScope(shield=True):  # a few milliseconds of a thread
-                await trio.to_thread.run_sync(replace_private_file, self._path, signed_list)
+                await trio.to_thread.run_sync(replace_private_file, self._path, newest)
         except OSError as error:
             log.warning("the revocations could not be kept at %s: %s", self._path, error)
+        else:
+            self._kept = newest
 
     # -- the server
 
@@ -141,12 +162,27 @@ class Following:
         polled = await client.revocations(after=self.revocations.number)
         if polled.signed_list is not None:
             try:
-                await self.take(polled.signed_list)
+                self.take(polled.signed_list)
             except UntrustedDocument:
-                await self.take(polled.signed_list, await client.keys())
+                self.take(polled.signed_list, await client.keys())
         return polled.poll_seconds
 
     # -- the directory
+
+    @property
+    def family(self) -> Family:
+        """The family of revocations, as this node keeps it for others: genuine ones only."""
+        return dataclasses.replace(REVOCATIONS, check=self._why_not)
+
+    def _why_not(self, key: str, notice: RevocationNotice) -> str | None:
+        """Why a notice cannot stand under this key; None if it can. One that can is taken in."""
+        if key != self._key:
+            return f"It is not of the run {self.revocations.run}."
+        try:
+            self.take(notice.revocations, notice.keys)
+        except AuthError as error:
+            return str(error)
+        return None
 
     async def follow_directory(self, dht: Dht, own: PeerId) -> None:
         """Watch what others know, and bring what they do not. For ever."""
@@ -163,7 +199,7 @@ class Following:
                 if notice is None:
                     continue
                 try:
-                    await self.take(notice.revocations, notice.keys)
+                    self.take(notice.revocations, notice.keys)
                 except AuthError as error:
                     log.warning("%s spreads false revocations: %s", change.publisher, error)
 

@@ -29,6 +29,7 @@ import trio
 from auth.errors import AuthError
 from auth.passes import OpenedPass, open_pass
 from auth.refusals import Reason
+from auth.roles import may_train
 from node.access.auth_client import AuthClient, open_auth_client
 from node.access.enforcing import enforce, hang_up_on_the_refused
 from node.access.following import Following
@@ -105,6 +106,11 @@ class Membership:
     def endpoints(self) -> tuple[str, ...]:
         """Addresses of the swarm to join at, as the auth server gave them."""
         return self.access_pass.endpoints
+
+    @property
+    def may_train(self) -> bool:
+        """Whether the roles in the token allow more than to look on."""
+        return may_train(self.token.roles)
 
     @property
     def standing(self) -> Standing:
@@ -188,6 +194,7 @@ class Membership:
         async with self.open_client() as client, trio.open_nursery() as nursery:
             nursery.start_soon(keep_time, self.server_time, client)
             nursery.start_soon(renew_for_ever, self, client)
+            nursery.start_soon(self.following.keep_on_disk)
             nursery.start_soon(self.following.poll, client, self._unknown_keys_met)
             nursery.start_soon(self.following.follow_directory, dht, network.peer_id)
             nursery.start_soon(enforce, self, network, rpc)

@@ -20,7 +20,7 @@ from protocols.dht.slots import LARGEST_VALUE_BYTES
 
 # A node publishes only where it finds fewer than three copies of the newest list; the rest is
 # room for those who have not noticed yet that they are too many, or who mean ill.
-PUBLISHERS = 64
+PUBLISHERS = 32
 
 
 class RevocationNotice(msgspec.Struct, array_like=True, frozen=True, gc=False):

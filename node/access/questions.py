@@ -40,9 +40,10 @@ def add_access_questions(control: ControlServer, membership: Membership | None, 
     async def revocations(arguments: Mapping[str, Any], answer: Answering) -> None:
         following = _member(membership).following
         try:
-            is_news = await following.take(_bytes_of(arguments.get("list")))
+            is_news = following.take(_bytes_of(arguments.get("list")))
         except AuthError as error:
             raise PotluckError(error.what, why=error.why, advice=error.advice) from None
+        await following.save()
         await following.publish(dht)
         await answer({"news": is_news, "number": following.revocations.number})
 

@@ -61,7 +61,7 @@ def ask_swarm(
             open_dht(network, rpc, families=FAMILIES, settings=settings) as dht,
         ):
             deadline = trio.current_time() + seconds
-            await _join(network, dht, configuration.bootstrap_addresses, deadline)
+            await join_swarm(network, dht, configuration.bootstrap_addresses, deadline)
             left = deadline - trio.current_time()
             found = await answer(Asked(dht, network), action, {**question, "timeout_seconds": left})
         show(action, msgspec.to_builtins(found), output)
@@ -77,7 +77,7 @@ def _identity(configuration: Configuration) -> tuple[Identity, Membership | None
     return own, open_membership(configuration, own)
 
 
-async def _join(network: Network, dht: Dht, addresses: Sequence[str], deadline: float) -> None:
+async def join_swarm(network: Network, dht: Dht, addresses: Sequence[str], deadline: float) -> None:
     """Meet the swarm. Unreachable at once when every address fails, and when time is over."""
     failures: dict[str, str] = {}
 
