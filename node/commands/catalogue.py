@@ -23,6 +23,7 @@ COMMANDS = (
     "listen",
     "status",
     "dht",
+    "auth",
     "config",
     "bench",
     "simulate",

@@ -1,0 +1,209 @@
+"""How a moderator's act reaches the auth server: through its socket, or straight into the database.
+
+Both ways run the same function, `node.moderating.perform`, over the same `Moderation`, so the same
+act answers the same. When a server runs, it acts: it alone writes into its database, and it knows
+of the act at once. When none runs, the act is done in this process, under the lock that a server
+holds, so that no server starts in its middle.
+
+Easy to get wrong: a socket that does not answer is not yet a server that does not run. It may be
+starting, it may be stopped (SIGSTOP), or another home's socket may be the one that was looked for.
+Only the lock says that no server runs; while it is held and the socket is silent, nothing is
+written, and that is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from node.auth_places import AuthPlaces, find_auth_places, hold_auth_lock
+from node.commands import exit_codes
+from node.commands.auth_moments import now_ms
+from node.commands.output import Output
+from node.control_client import NoRunningNode, ask_once
+from node.running_lock import AlreadyRunning
+from protocols.errors import PotluckError, Refused, Unreachable
+
+# A backup of a large database, or the check of a long audit log, on a slow disk.
+ACT_SECONDS = 600.0
+# A server that starts, or another moderator's command, holds the lock for less than this.
+LOCK_SECONDS = 5.0
+LOCK_LOOK_SECONDS = 0.05
+
+
+class ServerDoesNotAnswer(Unreachable):
+    """A server holds the lock, and its socket leads to nobody."""
+
+
+class NoAuthServerHere(PotluckError):
+    """There is no database: nobody has made an auth server in this home."""
+
+    exit_code = 2
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what was typed, print the answer; the exit code."""
+    from node.commands.auth_view import show
+
+    act = "-".join(filter(None, (arguments.action, getattr(arguments, "act", None))))
+    if act == "audit" and arguments.verify:
+        act = "audit-verify"
+    output = Output.of(arguments)
+    places = auth_places_for(arguments)
+    answer, _ = perform_act(places, act, _asked_by(arguments, act, places))
+    show(act, answer, output)
+    return exit_codes.FAILED if answer.get("sound") is False else exit_codes.DONE
+
+
+def auth_places_for(arguments: argparse.Namespace) -> AuthPlaces:
+    """Where the auth server of this command line keeps its files."""
+    return find_auth_places(
+        os.environ,
+        home=getattr(arguments, "home", None),
+        settings_file=getattr(arguments, "settings", None),
+    )
+
+
+def perform_act(
+    places: AuthPlaces, act: str, asked: Mapping[str, Any]
+) -> tuple[dict[str, Any], bool]:
+    """The answer to an act, and whether it was done in this process: no server runs."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return _ask_server(places.socket, act, asked), False
+        except NoRunningNode:
+            _check_there_is_one(places)
+        try:
+            with hold_auth_lock(places):
+                return _act_here(places, act, asked), True
+        except AlreadyRunning as holder:
+            if time.monotonic() > deadline:
+                raise _server_does_not_answer(places, holder) from None
+        time.sleep(LOCK_LOOK_SECONDS)
+
+
+def moderator() -> str:
+    """Who is at this terminal, for the audit log. Behind sudo it is who called it."""
+    name = os.environ.get("SUDO_USER") or _user_name()
+    return f"local:{name}"
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in many containers
+        return f"uid-{os.getuid()}"
+
+
+def _ask_server(socket: Path, act: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    question = {"act": act, "arguments": dict(asked), "actor": moderator()}
+    answer: dict[str, Any] = ask_once(socket, "auth", question, silence_seconds=ACT_SECONDS)
+    return answer
+
+
+def _act_here(places: AuthPlaces, act: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """In this process, which holds the lock: no server runs."""
+    from auth.server.moderation import Moderation
+    from auth.server.store import open_store
+    from node.moderating import perform
+
+    with open_store(places.folder) as store:
+        return perform(Moderation(store), act, asked, moderator())
+
+
+def _check_there_is_one(places: AuthPlaces) -> None:
+    check_owner(places)
+    try:
+        places.database.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoAuthServerHere(
+            "There is no auth server here.",
+            why=f"{places.database} does not exist.",
+            advice="`potluck auth init` makes one. If it has a home of its own, say which: --home.",
+        ) from None
+
+
+def check_owner(places: AuthPlaces) -> None:
+    """Refused if the folder is another user's: files of ours in it would stop the server."""
+    try:
+        owner = places.folder.stat().st_uid
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except PermissionError:
+        raise _another_users(places, "another user") from None
+    if hasattr(os, "geteuid") and owner != os.geteuid():
+        raise _another_users(places, _name_of(owner))
+
+
+def _name_of(user: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"#{user}"
+
+
+def _another_users(places: AuthPlaces, owner: str) -> Refused:
+    user = owner if " " not in owner else "USER"
+    return Refused(
+        f"This auth server's files belong to {owner}.",
+        why=f"{places.folder} would get files in it that the server then cannot write.",
+        advice=f"Do it as that user: sudo -u {user} potluck auth …",
+    )
+
+
+def _server_does_not_answer(places: AuthPlaces, holder: AlreadyRunning) -> ServerDoesNotAnswer:
+    return ServerDoesNotAnswer(
+        "The auth server runs, but it cannot be asked: nothing was done.",
+        why=f"Nobody answers at {places.socket}, and {holder.why.removeprefix('It holds ')} is "
+        f"held. {holder.what}",
+        advice="If it is just starting, try again. If it is stuck, stop it (`kill` with that pid): "
+        "these commands then work on its database.",
+    )
+
+
+def asked(act: str, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what was typed, that which the act takes."""
+    from node.moderating import ARGUMENTS
+
+    fields = ARGUMENTS[act].__struct_fields__
+    return {name: typed[name] for name in fields if typed.get(name) is not None}
+
+
+def _asked_by(arguments: argparse.Namespace, act: str, places: AuthPlaces) -> dict[str, Any]:
+    typed = dict(vars(arguments))
+    if act == "backup":
+        typed["folder"] = _backup_folder(arguments.folder, places)
+    if act == "audit" and arguments.since is not None:
+        kind, ms = arguments.since
+        typed["since_ms"] = ms if kind == "at" else now_ms() - ms
+    return asked(act, {**typed, "providers": provider_ids(places)})
+
+
+def _backup_folder(typed: str | None, places: AuthPlaces) -> str:
+    """Absolute: a running server stands in another folder than the one this was typed in."""
+    if typed is not None:
+        return str(Path(typed).expanduser().absolute())
+    now = time.strftime("%Y-%m-%d-%H%M%S", time.gmtime())
+    return str(places.folder.with_name(f"{places.folder.name}-backup-{now}"))
+
+
+def provider_ids(places: AuthPlaces) -> list[str]:
+    """At which providers a bare name could be meant; none where the settings cannot be read.
+
+    Whoever has to throw somebody out must not first have to mend auth.toml.
+    """
+    from auth.errors import AuthError
+    from auth.server.settings import read_settings
+
+    try:
+        return [provider.id for provider in read_settings(places.settings_file).providers]
+    except AuthError:
+        return []

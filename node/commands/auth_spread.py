@@ -1,0 +1,128 @@
+"""`potluck auth deny`, `revoke`, `spread` and `keys withdraw`: what the whole swarm must hear of.
+
+A running server gives its list of revocations to every node that polls it, so an act that it did
+needs nothing more. When the act was done on a stopped server's database, the list is brought into
+the swarm's directory, through the run's endpoints (auth_publishing.py), or handed to the node that
+runs on this machine; from there the nodes pass it on.
+
+Easy to get wrong: to revoke and to be heard are two things. The act is done and on disk before
+anything is sent; that nobody could be told is said in its answer, with exit code 4, and `potluck
+auth spread` tries again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+from typing import Any
+
+from node.auth_places import AuthPlaces
+from node.commands import exit_codes
+from node.commands.auth_acting import asked, auth_places_for, perform_act, provider_ids
+from node.commands.output import Output
+from protocols.errors import PotluckError, Unreachable
+from protocols.identity import Identity
+
+ACTS = ("deny", "revoke", "keys-withdraw", "spread")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do the act, see that it is heard of, print both; the exit code."""
+    from node.commands.auth_view import show
+
+    act = "-".join(filter(None, (arguments.action, getattr(arguments, "act", None))))
+    places = auth_places_for(arguments)
+    courier = Courier(places)
+    if act == "spread":
+        answer, acted_here = courier.list_in_words(), True
+    else:
+        if act == "keys-withdraw":
+            # Now: a token of the key that comes after it would be unknown to every node.
+            courier.prepare()
+        question = {**vars(arguments), "providers": provider_ids(places)}
+        answer, acted_here = perform_act(places, act, asked(act, question))
+    nothing_new = answer.get("forget_ms") == 0 and act != "spread"
+    if nothing_new:
+        spread: dict[str, Any] = {"way": "none"}
+    elif acted_here:
+        spread = courier.spread(arguments)
+    else:
+        spread = {"way": "server"}
+    show(act, {**answer, "spread": spread}, Output.of(arguments))
+    return exit_codes.UNREACHABLE if spread["way"] == "nobody" else exit_codes.DONE
+
+
+class Courier:
+    """Brings the newest list into the swarm, under a name that is used once."""
+
+    def __init__(self, places: AuthPlaces) -> None:
+        self._places = places
+        self._identity = Identity.generate()
+        self._token = b""
+
+    def prepare(self) -> None:
+        """Get the token with which the nodes let us in."""
+        if not self._token:
+            peer = self._identity.public_key.hex()
+            answer, _ = perform_act(self._places, "courier", {"peer": peer})
+            self._token = base64.b64decode(answer["token"])
+
+    def list_in_words(self) -> dict[str, Any]:
+        """What the newest list has, for a person."""
+        from auth.revocations import read_list
+
+        self.prepare()  # says what is wrong where there is no server
+        newest = read_list(self._published().revocations.signed)
+        return {
+            "list_number": newest.number,
+            "entries": len(newest.entries),
+            "withdrawn_keys": [key_id.hex() for key_id in newest.withdrawn],
+        }
+
+    def spread(self, arguments: argparse.Namespace) -> dict[str, Any]:
+        """Bring the list to the swarm; how that went."""
+        failures = []
+        for way in (self._into_the_directory, self._to_the_node_here):
+            try:
+                return way(arguments)
+            except PotluckError as error:
+                failures.append(" ".join(part for part in (error.what, error.why) if part))
+        return {"way": "nobody", "why": " ".join(failures)}
+
+    def _into_the_directory(self, arguments: argparse.Namespace) -> dict[str, Any]:
+        from auth.errors import AuthError
+        from auth.server.settings import read_settings
+        from node.commands.configured import configuration_for
+
+        configuration = configuration_for(arguments)
+        endpoints = list(configuration.bootstrap_addresses)
+        try:
+            endpoints += read_settings(self._places.settings_file).endpoints
+        except AuthError as error:
+            raise PotluckError(error.what, why=error.why, advice=error.advice) from None
+        if not endpoints:
+            raise Unreachable("No node of the run is known: `endpoints` in auth.toml is empty.")
+        from node.commands.auth_publishing import publish
+
+        self.prepare()
+        published = self._published()
+        replicas = publish(
+            self._identity, self._token, published.keys.run, published.revocations.signed,
+            published.keys.records, tuple(dict.fromkeys(endpoints)),
+        )  # fmt: skip
+        return {"way": "directory", "replicas": replicas}
+
+    def _to_the_node_here(self, arguments: argparse.Namespace) -> dict[str, Any]:
+        from node.access.questions import REVOCATIONS
+        from node.commands.configured import configuration_for
+        from node.control_client import ask_once
+
+        document = base64.b64encode(self._published().revocations.signed).decode("ascii")
+        socket = configuration_for(arguments).places.control_socket
+        answer = ask_once(socket, REVOCATIONS, {"list": document})
+        return {"way": "node", "number": answer["number"]}
+
+    def _published(self) -> Any:
+        from auth.server.store import Reader
+
+        return Reader(self._places.folder).published()
