@@ -164,8 +164,8 @@ def _answer(moderation: Moderation, asked: msgspec.Struct, actor: str) -> object
             )
         case Deny(name, reason, providers):
             return moderation.deny(name, actor=actor, reason=reason, providers=providers)
-        case Revoke(target, reason, providers):
-            return moderation.revoke(target, actor=actor, reason=reason, providers=providers)
+        case Revoke(target, reason):
+            return moderation.revoke(target, actor=actor, reason=reason)
         case Courier(peer):
             token = moderation.courier_token(
                 _bytes_of(peer), actor=actor, reason="to bring the revocations into the swarm"

@@ -211,7 +211,7 @@ class Store:
             lambda: self._latest.keys.active(clock_ms()),
             clock_ms,
             head_file=paths.head,
-            every_minute=(self.refusals.tell, self._forget, self._refresh_list),
+            every_minute=(self.refusals.tell, self._forget, self.refresh_list),
         )
         self.found_wrong = what_is_wrong(
             connection, self.run, self._published.keys.all_verifying, paths.head
@@ -324,7 +324,7 @@ class Store:
         forget_over(transaction.connection, transaction.now_ms - self.grace_ms - DAY_MS)
         self._live_tokens = count_live(transaction.connection, transaction.now_ms)
 
-    def _refresh_list(self, transaction: Transaction) -> None:
+    def refresh_list(self, transaction: Transaction) -> None:
         """A new list when an entry is over, or when another key has begun to sign."""
         held = read_list(self._latest.revocations.signed)
         key = self._latest.keys.active(transaction.now_ms)
