@@ -17,28 +17,49 @@ from collections.abc import Callable
 
 import trio
 
+from protocols.dht.checking import addresses_to_try
 from protocols.dht.contacts import Contact, contact_of
-from protocols.dht.messages import Introduction, without_peer
+from protocols.dht.dialability import Dialled
+from protocols.dht.messages import (
+    FindResponse,
+    GreetResponse,
+    Introduction,
+    StoreResponse,
+    without_peer,
+)
 from protocols.dht.state import DhtState, log
 from protocols.errors import Unreachable
 from protocols.identity import PeerId
 from protocols.network import Reach
 
 ACQUAINTANCES = 4096  # as many as a node has links
-ADDRESSES_TRIED = 3  # of a stranger's: it makes us dial, so not often and not far
 CHECK_AGAIN_SECONDS = 600.0  # somebody whose addresses did not answer may be let in by then
+CHECK_CHANGED_SECONDS = 60.0  # other addresses are a new chance, but not with every request
 SAMPLE_SECONDS = 60.0  # how often a peer's clock is looked at
+INTRODUCTION_SECONDS = 10.0  # asking the system for our addresses takes a while
+
+# A link that was opened for a lookup is kept for the next one, for a while. When it is closed its
+# stream of calls is gone already: those that nobody uses are closed after two minutes.
+IDLE_LINK_SECONDS = 600.0
+UNUSED_LINK_SECONDS = 150.0
+IDLE_LINKS = 64  # those that are idle for longest go first, once they are unused
 
 
 class _Acquaintance:
-    __slots__ = ("addresses", "checked_at", "contact", "is_told", "sampled_at")
+    __slots__ = (
+        "addresses", "checked_at", "contact", "is_in_vain", "sampled_at", "spoken_at", "told",
+        "we_opened",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.is_told = False  # it has had our introduction
+        self.told: Introduction | None = None  # what it knows of us
         self.addresses: tuple[str, ...] = ()
         self.contact: Contact | None = None  # proven
+        self.is_in_vain = False  # none of its addresses answered
         self.checked_at = float("-inf")
         self.sampled_at = float("-inf")
+        self.spoken_at = float("-inf")
+        self.we_opened = False  # the link, to ask it something
 
 
 class Acquaintances:
@@ -58,39 +79,86 @@ class Acquaintances:
         self._welcome = welcome
         self._ask_whether_there = ask_whether_there
         self._known: OrderedDict[PeerId, _Acquaintance] = OrderedDict()
+        self._introduction = Introduction()
+        self._introduction_until = float("-inf")
 
     def is_stranger(self, peer: PeerId) -> bool:
         return peer not in self._known
 
     def introduction_for(self, peer: PeerId) -> Introduction | None:
         """What to say of ourselves in a request; None where it has been said."""
+        introduction = self.introduction()
         known = self._known.get(peer)
-        return None if known is not None and known.is_told else self.introduction()
+        return None if known is not None and known.told == introduction else introduction
 
     def introduction(self) -> Introduction:
-        if self._state.is_client:
-            return Introduction()
-        network = self._state.network
-        return Introduction(without_peer(network.peer_id, network.addresses()))
+        now = trio.current_time()
+        if now >= self._introduction_until:
+            self._introduction_until = now + INTRODUCTION_SECONDS
+            network = self._state.network
+            addresses = () if self._state.is_client else network.addresses()
+            self._introduction = Introduction(without_peer(network.peer_id, addresses))
+        return self._introduction
+
+    def dialled(self, peer: PeerId) -> Dialled:
+        """What we found when we tried the addresses of this peer."""
+        known = self._known.get(peer)
+        if known is None:
+            return Dialled.UNKNOWN
+        if known.contact is not None:
+            return Dialled.ANSWERED
+        return Dialled.IN_VAIN if known.is_in_vain else Dialled.UNKNOWN
 
     def answered(
-        self, peer: PeerId, introduction: Introduction | None, time_ms: int, asked_ms: int
+        self,
+        peer: PeerId,
+        response: FindResponse | StoreResponse | GreetResponse,
+        asked_ms: int,
+        told: Introduction | None,
     ) -> None:
-        """A peer answered us."""
+        """A peer answered us; `told` is what the question said of us."""
         known = self._acquaintance(peer)
-        known.is_told = True
-        now = trio.current_time()
-        if now - known.sampled_at >= SAMPLE_SECONDS:
+        if told is not None:
+            known.told = told
+        state = self._state
+        if state.dialability.says(peer, response.dialled):
+            _say(state)
+        now = self._heard(peer, known, response.responder, answered=True)
+        # Only those of the table: who rents one network cannot be many of them.
+        is_due = now - known.sampled_at >= SAMPLE_SECONDS
+        if is_due and known.contact is not None and known.contact.node_id in state.table:
             known.sampled_at = now
-            state = self._state
-            far_off = state.swarm_time.sample(peer, time_ms, asked_ms, state.local_ms())
+            far_off = state.swarm_time.sample(peer, response.time_ms, asked_ms, state.local_ms())
             if far_off is not None:
                 log.warning("%s", far_off)
-        self._heard(peer, known, introduction)
 
     def asked_us(self, peer: PeerId, introduction: Introduction | None) -> None:
         """A peer asked us something."""
-        self._heard(peer, self._acquaintance(peer), introduction)
+        self._heard(peer, self._acquaintance(peer), introduction, answered=False)
+
+    def we_opened(self, peer: PeerId) -> None:
+        """The link to this peer is there because we had a question."""
+        known = self._known.get(peer)
+        if known is not None:
+            known.we_opened = True
+
+    def idle_links(self, now: float) -> list[PeerId]:
+        """Peers whose links we opened for a question, and need no more: they are not in the table
+        and nobody has asked anybody for long. Those that are idle for longest first."""
+        table = self._state.table
+        idle = sorted(
+            (known.spoken_at, peer)
+            for peer, known in self._known.items()
+            if known.we_opened
+            and now - known.spoken_at >= UNUSED_LINK_SECONDS
+            and (known.contact is None or known.contact.node_id not in table)
+        )
+        too_many = len(idle) - IDLE_LINKS
+        return [
+            peer
+            for place, (spoken_at, peer) in enumerate(idle)
+            if place < too_many or now - spoken_at >= IDLE_LINK_SECONDS
+        ]
 
     def link_lost(self, peer: PeerId) -> None:
         """What was known of this link is over."""
@@ -107,15 +175,35 @@ class Acquaintances:
                 self._known.popitem(last=False)
         return known
 
-    def _heard(self, peer: PeerId, known: _Acquaintance, introduction: Introduction | None) -> None:
+    def _heard(
+        self,
+        peer: PeerId,
+        known: _Acquaintance,
+        introduction: Introduction | None,
+        *,
+        answered: bool,
+    ) -> float:
+        """Somebody said something, now; the time."""
+        now = known.spoken_at = trio.current_time()
         if introduction is not None:
             self._introduced(peer, known, introduction)
-        if known.contact is not None:
-            self._put_in_table(known.contact)
+        contact = known.contact
+        if contact is None:
+            if known.is_in_vain:
+                self._check(peer, known)
+        elif not answered and contact in self._state.lost:
+            # Who asks and does not answer is of no use to anybody: an answer lets it back in.
+            self._state.lost.heard_of(contact, now)
+        else:
+            self._put_in_table(contact)
+        return now
 
     def _introduced(self, peer: PeerId, known: _Acquaintance, said: Introduction) -> None:
-        known.addresses = without_peer(peer, said.addresses)
-        if not known.addresses:
+        addresses = without_peer(peer, said.addresses)
+        has_moved = addresses != known.addresses
+        known.addresses = addresses
+        if not addresses:
+            known.is_in_vain = False
             if known.contact is not None:
                 self._state.table.remove(known.contact)
                 known.contact = None
@@ -124,39 +212,43 @@ class Acquaintances:
         if link is not None and not link.inbound and link.reach is Reach.DIRECT:
             self._proven(peer, known, link.remote_address)
         else:
-            self._check(peer, known)
+            self._check(peer, known, CHECK_CHANGED_SECONDS if has_moved else CHECK_AGAIN_SECONDS)
 
     def _proven(self, peer: PeerId, known: _Acquaintance, address: str) -> Contact:
         proven = without_peer(peer, (address,))
         known.contact = contact = contact_of(peer, (*proven, *known.addresses))
+        known.is_in_vain = False
         self._state.network.learn_addresses(peer, contact.addresses)
         return contact
 
-    def _check(self, peer: PeerId, known: _Acquaintance) -> None:
+    def _check(
+        self, peer: PeerId, known: _Acquaintance, after_seconds: float = CHECK_AGAIN_SECONDS
+    ) -> None:
         """Find out by dialling whether a peer whose link came from its side can be dialled."""
         now = trio.current_time()
-        if now - known.checked_at < CHECK_AGAIN_SECONDS:
+        if now - known.checked_at < after_seconds:
             return
-        known.checked_at = now
-        self._state.chore(self._try_addresses, peer, known)
+        if self._state.checks.add(self._try_addresses, peer, known):
+            known.checked_at = now
 
     async def _try_addresses(self, peer: PeerId, known: _Acquaintance) -> None:
-        if self._known.get(peer) is not known or known.contact is not None:
+        contact = known.contact
+        if self._known.get(peer) is not known or (
+            contact is not None and set(known.addresses) <= set(contact.addresses)
+        ):
             return
         counts = self._state.counts
         network = self._state.network
-        link = network.link(peer)
-        remote = _host_of(link.remote_address) if link is not None else ""
-        # where the connection came from first: a stranger must not make us dial third parties
-        likely = sorted(known.addresses, key=lambda one: _host_of(one) != remote)
+        likely = addresses_to_try(known.addresses, network.link(peer))
         try:
-            address = await network.check_dialable(peer, likely[:ADDRESSES_TRIED])
+            address = await network.check_dialable(peer, likely)
         except Unreachable as error:
+            known.is_in_vain = known.contact is None
             counts.peers_not_dialable += 1
             log.debug("%s cannot be dialled and is not passed on: %s", peer, error)
             return
         counts.peers_found_dialable += 1
-        if self._known.get(peer) is known:
+        if self._known.get(peer) is known and known.addresses:
             self._put_in_table(self._proven(peer, known, address))
 
     def _put_in_table(self, contact: Contact) -> None:
@@ -167,7 +259,17 @@ class Acquaintances:
             self._ask_whether_there(in_the_way)
         if is_new and contact.node_id in table:
             self._welcome(contact)
+        else:
+            self._state.lost.discard(contact)
 
 
-def _host_of(address: str) -> str:
-    return "/".join(address.split("/", 3)[1:3])
+def _say(state: DhtState) -> None:
+    dialability = state.dialability
+    if dialability.is_given:
+        log.info("this node can be dialled after all: %s", dialability)
+    else:
+        log.warning(
+            "this node cannot be dialled: %s. It reads and writes, and keeps nothing for others "
+            "until its addresses let somebody in",
+            dialability,
+        )

@@ -77,7 +77,8 @@ class Answering:
         now_ms = self._state.now_ms()
         room = _Room()
         answers = tuple(self._found(caller, query, now_ms, room) for query in request.queries)
-        return FindResponse(now_ms, answers, responder)
+        dialled = self._acquaintances.dialled(caller.peer)
+        return FindResponse(now_ms, answers, responder, dialled)
 
     def store(self, caller: Caller, request: StoreRequest) -> StoreResponse:
         if len(request.slots) > SLOTS_STORED_AT_ONCE:
@@ -136,12 +137,14 @@ class Answering:
             tuple(storing.newer),
             () if request.copies else self._closer(caller, request),
             responder,
+            self._acquaintances.dialled(caller.peer),
         )
 
     def greet(self, caller: Caller, request: GreetRequest) -> GreetResponse:
         responder = self._asked_by(caller, request.sender)
         self._state.counts.greets_served += 1
-        return GreetResponse(self._state.now_ms(), responder)
+        dialled = self._acquaintances.dialled(caller.peer)
+        return GreetResponse(self._state.now_ms(), responder, dialled)
 
     def _asked_by(self, caller: Caller, sender: Introduction | None) -> Introduction | None:
         self._acquaintances.asked_us(caller.peer, sender)

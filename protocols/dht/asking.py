@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from auth.refusals import Reason
 from protocols.dht.acquaintances import Acquaintances
 from protocols.dht.contacts import Contact
 from protocols.dht.ids import ID_BYTES
 from protocols.dht.messages import (
     FIND,
     GREET,
+    KNOWN_PER_QUERY,
+    PREFIX_BYTES,
     SLOTS_STORED_AT_ONCE,
     STORE,
     STORE_MANY,
@@ -25,12 +28,17 @@ from protocols.dht.messages import (
     Query,
     StoreRequest,
     StoreResponse,
+    prefix_of_id,
 )
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState
 from protocols.errors import Busy, MalformedMessage, PotluckError, ProtocolNotServed
-from protocols.method import Method, Request
+from protocols.method import Method
+from protocols.not_allowed import AnswerNotAllowed, NotAllowed
 
+KNOWN_BYTES = KNOWN_PER_QUERY * PREFIX_BYTES
+
+Asked = TypeVar("Asked", FindRequest, StoreRequest, GreetRequest)
 Answer = TypeVar("Answer", FindResponse, StoreResponse, GreetResponse)
 
 
@@ -73,15 +81,18 @@ class Asker:
 
         A greeting would not do: a peer may be there and too slow, or too broken, for more.
         """
-        await self.find(contact, [Query(self._state.own_id.to_bytes(ID_BYTES, "big"))])
+        state = self._state
+        known = b"".join(prefix_of_id(one.node_id) for one in state.table.closest(state.own_id))
+        query = Query(state.own_id.to_bytes(ID_BYTES, "big"), known=known[:KNOWN_BYTES])
+        await self.find(contact, [query])
 
-    async def _ask(
-        self, contact: Contact, method: Method[Request, Answer], request: Request
-    ) -> Answer:
+    async def _ask(self, contact: Contact, method: Method[Asked, Answer], request: Asked) -> Answer:
         state = self._state
         peer = contact.peer
+        is_ours_to_open = False
         if contact.addresses and self._acquaintances.is_stranger(peer):
             state.network.learn_addresses(peer, contact.addresses)
+            is_ours_to_open = state.network.link(peer) is None
         asked_ms = state.local_ms()
         try:
             response = await state.rpc.call(
@@ -92,11 +103,22 @@ class Asker:
         except ProtocolNotServed:
             state.table.remove(contact)
             raise
-        except PotluckError:
-            state.counts.calls_failed += 1
-            if contact.node_id in state.table:
-                state.lost.add(contact)
-            state.table.failed(contact)
+        except PotluckError as error:
+            if not _is_there(error):
+                state.counts.calls_failed += 1
+                if contact.node_id in state.table:
+                    state.lost.add(contact)
+                state.table.failed(contact)
             raise
-        self._acquaintances.answered(peer, response.responder, response.time_ms, asked_ms)
+        self._acquaintances.answered(peer, response, asked_ms, request.sender)
+        if is_ours_to_open:
+            self._acquaintances.we_opened(peer)
         return response
+
+
+def _is_there(error: PotluckError) -> bool:
+    """Whether a failed question says nothing against the peer: it does not let us take part, or
+    we may not ask, or it is a monitor, which keeps nothing."""
+    if isinstance(error, AnswerNotAllowed):
+        return error.reason is Reason.ROLE
+    return isinstance(error, NotAllowed)

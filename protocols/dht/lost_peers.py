@@ -17,15 +17,17 @@ LOST_PEERS = 256  # as many as a table of a swarm of ten thousand holds; the new
 FIRST_RETRY_SECONDS = 5.0
 LONGEST_RETRY_SECONDS = 600.0  # 256 of them: a dial every two seconds, at the very most
 FORGOTTEN_AFTER_TRIES = 150  # most of a day
+HEARD_OF_SECONDS = 30.0  # a lost peer that asks us something is tried at once, this often
 REUNION_SECONDS = 10.0  # over this the rest is tried when one has come back
 
 
 class _Lost:
-    __slots__ = ("contact", "due", "tries")
+    __slots__ = ("contact", "due", "taken", "tries")
 
     def __init__(self, contact: Contact) -> None:
         self.contact = contact
         self.due: float | None = None
+        self.taken = float("-inf")
         self.tries = 0
 
 
@@ -49,6 +51,16 @@ class LostPeers:
             if len(self._lost) > LOST_PEERS:
                 del self._lost[next(iter(self._lost))]
 
+    def discard(self, contact: Contact) -> None:
+        """This one has answered; it had been given up by nobody."""
+        self._lost.pop(contact.node_id, None)
+
+    def heard_of(self, contact: Contact, now: float) -> None:
+        """This one says something, though it did not answer: it may do so now."""
+        lost = self._lost.get(contact.node_id)
+        if lost is not None and now - lost.taken >= HEARD_OF_SECONDS:
+            lost.due = now
+
     def found(self, contact: Contact, now: float) -> bool:
         """This one is there again (or says so); whether it had been lost."""
         if self._lost.pop(contact.node_id, None) is None:
@@ -68,6 +80,7 @@ class LostPeers:
                     del self._lost[node_id]
                     continue
                 self._delay(lost, now)
+                lost.taken = now
                 taken.append(lost.contact)
         return taken
 

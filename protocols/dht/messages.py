@@ -3,7 +3,8 @@
 `find` asks for the peers closest to some positions, and for the slots under some keys; `store`
 brings a few slots, `store-many` a batch of them; `greet` only says who one is. Every answer
 carries the answerer's swarm time. Who asks a peer for the first time on a link introduces itself
-in the request, and is then told the other's introduction in the answer.
+in the request, and is then told the other's introduction in the answer; and from then on whether
+the addresses that it introduced itself with were `dialled` in vain.
 
 Both sides save bytes by saying what they have. A query names the peers that the asker has spoken
 with itself (`known`), so that an answer in a settled swarm names nobody; and it names the slots
@@ -22,6 +23,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from protocols.dht.contacts import ADDRESSES_PER_CONTACT, LONGEST_ADDRESS, Contact
+from protocols.dht.dialability import Dialled
 from protocols.dht.ids import ID_BYTES, node_id_of_key
 from protocols.dht.publishing import SLOTS_PER_BATCH
 from protocols.dht.slots import LONGEST_KEY_BYTES, PublicKey, Slot, SlotNumber
@@ -64,6 +66,7 @@ NEWER_BYTES_PER_ANSWER = 64 << 10  # but one slot may be over that by itself
 AddressText = Annotated[str, Meta(max_length=LONGEST_ADDRESS)]
 AddressTexts = Annotated[tuple[AddressText, ...], Meta(max_length=ADDRESSES_PER_CONTACT)]
 Position = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+DialledNumber = Annotated[int, Meta(ge=0, le=255)]  # of a Dialled, or of a newer node's
 Known = Annotated[bytes, Meta(max_length=KNOWN_PER_QUERY * PREFIX_BYTES)]
 Have = Annotated[bytes, Meta(max_length=HAVE_PER_QUERY * PREFIX_BYTES)]
 
@@ -122,6 +125,7 @@ class FindResponse(Message, frozen=True, gc=False):
     time_ms: SlotNumber
     answers: Annotated[tuple[Found, ...], Meta(max_length=QUERIES_PER_REQUEST)]
     responder: Introduction | None = None
+    dialled: DialledNumber = Dialled.UNKNOWN
 
 
 class StoreRequest(Message, frozen=True, gc=False):
@@ -149,6 +153,7 @@ class StoreResponse(Message, frozen=True, gc=False):
     newer: Annotated[tuple[Slot, ...], Meta(max_length=NEWER_PER_ANSWER)] = ()
     contacts: Annotated[tuple[Named, ...], Meta(max_length=CONTACTS_PER_STORED)] = ()
     responder: Introduction | None = None
+    dialled: DialledNumber = Dialled.UNKNOWN
 
 
 class GreetRequest(Message, frozen=True, gc=False):
@@ -158,14 +163,28 @@ class GreetRequest(Message, frozen=True, gc=False):
 class GreetResponse(Message, frozen=True, gc=False):
     time_ms: SlotNumber
     responder: Introduction | None = None
+    dialled: DialledNumber = Dialled.UNKNOWN
 
 
 FIND = Method(PROTOCOL, "find", FindRequest, FindResponse, FIND_REQUEST_BYTES, FIND_RESPONSE_BYTES)
+# A monitor reads and does not write; nor does it keep what others write (`training`).
 STORE = Method(
-    PROTOCOL, "store", StoreRequest, StoreResponse, STORE_REQUEST_BYTES, STORE_RESPONSE_BYTES
+    PROTOCOL,
+    "store",
+    StoreRequest,
+    StoreResponse,
+    STORE_REQUEST_BYTES,
+    STORE_RESPONSE_BYTES,
+    training=True,
 )
 STORE_MANY = Method(
-    PROTOCOL, "store-many", StoreRequest, StoreResponse, STORE_REQUEST_BYTES, STORE_RESPONSE_BYTES
+    PROTOCOL,
+    "store-many",
+    StoreRequest,
+    StoreResponse,
+    STORE_REQUEST_BYTES,
+    STORE_RESPONSE_BYTES,
+    training=True,
 )
 GREET = Method(PROTOCOL, "greet", GreetRequest, GreetResponse, GREET_BYTES, GREET_BYTES)
 

@@ -37,9 +37,10 @@ PING_SECONDS = 15.0  # a ping is over after this, one way or the other
 # but it is not passed on to others until it answers again.
 FAILURES_TO_FORGET = 3
 
-# Whoever was not heard of for so long, and to whom there is no link that would break, should be
-# pinged. With a hundred contacts that is a ping every ten seconds. Where half of all nodes go every
-# 20 minutes, it halves how many dead ones a lookup meets.
+# Whoever was not heard of for so long should be pinged, whether or not there is a link that would
+# break if it went: it may be there and too broken to answer. With a hundred contacts that is a ping
+# every ten seconds. Where half of all nodes go every 20 minutes, it halves how many dead ones a
+# lookup meets.
 QUIET_SECONDS = 900.0
 
 REFRESH_SECONDS = 3600.0  # Kademlia's; half of all volunteers stay for longer
@@ -229,12 +230,16 @@ class RoutingTable:
         entry = self._buckets[self._index_of(node_id)].entries.get(node_id)
         return None if entry is None else entry.contact
 
-    def quiet(self, now: float, longer_than: float = QUIET_SECONDS) -> list[Contact]:
-        """Contacts that were not heard of for so long, to be pinged now: then call `heard_from`
-        or `failed` with each."""
-        found = []
+    def quiet(
+        self, now: float, longer_than: float = QUIET_SECONDS, at_most: int | None = None
+    ) -> list[Contact]:
+        """Contacts that were not heard of for so long, to be pinged now, or so many of them: then
+        call `heard_from` or `failed` with each."""
+        found: list[Contact] = []
         for bucket in self._buckets:
             for entry in bucket.entries.values():
+                if len(found) == at_most:
+                    return found
                 if now - entry.last_heard < longer_than:
                     break  # they are in the order of hearing
                 if now - entry.pinged >= PING_SECONDS:

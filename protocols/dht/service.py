@@ -39,6 +39,7 @@ from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState
 from protocols.dht.statistics import DhtStatistics
+from protocols.dht.storage import EXPIRED_AT_ONCE
 from protocols.dht.upkeep import Upkeep
 from protocols.dht.watching import Change, Watches
 from protocols.dht.writing import Writer, Written
@@ -88,7 +89,7 @@ class Dht:
         self._writer = Writer(state, self._asker, self._reader)
         self._publications = Publications(state, self._writer)
         self._bootstrap = Bootstrap(state, self._asker, self._reader)
-        self._upkeep = Upkeep(state, self._asker, self._reader)
+        self._upkeep = Upkeep(state, self._acquaintances, self._asker, self._reader)
         self._watches = Watches(state, self._reader)
 
     async def start(self, events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
@@ -106,6 +107,8 @@ class Dht:
         start(self._upkeep.refresh)
         start(self._upkeep.settle, self._bootstrap.joined)
         start(self._upkeep.find_lost_peers)
+        start(self._upkeep.look_after_links)
+        start(self._upkeep.tidy)
         await trio.lowlevel.checkpoint()
 
     async def end(self) -> None:
@@ -198,7 +201,7 @@ class Dht:
     def statistics(self) -> DhtStatistics:
         state = self._state
         storage = state.storage
-        storage.expire(state.now_ms())
+        storage.expire(state.now_ms(), EXPIRED_AT_ONCE)
         return dataclasses.replace(
             state.counts,
             peers_in_table=len(state.table),
@@ -210,6 +213,8 @@ class Dht:
             copies_cached=len(storage.cache),
             slots_published=len(state.publisher),
             watched_keys=len(self._watches),
+            can_be_dialled=not state.is_client and state.dialability.is_given,
+            chores_dropped=state.chores.dropped + state.checks.dropped,
             peers_lost=len(state.lost),
             clock_offset_ms=state.swarm_time.offset_ms,
             clock_peers=state.swarm_time.peers,

@@ -8,6 +8,8 @@ from typing import Any
 
 import trio
 
+from protocols.dht.chores import Chores
+from protocols.dht.dialability import Dialability
 from protocols.dht.families import Families, check_time, check_value
 from protocols.dht.ids import distance, node_id_of
 from protocols.dht.lost_peers import LostPeers
@@ -21,16 +23,15 @@ from protocols.dht.statistics import DhtStatistics
 from protocols.dht.storage import Storage, Stored
 from protocols.dht.swarm_time import SwarmTime
 from protocols.dht.unsaved import UnsavedSlots
-from protocols.errors import PotluckError
 from protocols.network import Network
 from protocols.rpc import Rpc
 
 log = logging.getLogger("potluck.dht")
 
-# Chores are what may as well be left undone: repairs, copies, pings, checks of others' addresses.
 CHORES_AT_ONCE = 8
 CHORES_WAITING = 512
-
+CHECKS_AT_ONCE = 4  # of others' addresses, each a few dials
+CHECKS_WAITING = 128
 
 # Interfaces come and go with cables and networks; asking for them takes the system a while.
 ADDRESSES_LOOKED_AT_SECONDS = 10.0
@@ -70,8 +71,9 @@ class DhtState:
         """Told of each key under which this node has kept something new."""
         self._client_until = float("-inf")
         self._is_client = False
-        self._chores = trio.CapacityLimiter(CHORES_AT_ONCE)
-        self._chores_waiting = 0
+        self.dialability = Dialability()
+        self.chores = Chores(nursery, CHORES_AT_ONCE, CHORES_WAITING)
+        self.checks = Chores(nursery, CHECKS_AT_ONCE, CHECKS_WAITING)
 
     def local_ms(self) -> int:
         return int(self.network.wall_time() * 1000)
@@ -108,7 +110,7 @@ class DhtState:
 
     def is_replica_of(self, position: int) -> bool:
         """Whether this node is among those that keep what lies here, as far as it knows."""
-        if self.is_client:
+        if self.is_client or not self.dialability.is_given:
             return False
         closest = self.table.closest(position)
         if len(closest) < self.settings.k:
@@ -125,31 +127,9 @@ class DhtState:
         check_value(family, slot)
         self.storage.verified.check(slot)
 
-    def chore(
-        self,
-        work: Callable[..., Awaitable[None]],
-        *arguments: Any,
-    ) -> bool:
+    def chore(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> bool:
         """Do this in the background, when its turn comes; False if too much waits already."""
-        if self._chores_waiting >= CHORES_WAITING:
-            self.counts.chores_dropped += 1
-            return False
-        self._chores_waiting += 1
-        self.nursery.start_soon(self._run_chore, work, arguments)
-        return True
-
-    async def _run_chore(
-        self, work: Callable[..., Awaitable[None]], arguments: tuple[object, ...]
-    ) -> None:
-        try:
-            async with self._chores:
-                await work(*arguments)
-        except PotluckError as error:
-            log.debug("%s came to nothing: %s", getattr(work, "__name__", work), error)
-        except Exception:  # a bug in a chore must not end the node
-            log.exception("a chore of the directory broke")
-        finally:
-            self._chores_waiting -= 1
+        return self.chores.add(work, *arguments)
 
 
 DISHONEST = frozenset({SlotRefusal.BAD_SIGNATURE, SlotRefusal.MALFORMED})

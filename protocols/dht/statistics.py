@@ -22,6 +22,8 @@ class DhtStatistics:
     clock_offset_ms: int = 0
     clock_peers: int = 0
     watched_keys: int = 0
+    can_be_dialled: bool = True
+    """As far as this node knows; see dialability.py."""
 
     # so far
     puts: int = 0
@@ -48,6 +50,7 @@ class DhtStatistics:
     peers_found_dialable: int = 0
     peers_not_dialable: int = 0
     chores_dropped: int = 0
+    idle_links_closed: int = 0
 
 
 def count(counts: dict[str, int], name: str) -> None:

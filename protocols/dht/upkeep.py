@@ -2,29 +2,41 @@
 
 Some things go on by themselves: parts of the id space in which nobody looked for anything are
 looked up; peers that were lost are tried again, and when one is back, so is its part of the swarm
-looked up; and a newcomer that is closer to a key than this node is given the key's slots.
+looked up; those that were quiet for long are asked whether they are there; links that were opened
+for a lookup are closed when nobody needs them; what is over is let go of; and a newcomer that is
+closer to a key than this node is given the key's slots.
 
 Easy to get wrong: every replica notices a newcomer, and one of them handing over is enough. So
 only the few that are closest to a key do, and what the newcomer has already costs a message at
-most.
+most. And a link that we close looks at the other end as if we had gone: who has us in its table
+asks, and opens it again. So only those links are closed that we opened, to peers that are not in
+our table; what the other side opens then stays.
 """
 
 from __future__ import annotations
 
 import trio
 
+from protocols.dht.acquaintances import Acquaintances
 from protocols.dht.asking import Asker
 from protocols.dht.contacts import Contact
+from protocols.dht.families import CLOCK_TOLERANCE_MS
 from protocols.dht.ids import distance, position_of
 from protocols.dht.publishing import batches
 from protocols.dht.reading import Reader
 from protocols.dht.routing import REFRESH_WIDTH
 from protocols.dht.state import DhtState
+from protocols.dht.storage import EXPIRED_AT_ONCE
 
 REFRESH_LOOK_SECONDS = 60.0  # how often buckets are looked at; each is due once an hour
 SETTLING_SECONDS = (1.0, 5.0, 30.0, 300.0)  # after joining; each a lookup of our own id
 LOST_LOOK_SECONDS = 2.0  # how often lost peers are looked at, while there are any
 LOST_AT_ONCE = 4
+# A hundred contacts that are quiet for a quarter of an hour are a ping every nine seconds.
+LINKS_LOOK_SECONDS = 15.0
+PINGED_AT_ONCE = 4
+CLOSED_AT_ONCE = 16
+TIDY_SECONDS = 10.0
 GIVERS = 3  # of a key's replicas hand over to a newcomer: one may be down, or a liar
 KEYS_WITHOUT_A_PAUSE = 64  # some two milliseconds of looking at the table
 KEYS_SKIMMED_WITHOUT_A_PAUSE = 1024  # half a millisecond of comparing distances
@@ -34,8 +46,11 @@ BATCH_PAUSE_SECONDS = 0.2  # a newcomer gets its share over seconds, not in one 
 class Upkeep:
     """Tasks that run for as long as the directory does."""
 
-    def __init__(self, state: DhtState, asker: Asker, reader: Reader) -> None:
+    def __init__(
+        self, state: DhtState, acquaintances: Acquaintances, asker: Asker, reader: Reader
+    ) -> None:
         self._state = state
+        self._acquaintances = acquaintances
         self._asker = asker
         self._reader = reader
 
@@ -71,6 +86,35 @@ class Upkeep:
                 continue
             for contact in state.lost.due(trio.current_time(), LOST_AT_ONCE):
                 state.chore(self._asker.is_there, contact)
+
+    async def look_after_links(self) -> None:
+        """Ping those in the table who say nothing, and close links that nobody needs, for ever."""
+        state = self._state
+        while True:
+            await trio.sleep(LINKS_LOOK_SECONDS * (0.5 + state.network.random.random()))
+            now = trio.current_time()
+            for contact in state.table.quiet(now, at_most=PINGED_AT_ONCE):
+                state.chore(self._asker.is_there, contact)
+            for peer in self._acquaintances.idle_links(now)[:CLOSED_AT_ONCE]:
+                link = state.network.link(peer)
+                if link is not None and not link.open_streams:
+                    state.counts.idle_links_closed += 1
+                    await state.network.disconnect(peer)
+
+    async def tidy(self) -> None:
+        """Let go of what is over, a little at a time, for ever."""
+        state = self._state
+        latest_ms = state.now_ms()
+        while True:
+            await trio.sleep(TIDY_SECONDS)
+            now_ms = state.now_ms()
+            if now_ms < latest_ms - CLOCK_TOLERANCE_MS:
+                state.storage.clock_went_back(now_ms)
+            latest_ms = now_ms
+            while (due := state.storage.next_expiry()) is not None and due <= now_ms:
+                state.storage.expire(now_ms, EXPIRED_AT_ONCE)
+                await trio.lowlevel.checkpoint()
+            state.storage.cache.expire(now_ms)
 
     def came(self, contact: Contact) -> None:
         """Somebody is in the table who was not."""
