@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from auth.errors import MalformedDocument
 from auth.invites import LONGEST_TEXT_CHARACTERS, SCHEME, Invite
 from auth.invites import read_invite as parse_invite
 from node.wrong_use import WrongUse
@@ -21,10 +22,15 @@ LONGEST_CODE = 128  # characters; the server's own codes are shorter
 def read_invite(words: str) -> Invite:
     """The invite that is meant: the text itself, - for standard input, or a file."""
     if words.strip().startswith(SCHEME):
-        return parse_invite(words)
-    if words == "-":
-        return parse_invite(sys.stdin.read(LONGEST_TEXT_CHARACTERS + 1))
-    return parse_invite(_text_of(words, "invite", LONGEST_TEXT_CHARACTERS))
+        text = words
+    elif words == "-":
+        text = sys.stdin.read(LONGEST_TEXT_CHARACTERS + 1)
+    else:
+        text = _text_of(words, "invite", LONGEST_TEXT_CHARACTERS)
+    try:
+        return parse_invite(text)
+    except MalformedDocument as error:
+        raise WrongUse(error.what, why=error.why, advice=error.advice) from None
 
 
 def read_code(file: str | None) -> str:
