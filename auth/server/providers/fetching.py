@@ -45,6 +45,10 @@ QUESTIONS_AT_ONCE: Final = 32
 # Longest wait that we believe a provider that says Retry-After.
 LONGEST_RETRY_SECONDS: Final = 300
 
+# An idle connection serves the next step of the same login, and is closed before a provider would
+# close it (common servers do after five seconds): a question sent into that moment is lost.
+IDLE_CONNECTION_SECONDS: Final = 1.0
+
 T = TypeVar("T")
 
 
@@ -164,7 +168,9 @@ async def open_client(certificate_authorities: Path | None) -> AsyncIterator[htt
         verify=verify,
         follow_redirects=False,
         timeout=ANSWER_SECONDS,
-        limits=httpx2.Limits(max_connections=QUESTIONS_AT_ONCE),
+        limits=httpx2.Limits(
+            max_connections=QUESTIONS_AT_ONCE, keepalive_expiry=IDLE_CONNECTION_SECONDS
+        ),
         headers={
             "Accept": "application/json",
             "Accept-Encoding": "identity",

@@ -57,6 +57,7 @@ class _Reader(HTMLParser):
 class Page:
     url: str
     text: str
+    status: int = 200
 
     def __post_init__(self) -> None:
         reader = _Reader()
@@ -103,8 +104,7 @@ class Browser:
     async def _follow(self, answer: httpx2.Response) -> Page:
         for _ in range(MOST_STEPS):
             if not answer.is_redirect:
-                assert answer.status_code < 400, answer.text
-                return Page(str(answer.url), answer.text)
+                return Page(str(answer.url), answer.text, answer.status_code)
             there = urljoin(str(answer.url), answer.headers["location"])
             if there.startswith(self._stops_at):
                 return Page(there, "")
