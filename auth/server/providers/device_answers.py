@@ -1,7 +1,7 @@
 """What a provider may answer in the device flow (RFC 8628), and what each answer means for a login.
 
-OpenID providers and GitHub share this: GitHub says its errors with status 200 and under some names
-of its own, so the status decides nothing here, and the names decide everything.
+OpenID providers and GitHub share this. GitHub says its errors with status 200, Google with 428, and
+several have names of their own for some: the status decides little here, the names everything.
 
 Easy to get wrong: the address and the code are shown in a volunteer's terminal. They are held to
 what an address and a code look like, so that nothing in them can steer the terminal.
@@ -59,6 +59,7 @@ class _Start(msgspec.Struct, frozen=True):
     device_code: str = ""
     user_code: str = ""
     verification_uri: str = ""
+    verification_url: str = ""  # what Google calls it
     verification_uri_complete: str | None = None
     expires_in: float = LONGEST_DEVICE_SECONDS
     interval: float | None = None
@@ -68,13 +69,14 @@ class _Start(msgspec.Struct, frozen=True):
 
 def read_start(answer: Answer, fetcher: Fetcher, url: str, *, loopback_http: bool) -> DeviceGrant:
     """The grant in a device authorisation answer; ProviderUnavailable when there is none."""
-    start = answer.read(_Start)
+    start = answer.read(_Start, strict=False)  # Microsoft sends some numbers as text
     if start is None:
         raise fetcher.unavailable("it did not answer in the form of RFC 8628", url)
     if start.error or answer.status >= 400:
         raise trouble(start.error, start.error_description, answer.status, fetcher, url)
+    page = start.verification_uri or start.verification_url
     complete = start.verification_uri_complete
-    faulty = fault_in(start.verification_uri, loopback_http=loopback_http) or (
+    faulty = fault_in(page, loopback_http=loopback_http) or (
         complete is not None and fault_in(complete, loopback_http=loopback_http)
     )
     if (
@@ -87,7 +89,7 @@ def read_start(answer: Answer, fetcher: Fetcher, url: str, *, loopback_http: boo
     return DeviceGrant(
         device_code=start.device_code,
         user_code=start.user_code,
-        verification_uri=start.verification_uri,
+        verification_uri=page,
         verification_uri_complete=complete,
         interval=_seconds(start.interval, DEFAULT_INTERVAL_SECONDS, LONGEST_INTERVAL_SECONDS),
         expires_in=_seconds(start.expires_in, LONGEST_DEVICE_SECONDS, LONGEST_DEVICE_SECONDS),
@@ -98,7 +100,7 @@ def read_token(
     answer: Answer, fetcher: Fetcher, url: str, *, title: str, interval: int
 ) -> TokenAnswer | NotYet:
     """The tokens, or that the person has not answered yet; raises what else it can mean."""
-    token = answer.read(TokenAnswer)
+    token = answer.read(TokenAnswer, strict=False)
     if token is None:
         raise fetcher.unavailable("it did not answer in the form of OAuth 2.0", url)
     match token.error:
@@ -107,7 +109,7 @@ def read_token(
         case "slow_down":
             asked = _seconds(token.interval, 0, LONGEST_INTERVAL_SECONDS)
             return NotYet(min(max(interval + SLOW_DOWN_SECONDS, asked), LONGEST_INTERVAL_SECONDS))
-        case "access_denied":
+        case "access_denied" | "authorization_declined":  # the second is Microsoft's
             raise denied(title)
         case "expired_token" | "token_expired":
             raise LoginExpired(
@@ -115,7 +117,7 @@ def read_token(
                 why="It was not typed in, or not confirmed there, in time.",
                 advice="Begin the login again for a new code.",
             )
-        case "invalid_grant" | "incorrect_device_code":
+        case "invalid_grant" | "incorrect_device_code" | "bad_verification_code":
             raise LoginExpired(
                 f"{title} no longer knows this login.",
                 why="The code was used already, was withdrawn, or the provider was restarted.",

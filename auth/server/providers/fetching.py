@@ -13,6 +13,7 @@ take none.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -51,16 +52,21 @@ IDLE_CONNECTION_SECONDS: Final = 1.0
 
 T = TypeVar("T")
 
+_log = logging.getLogger("potluck.auth.providers")
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
     body: bytes
 
-    def read(self, kind: type[T]) -> T | None:
-        """The body as this type, or None when it is not: not JSON, other fields, too deep."""
+    def read(self, kind: type[T], *, strict: bool = True) -> T | None:
+        """The body as this type, or None when it is not: not JSON, other fields, too deep.
+
+        Not strict: a number may also stand there as text.
+        """
         try:
-            return msgspec.json.decode(self.body, type=kind)
+            return msgspec.json.decode(self.body, type=kind, strict=strict)
         except (ValueError, RecursionError):  # every error of msgspec's is a ValueError
             return None
 
@@ -87,13 +93,8 @@ class Fetcher:
     async def _ask(
         self, method: str, url: str, headers: Mapping[str, str], form: Mapping[str, str] | None
     ) -> Answer:
-        try:
-            answer = await self._answer(method, url, headers, form)
-        except ProviderUnavailable as outage:
-            self.trouble = outage.why or outage.what
-            self.outages += 1
-            raise
-        self.trouble = ""
+        answer = await self._answer(method, url, headers, form)
+        self._note("")
         return answer
 
     async def _answer(
@@ -141,18 +142,33 @@ class Fetcher:
             raise self.unavailable(f"its answer is over {LONGEST_ANSWER_BYTES} bytes", url)
         return bytes(body)
 
+    def _note(self, trouble: str) -> None:
+        # A line in the log when it changes: not one for each login that meets the same outage.
+        if trouble and trouble != self.trouble:
+            _log.warning("%s cannot be used: %s", self.title, trouble)
+        elif self.trouble and not trouble:
+            _log.info("%s answers again", self.title)
+        self.trouble = trouble
+        self.outages += bool(trouble)
+
     def unavailable(self, why: str, url: str, retry: int = RETRY_SECONDS) -> ProviderUnavailable:
+        """The error for an answer that is none. Raise it: it is counted as an outage."""
+        where = f"At {words_of_a_stranger(url)}: {why}."
+        self._note(where)
         return ProviderUnavailable(
             f"{self.title} cannot be asked who you are at the moment.",
-            why=f"At {words_of_a_stranger(url)}: {why}.",
+            why=where,
             advice="You were not refused: try again in a minute. If it lasts, tell the moderators.",
             retry_after=retry,
         )
 
     def misconfigured(self, why: str, url: str) -> ProviderMisconfigured:
+        """The same for an answer that a moderator must do something about."""
+        where = f"At {words_of_a_stranger(url)}: {why}."
+        self._note(where)
         return ProviderMisconfigured(
             f"{self.title} cannot be asked who you are: it and this server do not fit together.",
-            why=f"At {words_of_a_stranger(url)}: {why}.",
+            why=where,
             advice="You were not refused. Tell the moderators: they must mend the settings of this"
             " provider.",
         )

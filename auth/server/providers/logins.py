@@ -38,6 +38,7 @@ from auth.server.providers.errors import (
     LoginReason,
     LoginRefused,
     ProviderUnavailable,
+    words_of_a_stranger,
 )
 from auth.server.providers.fetching import QUESTIONS_AT_ONCE, Fetcher, open_client
 from auth.server.providers.finishing import finishing
@@ -156,7 +157,8 @@ class Logins:
         provider = self._providers.get(provider_id)
         if provider is None or kind not in provider.flows or kind == "code":
             raise LoginMisuse(
-                f"This server has no login of kind {kind!r} with a provider {provider_id!r}.",
+                "This server has no login of kind "
+                f"{words_of_a_stranger(kind)} with a provider {words_of_a_stranger(provider_id)}.",
                 why="The list of providers may have changed, or the request is made up.",
                 advice="Ask the server for its list (/v1/about) and choose one that is in it.",
             )
@@ -177,7 +179,7 @@ class Logins:
     async def poll(self, session_id: str) -> Pending | LoggedIn:
         """How a login stands. Raises LoginRefused, LoginExpired, or ProviderUnavailable."""
         session = self._sessions.found(session_id, trio.current_time())
-        if session.flow == "device" and session.identity is None and session.refusal is None:
+        if session.flow == "device" and not session.is_answered:
             wait = session.next_question - trio.current_time()
             if session.asking or session.grant is None or wait > 0:
                 return Pending(max(1, math.ceil(wait)))
@@ -206,7 +208,7 @@ class Logins:
         """
         now = trio.current_time()
         session = self._sessions.at_page(page_id, now)
-        if session.identity is not None or session.refusal is not None:
+        if session.is_answered:
             raise _answered()
         kept = cookie if cookie is not None and looks_like_an_id(cookie) else new_id()
         return LoginPage(
@@ -222,7 +224,7 @@ class Logins:
     async def continue_to_provider(self, page_id: str, cookie: str | None, form: str | None) -> str:
         """The page's form was sent: the address at the provider to send this browser to."""
         session = self._sessions.at_page(page_id, trio.current_time())
-        if session.identity is not None or session.refusal is not None:
+        if session.is_answered:
             raise _answered()
         if (
             cookie is None
@@ -263,7 +265,7 @@ class Logins:
 
     def statistics(self) -> LoginStatistics:
         self._sessions.forget_old(trio.current_time())
-        waiting = [s for s in self._sessions.all() if s.identity is None and s.refusal is None]
+        waiting = [session for session in self._sessions.all() if not session.is_answered]
         return LoginStatistics(
             open=len(self._sessions),
             waiting_device=sum(session.flow == "device" for session in waiting),
@@ -336,11 +338,14 @@ class Logins:
         """Turn what the browser brought into the session's identity, or its refusal."""
         provider = cast(BrowserProvider, session.provider)
         try:
-            session.identity = await provider.finish_browser(attempt, query, self._redirect_uri)
+            identity = await provider.finish_browser(attempt, query, self._redirect_uri)
         except LoginRefused as refused:
-            if not session.over:
+            if not session.over and not session.is_answered:
                 self._refuse(session, refused)
             raise
+        if session.is_answered:  # by another trip of the same login, which was faster
+            raise _answered()
+        session.identity = identity
 
     def _refuse(self, session: Session, refused: LoginRefused) -> None:
         self._refused += 1

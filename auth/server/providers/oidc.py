@@ -131,7 +131,7 @@ class OpenIdProvider:
                 "code_verifier": attempt.verifier,
             },
         )
-        token = answer.read(TokenAnswer)
+        token = answer.read(TokenAnswer, strict=False)
         if token is None:
             raise self._fetcher.unavailable("it did not answer in the form of OAuth 2.0", url)
         if token.error == "invalid_grant":

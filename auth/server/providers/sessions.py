@@ -62,6 +62,11 @@ class Session:
     refusal: LoginRefused | None = None
     over: bool = False  # no longer in the table: whoever still holds it must not use it
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the provider has said yes or no."""
+        return self.identity is not None or self.refusal is not None
+
 
 class Sessions:
     """The table of them. Every look-up first forgets those whose time is over."""

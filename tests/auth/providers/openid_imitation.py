@@ -122,7 +122,7 @@ class OpenIdImitation:
             "expires_in": 900,
             "interval": 5,
         }
-        return {**right, **self.device}
+        return {k: v for k, v in {**right, **self.device}.items() if v is not None}
 
     def _token(self, asked: Asked) -> Reply:
         nonce = None

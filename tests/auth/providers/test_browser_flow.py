@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+import trio
 import trio.testing
 
 from auth.server.providers.confirmation import challenge_of
@@ -22,7 +23,7 @@ from auth.server.providers.login_answers import BrowserStarted, LoggedIn, Pendin
 from auth.server.providers.logins import Logins
 from tests.auth.providers.conftest import ADDRESS, PEER, PUBLIC_URL
 from tests.auth.providers.openid_imitation import CLIENT, OpenIdImitation
-from tests.auth.providers.web_imitation import Reply
+from tests.auth.providers.web_imitation import Asked, Reply, Write
 
 
 @dataclass
@@ -152,6 +153,48 @@ async def test_going_again_makes_the_earlier_trip_worthless(
     with pytest.raises(LoginExpired):
         await logins.callback(first, browser.cookie)
     assert (await logins.callback(second, browser.cookie)).login == "alice"
+
+
+async def test_of_two_trips_of_one_login_the_faster_answers_it(
+    logins: Logins, imitation: OpenIdImitation
+) -> None:
+    started = await start_browser(logins)
+    browser = Browser(logins)
+    slow = imitation.send_back(await browser.go(started.page_id))
+    waiting, go_on = trio.Event(), trio.Event()
+
+    async def answer_late(write: Write) -> None:
+        waiting.set()
+        await go_on.wait()
+        await write(late.body)
+
+    late = imitation.handle(_token_request(imitation, slow))
+    imitation.instead["/token"] = lambda _: Reply(pieces=answer_late)
+
+    async def come_back_late() -> None:
+        with pytest.raises((LoginExpired, LoginRefused)):
+            await logins.callback(slow, browser.cookie)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(come_back_late)
+        await waiting.wait()
+        del imitation.instead["/token"]
+        fast = imitation.send_back(await browser.go(started.page_id))
+        await logins.callback(fast, browser.cookie)
+        go_on.set()
+    assert isinstance(await logins.poll(started.session), LoggedIn)
+
+
+def _token_request(imitation: OpenIdImitation, back: dict[str, str]) -> Asked:
+    """A request that this provider answers well, for the trip that came back like this."""
+    request = imitation.codes[back["code"]]
+    imitation.codes[back["code"]] = {**request, "code_challenge": challenge_of("v")}
+    form = {
+        "grant_type": "authorization_code",
+        "code": back["code"],
+        "code_verifier": "v",
+    }
+    return Asked("POST", "/token", {}, {}, form)
 
 
 async def test_a_code_of_another_trip_is_refused(

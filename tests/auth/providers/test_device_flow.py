@@ -257,6 +257,34 @@ async def test_what_no_terminal_should_show_is_an_outage(
     assert logins.statistics().open == 0
 
 
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [
+        ({"verification_uri": None, "verification_url": "https://google.example/device"}, None),
+        ({"interval": "7", "expires_in": "900"}, None),
+        ({}, "authorization_declined"),
+    ],
+    ids=["Google's name for the address", "Microsoft's numbers", "Microsoft's no"],
+)
+async def test_what_large_providers_do_otherwise_than_the_standard(
+    logins: Logins,
+    imitation: OpenIdImitation,
+    clock: trio.testing.MockClock,
+    device: dict[str, object],
+    error: str | None,
+) -> None:
+    imitation.device = device
+    imitation.person = None if error is None else {"error": error}
+    started = await start_device(logins)
+    assert started.verification_uri
+    assert started.expires_in == 900
+    if error is None:
+        assert isinstance(await ask_again(logins, clock, started), LoggedIn)
+    else:
+        with pytest.raises(LoginRefused):
+            await ask_again(logins, clock, started)
+
+
 async def test_intervals_and_lifetimes_beyond_reason_are_bounded(
     logins: Logins, imitation: OpenIdImitation
 ) -> None:
@@ -276,6 +304,7 @@ async def test_settings_that_the_provider_rejects_are_told_from_an_outage(
     imitation.instead["/device"] = lambda _: as_json(answer, 401)
     with pytest.raises(ProviderMisconfigured) as trouble:
         await start_device(logins)
+    assert error in logins.troubles()["corp"]
     assert error in trouble.value.why
     assert trouble.value.why.isprintable()
 
