@@ -29,17 +29,21 @@ def lookup_from(
     return Lookup(target, state.own_id, seeds, settings.k if k is None else k, settings.alpha)
 
 
-def knows_well(state: DhtState, target: int) -> bool:
-    """Whether our table seems to hold the peers that are closest to this target.
+def own_radius(state: DhtState) -> int:
+    """How far the k closest to us are; 0 where there are none."""
+    around_us = state.table.closest(state.own_id)
+    return around_us[-1].node_id ^ state.own_id if around_us else 0
+
+
+def knows_well(state: DhtState, target: int, radius: int) -> bool:
+    """Whether our table seems to hold the peers that are closest to this target; `radius` is our
+    own.
 
     Ids are spread evenly, so the k closest to any target are about as far from it as the k
     closest to us are from us; and those we know. Then there is no need to look for closer ones
     before speaking to these: if there are any, these will tell us.
     """
-    k = state.settings.k
     closest = state.table.closest(target)
-    if len(closest) < k:
+    if len(closest) < state.settings.k:
         return True
-    around_us = state.table.closest(state.own_id)
-    own_radius = around_us[-1].node_id ^ state.own_id
-    return (closest[-1].node_id ^ target) <= NEAR_ENOUGH * own_radius
+    return (closest[-1].node_id ^ target) <= NEAR_ENOUGH * radius

@@ -19,6 +19,8 @@ from protocols.errors import PotluckError, ProtocolMisuse
 # The longest sleep between two looks at what is due: swarm time may be corrected meanwhile.
 LONGEST_SLEEP_SECONDS = 30.0
 
+SIGNED_WITHOUT_A_PAUSE = 32  # signing takes some 50 microseconds
+
 # Of replicas: if fewer hold a slot than this part of those who were asked, it is soon said again.
 ENOUGH_OF_THEM = 0.5
 
@@ -84,9 +86,17 @@ class Publications:
             with trio.move_on_after(seconds):
                 await self._changed.wait()
             self._changed = trio.Event()
-            due = state.publisher.due(state.now_ms())
+            due = await self._due(state.now_ms())
             for start in range(0, len(due), LARGEST_PUT):
                 await self._say_again(due[start : start + LARGEST_PUT])
+
+    async def _due(self, now_ms: int) -> list[Slot]:
+        publisher = self._state.publisher
+        due: list[Slot] = []
+        while (moment := publisher.next_due()) is not None and moment <= now_ms:
+            due += publisher.due(now_ms, SIGNED_WITHOUT_A_PAUSE)
+            await trio.lowlevel.checkpoint()
+        return due
 
     async def _say_again(self, slots: Sequence[Slot]) -> None:
         for slot in slots:

@@ -167,7 +167,10 @@ class Publisher:
         not know what it signed (it may have restarted), as long as anything could live.
         """
         known = self._publications.get(key)
-        end = known.latest_end if known and known.latest_end > now_ms else now_ms + longest_ttl_ms
+        # what was signed by a clock that was ahead may end later than anybody would keep it
+        end = now_ms + longest_ttl_ms
+        if known is not None and known.latest_end > now_ms:
+            end = min(end, known.latest_end)
         slot = self._sign(known, key, b"", now_ms, end, withdrawn=True)
         self._publications[key] = _Publication(slot, end - now_ms, False, end)
         self._schedule(key, now_ms)
@@ -196,14 +199,17 @@ class Publisher:
         )
         return known.slot
 
-    def due(self, now_ms: int) -> list[Slot]:
-        """The slots that have to be brought to their replicas now, signed anew where need be."""
+    def due(self, now_ms: int, at_most: int | None = None) -> list[Slot]:
+        """The slots that have to be brought to their replicas now, signed anew where need be.
+
+        No more than `at_most` are looked at: then there are more as long as `next_due` has come.
+        """
         slots = []
         if now_ms < self._latest_now - CLOCK_WENT_BACK_MS:
             for key in self._publications:
                 self._index.set(key, now_ms)
         self._latest_now = now_ms
-        for key in self._index.pop_due(now_ms):
+        for key in self._index.pop_due(now_ms, at_most):
             publication = self._publications[key]
             if self._is_to_be_renewed(publication, now_ms):
                 slot = publication.slot

@@ -36,12 +36,12 @@ from protocols.dht.messages import (
     prefix_of_id,
     prefix_of_slot,
 )
-from protocols.dht.neighbourhood import knows_well, lookup_from, seeds_for
+from protocols.dht.neighbourhood import knows_well, lookup_from, own_radius, seeds_for
 from protocols.dht.publishing import batches
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.slots import Slot, supersedes
 from protocols.dht.state import DhtState, is_dishonest, log
-from protocols.dht.walking import Errand, Walk
+from protocols.dht.walking import ERRANDS_WITHOUT_A_PAUSE, Errand, Load, Walk
 from protocols.errors import MalformedMessage
 from protocols.identity import PeerId
 
@@ -84,11 +84,12 @@ class Seeking(Errand):
         *,
         content_with: int = 0,
         k: int | None = None,
+        radius: int | None = None,
     ) -> None:
         seeds = seeds_for(state, target)
         super().__init__(lookup_from(state, target, seeds, k))
         self.key = key
-        self.is_near = knows_well(state, target)
+        self.is_near = knows_well(state, target, own_radius(state) if radius is None else radius)
         self.merged: dict[bytes, Slot] = {}
         self.replicas: dict[int, tuple[Contact, dict[bytes, bytes]]] = {}
         """Of each peer that answered: by publisher, the prefix of the slot that it holds."""
@@ -152,14 +153,12 @@ class Seeking(Errand):
             self.lookup.alpha = self.lookup.k
 
 
-def fits_in_request(errands: Sequence[Seeking], one_more: Seeking) -> bool:
-    size = sum(map(_query_bytes, errands)) + _query_bytes(one_more)
-    return len(errands) < QUERIES_PER_REQUEST and size <= REQUEST_BYTES
-
-
 def _query_bytes(errand: Seeking) -> int:
     known_and_have = KNOWN_PER_QUERY + min(len(errand.merged), HAVE_PER_QUERY)
     return 64 + len(errand.key) * 4 + known_and_have * PREFIX_BYTES
+
+
+LOAD = Load(QUERIES_PER_REQUEST, REQUEST_BYTES, _query_bytes)
 
 
 class Reader:
@@ -174,7 +173,7 @@ class Reader:
     async def closest(self, targets: Sequence[int], k: int | None = None) -> list[list[Contact]]:
         """The live peers closest to each of these positions, from lookups that share messages."""
         errands = [Seeking(self._state, target, k=k) for target in targets]
-        await Walk(self._state, errands, self.ask, fits_in_request).run()
+        await Walk(self._state, errands, self.ask, LOAD).run()
         return [errand.lookup.closest_answered() for errand in errands]
 
     async def read(
@@ -190,14 +189,18 @@ class Reader:
         state.counts.gets += len(keys)
         content_with = state.settings.enough_replicas if latest_enough else 0
         errands = []
-        for key in dict.fromkeys(keys):
-            errand = Seeking(state, position_of(key), key, content_with=content_with)
+        radius = own_radius(state)
+        for place, key in enumerate(dict.fromkeys(keys)):
+            if place and place % ERRANDS_WITHOUT_A_PAUSE == 0:
+                await trio.lowlevel.checkpoint()
+            target = position_of(key)
+            errand = Seeking(state, target, key, content_with=content_with, radius=radius)
             errand.holds_ourselves(state.storage.get(key, state.now_ms()))
             for slot in (*self._published(key), *known):
                 if slot.key == key:
                     errand.take(slot)
             errands.append(errand)
-        await Walk(state, errands, self.ask, fits_in_request).run()
+        await Walk(state, errands, self.ask, LOAD).run()
         found = {}
         for errand in errands:
             await self._mend(errand)

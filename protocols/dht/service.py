@@ -33,7 +33,7 @@ from protocols.dht.contacts import Contact
 from protocols.dht.families import Families, Family
 from protocols.dht.keeper import Keeper
 from protocols.dht.keeping import Keeping
-from protocols.dht.publications import Publications
+from protocols.dht.publications import SIGNED_WITHOUT_A_PAUSE, Publications
 from protocols.dht.reading import Entry, Reader
 from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot
@@ -140,10 +140,11 @@ class Dht:
 
         Nothing is raised for a slot that nobody took: each `Written` says how its slot fared.
         """
-        slots = {
-            key: self._publications.prepare(key, value, ttl, keep_up=keep_up)
-            for key, value, ttl in entries
-        }
+        slots: dict[str, Slot] = {}
+        for place, (key, value, ttl) in enumerate(entries):
+            if place and place % SIGNED_WITHOUT_A_PAUSE == 0:
+                await trio.lowlevel.checkpoint()
+            slots[key] = self._publications.prepare(key, value, ttl, keep_up=keep_up)
         self._state.counts.puts += len(slots)
         return await self._publications.publish(list(slots.values()))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import trio
@@ -20,6 +21,7 @@ from protocols.dht.lookup import Lookup
 from protocols.dht.state import DhtState, log
 from protocols.errors import PotluckError
 
+ERRANDS_WITHOUT_A_PAUSE = 32  # a millisecond or two of looking for whom to ask first
 MESSAGES_AT_ONCE = 64  # of one walk: a put of many keys speaks to hundreds of peers
 
 
@@ -45,29 +47,40 @@ E = TypeVar("E", bound=Errand)
 Ask = Callable[[Contact, Sequence[E]], Awaitable[Sequence[Iterable[Contact]]]]
 """Ask a peer for these errands; for each of them the contacts that the answer named."""
 
-Fits = Callable[[Sequence[E], E], bool]
-"""Whether one more errand may travel in the same message."""
+
+@dataclass(frozen=True)
+class Load(Generic[E]):
+    """How much one message carries: so many errands, of so many bytes together by `size_of`."""
+
+    errands: int
+    bytes: int
+    size_of: Callable[[E], int]
 
 
 class _Question(Generic[E]):
-    __slots__ = ("contact", "errands", "is_open", "slow_at")
+    __slots__ = ("contact", "errands", "is_open", "size", "slow_at")
 
     def __init__(self, contact: Contact, errands: list[E]) -> None:
         self.contact = contact
         self.errands = errands
+        self.size = 0
         self.slow_at = 0.0
         self.is_open = True
 
 
 class Walk(Generic[E]):
-    """Invariant: each question is in `_waiting`, or open and counted in `_in_flight`, or over."""
+    """Invariant: each question is in `_waiting`, or open and counted in `_in_flight`, or over.
 
-    def __init__(self, state: DhtState, errands: Iterable[E], ask: Ask[E], fits: Fits[E]) -> None:
+    An errand changes only when a question of its own is answered, fails or is slow: so only those
+    are looked at then, or thousands of errands would cost their square.
+    """
+
+    def __init__(self, state: DhtState, errands: Iterable[E], ask: Ask[E], load: Load[E]) -> None:
         self._state = state
         self._ask = ask
-        self._fits = fits
-        self._unfinished = list(errands)
-        self._awaited = list(self._unfinished)
+        self._load = load
+        self._errands = list(errands)
+        self._awaited = set(self._errands)
         self._waiting: deque[_Question[E]] = deque()
         self._by_age: deque[_Question[E]] = deque()
         self._in_flight = 0
@@ -79,8 +92,8 @@ class Walk(Generic[E]):
         trio.ClosedResourceError if the directory ends meanwhile.
         """
         self._state.check_open()
-        self._state.counts.lookups += len(self._unfinished)
-        self._advance()
+        self._state.counts.lookups += len(self._errands)
+        await self._begin()
         while not self._over.is_set():
             while self._by_age and not self._by_age[0].is_open:
                 self._by_age.popleft()
@@ -92,41 +105,60 @@ class Walk(Generic[E]):
         if self._awaited:
             self._state.check_open()
 
+    async def _begin(self) -> None:
+        """Collect the first questions of all, so that they share messages, and then send them."""
+        questions: dict[int, _Question[E]] = {}
+        for start in range(0, len(self._errands), ERRANDS_WITHOUT_A_PAUSE):
+            if start:
+                await trio.lowlevel.checkpoint()
+            self._look_at(self._errands[start : start + ERRANDS_WITHOUT_A_PAUSE], questions)
+        self._send()
+        self._end_if_over()
+
     def _give_up_waiting(self, now: float) -> None:
+        waited_for: list[E] = []
         while self._by_age and self._by_age[0].slow_at <= now:
             question = self._by_age.popleft()
             if question.is_open:
+                waited_for += question.errands
                 for errand in question.errands:
                     errand.lookup.slow(question.contact)
-        self._advance()
+        self._advance(dict.fromkeys(waited_for))
 
-    def _advance(self) -> None:
-        if self._awaited:
-            self._awaited = [errand for errand in self._awaited if not errand.is_content]
-            if not self._awaited:
-                self._over.set()
-        if not self._unfinished:
-            return
-        self._unfinished = [errand for errand in self._unfinished if not errand.is_done]
-        if self._unfinished:
-            self._collect()
+    def _advance(self, errands: Iterable[E]) -> None:
+        """Go on with these, whose questions have come to something."""
+        self._look_at(errands, {})
         self._send()
-        if not self._in_flight:
-            self._over.set()  # nothing is under way, so nothing can come
+        self._end_if_over()
 
-    def _collect(self) -> None:
-        if len(self._unfinished) == 1:  # the usual case, and the fast one
-            errand = self._unfinished[0]
-            self._waiting.extend(_Question(one, [errand]) for one in errand.lookup.next_queries())
-            return
-        questions: dict[int, _Question[E]] = {}
-        for errand in self._unfinished:
+    def _look_at(self, errands: Iterable[E], questions: dict[int, _Question[E]]) -> None:
+        """Note which of these are content, and what the others have to ask."""
+        for errand in errands:
+            if errand.is_done:
+                self._awaited.discard(errand)
+                continue
             for contact in errand.lookup.next_queries():
-                question = questions.get(contact.node_id)
-                if question is None or not self._fits(question.errands, errand):
-                    question = questions[contact.node_id] = _Question(contact, [])
-                    self._waiting.append(question)
-                question.errands.append(errand)
+                self._collect(errand, contact, questions)
+            if errand.is_content:
+                self._awaited.discard(errand)
+
+    def _collect(self, errand: E, contact: Contact, questions: dict[int, _Question[E]]) -> None:
+        size = self._load.size_of(errand)
+        question = questions.get(contact.node_id)
+        if (
+            question is None
+            or len(question.errands) >= self._load.errands
+            or question.size + size > self._load.bytes
+        ):
+            question = questions[contact.node_id] = _Question(contact, [])
+            self._waiting.append(question)
+        question.errands.append(errand)
+        question.size += size
+
+    def _end_if_over(self) -> None:
+        # with nothing under way, nothing can come
+        if not self._awaited or not self._in_flight:
+            self._over.set()
 
     def _send(self) -> None:
         while self._waiting and self._in_flight < MESSAGES_AT_ONCE:
@@ -154,7 +186,7 @@ class Walk(Generic[E]):
                 errand.lookup.answered(contact, contacts)
         question.is_open = False
         self._in_flight -= 1
-        self._advance()
+        self._advance(question.errands)
 
     def _failed(self, question: _Question[E]) -> None:
         for errand in question.errands:

@@ -15,7 +15,7 @@ Easy to get wrong: a slot that every replica refused was not written, however ma
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -28,14 +28,14 @@ from protocols.dht.messages import (
     contact_from,
     prefix_of_id,
 )
-from protocols.dht.neighbourhood import knows_well, lookup_from, seeds_for
+from protocols.dht.neighbourhood import knows_well, lookup_from, own_radius, seeds_for
 from protocols.dht.publishing import BYTES_PER_BATCH, SLOTS_PER_BATCH
 from protocols.dht.reading import Reader
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState, log
 from protocols.dht.statistics import count
-from protocols.dht.walking import Errand, Walk
+from protocols.dht.walking import ERRANDS_WITHOUT_A_PAUSE, Errand, Load, Walk
 from protocols.errors import Unreachable
 
 LARGEST_PUT = 4096  # slots of one `put_many`: what keeps its lookups within a few megabytes
@@ -117,14 +117,12 @@ class Bringing(Errand):
         return not self.is_done
 
 
-def fits_in_store(errands: Sequence[Bringing], one_more: Bringing) -> bool:
-    size = sum(map(_slot_bytes, errands)) + _slot_bytes(one_more)
-    return len(errands) < SLOTS_PER_BATCH and size <= BYTES_PER_BATCH
-
-
 def _slot_bytes(errand: Bringing) -> int:
     slot = errand.written.slot
     return len(slot.key) * 4 + len(slot.value)
+
+
+LOAD = Load(SLOTS_PER_BATCH, BYTES_PER_BATCH, _slot_bytes)
 
 
 class Writer:
@@ -141,7 +139,7 @@ class Writer:
         """Bring these slots to their replicas; one answer for each, in order."""
         state = self._state
         positions = {slot.key: position_of(slot.key) for slot in slots}
-        far = [key for key, position in positions.items() if not knows_well(state, position)]
+        far = await self._far(positions)
         found: dict[str, list[Contact]] = {}
         if far:
             looked_up = await self._reader.closest([positions[key] for key in far])
@@ -149,16 +147,29 @@ class Writer:
         errands = []
         # many slots go to all their replicas at once, so that each of those gets one message
         at_once = len(slots) > 1 or len(self._rest) >= LARGEST_PUT
-        for slot in slots:
+        for place, slot in enumerate(slots):
+            if place and place % ERRANDS_WITHOUT_A_PAUSE == 0:
+                await trio.lowlevel.checkpoint()
             closest = found.get(slot.key) or seeds_for(state, positions[slot.key])
             errand = Bringing(state, slot, closest, at_once=at_once)
             self._keep_ourselves(errand)
             errands.append(errand)
-        await Walk(state, errands, self._ask, fits_in_store).run()
+        await Walk(state, errands, self._ask, LOAD).run()
         self._rest.extend(errand for errand in errands if errand.go_on())
         if self._rest:
             self._has_rest.set()
         return [errand.written for errand in errands]
+
+    async def _far(self, positions: Mapping[str, int]) -> list[str]:
+        """The keys whose neighbourhood has to be looked up first."""
+        radius = own_radius(self._state)
+        far = []
+        for place, (key, position) in enumerate(positions.items()):
+            if place and place % ERRANDS_WITHOUT_A_PAUSE == 0:
+                await trio.lowlevel.checkpoint()
+            if not knows_well(self._state, position, radius):
+                far.append(key)
+        return far
 
     async def bring_the_rest(self) -> None:
         """Bring slots to those replicas that no writer waits for, for ever."""
@@ -170,11 +181,13 @@ class Writer:
 
     async def flush(self) -> None:
         """Bring them now."""
-        rest, self._rest = self._rest, []
+        newest = {one.written.slot.key: one for one in self._rest}
+        # of what was written again meanwhile only the last is still wanted by anybody
+        self._rest = []
         now_ms = self._state.now_ms()
-        wanted = [one for one in rest if one.written.slot.expires > now_ms]
+        wanted = [one for one in newest.values() if one.written.slot.expires > now_ms]
         if wanted:
-            await Walk(self._state, wanted, self._ask, fits_in_store).run()
+            await Walk(self._state, wanted, self._ask, LOAD).run()
 
     def _keep_ourselves(self, errand: Bringing) -> None:
         state = self._state
