@@ -1,11 +1,11 @@
 """Logging in: from an invite to a pass, through whichever way the auth server offers.
 
-    async with open_login(identity, invite, ...) as login:
-        about = await login.meet()                     # its keys are checked against the invite
-        granted = await login.through(entry, code, tell)
+    about = await client.meet()                  # its keys are checked against the invite
+    entry = choose_provider(about.providers, has_code=bool(code))
+    granted = await finish(client, entry, code, tell, wait_seconds)
 
-Nothing is written here, and nothing is left behind by leaving in the middle: a login that was
-begun and not finished ends by itself at the server.
+Only `enrol` writes, and nothing is left behind by leaving in the middle: a login that was begun
+and not finished ends by itself at the server.
 
 Easy to get wrong: a person needs minutes, and a network may fail in that time. An outage between
 two questions is waited out until the login's own end; only a signed refusal ends it early.
@@ -14,9 +14,11 @@ two questions is waited out until the login's own end; only a signed refusal end
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import trio
 
+from auth.invites import Invite
 from node.access.auth_client import (
     AccessDenied,
     AuthClient,
@@ -25,9 +27,13 @@ from node.access.auth_client import (
     PendingLogin,
     ProviderEntry,
     WrongServer,
+    open_auth_client,
 )
-from node.access.auth_http import Outage
+from node.access.auth_http import Outage, Trust
+from node.access.pass_file import KeptPass, keep_pass
+from node.access.server_time import ServerTime, machine_clocks
 from node.wrong_use import WrongUse, nearest
+from protocols.identity import Identity
 
 CODE, DEVICE, BROWSER = "code", "device", "browser"
 
@@ -35,6 +41,35 @@ CODE, DEVICE, BROWSER = "code", "device", "browser"
 LONGEST_WAIT_SECONDS = 60.0
 
 Tell = Callable[[ProviderEntry, PendingLogin], None]
+
+
+def kept_pass(invite: Invite, granted: Granted, time: ServerTime) -> KeptPass:
+    """What is kept of a login."""
+    return KeptPass(
+        run=invite.run,
+        access_pass=granted.signed,
+        fingerprint=invite.fingerprint,
+        auth_url=granted.opened.access_pass.auth_url or invite.auth_url,
+        certificate_sha256=invite.pin,
+        clock_offset_ms=time.offset_ms,
+    )
+
+
+async def enrol(identity: Identity, invite: Invite, pass_file: Path) -> None:
+    """Log in with the code that is in the invite, where no person is, and keep the pass."""
+    time = ServerTime(machine_clocks())
+    async with open_auth_client(
+        identity,
+        url=invite.auth_url,
+        run=invite.run,
+        fingerprint=invite.fingerprint,
+        trust=Trust(certificate_sha256=invite.pin),
+        time=time,
+    ) as client:
+        about = await client.meet()
+        entry = choose_provider(about.providers, has_code=True, kind=CODE)
+        granted = await finish(client, entry, invite.code, lambda _entry, _pending: None, 0.0)
+    await trio.to_thread.run_sync(keep_pass, pass_file, kept_pass(invite, granted, time))
 
 
 def choose_provider(

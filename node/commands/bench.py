@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    from node.commands import bench_revocation
     from node.commands.parser import CommandParser
 
     parser = subparsers.add_parser(
@@ -28,6 +29,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     _add_transport(kinds)
     _add_dht(kinds)
+    bench_revocation.add_parser(kinds)
 
 
 def _add_transport(kinds: Subparsers) -> None:
@@ -103,6 +105,10 @@ def _add_dht(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.kind == "revocation":
+        from node.commands import bench_revocation
+
+        return bench_revocation.run(arguments)
     return _run_dht(arguments) if arguments.kind == "dht" else _run_transport(arguments)
 
 

@@ -27,7 +27,7 @@ from node.access.auth_client import (
     open_auth_client,
 )
 from node.access.auth_http import Trust
-from node.access.login import CODE, choose_provider, finish
+from node.access.login import CODE, choose_provider, finish, kept_pass
 from node.access.membership import Membership, open_membership
 from node.access.pass_file import KeptPass, keep_pass, load_pass
 from node.access.questions import RELOAD
@@ -252,18 +252,8 @@ class _Login:
         output.say(f"Waiting for up to {minutes} minutes; Ctrl-C ends it and leaves nothing.")
 
     def _keep(self, granted: Granted) -> None:
-        invite, opened = self._invite, granted.opened
-        keep_pass(
-            self._configuration.places.pass_file,
-            KeptPass(
-                run=invite.run,
-                access_pass=granted.signed,
-                fingerprint=invite.fingerprint,
-                auth_url=opened.access_pass.auth_url or invite.auth_url,
-                certificate_sha256=invite.pin,
-                clock_offset_ms=self._time.offset_ms,
-            ),
-        )
+        path = self._configuration.places.pass_file
+        keep_pass(path, kept_pass(self._invite, granted, self._time))
 
 
 def _open_browser(url: str) -> None:
