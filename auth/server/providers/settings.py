@@ -22,6 +22,7 @@ from auth.server.providers.errors import words_of_a_stranger
 from auth.server.providers.web_addresses import fault_in
 
 LONGEST_ID_CHARACTERS: Final = 32
+CODE_ID: Final = "code"  # what the names of accounts begin with that codes have made
 LONGEST_TITLE_CHARACTERS: Final = 60
 LONGEST_SECRET_BYTES: Final = 4096
 
@@ -176,6 +177,12 @@ def _check_names(settings: ProviderSettings, where: str) -> None:
             where,
             f"its id is {settings.id!r}",
             f"An id is at most {LONGEST_ID_CHARACTERS} small letters, digits and hyphens",
+        )
+    if settings.id == CODE_ID and not isinstance(settings, CodeSettings):
+        raise _wrong(
+            where,
+            f"its id is {CODE_ID!r}, under which those stand whom codes let in",
+            "Give it another id: otherwise it could log in as any of them",
         )
     if len(settings.title) > LONGEST_TITLE_CHARACTERS or not settings.title.isprintable():
         raise _wrong(

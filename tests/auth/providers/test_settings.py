@@ -81,6 +81,8 @@ def test_the_described_examples_can_be_used() -> None:
         ({**OIDC, "id": "Corp:1"}, "id"),
         ({**OIDC, "id": ""}, "id"),
         ({**OIDC, "id": "a" * 33}, "id"),
+        ({**OIDC, "id": "code"}, "code"),
+        ({**GITHUB, "id": "code"}, "code"),
         ({**OIDC, "title": "a" * 61}, "title"),
         ({**OIDC, "title": "a\nb"}, "title"),
         ({**OIDC, "client_id": ""}, "client_id"),
