@@ -20,8 +20,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from auth.errors import AuthError
-from auth.roles import Role, in_order
+from auth.roles import Role
 from auth.server.account_names import AccountName, BareName
+from auth.server.rows import spell_roles, struct_of
 
 
 class State(enum.StrEnum):
@@ -74,18 +75,8 @@ _COLUMNS = (
 )
 
 
-def spell_roles(roles: Iterable[Role]) -> str:
-    return ",".join(role.value for role in in_order(roles))
-
-
-def read_roles(text: str) -> tuple[Role, ...]:
-    return tuple(Role(word) for word in text.split(","))
-
-
 def _account_of(row: Sequence[object]) -> Account:
-    fields = dict(zip(Account.__struct_fields__, row, strict=True))
-    fields["roles"] = read_roles(str(fields["roles"]))
-    return msgspec.convert(fields, Account, str_keys=True)
+    return struct_of(Account, row)
 
 
 def by_number(connection: sqlite3.Connection, account: int) -> Account:
@@ -242,7 +233,7 @@ def peer(connection: sqlite3.Connection, public_key: bytes) -> KnownPeer | None:
         "SELECT peer, account, first_ms, login_ms, seen_ms FROM peers WHERE peer = ?",
         (public_key,),
     ).fetchone()
-    return None if row is None else KnownPeer(*row)
+    return None if row is None else struct_of(KnownPeer, row)
 
 
 def peer_logged_in(

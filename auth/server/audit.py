@@ -26,6 +26,8 @@ from typing import NewType
 
 import msgspec
 
+from auth.server.rows import struct_of
+
 AuditHash = NewType("AuditHash", bytes)
 
 HASH_BYTES = 32
@@ -225,7 +227,7 @@ def rows(
         f"SELECT {_COLUMNS} FROM audit {where} ORDER BY number DESC LIMIT ?",
         (*wanted.values(), limit),
     )
-    return [Row(**dict(zip(Row.__struct_fields__, fields, strict=True))) for fields in found]
+    return [struct_of(Row, fields) for fields in found]
 
 
 def one_line(text: str, limit: int) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import msgspec
 
 from auth.roles import Role
-from auth.server.accounts import read_roles, spell_roles
+from auth.server.rows import spell_roles, struct_of
 
 CODE_RANDOM_BYTES = 13  # 104 bits, of which 100 are spelled
 CODE_LETTERS = 20  # five bits each
@@ -95,9 +95,7 @@ _COLUMNS = (
 
 
 def _code_of(row: Sequence[object]) -> Code:
-    fields = dict(zip(Code.__struct_fields__, row, strict=True))
-    fields["roles"] = read_roles(str(fields["roles"]))
-    return msgspec.convert(fields, Code, str_keys=True)
+    return struct_of(Code, row)
 
 
 def add(

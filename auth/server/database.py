@@ -21,6 +21,7 @@ from pathlib import Path
 
 from auth.server.schema import APPLICATION_ID, MIGRATIONS
 from auth.server.store_errors import (
+    WHAT_SQLITE_RAISES,
     StoreDamaged,
     StoreFailed,
     StoreIsNewer,
@@ -55,7 +56,7 @@ def create_database(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqlit
     except OSError as error:
         raise told(error, path) from error
     try:
-        return open_for_writing(path, migrations)
+        return _open_for_writing(path, migrations, is_new=True)
     except BaseException:
         remove_database(path)
         raise
@@ -70,6 +71,10 @@ def remove_database(path: Path) -> None:
 
 def open_for_writing(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqlite3.Connection:
     """Open, check and migrate. The connection may be handed to one other thread."""
+    return _open_for_writing(path, migrations, is_new=False)
+
+
+def _open_for_writing(path: Path, migrations: Sequence[str], *, is_new: bool) -> sqlite3.Connection:
     with _telling(path):
         _check_place(path)
         connection = sqlite3.connect(
@@ -78,6 +83,8 @@ def open_for_writing(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqli
         try:
             _make_careful(connection)
             version = _check_content(path, connection, migrations)
+            if version == 0 and not is_new:
+                raise damaged(path, "it is empty")
             check_pages(path, connection)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
@@ -103,7 +110,10 @@ def reading(path: Path, migrations: Sequence[str] = MIGRATIONS) -> Iterator[sqli
         with contextlib.closing(connection):
             _make_careful(connection)
             connection.execute("PRAGMA query_only = ON")
-            if _check_content(path, connection, migrations) != len(migrations):
+            version = _check_content(path, connection, migrations)
+            if version == 0:
+                raise damaged(path, "it is empty")
+            if version != len(migrations):
                 raise StoreFailed(
                     f"{path} was written by an older potluck.",
                     why="It has to be brought up to date first, and reading may not do that.",
@@ -162,7 +172,7 @@ def check_is_ours(path: Path, status: os.stat_result) -> None:
 def _telling(path: Path) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, OSError) as error:
+    except (*WHAT_SQLITE_RAISES, OSError) as error:
         raise told(error, path) from error
 
 
@@ -179,6 +189,8 @@ def _check_place(path: Path) -> None:
 
 
 def _make_careful(connection: sqlite3.Connection) -> None:
+    # text that is not UTF-8 was not written by us; what is read of it must not be an exception
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     for statement in (
         "PRAGMA trusted_schema = OFF",
         "PRAGMA cell_size_check = ON",

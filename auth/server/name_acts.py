@@ -32,6 +32,7 @@ from auth.server.account_names import (
 from auth.server.accounts import Account, State
 from auth.server.acting import NotDone, act, log_act, read_roles
 from auth.server.audit import Act
+from auth.server.rows import spell_roles
 from auth.server.store import Store
 from auth.server.transaction import Transaction
 
@@ -114,7 +115,7 @@ class NameActs:
                     accounts.bind(connection, account, None)
                     accounts.let_go_of_keys(connection, account)
             if change != "unchanged":
-                roles_text = accounts.spell_roles(account.roles)
+                roles_text = spell_roles(account.roles)
                 log_act(
                     transaction, Act.ALLOWED, actor, reason, name=account.name,
                     detail=f"{change}; roles {roles_text}",

@@ -13,6 +13,7 @@ meant for.
 from __future__ import annotations
 
 import sqlite3
+from typing import Any
 
 import msgspec
 
@@ -25,7 +26,9 @@ from auth.revocations import (
     collapsed,
     sign_list,
 )
+from auth.server.rows import struct_of
 from auth.server.signing_keys import SigningKeys
+from auth.server.store_errors import StoreDamaged
 from auth.server.tokens_issued import IssuedToken
 from auth.tokens import CLOCK_TOLERANCE_MS
 
@@ -41,7 +44,7 @@ Value = str | bytes | int
 class Revocation(msgspec.Struct, frozen=True, kw_only=True):
     entry: int
     kind: str
-    value: Value
+    value: Any  # a Value
     revoked_ms: int
     forget_ms: int
     revoked_by: str
@@ -81,10 +84,7 @@ def standing(connection: sqlite3.Connection, kind: str, value: Value) -> Revocat
         " ORDER BY revoked_ms DESC LIMIT 1",
         (kind, value),
     ).fetchone()
-    return None if row is None else Revocation(**dict(zip(_FIELDS, row, strict=True)))
-
-
-_FIELDS = Revocation.__struct_fields__
+    return None if row is None else struct_of(Revocation, row)
 
 
 def against(connection: sqlite3.Connection, peer: bytes, name: str) -> tuple[bool, int]:
@@ -126,7 +126,7 @@ def listed(connection: sqlite3.Connection, now_ms: int, limit: int) -> list[Revo
         " AND (forget_ms > ? OR kind = 'peer') ORDER BY entry DESC LIMIT ?",
         (now_ms, limit),
     )
-    return [Revocation(**dict(zip(_FIELDS, row, strict=True))) for row in rows]
+    return [struct_of(Revocation, row) for row in rows]
 
 
 def entries(connection: sqlite3.Connection, now_ms: int) -> tuple[Entry, ...]:
@@ -147,7 +147,11 @@ def _entry(kind: str, value: Value, revoked_ms: int, forget_ms: int) -> Entry:
             return PeerEntry(peer, revoked_ms, forget_ms)
         case "serial", int(serial):
             return SerialEntry(serial, revoked_ms, forget_ms)
-    raise ValueError(f"a revocation of kind {kind!r} names {type(value).__name__}")
+    raise StoreDamaged(
+        f"A revocation of kind {kind!r} names a {type(value).__name__}.",
+        why="The disk failed, or something else wrote into the database.",
+        advice="Run `potluck auth audit --verify`, and consider going back to a backup.",
+    )
 
 
 def issue_list(connection: sqlite3.Connection, keys: SigningKeys, now_ms: int) -> SignedList:
@@ -172,4 +176,4 @@ def issue_list(connection: sqlite3.Connection, keys: SigningKeys, now_ms: int) -
 
 def newest_list(connection: sqlite3.Connection) -> SignedList | None:
     row = connection.execute("SELECT number, issued_ms, document FROM revocation_list").fetchone()
-    return None if row is None else SignedList(*row)
+    return None if row is None else struct_of(SignedList, row)

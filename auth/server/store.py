@@ -37,7 +37,7 @@ from auth.server.audit import Act, Entry
 from auth.server.audit_head import catch_up, sign_head, what_is_wrong, write_head, write_head_file
 from auth.server.refusal_log import RefusalLog
 from auth.server.signing_keys import SigningKeys
-from auth.server.store_errors import StoreFailed, damaged, told
+from auth.server.store_errors import WHAT_SQLITE_RAISES, StoreFailed, damaged, told
 from auth.server.store_lock import hold_store_lock
 from auth.server.tokens_issued import DAY_MS, count_live, forget_over
 from auth.server.transaction import Counters, Transaction
@@ -356,7 +356,7 @@ def open_store(
             store = Store(paths, connection, clock_ms)
         except BaseException as error:
             connection.close()
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, WHAT_SQLITE_RAISES):
                 raise told(error, paths.database) from error
             raise
         try:
@@ -415,11 +415,8 @@ class Reader:
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """One state of the database, whatever is written meanwhile."""
-        try:
-            with database.reading(self.paths.database) as connection:
-                yield connection
-        except sqlite3.Error as error:
-            raise told(error, self.paths.database) from error
+        with database.reading(self.paths.database) as connection:
+            yield connection
 
     def run(self, connection: sqlite3.Connection) -> str:
         return _store_row(connection, self.paths.database)[0]

@@ -68,8 +68,15 @@ _WRITING_FAILED = frozenset(
 )
 
 
-def told(error: sqlite3.Error | OSError, path: Path) -> StoreFailed:
+# What talking to SQLite can raise. It quotes a damaged schema in its messages, and Python then
+# fails to decode those.
+WHAT_SQLITE_RAISES = (sqlite3.Error, UnicodeDecodeError)
+
+
+def told(error: sqlite3.Error | OSError | UnicodeDecodeError, path: Path) -> StoreFailed:
     """The same failure in our words; `path` is the file that was meant."""
+    if isinstance(error, UnicodeDecodeError):
+        return damaged(path, "it has text that is none")
     if isinstance(error, OSError):
         if error.errno in _NO_ROOM:
             return _disk_full(path)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from auth.roles import Role
-from auth.server.accounts import read_roles, spell_roles
+from auth.server.rows import spell_roles, struct_of
 
 DAY_MS = 24 * 3600 * 1000
 FORGOTTEN_AT_ONCE = 500  # rows: a few milliseconds of a transaction
@@ -35,9 +35,7 @@ _COLUMNS = "serial, account, peer, roles, key_id, issued_ms, expires_ms"
 
 
 def _token_of(row: Sequence[object]) -> IssuedToken:
-    fields = dict(zip(IssuedToken.__struct_fields__, row, strict=True))
-    fields["roles"] = read_roles(str(fields["roles"]))
-    return msgspec.convert(fields, IssuedToken, str_keys=True)
+    return struct_of(IssuedToken, row)
 
 
 def keep(connection: sqlite3.Connection, token: IssuedToken) -> None:

@@ -31,7 +31,7 @@ from auth.errors import AuthError
 from auth.keys import SigningKey
 from auth.server.audit import Act, Entry, one_line
 from auth.server.audit_head import Head, sign_head, write_head, write_head_file
-from auth.server.store_errors import StoreBusy, StoreClosed, told
+from auth.server.store_errors import WHAT_SQLITE_RAISES, StoreBusy, StoreClosed, told
 from auth.server.transaction import Counters, Transaction
 
 MOST_WAITING = 1024
@@ -209,7 +209,7 @@ class Writer:
         transaction = Transaction(self._connection, self._clock_ms(), self._counters)
         try:
             self._commit(batch, transaction)
-        except (sqlite3.Error, OSError, AuthError) as error:
+        except (*WHAT_SQLITE_RAISES, OSError, AuthError) as error:
             self._roll_back()
             self._counters.return_to(start)
             failure = error if isinstance(error, AuthError) else told(error, self._path)
@@ -262,7 +262,9 @@ class Writer:
             del transaction.committed[committed:]
             _call(reversed(transaction.undone[undone:]))
             del transaction.undone[undone:]
-            waiting.error = told(error, self._path) if isinstance(error, sqlite3.Error) else error
+            waiting.error = (
+                told(error, self._path) if isinstance(error, WHAT_SQLITE_RAISES) else error
+            )
         self._connection.execute("RELEASE operation")
 
     def _roll_back(self) -> None:
