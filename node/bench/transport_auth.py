@@ -1,7 +1,7 @@
 """`potluck bench transport --auth`: what it costs that every message proves who sent it.
 
 Two pairs of processes stand side by side, one of an open run and one with tokens, and take turns
-of half a second. So both see the same machine, whatever else it does, and what one turn of the
+of a second or so. So both see the same machine, whatever else it does, and what one turn of the
 guarded pair takes more than the open one's before it is what the guard costs.
 
 Easy to get wrong: the difference of two medians over a whole run is smaller than the scatter of a
@@ -23,23 +23,23 @@ from node.bench.machine import machine_facts
 from node.bench.processes import BenchProcess, introduce, open_peer
 
 WARM_UP_SECONDS = 0.3
-TURN_SECONDS = 0.5
 CALLERS = 16
-SMALL_TRANSFERS = 100  # of one chunk each: a second
-STREAM_CHUNKS = 256
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class AuthEffort:
-    """How many turns of each pair, in each repeat."""
+    """How many turns of each pair there are in each repeat, and what is done in one."""
 
     repeats: int = 3
     turns: int = 6
+    turn_seconds: float = 0.5  # of calls one at a time, and again of many at once
+    small_transfers: int = 100  # of one chunk each
+    stream_chunks: int = 256
 
     @staticmethod
     def quick(repeats: int = 1) -> AuthEffort:
-        return AuthEffort(repeats, 2)
+        return AuthEffort(repeats, 2, 0.25, 20, 64)
 
 
 @dataclass(frozen=True)
@@ -48,24 +48,28 @@ class _Pair:
 
     asking: BenchProcess
     peer: str
+    effort: AuthEffort
 
     async def one_at_a_time(self) -> float:
-        answer = await self.asking.ask("unary", peer=self.peer, seconds=TURN_SECONDS)
+        seconds = self.effort.turn_seconds
+        answer = await self.asking.ask("unary", peer=self.peer, seconds=seconds)
         return float(answer["ms_p50"])
 
     async def many_at_once(self) -> float:
         answer = await self.asking.ask(
-            "in_flight", peer=self.peer, seconds=TURN_SECONDS, callers=CALLERS
+            "in_flight", peer=self.peer, seconds=self.effort.turn_seconds, callers=CALLERS
         )
         return float(answer["per_s"])
 
     async def small_transfers(self) -> float:
         """Milliseconds for a whole transfer of one chunk."""
-        answer = await self.asking.ask("pour_small", peer=self.peer, transfers=SMALL_TRANSFERS)
+        answer = await self.asking.ask(
+            "pour_small", peer=self.peer, transfers=self.effort.small_transfers
+        )
         return float(answer["ms_p50"])
 
     async def stream(self) -> float:
-        poured = await self.asking.ask("pour", peers=[self.peer], chunks=STREAM_CHUNKS)
+        poured = await self.asking.ask("pour", peers=[self.peer], chunks=self.effort.stream_chunks)
         return float(poured["bytes"] / MIB / (poured["ended"] - poured["began"]))
 
 
@@ -78,14 +82,17 @@ async def measure_auth(
     samples = Samples(AUTH_FIGURES)
     for repeat in range(effort.repeats):
         say(f"open and guarded pairs in turn, {repeat + 1} of {effort.repeats}")
-        async with _pair(b"") as plain, _pair(secrets.token_bytes(SEED_BYTES)) as guarded:
+        async with (
+            _pair(effort, b"") as plain,
+            _pair(effort, secrets.token_bytes(SEED_BYTES)) as guarded,
+        ):
             for _ in range(effort.turns):
                 await _take_turns(plain, guarded, samples)
     medians = samples.medians()
     return {
         **{name: medians[name] for name in medians if name in wanted},
         "spread": {name: spread for name, spread in samples.spread().items() if name in wanted},
-        "settings": {**vars(effort), "turn_seconds": TURN_SECONDS, "callers": CALLERS},
+        "settings": {**vars(effort), "callers": CALLERS},
         "machine": machine,
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -105,7 +112,7 @@ async def _take_turns(plain: _Pair, guarded: _Pair, samples: Samples) -> None:
 
 
 @asynccontextmanager
-async def _pair(auth_seed: bytes) -> AsyncIterator[_Pair]:
+async def _pair(effort: AuthEffort, auth_seed: bytes) -> AsyncIterator[_Pair]:
     """Two connected peers that have warmed up; with tokens if there is a seed to sign them."""
     async with (
         open_peer("the asking peer", auth_seed) as asking,
@@ -114,4 +121,4 @@ async def _pair(auth_seed: bytes) -> AsyncIterator[_Pair]:
         peer = await introduce(asking, answering)
         await asking.ask("unary", peer=peer, seconds=WARM_UP_SECONDS)
         await asking.ask("pour", peers=[peer], chunks=8, check=True)
-        yield _Pair(asking, peer)
+        yield _Pair(asking, peer, effort)

@@ -10,7 +10,7 @@ import sys
 import pytest
 import trio
 
-from node.bench.figures import FIGURES, NAMES, Samples
+from node.bench.figures import AUTH_NAMES, FIGURES, NAMES, Samples
 from node.bench.pouring import BLOCK_CHUNKS, CHUNK_BYTES, make_block
 from node.bench.processes import BenchFailed, introduce, open_peer, open_process
 from node.bench.transport import MEASUREMENTS, Effort, measure_transport
@@ -60,6 +60,24 @@ def test_a_quick_run_prints_every_figure_its_spread_and_the_machine() -> None:
     assert set(result["spread"]) == set(NAMES)
     assert all(result[name] > 0 for name in NAMES if name != "slow_reader_rss_growth_MiB")
     assert result["machine"]["cores"] == os.cpu_count()
+
+
+@pytest.mark.slow
+def test_with_tokens_it_prints_what_they_cost_beside_an_open_run() -> None:
+    done = bench("--auth", "--quick")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(AUTH_NAMES) <= set(result)
+    assert set(result["spread"]) == set(AUTH_NAMES)
+    assert result["unary_ms_p50"] > result["auth_overhead_ms"]
+    assert result["machine"]["cores"] == os.cpu_count()
+
+
+def test_a_figure_is_asked_for_with_the_kind_of_run_that_has_it() -> None:
+    for words in (("--auth", "--only", "join_s"), ("--only", "auth_overhead_ms")):
+        done = bench(*words)
+        assert done.returncode == 2
+        assert "unary_ms_p50" in done.stdout, "those that there are, are named"
 
 
 @pytest.mark.slow
