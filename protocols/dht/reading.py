@@ -202,7 +202,9 @@ class Reader:
             errands.append(errand)
         await Walk(state, errands, self.ask, LOAD).run()
         found = {}
-        for errand in errands:
+        for place, errand in enumerate(errands):
+            if place and place % ERRANDS_WITHOUT_A_PAUSE == 0:
+                await trio.lowlevel.checkpoint()
             await self._mend(errand)
             now_ms = state.now_ms()
             found[errand.key] = [s for s in errand.merged.values() if s.expires > now_ms]

@@ -37,6 +37,7 @@ from protocols.dht.state import DhtState, log
 from protocols.dht.statistics import count
 from protocols.dht.walking import ERRANDS_WITHOUT_A_PAUSE, Errand, Load, Walk
 from protocols.errors import Unreachable
+from protocols.not_allowed import NotAllowed
 
 LARGEST_PUT = 4096  # slots of one `put_many`: what keeps its lookups within a few megabytes
 
@@ -60,8 +61,10 @@ class Written:
     newer: Slot | None = None
     """A slot of ours that stood in the way."""
     asked: int = 0
+    not_allowed: NotAllowed | None = None
+    """Somebody does not let us write, or we do not let ourselves."""
 
-    def error(self) -> SlotRefused | Unreachable:
+    def error(self) -> SlotRefused | NotAllowed | Unreachable:
         """Why nobody holds it."""
         if self.refused:
             refusal = self.refused.most_common(1)[0][0]
@@ -70,6 +73,8 @@ class Written:
                 f"Nobody would keep the slot under {self.slot.key!r}.",
                 why=self.reason,
             )
+        if self.not_allowed is not None:
+            return self.not_allowed
         return Unreachable(
             f"Nobody could be given the slot under {self.slot.key!r}.",
             why=f"{self.asked} peers were asked." if self.asked else "No peer is known.",
@@ -209,7 +214,12 @@ class Writer:
         known = errands[0].known
         if len(errands) > 1:
             known = list(dict.fromkeys(one for errand in errands for one in errand.known))
-        response = await self._asker.store(contact, slots, b"".join(known[:KNOWN_PER_QUERY]))
+        try:
+            response = await self._asker.store(contact, slots, b"".join(known[:KNOWN_PER_QUERY]))
+        except NotAllowed as error:
+            for errand in errands:
+                errand.written.not_allowed = error
+            raise
         reasons = iter(response.reasons)
         for errand, refusal in zip(errands, response.refusals, strict=True):
             if refusal == 0:

@@ -332,3 +332,23 @@ def test_hundreds_of_keys_are_one_message_for_each_neighbour() -> None:
     (batch,) = batches([(slot, PEERS) for slot in slots])
     assert batch.slots == tuple(slots)
     assert batch.peers == tuple(PEERS), "and one encoding serves them all"
+
+
+def test_a_withdrawal_after_a_clock_that_was_ahead_lives_as_long_as_anything_could() -> None:
+    publisher = Publisher(ALICE, random.Random(0))
+    publisher.put("note/x", text("x"), HOUR, NOW + 365 * DAY)
+    withdrawn = publisher.withdraw("note/x", NOW, DAY)
+    assert withdrawn.expires == NOW + DAY
+
+
+def test_what_is_due_can_be_had_a_few_at_a_time() -> None:
+    publisher = Publisher(ALICE, random.Random(0))
+    for number in range(20):
+        publisher.put(f"note/{number}", text("x"), HOUR, NOW)
+    later = NOW + HOUR
+    found = []
+    while (moment := publisher.next_due()) is not None and moment <= later:
+        some = publisher.due(later, 3)
+        assert len(some) <= 3
+        found += some
+    assert sorted(slot.key for slot in found) == sorted(f"note/{n}" for n in range(20))

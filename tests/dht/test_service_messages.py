@@ -209,3 +209,42 @@ async def test_nobody_is_told_again_what_he_knows(world: SimulatedWorld) -> None
     await reader.get("note/nothing")
     assert answers
     assert not any(answers)
+
+
+@simulated
+async def test_what_comes_to_a_watcher_itself_is_seen_without_asking_anybody(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 4)
+    async with aclosing(members[1].dht.watch("note/busy")) as changes:
+        await members[0].dht.put("note/busy", "0", 600)
+        await next_change(changes)
+        await trio.sleep(100)
+        before = members[1].dht.statistics().finds_sent
+        seen = 0
+        began = trio.current_time()
+        for number in range(1, 101):
+            await members[0].dht.put("note/busy", str(number), 600)
+            change = await next_change(changes)
+            assert change.entry is not None
+            seen += change.entry.value == str(number)
+            await trio.sleep(0.01)
+        assert seen == 100
+        seconds = trio.current_time() - began
+        # a read a second or so, of at most four messages each
+        assert members[1].dht.statistics().finds_sent - before <= 4 * (seconds + 2)
+
+
+@simulated
+async def test_of_what_is_written_often_the_rest_gets_only_the_last(world: SimulatedWorld) -> None:
+    members = await swarm(world, 12)
+    await trio.sleep(60)
+    sent = members[0].dht.statistics().slots_sent
+    for number in range(10):
+        await members[0].dht.put("note/often", str(number), 600)
+    written = members[0].dht.statistics().slots_sent - sent
+    await trio.sleep(3)
+    assert members[0].dht.statistics().slots_sent - sent - written <= 11
+    for one in members:
+        (slot,) = one.dht._state.storage.get("note/often", 0)
+        assert b"9" in slot.value

@@ -12,9 +12,11 @@ from node.simulated_network import NodeSettings, SimulatedWorld, run_simulation
 from protocols.dht.bootstrap import Joined
 from protocols.dht.contacts import Contact
 from protocols.dht.keeper import KeepingFailed, KeptSlot
+from protocols.dht.refusals import SlotRefusal
 from protocols.dht.settings import DhtSettings
 from tests.dht.members import SETTINGS, Member, joined, member, simulated, swarm, table_sizes
 from tests.dht.publishers import note
+from tests.dht.test_service_faults import bring, refusal_of
 
 # Whole swarms through hours of virtual time: together half a minute, too much for `--fast`.
 pytestmark = pytest.mark.slow
@@ -320,3 +322,25 @@ async def test_a_crashed_third_of_the_swarm_costs_no_slot(world: SimulatedWorld)
         one.crash()
     for number in range(12):
         await read_everywhere(members[4:7], f"note/{number}", ["here"])
+
+
+@simulated
+async def test_an_older_slot_cannot_be_replayed_after_a_backbone_has_restarted(
+    world: SimulatedWorld,
+) -> None:
+    backbone = member(world, "backbone", keeper=MemoryKeeper())
+    stranger = member(world, "stranger", [backbone])
+    await joined(backbone, stranger)
+    now = int(world.honest_time() * 1000)
+    long_lived = note(sequence=1, expires=now + 12 * 3_600_000)
+    short_lived = note(sequence=2, value="newer", expires=now + 60_000)
+    for slot in (long_lived, short_lived):
+        await bring(stranger, backbone, slot)
+    await trio.sleep(120)
+    backbone.crash()
+    await trio.sleep(10)
+    again = backbone.restart()
+    await joined(again)
+    await trio.sleep(20)
+    code, _ = await refusal_of(stranger, again, long_lived)
+    assert code is SlotRefusal.OLDER_SEQUENCE

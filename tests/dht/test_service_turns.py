@@ -1,0 +1,138 @@
+"""No message, however it is made, keeps everybody else waiting for long.
+
+What is counted is what was checked between two pauses of the loop; where that says nothing, the
+processor's time of the slowest step, with room for slow machines.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import trio
+
+from node.simulated_network import SimulatedWorld
+from protocols.dht.ids import id_bytes, position_of
+from protocols.dht.messages import (
+    FIND,
+    HAVE_PER_QUERY,
+    KNOWN_PER_QUERY,
+    FindRequest,
+    Query,
+)
+from protocols.dht.slots import Slot
+from protocols.dht.verified import VerifiedSlots
+from tests.dht.impostors import that_greets
+from tests.dht.members import Member, simulated, swarm
+from tests.dht.publishers import HOUR, note, publisher
+from tests.dht.test_service_faults import among, bring, now_of
+
+LONGEST_STEP_SECONDS = 0.025  # several times what it takes, since tests run on busy machines
+
+
+class Steps(trio.abc.Instrument):
+    """The most that something grew within one step of any task."""
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self._read = read
+        self._before = read()
+        self.most = 0.0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002
+        self._before = self._read()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002
+        self.most = max(self.most, self._read() - self._before)
+
+
+@contextmanager
+def steps(read: Callable[[], float]) -> Iterator[Steps]:
+    instrument = Steps(read)
+    gc.disable()  # whose turn a collection falls in says nothing
+    trio.lowlevel.add_instrument(instrument)
+    try:
+        yield instrument
+    finally:
+        trio.lowlevel.remove_instrument(instrument)
+        gc.enable()
+
+
+def checked_by(members: list[Member]) -> Callable[[], float]:
+    def read() -> float:
+        verified: list[VerifiedSlots] = [one.dht._state.storage.verified for one in members]
+        return sum(one.signatures_checked for one in verified)
+
+    return read
+
+
+def fresh(number: int, expires: int, key: str = "note/many") -> list[Slot]:
+    return [note(publisher(100 + one), key, str(one), 1, expires) for one in range(number)]
+
+
+@simulated
+async def test_a_batch_of_slots_is_checked_a_few_at_a_time(world: SimulatedWorld) -> None:
+    stranger, node = await swarm(world, 2)
+    slots = fresh(128, now_of(node) + HOUR)
+    with steps(checked_by([node])) as most:
+        assert (await bring(stranger, node, *slots)).refusals == bytes(128)
+    assert most.most <= 8
+
+
+@simulated
+async def test_what_a_replica_answers_is_checked_a_few_at_a_time(world: SimulatedWorld) -> None:
+    now = int(world.honest_time() * 1000)
+    slots = tuple(fresh(250, now + HOUR))
+    members, _ = await among(world, that_greets(slots), impostors=1)
+    with steps(checked_by(members)) as most:
+        assert len(await members[0].dht.get("note/many")) == 250
+    assert 0 < most.most <= 8
+
+
+@simulated
+async def test_a_replica_that_makes_up_more_publishers_than_a_key_may_have_is_cut_short(
+    world: SimulatedWorld,
+) -> None:
+    now = int(world.honest_time() * 1000)
+    slots = tuple(fresh(300, now + HOUR))
+    members, _ = await among(world, that_greets(slots), impostors=1)
+    assert len(await members[0].dht.get("note/many")) == 256
+
+
+@pytest.mark.parametrize("have", ["of nobody", "of all"])
+def test_the_dearest_question_that_fits_in_a_message_costs_little(have: str) -> None:
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        stranger, node = await swarm(world, 2)
+        slots = fresh(256, now_of(node) + HOUR)
+        await bring(stranger, node, *slots[:128])
+        await bring(stranger, node, *slots[128:])
+        held = b"".join(one.signature[32:40] for one in slots)
+        query = Query(
+            id_bytes(position_of("note/many")),
+            "note/many",
+            os.urandom(8 * KNOWN_PER_QUERY),
+            held if have == "of all" else os.urandom(8 * HAVE_PER_QUERY),
+        )
+        with steps(time.thread_time) as most:
+            await stranger.rpc.call(node.peer, FIND, FindRequest((query,) * 48), timeout=60)
+        assert most.most < LONGEST_STEP_SECONDS
+
+    scenario()
+
+
+@simulated
+async def test_writing_and_reading_many_keys_lets_others_have_their_turn(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 12)
+    entries = [(f"note/{number}", "x", 3600.0) for number in range(600)]
+    with steps(time.thread_time) as most:
+        written = await members[0].dht.put_many(entries)
+        found = await members[1].dht.get_many([key for key, _, _ in entries])
+    assert all(one.replicas for one in written)
+    assert all(found.values())
+    assert most.most < LONGEST_STEP_SECONDS

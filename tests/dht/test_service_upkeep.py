@@ -1,0 +1,167 @@
+"""What a node does by itself: whom it pings, which links it closes, what it lets go of."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from node.simulated_network import NodeSettings, SimulatedWorld
+from protocols.dht import acquaintances
+from protocols.dht.messages import FIND, FindRequest, Query
+from protocols.dht.routing import QUIET_SECONDS
+from protocols.dht.settings import DhtSettings
+from tests.dht.impostors import Impostor, that_never_answers
+from tests.dht.members import Member, joined, member, simulated, swarm, table_sizes
+from tests.dht.publishers import HOUR, note
+from tests.dht.test_service_faults import bring, now_of, put_in_table
+
+
+@simulated
+async def test_a_node_that_nobody_can_dial_learns_it_and_is_no_replica(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 4)
+    boaster = member(world, "boaster", members[:3], machine=NodeSettings(dialable=False))
+    await joined(boaster)
+    await trio.sleep(60)
+    assert not boaster.dht.statistics().can_be_dialled
+    assert all(one.dht.statistics().can_be_dialled for one in members)
+    written = await boaster.dht.put("note/boast", "hello", 600)
+    await trio.sleep(3)
+    assert written.replicas == 4
+    assert boaster.dht.statistics().slots_stored == 0
+    assert [one.value for one in (await members[0].dht.get("note/boast")).values()] == ["hello"]
+
+
+@simulated
+async def test_who_went_without_a_word_is_noticed_though_nobody_looks(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 6)
+    await trio.sleep(400)  # until all has settled
+    world.crash(members[5].network, silently=True)
+    await trio.sleep(QUIET_SECONDS + 120)
+    assert members[5].peer not in {
+        one.peer for one in members[0].dht._state.table.closest(0, 100)
+    }, "it is not passed on any more"
+
+
+@pytest.mark.slow
+@simulated
+async def test_quiet_peers_are_asked_seldom(world: SimulatedWorld) -> None:
+    members = await swarm(world, 8)
+    await trio.sleep(2 * 3600)
+    before = [one.dht.statistics().finds_sent for one in members]
+    await trio.sleep(2 * 3600)
+    for one, earlier in zip(members, before, strict=True):
+        assert one.dht.statistics().finds_sent - earlier < 7 * 4 * 2 + 40
+
+
+@pytest.mark.slow
+@simulated
+async def test_links_that_were_opened_for_a_lookup_are_closed_when_nobody_needs_them(
+    world: SimulatedWorld,
+) -> None:
+    members: list[Member] = []
+    for number in range(40):
+        bootstrap = tuple(one.address for one in members[:2])
+        settings = DhtSettings(k=3, enough_written=2, bootstrap=bootstrap)
+        members.append(member(world, f"node-{number}", settings=settings))
+        await joined(members[-1])
+    busy = members[7]
+    await busy.dht.get_many([f"note/{number}" for number in range(60)])
+    before = len(busy.network.links())
+    await trio.sleep(acquaintances.IDLE_LINK_SECONDS + 300)
+    table = {contact.peer for contact in busy.dht._state.table}
+    closed = busy.dht.statistics().idle_links_closed
+    assert closed
+    assert len(busy.network.links()) < before
+    for link in busy.network.links():
+        assert link.peer in table or link.inbound or link.open_streams, link
+    await trio.sleep(1800)
+    again = busy.dht.statistics().idle_links_closed - closed
+    assert again <= 10, "nobody opens and closes the same links all the time"
+
+
+@simulated
+async def test_no_more_idle_links_are_kept_than_the_limit(world: SimulatedWorld) -> None:
+    members = await swarm(world, 3)
+    known = members[0].dht._acquaintances
+    others = [world.add_node(f"other-{number}") for number in range(80)]
+    for number, other in enumerate(others):
+        known.asked_us(other.peer_id, None)
+        known.we_opened(other.peer_id)
+        known._known[other.peer_id].spoken_at = trio.current_time() - 300 + number
+    too_many = [other.peer_id for other in others[: 80 - acquaintances.IDLE_LINKS]]
+    assert known.idle_links(trio.current_time()) == too_many
+
+
+@simulated
+async def test_who_asks_and_never_answers_does_not_stay_in_the_table(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 5)
+    victim = members[0]
+    impostor = Impostor(world, "impostor", that_never_answers)
+    await impostor.ready.wait()
+    put_in_table(victim.dht, impostor)
+    impostor.network.learn_addresses(victim.network.peer_id, [victim.address])
+
+    async def ask_on() -> None:
+        request = FindRequest((Query(bytes(32)),), impostor.introduction)
+        while True:
+            await impostor.rpc.call(victim.network.peer_id, FIND, request, timeout=5)
+            await trio.sleep(2)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask_on)
+        for number in range(4):
+            await victim.dht.get(f"note/{number}")
+            await trio.sleep(15)
+        await trio.sleep(60)
+        named = [one.peer for one in victim.dht._state.table.closest(0, 100)]
+        assert impostor.network.peer_id not in named
+        nursery.cancel_scope.cancel()
+
+
+@simulated
+async def test_who_failed_once_and_answers_is_not_sought_any_more(world: SimulatedWorld) -> None:
+    members = await swarm(world, 5)
+    world.partition([members[0].network], [members[1].network])
+    await members[0].dht.get("note/x")
+    await trio.sleep(12)
+    assert members[0].dht.statistics().peers_lost == 1
+    world.heal()
+    await trio.sleep(90)
+    assert members[0].dht.statistics().peers_lost == 0
+    assert table_sizes(members) == [4] * 5
+
+
+@simulated
+async def test_what_is_over_is_let_go_of_though_nobody_stores(world: SimulatedWorld) -> None:
+    stranger, node = await swarm(world, 2)
+    expires = now_of(node) + HOUR
+    slots = [note(key=f"note/{number}", expires=expires) for number in range(300)]
+    for start in range(0, 300, 100):
+        await bring(stranger, node, *slots[start : start + 100])
+    storage = node.dht._state.storage
+    assert len(storage) == 300
+    await trio.sleep(3600 + 15)
+    assert len(storage) == 0
+
+
+@simulated
+async def test_changed_addresses_are_introduced_again(world: SimulatedWorld) -> None:
+    settings = DhtSettings(client=True)
+    first = member(world, "first")
+    one = member(world, "one", settings=DhtSettings(client=True, bootstrap=(first.address,)))
+    await joined(first, one)
+    await one.dht.get("note/x")
+    assert table_sizes([first]) == [0]
+    assert settings.client
+    # as when a router lets something in at last
+    one.dht._state.settings = DhtSettings(bootstrap=(first.address,))
+    await trio.sleep(11)
+    await one.dht.get("note/x")
+    await trio.sleep(5)
+    assert table_sizes([first]) == [1]
