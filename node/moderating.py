@@ -60,7 +60,7 @@ class List(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
     role: str | None = None
     state: str | None = None
-    live: bool = False
+    tokens: bool = False
     revocations: bool = False
     limit: int = 50
     providers: list[str] = []
@@ -192,6 +192,8 @@ def _listed(moderation: Moderation, asked: List) -> object:
     limit = _bounded(asked.limit)
     if asked.revocations:
         return moderation.revocations(limit=limit)
+    if asked.tokens:
+        return moderation.tokens(limit=limit)
     if asked.name is not None:
         return {
             "account": moderation.account(asked.name),

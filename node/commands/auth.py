@@ -179,23 +179,24 @@ def _add_list(actions: Subparsers) -> None:
         "with each of its tokens. At most --limit lines are printed, and how many more there are.",
         example="potluck auth list\n"
         "potluck auth list --state denied\n"
-        "potluck auth list --live --json\n"
+        "potluck auth list --tokens --json\n"
         "potluck auth list github:alice",
     )
-    listing.add_argument(
-        "name", metavar="NAME", nargs="?", help="only this account, with its tokens"
+    which = listing.add_mutually_exclusive_group()
+    which.add_argument("name", metavar="NAME", nargs="?", help="only this account, with its tokens")
+    which.add_argument(
+        "--tokens",
+        action="store_true",
+        help="instead of accounts: every token that lives, and which peer holds it",
     )
-    listing.add_argument("--role", choices=ROLES, help="only accounts with this role")
-    listing.add_argument("--state", choices=STATES, help="only accounts in this state")
-    listing.add_argument(
-        "--live", action="store_true", help="only accounts of which a token lives now"
-    )
-    listing.add_argument(
+    which.add_argument(
         "--revocations",
         action="store_true",
         help="instead of accounts: which names, peers and tokens are revoked, and until when "
         "nodes are told",
     )
+    listing.add_argument("--role", choices=ROLES, help="only accounts with this role")
+    listing.add_argument("--state", choices=STATES, help="only accounts in this state")
     _add_limit(listing)
 
 

@@ -27,6 +27,7 @@ from node.commands.auth_moments import now_ms
 from node.commands.output import Output
 from node.control_client import NoRunningNode, ask_once
 from node.running_lock import AlreadyRunning
+from node.wrong_use import WrongUse
 from protocols.errors import PotluckError, Refused, Unreachable
 
 # A backup of a large database, or the check of a long audit log, on a slow disk.
@@ -179,12 +180,23 @@ def asked(act: str, typed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _asked_by(arguments: argparse.Namespace, act: str, places: AuthPlaces) -> dict[str, Any]:
     typed = dict(vars(arguments))
+    if act == "list":
+        _check_filters(arguments)
     if act == "backup":
         typed["folder"] = _backup_folder(arguments.folder, places)
     if act == "audit" and arguments.since is not None:
         kind, ms = arguments.since
         typed["since_ms"] = ms if kind == "at" else now_ms() - ms
     return asked(act, {**typed, "providers": provider_ids(places)})
+
+
+def _check_filters(arguments: argparse.Namespace) -> None:
+    other = arguments.name or arguments.tokens or arguments.revocations
+    if other and (arguments.role or arguments.state):
+        raise WrongUse(
+            "--role and --state choose among accounts, and something else is asked for.",
+            advice="Leave them out, or NAME, --tokens or --revocations.",
+        )
 
 
 def _backup_folder(typed: str | None, places: AuthPlaces) -> str:

@@ -109,16 +109,16 @@ def _check_agreement(there: Settings, given: Mapping[str, Value], places: AuthPl
 def _guesses(given: Mapping[str, Value]) -> dict[str, Value]:
     host = socket.gethostname().lower()
     name = _NOT_IN_A_NAME.sub("-", host.partition(".")[0]).strip("-") or "this-machine"
-    url = given.get("public_url", f"https://{host}:{DEFAULT_PORT}")
-    port = urlsplit(str(url)).port
-    guesses: dict[str, Value] = {
-        "run": f"run-at-{name}",
-        "public_url": url,
-        "server.certificate": "certificate.pem",
-        "server.certificate_key": "key.pem",
-    }
-    if port is not None and port not in (80, 443):  # with those something stands before us
-        guesses["server.listen"] = (f"0.0.0.0:{port}",)
+    url = str(given.get("public_url", f"https://{host}:{DEFAULT_PORT}"))
+    parts = urlsplit(url)
+    guesses: dict[str, Value] = {"run": f"run-at-{name}", "public_url": url}
+    if parts.scheme == "http":  # for this machine alone: `auth serve --insecure-http`
+        guesses["server.listen"] = (f"127.0.0.1:{parts.port or 80}",)
+        return guesses
+    if parts.port is not None and parts.port != 443:  # with 443 something stands before us
+        guesses["server.listen"] = (f"0.0.0.0:{parts.port}",)
+    guesses["server.certificate"] = "certificate.pem"
+    guesses["server.certificate_key"] = "key.pem"
     return guesses
 
 
@@ -207,7 +207,9 @@ def _next_steps(places: AuthPlaces, settings: Settings) -> list[str]:
             "listen` prints them"
         )
     steps += [
-        "`potluck auth serve` starts it",
+        "`potluck auth serve"
+        + (" --insecure-http" if settings.public_url.startswith("http:") else "")
+        + "` starts it",
         "`potluck auth allow NAME` lets somebody in, `potluck auth invite` prints what to send",
         f"keep a copy of {places.folder} (`potluck auth backup`): the keys in it are the run",
     ]

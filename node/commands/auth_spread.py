@@ -37,8 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer, acted_here = courier.list_in_words(), True
     else:
         if act == "keys-withdraw":
-            # Now: a token of the key that comes after it would be unknown to every node.
-            courier.prepare()
+            courier.prepare_for_withdrawal(arguments.key)
         question = {**vars(arguments), "providers": provider_ids(places)}
         answer, acted_here = perform_act(places, act, asked(act, question))
     nothing_new = answer.get("forget_ms") == 0 and act != "spread"
@@ -67,11 +66,23 @@ class Courier:
             answer, _ = perform_act(self._places, "courier", {"peer": peer})
             self._token = base64.b64decode(answer["token"])
 
+    def prepare_for_withdrawal(self, key: str) -> None:
+        """Get the token while the key that every node knows still signs.
+
+        A token of the key that comes after it would be unknown everywhere: no server runs that
+        the nodes could ask for its record.
+        """
+        answer, acted_here = perform_act(self._places, "keys-list", {})
+        wanted = key.strip().lower()
+        is_there = any(wanted in (one["key_id"], one["fingerprint"]) for one in answer["keys"])
+        if acted_here and is_there:
+            self.prepare()
+
     def list_in_words(self) -> dict[str, Any]:
         """What the newest list has, for a person."""
         from auth.revocations import read_list
 
-        self.prepare()  # says what is wrong where there is no server
+        perform_act(self._places, "keys-list", {})  # says what is wrong where there is no server
         newest = read_list(self._published().revocations.signed)
         return {
             "list_number": newest.number,

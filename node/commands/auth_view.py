@@ -140,6 +140,8 @@ def _listed(answer: Answer) -> Sequence[Part]:
         return _one_account(answer)
     if "entries" in answer:
         return _revocations(answer)
+    if "tokens" in answer:
+        return _tokens(answer, whose=True) if answer["tokens"] else ["No token lives."]
     now = now_ms()
     accounts = answer["accounts"]
     if not accounts:
@@ -166,7 +168,7 @@ def _one_account(answer: Answer) -> Sequence[Part]:
         ("state", f"{account['state']} (by {account['changed_by']}, {utc(account['changed_ms'])})"),
         ("roles", _roles(account)),
         ("added", f"{utc(account['added_ms'])}, by {account['added_by']}"),
-        ("logged in", "yes" if account["bound"] else "not yet"),
+        ("login", _login(account)),
         ("last seen", ago(account["last_seen_ms"], now)),
         ("nodes", str(account["keys"])),
         ("note", account["note"] or "-"),
@@ -174,20 +176,24 @@ def _one_account(answer: Answer) -> Sequence[Part]:
     head = "\n".join(f"{name:<11}{_cell(value)}" for name, value in facts)
     if not tokens:
         return [head, "No token of theirs lives."]
-    rows = [
-        (
-            str(one["serial"]),
-            "revoked" if one["revoked"] else ahead(one["expires_ms"], now),
-            utc(one["issued_ms"]),
-            one["peer"],
-        )
-        for one in tokens
-    ]
-    return [
-        head,
-        (("token", "life", "issued", "peer"), rows),
-        _rest(len(rows), answer["total"], "token"),
-    ]
+    return [head, *_tokens(answer, whose=False)]
+
+
+def _login(account: Answer) -> str:
+    if account["bound"]:
+        return "bound to whoever logged in with it first"
+    return "not yet" if account["last_seen_ms"] is None else "by enrolment code"
+
+
+def _tokens(answer: Answer, *, whose: bool) -> Sequence[Part]:
+    now = now_ms()
+    rows = []
+    for one in answer["tokens"]:
+        life = "revoked" if one["revoked"] else ahead(one["expires_ms"], now)
+        name = (one["name"],) if whose else ()
+        rows.append((str(one["serial"]), *name, life, utc(one["issued_ms"]), one["peer"]))
+    header = ("token", *(("name",) if whose else ()), "life", "issued", "peer")
+    return [(header, rows), _rest(len(rows), answer["total"], "token")]
 
 
 def _revocations(answer: Answer) -> Sequence[Part]:

@@ -1,0 +1,220 @@
+"""What moderators type: the same answers from a running server and from a stopped one's database.
+
+Everything here is real processes: `potluck auth serve`, and the commands beside it.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from node.auth_places import find_auth_places, hold_auth_lock
+from tests.commands.moderated import answer, auth, done, made, serving
+
+pytestmark = pytest.mark.slow
+
+# A morning of two moderators: every act, and what they get wrong.
+MORNING = (
+    "allow github:alice",
+    "allow github:alice",
+    "allow github:bob --role backbone --role volunteer --json",
+    "allow GitHub:dave",
+    "allow two:words:here",
+    "codes new --name dana",
+    "codes new --uses 3 --life 12h --note workshop --json",
+    "codes list",
+    "codes cancel c1",
+    "codes cancel c1",
+    "list",
+    "list github:bob",
+    "deny github:alice --reason left",
+    "allow github:alice",
+    "revoke github:bob --json",
+    "revoke github:bob",
+    "revoke 17",
+    "revoke 12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8",
+    "revoke 12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8",
+    "allow 12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8",
+    "list --revocations",
+    "list --tokens",
+    "keys list",
+    "keys withdraw 0123456789abcdef",
+    "audit --name github:bob",
+    "audit --act jioned",
+    "audit --verify",
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return made(tmp_path / "home")
+
+
+@pytest.fixture(params=["stopped", "running"])
+def either(request: pytest.FixtureRequest, home: Path) -> Iterator[Path]:
+    """A home whose server is stopped, and one whose server runs."""
+    if request.param == "stopped":
+        yield home
+        return
+    with serving(home):
+        yield home
+
+
+def plain(text: str) -> str:
+    """Without what is different each time: moments, keys, hashes."""
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "MOMENT", text)
+    text = re.sub(r"\b1\d{12}\b", "NUMBER", text)
+    text = re.sub(r"\b[0-9A-Z]{5}(-[0-9A-Z]{5}){3}\b", "CODE", text)
+    text = re.sub(r"\b[0-9a-f]{16,64}\b|\b[a-z2-7]{26}\b", "KEY", text)
+    text = re.sub(r"\d+ (d|h|min|s)( \d+ (h|min|s))? (left|ago)", "SPAN", text)
+    # a server that was started has said so in the log
+    return re.sub(r"\b\d+ rows|\b\d+:KEY", "ROWS", text)
+
+
+def test_a_running_server_and_a_stopped_one_answer_the_same(tmp_path: Path) -> None:
+    stopped, beside = made(tmp_path / "one"), made(tmp_path / "two")
+    with serving(beside):
+        for line in MORNING:
+            words = line.split()
+            one, two = auth(stopped, *words), auth(beside, *words)
+            assert plain(one.stdout) == plain(two.stdout), line
+            assert plain(one.stderr) == plain(two.stderr), line
+            assert one.returncode == two.returncode, line
+            assert "Traceback" not in one.stderr + two.stderr, line
+            if one.returncode:
+                assert "why:" in one.stderr or "next:" in one.stderr, line
+
+
+def test_an_act_that_fails_changes_nothing_and_one_that_is_repeated_says_so(home: Path) -> None:
+    done(home, "allow", "github:alice")
+    rows = len(answer(home, "audit")["rows"])
+    for words, code, said in (
+        (("allow", "github:alice"), 0, "already"),
+        (("allow", "git hub:x"), 2, "id of an identity provider"),
+        (("revoke", "github:nobody"), 1, "Nobody is called"),
+        (("codes", "new", "--name", "github:x"), 1, "code:x"),
+        (("keys", "withdraw", "nonsense"), 1, "keys list"),
+        (("audit", "--verify", "--head", "nonsense"), 1, "NUMBER:HASH"),
+    ):
+        completed = auth(home, *words)
+        assert completed.returncode == code, words
+        assert said in completed.stdout + completed.stderr, words
+    assert len(answer(home, "audit")["rows"]) == rows
+
+
+def test_whoever_acts_and_why_is_in_the_log(home: Path) -> None:
+    done(home, "allow", "github:alice", "--reason", "asked in the forum")
+    newest = answer(home, "audit", "--limit", "1")["rows"][0]
+    assert newest["act"] == "allowed"
+    assert newest["name"] == "github:alice"
+    assert newest["reason"] == "asked in the forum"
+    assert newest["actor"].startswith("local:")
+
+
+def test_what_was_done_on_a_stopped_server_is_there_when_it_runs_and_back(home: Path) -> None:
+    done(home, "allow", "github:alice")
+    with serving(home):
+        assert answer(home, "list")["total"] == 1
+        done(home, "allow", "github:bob")
+    assert [one["name"] for one in answer(home, "list")["accounts"]] == [
+        "github:alice",
+        "github:bob",
+    ]
+
+
+def test_a_server_that_was_killed_leaves_nothing_in_the_way(home: Path) -> None:
+    with serving(home) as (server, started):
+        server.process.kill()
+        server.process.wait()
+        assert Path(started["socket"]).exists()
+        done(home, "allow", "github:alice")
+
+
+def test_a_server_that_cannot_be_asked_is_not_written_behind_its_back(home: Path) -> None:
+    places = find_auth_places({"POTLUCK_HOME": str(home)})
+    with hold_auth_lock(places):
+        completed = auth(home, "allow", "github:alice")
+    assert completed.returncode == 4
+    assert "nothing was done" in completed.stderr
+    assert "pid" in completed.stderr
+    assert answer(home, "list")["total"] == 0
+
+
+def test_moderators_who_type_at_the_same_time_take_turns(either: Path) -> None:
+    names = [f"github:m{number}" for number in range(5)]
+    with ThreadPoolExecutor(len(names)) as hands:
+        for completed in hands.map(lambda name: auth(either, "allow", name), names):
+            assert completed.returncode == 0, completed.stderr
+    assert [one["name"] for one in answer(either, "list")["accounts"]] == names
+
+
+def test_where_nothing_was_made_every_command_says_how_to(tmp_path: Path) -> None:
+    for words in (("allow", "x:y"), ("list",), ("invite",), ("spread",), ("revoke", "x:y")):
+        completed = auth(tmp_path, *words)
+        assert completed.returncode == 2, words
+        assert "potluck auth init" in completed.stderr, words
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_is_bounded_and_says_what_it_leaves_out(home: Path) -> None:
+    with serving(home):
+        for number in range(4):
+            done(home, "allow", f"github:m{number}")
+        shown = done(home, "list", "--limit", "3")
+    assert "m2" in shown
+    assert "m3" not in shown
+    assert "1 more account" in shown
+
+
+def test_filters_of_accounts_do_not_go_with_other_lists(home: Path) -> None:
+    completed = auth(home, "list", "--tokens", "--role", "volunteer")
+    assert completed.returncode == 2
+    assert "--role" in completed.stderr
+
+
+def test_an_edited_log_is_found(home: Path) -> None:
+    done(home, "allow", "github:alice", "--reason", "a good reason")
+    head = answer(home, "audit", "--verify")["head"]
+    done(home, "audit", "--verify", "--head", head)
+    with sqlite3.connect(home / "auth" / "auth.sqlite") as connection:
+        name = "audit_is_not_changed"
+        find = "SELECT sql FROM sqlite_master WHERE name = ?"
+        (trigger,) = connection.execute(find, (name,)).fetchone()
+        connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("UPDATE audit SET reason = 'none' WHERE name = 'github:alice'")
+        connection.execute(trigger)
+    connection.close()
+    for words in (("audit", "--verify"), ("audit", "--verify", "--json")):
+        completed = auth(home, *words)
+        assert completed.returncode == 1
+        assert "Row 3" in completed.stdout
+
+
+def test_a_backup_put_in_the_place_of_the_folder_is_the_server_again(either: Path) -> None:
+    done(either, "allow", "github:alice")
+    backup = answer(either, "backup", str(either / "copy"))
+    assert Path(backup["path"]) == either / "copy"
+    assert auth(either, "backup", str(either / "copy")).returncode == 1, "never over anything"
+    again = either / "again"
+    again.mkdir(mode=0o700)
+    (either / "copy").rename(again / "auth")
+    assert answer(again, "list")["accounts"][0]["name"] == "github:alice"
+    assert answer(again, "audit", "--verify")["sound"]
+    done(again, "allow", "github:bob")
+
+
+def test_keys_rotate_and_the_one_in_use_can_be_withdrawn(home: Path) -> None:
+    (first,) = answer(home, "keys", "list")["keys"]
+    rotated = answer(home, "keys", "rotate", "--overlap", "5min")
+    assert rotated["new"]["endorsed_by"] == first["key_id"]
+    assert auth(home, "keys", "rotate").returncode == 1, "one is on its way already"
+    withdrawn = auth(home, "keys", "withdraw", first["key_id"], "--json")
+    states = [key["state"] for key in answer(home, "keys", "list")["keys"]]
+    assert states[0] == "withdrawn"
+    assert states[-1] == "signs now"
+    assert withdrawn.returncode in (0, 4), "4: no server runs, and no node could be told"
