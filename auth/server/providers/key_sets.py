@@ -85,10 +85,11 @@ async def fetch_keys(fetcher: Fetcher, url: str) -> KeySet:
     document = answer.read(_Document)
     if document is None:
         raise fetcher.unavailable("what is there is no set of keys", url)
-    return KeySet(tuple(_read(document.keys[:MOST_KEYS])))
+    return KeySet(tuple(read_keys(document.keys[:MOST_KEYS])))
 
 
-def _read(members: list[msgspec.Raw]) -> Iterator[Key]:
+def read_keys(members: list[msgspec.Raw]) -> Iterator[Key]:
+    """The members of a key set that are keys in form; what they are good for is asked later."""
     # One by one: a key of a kind that we do not know must not cost us the others.
     for member in members:
         try:

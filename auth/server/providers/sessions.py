@@ -20,7 +20,7 @@ from auth.server.providers.errors import LoginExpired, LoginRefused, TooManyLogi
 from auth.server.providers.flows import Attempt, DeviceGrant, Provider
 from auth.server.providers.identity import Identity
 
-# A session is some kilobytes, mostly the provider's codes: 10,000 are tens of megabytes. A run that
+# A session is a kilobyte and the provider's codes: 10,000 are ten to fifty megabytes. A run that
 # a whole lecture joins in one minute has hundreds open.
 MOST_SESSIONS: Final = 10_000
 
@@ -36,11 +36,14 @@ STARTING_SECONDS: Final = 60
 # A refusal is told again for as long: the volunteer's side may have missed the first answer.
 REFUSAL_KEPT_SECONDS: Final = 120
 
+# Moments in the heap below which it is not worth tidying.
+FEW_ENDS: Final = 1000
+
 # Identities handed out, which may have to be taken back because no pass could be written.
 MOST_HANDED_OUT: Final = 1000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Session:
     """One login. Times are trio's clock."""
 
@@ -114,7 +117,7 @@ class Sessions:
         self._by_page[session.page_id] = session
         self._by_peer[peer] = session
         self._per_address[address] += 1
-        heapq.heappush(self._ends, (session.expires, session.id))
+        self._will_end(session)
         return session
 
     def found(self, session_id: str, now: float) -> Session:
@@ -156,7 +159,7 @@ class Sessions:
 
     def lasts_until(self, session: Session, expires: float) -> None:
         session.expires = expires
-        heapq.heappush(self._ends, (expires, session.id))
+        self._will_end(session)
 
     def refuse(self, session: Session, refusal: LoginRefused, now: float) -> None:
         """The login ended with a no, which is kept for a while."""
@@ -183,7 +186,7 @@ class Sessions:
         self._by_id[session.id] = session
         self._by_peer[session.peer] = session
         self._per_address[session.address] += 1
-        heapq.heappush(self._ends, (session.expires, session.id))
+        self._will_end(session)
         return True
 
     def end(self, session: Session) -> None:
@@ -199,6 +202,14 @@ class Sessions:
         self._per_address[session.address] -= 1
         if not self._per_address[session.address]:
             del self._per_address[session.address]
+
+    def _will_end(self, session: Session) -> None:
+        heapq.heappush(self._ends, (session.expires, session.id))
+        # Sessions that ended early leave their moments behind. Peers that begin again and again
+        # must not fill the heap with them.
+        if len(self._ends) > 2 * len(self._by_id) + FEW_ENDS:
+            self._ends = [(each.expires, each.id) for each in self._by_id.values()]
+            heapq.heapify(self._ends)
 
     def forget_old(self, now: float) -> None:
         while self._ends and self._ends[0][0] <= now:

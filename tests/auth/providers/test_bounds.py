@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import trio
 import trio.testing
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from auth.server.providers.codes import CodeProvider
 from auth.server.providers.errors import LoginExpired, LoginReason, LoginRefused, TooManyLogins
@@ -13,6 +18,7 @@ from auth.server.providers.identity import Identity
 from auth.server.providers.logins import Logins
 from auth.server.providers.sessions import (
     BROWSER_SECONDS,
+    FEW_ENDS,
     MOST_HANDED_OUT,
     MOST_PER_ADDRESS,
     MOST_SESSIONS,
@@ -140,6 +146,80 @@ def test_what_was_handed_out_is_bounded_too() -> None:
         session.identity = SOMEBODY
         table.hand_out(session)
     assert not table.give_back(first.id, 1)
+
+
+def test_beginning_again_and_again_leaves_nothing_behind() -> None:
+    table = Sessions()
+    for number in range(10_000):
+        begin(table, number % 3)
+    assert len(table) == 3
+    assert len(table._ends) <= 2 * 3 + FEW_ENDS + 1
+
+
+class SessionsMachine(RuleBasedStateMachine):
+    """Whatever happens in whatever order, every index of the table tells of the same sessions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Sessions()
+        self.now = 0.0
+        self.ever: list[Session] = []
+
+    @rule(peer=st.integers(0, 6), address=st.integers(0, 2))
+    def begin(self, peer: int, address: int) -> None:
+        self.ever.append(begin(self.table, peer, address=str(address), now=self.now))
+
+    @rule(seconds=st.sampled_from([0.5, 60, 119, 120, 599, 600]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.table.forget_old(self.now)
+
+    @rule(data=st.data(), what=st.sampled_from(["end", "refuse", "go", "back", "finish", "longer"]))
+    def act(self, data: st.DataObject, what: str) -> None:
+        if not self.ever:
+            return
+        session = data.draw(st.sampled_from(self.ever))
+        if what == "end":
+            self.table.end(session)
+        elif what == "back":
+            self.table.give_back(session.id, self.now)
+        elif not session.over:
+            if what == "refuse":
+                refusal = LoginRefused("No.", reason=LoginReason.DENIED)
+                self.table.refuse(session, refusal, self.now)
+            elif what == "go":
+                state = f"state {len(self.ever)}"
+                self.table.send_out(session, Attempt(state, "nonce", "verifier"), "cookie")
+            elif what == "longer":
+                self.table.lasts_until(session, self.now + 1800)
+            elif session.refusal is None:
+                session.identity = SOMEBODY
+                self.table.hand_out(session)
+
+    @invariant()
+    def indices_agree(self) -> None:
+        table = self.table
+        live = [each for each in self.ever if not each.over]
+        assert {id(each) for each in table.all()} == {id(each) for each in live}
+        assert all(each.expires > self.now for each in live)
+        assert table._by_peer == {each.peer: each for each in live}
+        assert table._per_address == Counter(each.address for each in live)
+        assert set(table._by_page.values()) <= set(live)
+        assert set(table._by_state.values()) <= set(live)
+        assert {each.id for each in live} <= {session_id for _, session_id in table._ends}
+
+    def teardown(self) -> None:
+        self.now += 10_000
+        self.table.forget_old(self.now)
+        assert not any(
+            (self.table._by_id, self.table._by_page, self.table._by_peer, self.table._by_state)
+        )
+        assert not self.table._per_address
+        assert not self.table._ends
+
+
+TestSessionsMachine = SessionsMachine.TestCase
+TestSessionsMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 async def test_a_thousand_starts_at_once_take_no_more_than_the_share(

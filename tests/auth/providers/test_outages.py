@@ -6,6 +6,7 @@ import datetime
 import gzip
 import ipaddress
 import json
+import logging
 import ssl
 from pathlib import Path
 
@@ -225,6 +226,39 @@ async def test_a_document_with_the_issuer_and_a_slash_is_another_issuers(
     imitation.document = {"issuer": imitation.issuer + "/"}
     with pytest.raises(ProviderMisconfigured, match="another issuer"):
         await start_device(logins)
+
+
+async def test_an_issuer_that_ends_in_a_slash_is_found_and_believed(
+    clock: trio.testing.MockClock, imitation: OpenIdImitation
+) -> None:
+    imitation.document = {"issuer": imitation.issuer + "/"}
+    imitation.claims = {"iss": imitation.issuer + "/"}
+    settings = settings_for(imitation, issuer=imitation.issuer + "/")
+    async with logins_with(settings) as logins:
+        assert isinstance(await ask_again(logins, clock, await start_device(logins)), LoggedIn)
+
+
+async def test_the_log_says_when_an_outage_begins_and_ends_and_holds_no_secret(
+    logins: Logins,
+    imitation: OpenIdImitation,
+    clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "potluck")
+    started = await start_device(logins)
+    imitation.instead["/token"] = lambda _: Reply(status=500)
+    for _ in range(3):
+        clock.jump(60)
+        with pytest.raises(ProviderUnavailable):
+            await logins.poll(started.session)
+    del imitation.instead["/token"]
+    clock.jump(60)
+    assert isinstance(await logins.poll(started.session), LoggedIn)
+    lines = [f"{each.levelname} {each.getMessage()}" for each in caplog.records]
+    ours = [line for line in lines if "Corp" in line]
+    assert [line.split()[0] for line in ours] == ["WARNING", "INFO"]
+    for secret in ("access-1", "device-code-1", started.session):
+        assert not any(secret in line for line in lines)
 
 
 async def test_new_keys_are_noticed_when_a_token_is_signed_with_one(
