@@ -203,7 +203,7 @@ async def test_a_hundred_logins_ask_for_the_document_once(
         {"jwks_uri": ""},
         {"jwks_uri": "http://203.0.113.9/keys"},
         {"token_endpoint": "http://169.254.169.254/latest"},
-        {"token_endpoint": "file:///etc/passwd"},
+        {"token_endpoint": "ftp://example.org/token"},
         {"device_authorization_endpoint": "//nowhere"},
         {"authorization_endpoint": "https://user:secret@example.org/"},
         {"authorization_endpoint": "https://example.org/#here"},
