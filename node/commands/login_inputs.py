@@ -67,6 +67,8 @@ def _text_of(path: str, what: str, limit: int) -> str:
             else "Name a file that holds nothing but the code."
         )
         raise WrongUse(
-            f"There is no {what} in {path}: {error.strerror or error}.", advice=advice
+            f"The {what} cannot be read from {path[:200]}.",
+            why=f"{error.strerror or error}.",
+            advice=advice,
         ) from None
     return content.decode("utf-8", errors="replace")[: limit + 1]
