@@ -7,8 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from protocols.dht import messages
+from protocols.dht import (
+    acquaintances,
+    checking,
+    contacts,
+    families,
+    lookup,
+    lost_peers,
+    messages,
+    neighbourhood,
+    reading,
+    routing,
+    swarm_time,
+    upkeep,
+)
 from protocols.dht.families import NOTE
+from protocols.dht.publishing import PublishingSettings
 from protocols.dht.quotas import SLOT_OVERHEAD_BYTES, StorageLimits
 from protocols.dht.refusals import SlotRefusal
 from protocols.dht.routing import K
@@ -61,8 +75,41 @@ def test_the_limits_of_the_messages_are_those_of_the_methods(method: object, nam
         f"A writer waits for {DhtSettings().enough_written} replicas",
         f"the first {DhtSettings().enough_replicas} replicas",
         f"{DhtSettings().alpha} at a time",
+        f"up to {lookup.SLOW_AT_ONCE} such",
+        f"or {lookup.QUESTIONS_PER_K} k questions",
+        f"at least {lookup.FAILURES_TO_DISCREDIT} failed",
+        f"each has room for k = {K}",
+        f"fewer than {routing.PEERS_PER_NETWORK} peers in the bucket",
+        f"the bucket's {1 << routing.RANGE_BITS} equal parts",
+        f"(IPv4 /{contacts.IP4_NETWORK_BITS}, IPv6 /{contacts.IP6_NETWORK_BITS}",
+        f"if that was over {routing.SURELY_THERE_SECONDS:.0f} seconds ago",
+        f"After {routing.FAILURES_TO_FORGET} failures",
+        f"after {lost_peers.FIRST_RETRY_SECONDS:.0f} seconds, then ever more rarely, up to "
+        f"{lost_peers.LONGEST_RETRY_SECONDS / 60:.0f} minutes, "
+        f"{lost_peers.FORGOTTEN_AFTER_TRIES} times",
+        f"says nothing for {routing.QUIET_SECONDS / 60:.0f} minutes",
+        f"a lookup for the {routing.REFRESH_WIDTH} closest",
+        f"used them for {acquaintances.IDLE_LINK_SECONDS / 60:.0f} minutes, or sooner when over "
+        f"{acquaintances.IDLE_LINKS} of them",
+        f"up to {checking.ADDRESSES_TRIED} are tried",
+        f"(within a factor of {neighbourhood.NEAR_ENOUGH})",
+        f"older than {reading.STILL_WRITTEN_MS // 1000} seconds are sent it",
+        f"the newest {swarm_time.PEERS_SAMPLED} peers and "
+        f"{swarm_time.SAMPLE_LIFE_MS // 3_600_000} hours",
+        f"differ by over {swarm_time.AGREE_WITHIN_MS // 1000} seconds",
+        f"the {upkeep.GIVERS} closest of a key's other replicas",
+        f"at least every {PublishingSettings().longest_interval_seconds / 60:.0f} minutes",
+        "again after 1, 5, 30 and 300 seconds",
+        f"{StorageLimits().bytes_per_publisher >> 20} MiB at one node, counted in the same way",
+        f"{StorageLimits().bytes_per_sender >> 20} MiB at one node of what came",
+        f"({NOTE.bytes_per_key >> 20} MiB, counted as under refusal 11; never above "
+        f"{families.LARGEST_BYTES_PER_KEY >> 20} MiB)",
         f"They live for {StorageLimits().cached_seconds:.0f} seconds",
     ],
 )
 def test_the_numbers_of_the_page_are_those_of_the_code(statement: str) -> None:
     assert statement in SECTION
+
+
+def test_after_joining_a_node_looks_around_when_the_page_says() -> None:
+    assert upkeep.SETTLING_SECONDS == (1.0, 5.0, 30.0, 300.0)
