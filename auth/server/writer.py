@@ -31,7 +31,13 @@ from auth.errors import AuthError
 from auth.keys import SigningKey
 from auth.server.audit import Act, Entry, one_line
 from auth.server.audit_head import Head, sign_head, write_head, write_head_file
-from auth.server.store_errors import WHAT_SQLITE_RAISES, StoreBusy, StoreClosed, told
+from auth.server.store_errors import (
+    WHAT_SQLITE_RAISES,
+    StoreBusy,
+    StoreClosed,
+    StoreFailed,
+    told,
+)
 from auth.server.transaction import Counters, Transaction
 
 MOST_WAITING = 1024
@@ -209,10 +215,10 @@ class Writer:
         transaction = Transaction(self._connection, self._clock_ms(), self._counters)
         try:
             self._commit(batch, transaction)
-        except (*WHAT_SQLITE_RAISES, OSError, AuthError) as error:
+        except Exception as error:  # noqa: BLE001  # this thread has to outlive everything
             self._roll_back()
             self._counters.return_to(start)
-            failure = error if isinstance(error, AuthError) else told(error, self._path)
+            failure = self._failure_of(error)
             self._note_trouble(failure)
             for waiting in batch:
                 waiting.answer, waiting.error = None, failure
@@ -267,6 +273,18 @@ class Writer:
             )
         self._connection.execute("RELEASE operation")
 
+    def _failure_of(self, error: Exception) -> AuthError:
+        if isinstance(error, AuthError):
+            return error
+        if isinstance(error, (*WHAT_SQLITE_RAISES, OSError)):
+            return told(error, self._path)
+        log.error("A transaction of the auth server broke", exc_info=error)
+        return StoreFailed(
+            "The auth server could not write: something unforeseen happened.",
+            why=f"{type(error).__name__}: {error}",
+            advice="Report it with what the server's log says: this is a bug in potluck.",
+        )
+
     def _roll_back(self) -> None:
         with contextlib.suppress(sqlite3.Error):  # what cannot be undone was never committed
             if self._connection.in_transaction:
@@ -320,7 +338,10 @@ class Writer:
 
 def _call(callbacks: Iterable[Callable[[], None]]) -> None:
     for callback in callbacks:
-        callback()
+        try:
+            callback()
+        except Exception:
+            log.exception("What follows a transaction of the auth server broke")
 
 
 def _settle(batch: Sequence[_Waiting[Any]]) -> None:
