@@ -129,7 +129,7 @@ def _spread_lines(answer: Answer) -> list[str]:
             ]
         case _:
             return [
-                f"NOT SPREAD: no node knows of it yet. {spread['why']}",
+                f"NOT SPREAD: no node knows of it yet. {_one_line(spread['why'])}",
                 "Start the server (`potluck auth serve`), or bring the list to any node of the "
                 "run: `potluck auth spread --bootstrap ADDRESS`.",
             ]
@@ -298,7 +298,10 @@ def _withdrawn(answer: Answer) -> str:
     return "\n".join(
         [
             *lines,
-            "Nodes that are still allowed get new tokens by themselves, while the server runs.",
+            "Nodes that are still allowed get new tokens from the server by themselves."
+            if answer["spread"]["way"] == "server"
+            else "START THE SERVER NOW: until it hands out new tokens, the nodes that have heard "
+            "of this trust nobody.",
             f"Invites that carry the fingerprint {gone['fingerprint']} no longer work: send new "
             "ones (`potluck auth invite`).",
             *_spread_lines(answer),
@@ -387,8 +390,12 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _cell(text: str) -> str:
-    text = printable(text.replace("\n", " "))
+    text = _one_line(text)
     return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 1] + "…"
+
+
+def _one_line(text: str) -> str:
+    return printable(text.replace("\n", " "))
 
 
 def _rest(shown: int, total: int, noun: str) -> str:

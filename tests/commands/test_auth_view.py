@@ -1,0 +1,150 @@
+"""What moderators read: nothing that others wrote can move the cursor or pass for our own words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from node.commands.auth_view import show
+from node.commands.output import Output
+
+HOSTILE = "\x1b[2J\r\nAll is well.[red]\u202e" + "x" * 500
+
+
+def account(**changed: Any) -> dict[str, Any]:
+    return {
+        "name": "github:alice",
+        "roles": ["volunteer"],
+        "state": "allowed",
+        "bound": True,
+        "added_by": "local:m",
+        "added_ms": 0,
+        "changed_by": "local:m",
+        "changed_ms": 0,
+        "last_seen_ms": None,
+        "keys": 0,
+        "live_tokens": 0,
+        "note": "",
+        **changed,
+    }
+
+
+def token(**changed: Any) -> dict[str, Any]:
+    return {
+        "serial": 7,
+        "name": "github:alice",
+        "peer": "12D3KooW",
+        "issued_ms": 0,
+        "expires_ms": 1,
+        "revoked": False,
+        **changed,
+    }
+
+
+def row(**changed: Any) -> dict[str, Any]:
+    return {
+        "at_ms": 0,
+        "act": "refused",
+        "name": None,
+        "peer": None,
+        "actor": "peer",
+        "reason": "",
+        "detail": "",
+        **changed,
+    }
+
+
+def ended(**changed: Any) -> dict[str, Any]:
+    return {
+        "kind": "name",
+        "value": "github:alice",
+        "change": "revoked",
+        "live_tokens": 2,
+        "list_number": 9,
+        "forget_ms": 5,
+        "spread": {"way": "server"},
+        **changed,
+    }
+
+
+@pytest.mark.parametrize(
+    ("act", "answer"),
+    [
+        ("list", {"accounts": [account(name=HOSTILE)], "total": 1}),
+        ("list", {"account": account(note=HOSTILE), "tokens": [token(peer=HOSTILE)], "total": 1}),
+        ("audit", {"rows": [row(reason=HOSTILE, name=HOSTILE)], "more": False}),
+        ("revoke", ended(spread={"way": "nobody", "why": HOSTILE})),
+    ],
+)
+def test_what_others_wrote_is_shown_harmless_and_short(
+    act: str, answer: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(act, answer, Output())
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "\r" not in shown
+    assert not [line for line in shown.splitlines() if line.startswith("All is well")]
+
+
+def test_for_a_program_the_answer_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = ended(value=HOSTILE)
+    show("revoke", answer, Output(json=True))
+    assert json.loads(capsys.readouterr().out) == answer
+
+
+@pytest.mark.parametrize(
+    ("spread", "said"),
+    [
+        ({"way": "server"}, "Spread: the running server"),
+        ({"way": "directory", "replicas": 1}, "at 1 node;"),
+        ({"way": "node", "number": 9}, "Spread: no server runs"),
+        ({"way": "nobody", "why": "Nobody answered."}, "NOT SPREAD: no node knows of it yet."),
+        ({"way": "none"}, "Nothing has to be spread"),
+    ],
+)
+def test_it_is_said_whether_the_nodes_have_heard(
+    spread: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show("revoke", ended(spread=spread), Output())
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("name", "No login and no renewal any more."),
+        ("peer", "Nothing is issued to that key any more"),
+        ("serial", "Only that token is out"),
+    ],
+)
+def test_it_is_said_what_a_revocation_does_not_do(
+    kind: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show("revoke", ended(kind=kind), Output())
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change", ["new", "roles", "rebound", "unchanged", "was denied", "was revoked", "of tomorrow"]
+)
+def test_allowing_says_what_changed(change: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {
+        "kind": "name",
+        "value": "github:alice",
+        "account": account(),
+        "change": change,
+        "list_number": 3,
+    }
+    show("allow", answer, Output())
+    assert "github:alice" in capsys.readouterr().out
+
+
+def test_a_log_that_was_changed_cannot_be_overlooked(capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = {"sound": False, "rows": 16, "what": "Row 17 is missing.", "head": "16:ab"}
+    show("audit-verify", verdict, Output())
+    shown = capsys.readouterr().out
+    assert shown.startswith("THE AUDIT LOG IS NOT AS IT WAS WRITTEN")
+    assert "Row 17" in shown
