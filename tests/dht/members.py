@@ -20,6 +20,8 @@ from protocols.dht.families import Family
 from protocols.dht.keeper import Keeper
 from protocols.dht.service import Dht, open_dht
 from protocols.dht.settings import DhtSettings
+from protocols.guard import Guard
+from protocols.network import Network
 from protocols.rpc import Rpc, open_rpc
 
 LATENCY_SECONDS = 0.01
@@ -53,12 +55,14 @@ class Member:
         settings: DhtSettings,
         families: Iterable[Family] = (),
         keeper: Keeper | None = None,
+        guard: Callable[[Network], Guard] | None = None,
     ) -> None:
         self.world = world
         self.network = network
         self.settings = settings
         self.families = tuple(families)
         self.keeper = keeper
+        self.guard = guard
         self.ready = trio.Event()
         self.ended = trio.Event()
         self._leave = trio.Event()
@@ -101,11 +105,12 @@ class Member:
             settings or self.settings,
             self.families,
             self.keeper,
+            self.guard,
         )
 
     async def _run(self, network: SimulatedNetwork) -> None:
         async with (
-            open_rpc(network) as self._rpc,
+            open_rpc(network, self.guard(network) if self.guard else None) as self._rpc,
             open_dht(
                 network,
                 self._rpc,
@@ -128,11 +133,12 @@ def member(
     machine: NodeSettings | None = None,
     families: Iterable[Family] = (),
     keeper: Keeper | None = None,
+    guard: Callable[[Network], Guard] | None = None,
 ) -> Member:
     """A node that joins at others."""
     if settings is None:
         settings = DhtSettings(bootstrap=tuple(one.address for one in bootstrap))
-    return Member(world, world.add_node(name, machine), settings, families, keeper)
+    return Member(world, world.add_node(name, machine), settings, families, keeper, guard)
 
 
 async def swarm(world: SimulatedWorld, size: int, families: Iterable[Family] = ()) -> list[Member]:
