@@ -114,8 +114,9 @@ class Transfer(Generic[Accepted, Sent, Received]):
         self._opener = opener
         self._accepted: Accepted | None = None
         self._on_accept: Callable[[], None] | None = None
-        self._sent = ChunkCount(bulk.hashed)
-        self._received = ChunkCount(bulk.hashed)
+        hashed = bulk.hashed or state.guard.hashes_chunks
+        self._sent = ChunkCount(hashed)
+        self._received = ChunkCount(hashed)
         self._sent_closing = False
         self._cut = False  # a frame of ours was begun and not finished
         self._sending = trio.Lock()

@@ -62,10 +62,15 @@ class Guard(Protocol):
     transcript of `bulk.py`: counts and running hash of the chunks, then the body.
 
     Whoever reads many messages at once lets other tasks run after each `judged_at_once` of them.
+    Both sides of a transfer have to agree on `hashes_chunks`, as guards of one kind do.
     """
 
     @property
     def judged_at_once(self) -> int: ...
+
+    @property
+    def hashes_chunks(self) -> bool:
+        """Whether the closing of every transfer covers a hash of its chunks."""
 
     def seal(self, exchange: Exchange, part: Part, content: bytes) -> bytes: ...
 
@@ -76,6 +81,7 @@ class OpenGuard:
     """Everybody with a key may take part; the channel's proof of the key is all there is."""
 
     judged_at_once = 1 << 30  # it costs nothing
+    hashes_chunks = False
 
     def seal(self, exchange: Exchange, part: Part, content: bytes) -> bytes:  # noqa: ARG002
         return b""

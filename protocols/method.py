@@ -73,8 +73,9 @@ class BulkMethod(Generic[Opening, Accepted, Closing, Closed]):
     """A bulk transfer: opening and accepted, chunks both ways at once, closing and closed.
 
     `closing` is what the opener says at its end, `closed` what the serving side says at its own.
-    `hashed` adds a running BLAKE3 over all chunks of each direction to the closing messages, so
-    that the guard's signature there covers them (about 0.13 s of CPU for each GB and side).
+    `hashed` adds a running BLAKE3 over all chunks of each direction to the closing messages (about
+    0.13 s of CPU for each GB and side). In a run with tokens all transfers have it, so that the
+    guard's signature there covers the chunks.
     `stall_seconds` is how long a chunk may make no progress before the transfer is given up.
     `training` is as for a Method.
     """

@@ -75,6 +75,7 @@ class TokenGuard:
     """Seals and judges by tokens. One for each Rpc."""
 
     judged_at_once = JUDGED_AT_ONCE
+    hashes_chunks = True  # or the signature at the end would cover no more than counts
 
     def __init__(self, access: Access, chance: random.Random) -> None:
         self._access = access

@@ -60,6 +60,7 @@ class ToyGuard:
     """Signs everything that goes out and believes nothing that is not signed for this node."""
 
     judged_at_once = 1
+    hashes_chunks = False
 
     def __init__(self, network: Network, friends: set[PeerId] | None = None) -> None:
         self.seen: list[Part] = []
