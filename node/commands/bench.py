@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.commands import bench_revocation
+    from node.commands import bench_auth_server, bench_revocation
     from node.commands.parser import CommandParser
 
     parser = subparsers.add_parser(
@@ -29,6 +29,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     _add_transport(kinds)
     _add_dht(kinds)
+    bench_auth_server.add_parser(kinds)
     bench_revocation.add_parser(kinds)
 
 
@@ -105,6 +106,10 @@ def _add_dht(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.kind == "auth-server":
+        from node.commands import bench_auth_server
+
+        return bench_auth_server.run(arguments)
     if arguments.kind == "revocation":
         from node.commands import bench_revocation
 
