@@ -2,11 +2,13 @@
 
 In README.md and docs/*.md every fenced block marked `sh` is run, top to bottom, line by line, as
 one person would in one sitting: with a home of its own, and with what runs until Ctrl-C (a
-listening node, a watch) left running in the background until the document ends. ADDRESS stands
-for what the listening node printed. Blocks with another mark, or none, are not run.
+listening node, an auth server, a watch) left running in the background until the document ends.
+ADDRESS stands for what the listening node printed, INVITE for the last invite that was printed,
+$POTLUCK_HOME for the sitting's own home whatever the document sets it to, and auth.example.org
+for this machine, where a port is free. Blocks with another mark, or none, are not run.
 
 `./scripts/potluck` runs from this checkout, in the environment of the tests; `./scripts/test` is
-what runs us, and is left out.
+what runs us, and is left out. Of other programs only OTHER_PROGRAMS are run.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,10 +33,21 @@ END_SECONDS = 10.0
 
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
+_INVITE = re.compile(r"^potluck:\S+$", re.MULTILINE)
+
+# What a document may tell people to run beside potluck; it writes into the sitting's home only.
+OTHER_PROGRAMS = ("openssl",)
 
 
 class DocumentedCommandFailed(AssertionError):
     """A command that a document tells people to type does not work as it says."""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def commands_in(text: str) -> list[str]:
@@ -43,7 +57,7 @@ def commands_in(text: str) -> list[str]:
 
 
 def runs_until_stopped(words: list[str]) -> bool:
-    return "listen" in words[1:2] or "--watch" in words
+    return "listen" in words[1:2] or words[1:3] == ["auth", "serve"] or "--watch" in words
 
 
 @dataclass
@@ -52,6 +66,8 @@ class Sitting:
 
     home: Path
     address: str | None = None
+    invite: str | None = None
+    port: int = field(default_factory=_free_port)
     _running: list[tuple[str, subprocess.Popen[str]]] = field(default_factory=list)
     _readers: list[threading.Thread] = field(default_factory=list)
     _heard: list[str] = field(default_factory=list)  # what the background printed
@@ -69,19 +85,33 @@ class Sitting:
 
     def type(self, line: str) -> None:
         words = shlex.split(line, comments=True)
-        if words[0] == "./scripts/test":
+        if words[0] == "./scripts/test" or words[0] == "export":
+            return
+        words = [self._here(word, line) for word in words]
+        if words[0] in OTHER_PROGRAMS:
+            self.home.mkdir(exist_ok=True)
+            self._run(line, words, expect_json=False)
             return
         if words[0] not in ("./scripts/potluck", "potluck"):
             raise DocumentedCommandFailed(f"the tests do not know how to run: {line}")
-        if "ADDRESS" in words:
-            if self.address is None:
-                raise DocumentedCommandFailed(f"nothing listens when this is typed: {line}")
-            words = [self.address if word == "ADDRESS" else word for word in words]
         command = [sys.executable, "-m", "node", *words[1:]]
         if runs_until_stopped(words):
             self._start(line, command)
         else:
             self._run(line, command, expect_json="--json" in words)
+
+    def _here(self, word: str, line: str) -> str:
+        """What a word stands for in this sitting."""
+        stands_for = {"ADDRESS": self.address, "INVITE": self.invite}
+        if word in stands_for:
+            meant = stands_for[word]
+            if meant is None:
+                raise DocumentedCommandFailed(f"nothing has printed {word} before this: {line}")
+            return meant
+        word = word.replace("$POTLUCK_HOME", str(self.home))
+        word = word.replace("127.0.0.1:8480", f"127.0.0.1:{self.port}")
+        word = word.replace("auth.example.org:8443", f"localhost:{self.port}")
+        return word.replace("auth.example.org", "localhost")
 
     def _run(self, line: str, command: list[str], *, expect_json: bool) -> None:
         done = subprocess.run(
@@ -98,6 +128,7 @@ class Sitting:
             raise DocumentedCommandFailed(
                 f"exit code {done.returncode}: {line}\n{done.stderr}{done.stdout}"
             )
+        self.invite = next(iter(_INVITE.findall(done.stdout)), self.invite)
         if expect_json:
             for printed in done.stdout.splitlines():
                 json.loads(printed)

@@ -53,6 +53,7 @@ def test_only_blocks_marked_sh_are_commands() -> None:
 
 def test_a_listening_node_and_a_watch_run_until_they_are_stopped() -> None:
     assert runs_until_stopped(["potluck", "listen"])
+    assert runs_until_stopped(["potluck", "auth", "serve"])
     assert runs_until_stopped(["potluck", "status", "--watch"])
     assert not runs_until_stopped(["potluck", "ping", "ADDRESS"])
 
@@ -63,6 +64,8 @@ def test_a_listening_node_and_a_watch_run_until_they_are_stopped() -> None:
     [
         "potluck pong",
         "potluck ping ADDRESS",
+        "potluck login INVITE",
+        "openssl req -nonsense",
         "rm -r everything",
         "potluck listen --listen nonsense",
     ],
