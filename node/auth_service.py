@@ -119,4 +119,6 @@ def _listen_flag(text: str) -> ListenAddress:
     try:
         return listen_address(text)
     except ValueError as error:
-        raise WrongUse(f"--listen {text} {error}.") from None
+        raise WrongUse(
+            f"--listen {text} {error}.", advice="A port of 0 is any that is free."
+        ) from None
