@@ -158,15 +158,21 @@ def listed(
     state: str | None,
     role: str | None,
     text: str,
+    live_at_ms: int | None,
     limit: int,
     offset: int,
 ) -> tuple[list[Account], int]:
-    """Accounts by name, and how many there are that fit. `text` is a part of the name."""
+    """Accounts by name, and how many there are that fit. `text` is a part of the name.
+
+    With `live_at_ms`, only those of which a token has not expired by then.
+    """
     where = (
         "WHERE (? IS NULL OR state = ?) AND (? IS NULL OR instr(',' || roles || ',', ?) > 0)"
         " AND instr(provider || ':' || login, ?) > 0"
+        " AND (? IS NULL OR EXISTS (SELECT 1 FROM tokens"
+        " WHERE tokens.account = accounts.account AND expires_ms > ?))"
     )
-    values = (state, state, role, f",{role},", text.lower())
+    values = (state, state, role, f",{role},", text.lower(), live_at_ms, live_at_ms)
     (total,) = connection.execute(f"SELECT count(*) FROM accounts {where}", values).fetchone()
     found = connection.execute(
         f"SELECT {_COLUMNS} FROM accounts {where} ORDER BY provider, login LIMIT ? OFFSET ?",

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -33,10 +34,11 @@ from auth.challenges import (
     make_challenge,
 )
 from auth.errors import AuthError, NotAKey
-from auth.fields import LONGEST_TEXT
+from auth.fields import LONGEST_TEXT, LONGEST_USERNAME
 from auth.keys import SigningKey, VerifyingKey
 from auth.passes import AccessPass, sign_pass
 from auth.refusals import AccessRefused, Reason
+from auth.roles import Role
 from auth.server import accounts, codes, revoked, tokens_issued
 from auth.server.account_names import AccountName, NotAName, account_name
 from auth.server.accounts import Account, State
@@ -51,6 +53,7 @@ AWAY_MS = 30 * 24 * 3600 * 1000
 """How long a node may be away and still renew by its key alone. A month covers a holiday."""
 
 KEYS_PER_ACCOUNT = 32  # nodes of one person at a time; bounds what one stolen login can do
+REMEMBERED_TOKENS = 16_384  # saves a verification each at renewal; some 5 MB
 CLOCK_WAIT_MS = 1000  # a token may be dated this much ahead rather than be refused
 
 
@@ -61,6 +64,12 @@ class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True):
     grace_ms: int = 3600 * 1000
     away_ms: int = AWAY_MS
     keys_per_account: int = KEYS_PER_ACCOUNT
+
+
+class UnusableSettings(AuthError):
+    """Passes made with these settings would be accepted by nobody."""
+
+    exit_code = 2
 
 
 class VerifiedIdentity(Protocol):
@@ -122,6 +131,33 @@ class Issuer:
         self._steady_ms = steady_ms
         self._secret = random(SECRET_BYTES)
         self._used = UsedChallenges()
+        self._issued: OrderedDict[bytes, None] = OrderedDict()
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        """A pass that nobody would accept is found now, and not by the first who joins."""
+        now_ms = self._store.clock_ms()
+        key = self._store.keys.active(now_ms)
+        peer = key.public_key
+        try:
+            token = Token(
+                run=self._store.run,
+                username="a" * LONGEST_USERNAME,
+                peer=peer,
+                roles=tuple(Role),
+                serial=1,
+                key_id=key.key_id,
+                issued_ms=now_ms,
+                expires_ms=now_ms + self.settings.token_life_ms,
+            )
+            self._answer(_Issue(token, key), ProvenPeer(peer, self.challenge(peer)[0]))
+        except ValueError as error:
+            raise UnusableSettings(
+                f"With these settings no pass can be made: {error}.",
+                why="A token lives too long, or an address is too long, or there are too many.",
+                advice="Look at tokens.life_seconds, tokens.grace_seconds, endpoints and "
+                "public_url in the server's settings (auth.toml).",
+            ) from None
 
     # -- proofs --------------------------------------------------------------------------------
 
@@ -274,15 +310,19 @@ class Issuer:
             token = read_token(token_bytes)
         except AccessRefused as error:
             return JoinRefused(JoinReason.TOKEN, why=error.why)
+        ours = token.run == self._store.run and token.peer == proven.peer
+        if ours and (token_bytes in self._issued or self._is_signed(token_bytes, token)):
+            return token
+        return JoinRefused(JoinReason.TOKEN)
+
+    def _is_signed(self, token_bytes: bytes, token: Token) -> bool:
         key = self._store.keys.all_verifying.get(token.key_id)
-        if (
-            token.run != self._store.run
-            or token.peer != proven.peer
-            or key is None
-            or not is_genuine(token_bytes, key)
-        ):
-            return JoinRefused(JoinReason.TOKEN)
-        return token
+        return key is not None and is_genuine(token_bytes, key)
+
+    def _remember(self, token_bytes: bytes) -> None:
+        self._issued[token_bytes] = None
+        if len(self._issued) > REMEMBERED_TOKENS:
+            self._issued.popitem(last=False)
 
     # -- inside the transaction ----------------------------------------------------------------
 
@@ -454,6 +494,7 @@ class Issuer:
             raise outcome
         token, key = outcome.token, outcome.key
         token_bytes = sign_token(token, key)
+        self._remember(token_bytes)
         settings = self.settings
         renewal_ms = settings.token_life_ms + settings.grace_ms
         access_pass = AccessPass(

@@ -158,12 +158,14 @@ def account_list(
     state: str | None,
     role: str | None,
     text: str,
+    live: bool,
     limit: int,
     offset: int,
 ) -> AccountList:
     found, total = accounts.listed(
-        connection, state=state, role=role, text=text, limit=limit, offset=offset
-    )
+        connection, state=state, role=role, text=text, limit=limit, offset=offset,
+        live_at_ms=now_ms if live else None,
+    )  # fmt: skip
     views = tuple(account_view(connection, account, now_ms) for account in found)
     return AccountList(accounts=views, total=total)
 

@@ -55,12 +55,14 @@ class Moderation:
         state: str | None = None,
         role: str | None = None,
         text: str = "",
+        live: bool = False,
         limit: int = 100,
         offset: int = 0,
     ) -> listings.AccountList:
+        """Names, in order. `live`: only those of which a token is alive."""
         with self._reader.reading() as connection:
             return listings.account_list(
-                connection, self._now(), state=state, role=role, text=text,
+                connection, self._now(), state=state, role=role, text=text, live=live,
                 limit=_bounded(limit), offset=offset,
             )  # fmt: skip
 

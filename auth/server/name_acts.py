@@ -289,7 +289,7 @@ class NameActs:
                 raise NotDone(
                     f"{shown} is not revoked.",
                     why="It never was, or was allowed again already.",
-                    advice="`potluck auth list` shows what is revoked.",
+                    advice="`potluck auth list --revocations` shows what is revoked.",
                 )
             self._store.publish(transaction)
             log_act(

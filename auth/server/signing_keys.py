@@ -32,6 +32,8 @@ LONGEST_FILE_BYTES = 256  # the real one has 98
 KEY_LIFE_MS = 10 * 365 * 24 * 3600 * 1000
 """How long a key may sign. Rotation ends its use long before; this only must never come sooner."""
 
+NEW_YEAR_2026_MS = 1_767_225_600_000  # no clock that is right is before it
+
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     """A key as the database has it. `place` counts from 0, the run's first key."""
@@ -117,8 +119,12 @@ class SigningKeys:
 
 
 def first_row(run: str, key: SigningKey, now_ms: int) -> KeyRow:
-    """The row of a run's first key, which vouches for itself."""
-    record = endorse(run, key.public_key, now_ms, now_ms + KEY_LIFE_MS, key)
+    """The row of a run's first key, which vouches for itself.
+
+    The clock may be wrong when it is made, and set right afterwards; its time must then be now.
+    """
+    until_ms = max(now_ms, NEW_YEAR_2026_MS) + KEY_LIFE_MS
+    record = endorse(run, key.public_key, 0, until_ms, key)
     return KeyRow(record=record, made_ms=now_ms, withdrawn_ms=None, place=0)
 
 

@@ -33,8 +33,10 @@ from auth.server.audit import Act, Entry, one_line
 from auth.server.audit_head import Head, sign_head, write_head, write_head_file
 from auth.server.store_errors import (
     WHAT_SQLITE_RAISES,
+    DiskFull,
     StoreBusy,
     StoreClosed,
+    StoreDamaged,
     StoreFailed,
     told,
 )
@@ -111,6 +113,7 @@ class Writer:
         self._wakes = threading.Condition()
         self._closing = False
         self._trouble = ""
+        self._failed: AuthError | None = None  # of an operation in the last transaction
         self._thread = threading.Thread(target=self._write, name="auth-store-writer", daemon=True)
 
     def start(self, latest_ms: int) -> None:
@@ -212,6 +215,7 @@ class Writer:
 
     def _transact(self, batch: Sequence[_Waiting[Any]]) -> None:
         start = self._counters.mark()
+        self._failed = None
         transaction = Transaction(self._connection, self._clock_ms(), self._counters)
         try:
             self._commit(batch, transaction)
@@ -224,7 +228,8 @@ class Writer:
                 waiting.answer, waiting.error = None, failure
             _call(reversed(transaction.undone))
         else:
-            self._note_trouble(None)
+            if self._failed is not None or self._counters.mark() != start:
+                self._note_trouble(self._failed)
             if self._head is not None and self._head.key_id != self._head_file_key:
                 # before the old key goes: a head that it signed counts no more after that
                 self._write_head_file()
@@ -268,9 +273,11 @@ class Writer:
             del transaction.committed[committed:]
             _call(reversed(transaction.undone[undone:]))
             del transaction.undone[undone:]
-            waiting.error = (
-                told(error, self._path) if isinstance(error, WHAT_SQLITE_RAISES) else error
-            )
+            waiting.error = error
+            if isinstance(error, WHAT_SQLITE_RAISES):
+                waiting.error = failure = told(error, self._path)
+                if isinstance(failure, (DiskFull, StoreDamaged)):
+                    self._failed = failure
         self._connection.execute("RELEASE operation")
 
     def _failure_of(self, error: Exception) -> AuthError:

@@ -13,6 +13,7 @@ from auth.errors import AuthError
 from auth.keyring import Keyring
 from auth.revocations import Revocations
 from auth.roles import Role
+from auth.server.issuing import Issuer, IssuerSettings, UnusableSettings
 from auth.server.join_refused import JoinReason, JoinRefused
 from auth.statements import open_refusal, open_time
 from auth.tokens import Token, read_token
@@ -45,6 +46,23 @@ async def test_somebody_on_the_list_gets_a_pass_with_all_that_is_in_it(server: S
     row = server.moderation.audit(limit=1).rows[0]
     assert (row.name, row.peer, row.serial) == ("github:alice", token.peer_id, 1)
     assert row.reason == "github confirmed Alice."
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        IssuerSettings(auth_url="https://a", token_life_ms=8 * 24 * HOUR_MS),
+        IssuerSettings(auth_url="https://a", token_life_ms=0),
+        IssuerSettings(auth_url="https://a", grace_ms=-1),
+        IssuerSettings(auth_url="https://" + "a" * 1000),
+        IssuerSettings(auth_url="https://a", endpoints=("/ip4/192.0.2.1/tcp/1",) * 17),
+    ],
+)
+def test_settings_that_make_no_good_pass_are_told_at_once(
+    server: Server, settings: IssuerSettings
+) -> None:
+    with pytest.raises(UnusableSettings, match="no pass can be made"):
+        Issuer(server.store, settings)
 
 
 async def test_each_pass_has_a_higher_serial_and_renewal_needs_no_person(server: Server) -> None:

@@ -211,8 +211,10 @@ async def test_names_are_found_by_state_role_and_text(server: Server) -> None:
     alice = server.moderation.account("alice")
     assert (alice.bound, alice.keys, alice.live_tokens) == (True, 1, 1)
     assert alice.last_seen_ms == server.clock()
+    assert names(live=True) == ["alice"]
     server.clock.forward(HOUR_MS)
     assert server.moderation.account("alice").live_tokens == 0
+    assert names(live=True) == []
 
 
 async def test_the_log_is_read_newest_first_in_parts(server: Server) -> None:

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from auth.server.audit import Act, Entry
-from auth.server.store_errors import StoreBusy, StoreClosed, StoreFailed
+from auth.server.store_errors import DiskFull, StoreBusy, StoreClosed, StoreFailed
 from auth.server.transaction import Transaction
 from auth.server.writer import MOST_IN_TRANSACTION, MOST_WAITING, URGENT_WAITING
 from tests.auth.store.stores import Server
@@ -160,6 +160,34 @@ async def test_a_commit_that_fails_fails_all_of_it_and_the_next_one_works(
     assert server.is_sound()
 
 
+def test_a_disk_that_is_full_for_one_operation_is_a_trouble_of_the_store(
+    server: Server,
+) -> None:
+    """SQLite can find no room in the middle of an operation, and the commit still works."""
+
+    def limit(pages: int) -> None:
+        server.store.writer.run(
+            lambda transaction: transaction.connection.execute(f"PRAGMA max_page_count = {pages}")
+        )
+
+    def large(transaction: Transaction) -> None:
+        transaction.connection.execute(
+            "INSERT INTO accounts VALUES (NULL, 'p', 'l', NULL, 'volunteer', 'allowed', 1, '', 1,"
+            " '', hex(zeroblob(100000)))"
+        )
+
+    limit(1)
+    with pytest.raises(DiskFull):
+        server.store.writer.run(large)
+    assert not server.store.health().writable
+    server.store.writer.run(lambda _: None)  # reads only: proves nothing
+    assert not server.store.health().writable
+    limit(1 << 30)
+    server.store.writer.run(note("written"))
+    assert server.store.health().writable
+    assert server.is_sound()
+
+
 async def test_too_many_that_wait_are_told_to_come_later_but_not_moderators(
     server: Server,
 ) -> None:
@@ -224,6 +252,15 @@ async def test_answers_reach_an_event_loop_that_has_ended_without_harm(server: S
     with gate:
         await trio.to_thread.run_sync(trio.run, leave)
     assert reasons(server) == []
+
+
+def test_a_commit_waits_for_the_disk(server: Server) -> None:
+    def pragmas(transaction: Transaction) -> list[object]:
+        names = ("journal_mode", "synchronous", "fullfsync", "foreign_keys", "trusted_schema")
+        read = transaction.connection.execute
+        return [read(f"PRAGMA {name}").fetchone()[0] for name in names]
+
+    assert server.store.writer.run(pragmas) == ["wal", 2, 1, 1, 0]
 
 
 def test_nothing_is_taken_on_after_closing(server: Server) -> None:

@@ -1,0 +1,114 @@
+"""A backup is a whole folder, made beside a running server, and one can go back to it."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from auth.keyring import Keyring
+from auth.revocations import Revocations
+from auth.server.store import SERIALS_A_SECOND
+from auth.server.store_errors import StoreFailed
+from auth.tokens import read_token
+from tests.auth.store.stores import ROOT, RUN, Clock, Node, Person, Server, running
+
+ALICE = Person("alice")
+
+
+def all_of(folder: str) -> list[Path]:
+    return list(Path(folder).rglob("*"))
+
+
+async def test_a_backup_holds_everything_and_is_private(server: Server, tmp_path: Path) -> None:
+    server.allow("alice")
+    await Node(1, server).join(ALICE)
+    made = server.moderation.backup(tmp_path / "backup", actor="local:bo", reason="weekly")
+    found = all_of(made.path)
+    names = {path.name: stat.S_IMODE(path.stat().st_mode) for path in found}
+    key = server.moderation.keys().keys[0].key_id
+    assert names == {
+        "auth.sqlite": 0o600, "audit.head": 0o600, "keys": 0o700, f"{key}.key": 0o600,
+    }  # fmt: skip
+    assert made.files == 3
+    assert made.bytes == sum(path.stat().st_size for path in found if path.is_file())
+    row = server.moderation.audit(limit=1).rows[0]
+    assert (row.act, row.actor, row.reason) == ("backed up", "local:bo", "weekly")
+    assert server.moderation.verify(head=made.audit_head).sound
+
+
+def test_a_backup_is_never_written_over_anything(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for place in ("there", "link", "auth"):
+        with pytest.raises(StoreFailed, match="already"):
+            server.moderation.backup(tmp_path / place, actor=ROOT)
+    with pytest.raises(StoreFailed):
+        server.moderation.backup(tmp_path / "no such folder" / "backup", actor=ROOT)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["auth", "link", "there"]
+
+
+async def test_going_back_to_a_backup_goes_on_from_there(tmp_path: Path) -> None:
+    clock, folder, backup = Clock(), tmp_path / "auth", tmp_path / "backup"
+    with running(folder, clock) as server:
+        server.allow("alice")
+        early = Node(1, server)
+        await early.join(ALICE)
+        server.moderation.backup(backup, actor=ROOT)
+        late = Node(2, server)
+        await late.join(ALICE)
+        server.moderation.revoke(late.peer_id, actor=ROOT)
+        lost = read_token(late.token).serial, server.store.revocation_list()
+        keyring = Keyring.from_pinned(RUN, server.fingerprint, server.store.keyring().records)
+        peers = Revocations(RUN)
+        peers.accept(lost[1].signed, keyring)
+    shutil.rmtree(folder)
+    shutil.copytree(backup, folder)
+    clock.forward(3_000)
+    with running(folder, clock) as server:
+        assert server.is_sound()
+        row = server.moderation.audit(limit=1).rows[0]
+        assert (row.act, row.detail[:24]) == ("restored", "The backup was made 4 s ")
+        early.server = server
+        early.next_challenge = None
+        await early.renew()
+        assert read_token(early.token).serial == 1 + 4 * SERIALS_A_SECOND + 1 > lost[0]
+        # What peers have is older than what is issued now, although that knows less.
+        assert peers.accept(server.store.revocation_list().signed, keyring)
+        # Nobody knows until when tokens live that were issued after the backup.
+        done = server.moderation.revoke(late.peer_id, actor=ROOT)
+        assert done.forget_ms > clock() + 7 * 24 * 3600 * 1000
+        assert server.moderation.revocations().entries[0].on_list
+    with running(folder, clock) as server:
+        assert len(server.moderation.audit(act="restored").rows) == 1
+
+
+async def test_a_backup_does_not_stop_the_server(server: Server, tmp_path: Path) -> None:
+    server.allow("alice")
+    node = Node(1, server)
+    await node.join(ALICE)
+    renewed = 0
+
+    async def renew(until: trio.Event) -> None:
+        nonlocal renewed
+        while not until.is_set():
+            node.next_challenge = None
+            await node.renew()
+            renewed += 1
+
+    done = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(renew, done)
+        for number in range(5):
+            backup = partial(server.moderation.backup, tmp_path / f"backup-{number}", actor=ROOT)
+            await trio.to_thread.run_sync(backup)
+        done.set()
+    assert renewed > 0
+    for number in range(5):
+        with running(tmp_path / f"backup-{number}", server.clock) as copy:
+            assert copy.is_sound()
+            assert copy.moderation.audit(act="tampered").rows == ()
