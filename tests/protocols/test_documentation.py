@@ -6,7 +6,17 @@ import re
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
+from auth.envelopes import LIMIT_BYTES as ENVELOPE_LIMIT_BYTES
+from auth.envelopes import Topic, seal_request, seal_response
+from auth.keys import SigningKey
+from auth.nonces import MEMORY_MS, POOL_NONCES, SHARE_NONCES
+from auth.refusals import Reason
+from auth.roles import Role, in_order
+from auth.tokens import CLOCK_TOLERANCE_MS, Token, sign_token
+from auth.tokens import LIMIT_BYTES as TOKEN_LIMIT_BYTES
+from protocols.guard import Part
 from protocols.messages import (
     ERROR_BODY_LIMIT_BYTES,
     CancelHead,
@@ -25,6 +35,7 @@ from protocols.method import (
 from protocols.ping import EchoRequest, EchoResponse
 from protocols.remote_errors import CODES
 from protocols.rpc_state import RpcLimits
+from protocols.shut_out import LET_IN_EVERY_SECONDS
 from protocols.wire import (
     CANCEL,
     ERROR,
@@ -33,6 +44,36 @@ from protocols.wire import (
     REQUEST,
     RESPONSE,
     message_frame,
+)
+
+AUTH, ALICE, BOB = (SigningKey(bytes([number]) * 32) for number in (1, 2, 3))
+ISSUED_MS = 1_700_000_000_000
+TIME_MS, NONCE, BODY = ISSUED_MS + 1000, bytes(range(16)), encode(EchoRequest(b"hi"))
+
+
+def token_of(key: SigningKey, name: str, serial: int) -> bytes:
+    roles, expires_ms = (Role.VOLUNTEER,), ISSUED_MS + 3_600_000
+    token = Token("tiny", name, key.public_key, roles, serial, AUTH.key_id, ISSUED_MS, expires_ms)
+    return sign_token(token, AUTH)
+
+
+ALICES_TOKEN, BOBS_TOKEN = token_of(ALICE, "alice", 1), token_of(BOB, "bob", 2)
+ALICES_ENVELOPE = seal_request(
+    ALICE,
+    ALICES_TOKEN,
+    Topic("request", "/potluck/ping/1.0.0", "echo"),
+    BOB.public_key,
+    BODY,
+    time_ms=TIME_MS,
+    nonce=NONCE,
+)
+BOBS_ENVELOPE = seal_response(
+    BOB,
+    BOBS_TOKEN,
+    Topic("response", "/potluck/ping/1.0.0", "echo"),
+    ALICE.public_key,
+    BODY,
+    nonce=NONCE,
 )
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text(encoding="utf-8")
@@ -44,6 +85,9 @@ FRAMES = {
     "response": message_frame(RESPONSE, encode(ResponseHead(1)), encode(EchoResponse(b"hi"))),
     "cancel": message_frame(CANCEL, encode(CancelHead(1)), b""),
     "error": message_frame(ERROR, encode(ErrorHead(1)), encode(ErrorBody("busy", "Not now!!"))),
+    "token": ALICES_TOKEN,
+    "request envelope": ALICES_ENVELOPE,
+    "response envelope": BOBS_ENVELOPE,
 }
 
 
@@ -58,6 +102,33 @@ def documented(example: str) -> bytes:
 @pytest.mark.parametrize("example", FRAMES)
 def test_the_bytes_of_the_examples_are_what_the_code_sends(example: str) -> None:
     assert documented(example).hex(" ") == FRAMES[example].hex(" ")
+
+
+def test_what_the_example_says_is_signed_is_what_the_signature_covers() -> None:
+    signature = documented("request envelope")[-64:]
+    covered = documented("signed request")
+    assert ALICE.verifying_key.verify(b"potluck request 1", signature, covered)
+    assert covered.endswith(blake3(BODY).digest())
+    token = documented("token")
+    assert AUTH.verifying_key.verify(b"potluck token 1", token[-64:], token[:-64])
+
+
+def test_every_reason_to_refuse_is_described_with_its_limits() -> None:
+    for reason in Reason:
+        if reason is not Reason.CHALLENGE:  # between a node and the auth server alone
+            assert f"| `{reason.value}` |" in DOCUMENT
+    for statement in (
+        f"differs from ours by more than {CLOCK_TOLERANCE_MS // 1000} s",
+        f"came in the last {MEMORY_MS // 1000} s",
+        f"the sender has {SHARE_NONCES:,} requests in these 60 s, or all have {POOL_NONCES:,}",
+        f"one every {LET_IN_EVERY_SECONDS:g} seconds",
+        f"then 64 bytes of signature | up to {TOKEN_LIMIT_BYTES} bytes |",
+        f"[token, nonce, signature] | up to {ENVELOPE_LIMIT_BYTES} bytes |",
+        "Roles are " + ", ".join(f"`{role.value}`" for role in in_order(Role)),
+    ):
+        assert statement in re.sub(r"\s+", " ", DOCUMENT), statement
+    for part in Part:
+        assert f"| `{part.value}` |" in DOCUMENT
 
 
 def test_every_kind_of_frame_and_every_error_code_is_described() -> None:
