@@ -53,13 +53,13 @@ class Remembered(Generic[T]):
             return self._value
 
     async def _refresh(self) -> None:
-        self._value = None
+        # Whoever is cancelled in here leaves no answer, so that the next one asks.
+        self._value = self._failure = None
         try:
             self._value = await self._ask()
         except ProviderUnavailable as failure:
             self._failure = failure
+            self._asked = trio.current_time()
             raise
         else:
-            self._failure = None
-        finally:
             self._asked = trio.current_time()
