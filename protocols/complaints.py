@@ -1,7 +1,7 @@
 """Naming in the log whose messages are refused: each peer and reason once, then rarely.
 
 Easy to get wrong: whoever is refused can be refused a thousand times a second. What they cause to
-be written must not depend on how often they try.
+be written must not depend on how often they try. And the name of a method is the asker's own text.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ class Complaints:
     def __init__(self) -> None:
         self._said: OrderedDict[tuple[PeerId, Reason, bool], float] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._said)
+
     def about_request(self, exchange: Exchange, refusal: AccessRefused) -> None:
         level = logging.INFO if self._is_news(exchange, refusal, answer=False) else logging.DEBUG
         log.log(
             level,
-            "refused %s of %s to peer %s: %s",
+            "refused %r of %s to peer %s: %s",
             exchange.method,
             exchange.protocol,
             exchange.peer,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import trio
+from blake3 import blake3
 
 from auth.refusals import Reason
 from auth.tokens import CLOCK_TOLERANCE_MS
@@ -347,6 +348,24 @@ def test_an_error_for_another_request_is_not_believed_though_it_is_signed() -> N
         alice.open(Exchange(pair.bob_id, PROTOCOL, ""), Part.ERROR, body, about_the_stream)
         with pytest.raises(AnswerNotAllowed):
             alice.open(first, Part.ERROR, body, about_the_stream)
+
+    between_two(scenario, guards=admission.pair)
+
+
+def test_the_closing_covers_the_chunks_whatever_the_method_says() -> None:
+    admission = Eavesdropping()
+
+    async def scenario(pair: Pair) -> None:
+        pair.answering.serve_bulk(UPLOAD, count)
+        assert not UPLOAD.hashed
+        async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
+            await transfer.send_chunk(b"abc")
+            await transfer.finish(Number(0))
+        frame = bytes([0, 0, 0, 3, 7]) + b"abc"
+        digests = {Part.CLOSING: blake3(frame).digest(), Part.CLOSED: blake3(b"").digest()}
+        for name, part in (("alice", Part.CLOSING), ("bob", Part.CLOSED)):
+            [sealed] = [one for one in admission.guards[name].sealed if one.part is part]
+            assert sealed.content[16:49] == bytes([32]) + digests[part]
 
     between_two(scenario, guards=admission.pair)
 
