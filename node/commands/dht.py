@@ -2,7 +2,7 @@
 
 With `--bootstrap` the command joins the swarm by itself, as a client that nobody hears of
 afterwards; without, it asks the node that runs in this home. What both do is in dht_once.py and
-node/dht_asking.py.
+node/dht_questions.py.
 """
 
 from __future__ import annotations

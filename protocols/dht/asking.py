@@ -101,6 +101,8 @@ class Asker:
         except Busy:
             raise  # it is there, and says so
         except ProtocolNotServed:
+            if contact.node_id in state.table:
+                state.lost.add(contact)  # so that what it asks does not let it back in
             state.table.remove(contact)
             raise
         except PotluckError as error:

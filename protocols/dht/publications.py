@@ -58,12 +58,15 @@ class Publications:
         state.storage.verified.remember(slot)
         return slot
 
+    def check_number(self, slots: int) -> None:
+        if slots > LARGEST_PUT:
+            raise ProtocolMisuse(
+                f"{slots:,} slots are too many at once.", why=f"{LARGEST_PUT:,} is the most."
+            )
+
     async def publish(self, slots: Sequence[Slot]) -> list[Written]:
         """Bring slots to their replicas, and note how that went."""
-        if len(slots) > LARGEST_PUT:
-            raise ProtocolMisuse(
-                f"{len(slots):,} slots are too many at once.", why=f"{LARGEST_PUT:,} is the most."
-            )
+        self.check_number(len(slots))
         self._changed.set()
         written = await self._writer.write(slots)
         outbid = [self._outbid(one) for one in written]

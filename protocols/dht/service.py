@@ -141,6 +141,8 @@ class Dht:
 
         Nothing is raised for a slot that nobody took: each `Written` says how its slot fared.
         """
+        entries = list(entries)
+        self._publications.check_number(len(entries))  # before the first is to be kept up
         slots: dict[str, Slot] = {}
         for place, (key, value, ttl) in enumerate(entries):
             if place and place % SIGNED_WITHOUT_A_PAUSE == 0:

@@ -404,3 +404,29 @@ def test_whatever_comes_in_whatever_order_it_ends(seed: int, k: int, alpha: int)
     assert len(found) <= k
     assert found == nearest(found, TARGET, k)
     assert lookup.asked_count <= QUESTIONS_PER_K * k
+
+
+def test_it_waits_for_slow_ones_only_once_somebody_answered_and_nobody_else_is_left() -> None:
+    lookup = Lookup(TARGET, OWN, [near(1), near(2), near(3)], k=3, alpha=2)
+    first, second = lookup.next_queries()
+    assert not lookup.waits_for_slow_only, "nobody is slow"
+    lookup.slow(first)
+    assert not lookup.waits_for_slow_only, "nobody has answered, and one is in flight"
+    lookup.answered(second, [])
+    assert not lookup.waits_for_slow_only, "one has not been asked"
+    (third,) = lookup.next_queries()
+    assert not lookup.waits_for_slow_only, "it is in flight"
+    lookup.answered(third, [])
+    assert lookup.waits_for_slow_only
+    assert not lookup.is_done
+    lookup.answered(first, [])
+    assert not lookup.waits_for_slow_only
+    assert lookup.is_done
+
+
+def test_all_slow_and_nobody_answered_is_nothing_to_be_content_with() -> None:
+    lookup = Lookup(TARGET, OWN, [near(1)], k=3)
+    for one in lookup.next_queries():
+        lookup.slow(one)
+    assert not lookup.waits_for_slow_only
+    assert not lookup.is_done
