@@ -30,6 +30,7 @@ _HOW = (
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    from node.commands import auth_serve
     from node.commands.parser import CommandParser
 
     parser = subparsers.add_parser(
@@ -45,7 +46,8 @@ def add_parser(subparsers: Subparsers) -> None:
         dest="action", metavar="ACTION", required=True, parser_class=CommandParser
     )
     _add_init(actions)
-    importlib.import_module("node.commands.auth_serve").add_parser(actions)
+    auth_serve.add_parser(actions)
+    _add_status(actions)
     _add_people(actions)
     _add_list(actions)
     _add_codes(actions)
@@ -60,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     module = {
         "init": "auth_init",
         "serve": "auth_serve",
+        "status": "auth_status",
         "invite": "auth_invite",
         "deny": "auth_spread",
         "revoke": "auth_spread",
@@ -98,6 +101,17 @@ def _add_init(actions: Subparsers) -> None:
         metavar="ADDRESS",
         help="a node of the run, as `potluck listen` prints it, through which others join; may be "
         "given several times",
+    )
+
+
+def _add_status(actions: Subparsers) -> None:
+    actions.add_parser(
+        "status",
+        help="show how the running auth server is",
+        description="Ask the running auth server how it is: where it listens, how many tokens of "
+        "its live, until when its certificate is good, and which identity providers do not answer. "
+        "Exit code 4 when none runs.",
+        example="potluck auth status\npotluck auth status --json",
     )
 
 

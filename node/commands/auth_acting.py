@@ -79,7 +79,7 @@ def perform_act(
         try:
             return _ask_server(places.socket, act, asked), False
         except NoRunningNode:
-            _check_there_is_one(places)
+            check_there_is_one(places)
         try:
             with hold_auth_lock(places):
                 return _act_here(places, act, asked), True
@@ -118,7 +118,8 @@ def _act_here(places: AuthPlaces, act: str, asked: Mapping[str, Any]) -> dict[st
         return perform(Moderation(store), act, asked, moderator())
 
 
-def _check_there_is_one(places: AuthPlaces) -> None:
+def check_there_is_one(places: AuthPlaces) -> None:
+    """NoAuthServerHere if nothing was made in this home; Refused if it is another user's."""
     check_owner(places)
     try:
         places.database.stat()

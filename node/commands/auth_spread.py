@@ -19,8 +19,11 @@ from typing import Any
 from node.auth_places import AuthPlaces
 from node.commands import exit_codes
 from node.commands.auth_acting import asked, auth_places_for, perform_act, provider_ids
+from node.commands.configured import configuration_for
 from node.commands.output import Output
-from protocols.errors import PotluckError, Unreachable
+from node.configuration import Configuration
+from node.failure import failure_of
+from protocols.errors import Unreachable
 from protocols.identity import Identity
 
 ACTS = ("deny", "revoke", "keys-withdraw", "spread")
@@ -32,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     act = "-".join(filter(None, (arguments.action, getattr(arguments, "act", None))))
     places = auth_places_for(arguments)
-    courier = Courier(places)
+    configuration = configuration_for(arguments)  # a wrong flag is said before anything is done
+    courier = Courier(places, configuration)
     if act == "spread":
         answer, acted_here = courier.list_in_words(), True
     else:
@@ -44,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     if nothing_new:
         spread: dict[str, Any] = {"way": "none"}
     elif acted_here:
-        spread = courier.spread(arguments)
+        spread = courier.spread()
     else:
         spread = {"way": "server"}
     show(act, {**answer, "spread": spread}, Output.of(arguments))
@@ -54,8 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
 class Courier:
     """Brings the newest list into the swarm, under a name that is used once."""
 
-    def __init__(self, places: AuthPlaces) -> None:
+    def __init__(self, places: AuthPlaces, configuration: Configuration) -> None:
         self._places = places
+        self._configuration = configuration
         self._identity = Identity.generate()
         self._token = b""
 
@@ -90,27 +95,24 @@ class Courier:
             "withdrawn_keys": [key_id.hex() for key_id in newest.withdrawn],
         }
 
-    def spread(self, arguments: argparse.Namespace) -> dict[str, Any]:
-        """Bring the list to the swarm; how that went."""
+    def spread(self) -> dict[str, Any]:
+        """Bring the list to the swarm; how that went. The act is done: whatever fails is told."""
         failures = []
         for way in (self._into_the_directory, self._to_the_node_here):
             try:
-                return way(arguments)
-            except PotluckError as error:
-                failures.append(" ".join(part for part in (error.what, error.why) if part))
+                return way()
+            except Exception as error:  # noqa: BLE001 - see above; a bug is told with its name
+                failure = failure_of(error)
+                failures.append(" ".join(part for part in (failure.what, failure.why) if part))
         return {"way": "nobody", "why": " ".join(failures)}
 
-    def _into_the_directory(self, arguments: argparse.Namespace) -> dict[str, Any]:
-        from auth.errors import AuthError
+    def _into_the_directory(self) -> dict[str, Any]:
         from auth.server.settings import read_settings
-        from node.commands.configured import configuration_for
 
-        configuration = configuration_for(arguments)
-        endpoints = list(configuration.bootstrap_addresses)
-        try:
-            endpoints += read_settings(self._places.settings_file).endpoints
-        except AuthError as error:
-            raise PotluckError(error.what, why=error.why, advice=error.advice) from None
+        endpoints = [
+            *self._configuration.bootstrap_addresses,
+            *read_settings(self._places.settings_file).endpoints,
+        ]
         if not endpoints:
             raise Unreachable("No node of the run is known: `endpoints` in auth.toml is empty.")
         from node.commands.auth_publishing import publish
@@ -123,13 +125,12 @@ class Courier:
         )  # fmt: skip
         return {"way": "directory", "replicas": replicas}
 
-    def _to_the_node_here(self, arguments: argparse.Namespace) -> dict[str, Any]:
+    def _to_the_node_here(self) -> dict[str, Any]:
         from node.access.questions import REVOCATIONS
-        from node.commands.configured import configuration_for
         from node.control_client import ask_once
 
         document = base64.b64encode(self._published().revocations.signed).decode("ascii")
-        socket = configuration_for(arguments).places.control_socket
+        socket = self._configuration.places.control_socket
         answer = ask_once(socket, REVOCATIONS, {"list": document})
         return {"way": "node", "number": answer["number"]}
 

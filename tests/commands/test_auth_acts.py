@@ -145,6 +145,18 @@ def test_a_server_that_cannot_be_asked_is_not_written_behind_its_back(home: Path
     assert answer(home, "list")["total"] == 0
 
 
+def test_the_running_server_says_how_it_is_and_a_stopped_one_that_it_is(home: Path) -> None:
+    stopped = auth(home, "status")
+    assert stopped.returncode == 4
+    assert "potluck auth serve" in stopped.stderr
+    with serving(home) as (_, started):
+        status = answer(home, "status")
+        assert status["fingerprint"] == started["fingerprint"]
+        shown = done(home, "status")
+    assert started["fingerprint"] in shown
+    assert f"pid {started['pid']}" in shown
+
+
 def test_moderators_who_type_at_the_same_time_take_turns(either: Path) -> None:
     names = [f"github:m{number}" for number in range(5)]
     with ThreadPoolExecutor(len(names)) as hands:
@@ -154,7 +166,7 @@ def test_moderators_who_type_at_the_same_time_take_turns(either: Path) -> None:
 
 
 def test_where_nothing_was_made_every_command_says_how_to(tmp_path: Path) -> None:
-    for words in (("allow", "x:y"), ("list",), ("invite",), ("spread",), ("revoke", "x:y")):
+    for words in (("allow", "x:y"), ("status",), ("invite",), ("spread",), ("revoke", "x:y")):
         completed = auth(tmp_path, *words)
         assert completed.returncode == 2, words
         assert "potluck auth init" in completed.stderr, words
