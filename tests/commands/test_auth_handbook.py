@@ -1,4 +1,4 @@
-"""What docs/moderators.md shows beside commands: settings that the server takes, a unit that starts."""
+"""What docs/moderators.md shows beside commands: settings that are right, a unit that starts."""
 
 from __future__ import annotations
 
