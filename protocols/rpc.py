@@ -175,11 +175,11 @@ class Rpc:
                 self._retire(stream)
             stream = CallStream(self._network, peer, protocol, self._state)
             self._calling[peer, protocol] = stream
+            self._state.engagements.enter(peer, stream.end_with)
             self._nursery.start_soon(self._run_call_stream, stream)
         return stream
 
     async def _run_call_stream(self, stream: CallStream) -> None:
-        self._state.engagements.enter(stream.peer, stream.end_with)
         try:
             await stream.run()
         except Exception:  # a bug of ours ends the calls of this stream, not the node

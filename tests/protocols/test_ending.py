@@ -146,6 +146,28 @@ def test_what_the_peer_has_open_here_is_cancelled_and_it_is_told_why() -> None:
     between_two(scenario)
 
 
+def test_a_call_that_has_only_just_begun_is_ended_as_well() -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.answering.serve(SLEEP, never)
+        failures = Failures()
+
+        async def call() -> None:
+            await pair.asking.call(pair.bob_id, SLEEP, Number(1), timeout=60)
+
+        for steps in range(4):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(failures.keep, call)
+                for _ in range(steps):
+                    await trio.lowlevel.checkpoint()
+                await pair.asking.end_all_with(pair.bob_id, revoked())
+            pair.asking.readmit(pair.bob_id)
+        assert [type(error) for _, error in failures.errors] == [NotAllowed] * 4
+        assert all(when == 0.0 for when, _ in failures.errors)
+        assert pair.asking.statistics().calls_in_flight == 0
+
+    between_two(scenario)
+
+
 def test_the_others_are_not_touched() -> None:
     async def scenario(pair: Pair) -> None:
         pair.answering.serve(DOUBLE, double)
