@@ -24,6 +24,7 @@ from auth.server.issuing import Issuer, IssuerSettings
 from auth.server.metrics import Metrics
 from auth.server.operations import Operations
 from auth.server.providers.logins import Logins, open_logins
+from auth.server.rate_limits import Rate
 from auth.server.refusing import Refusing
 from auth.server.serving import BACKLOG, HttpServer
 from auth.server.settings import ListenAddress, Settings, SettingsError
@@ -131,6 +132,8 @@ class AuthServer:
             self.certificate,
             most_connections=settings.connections,
             most_connections_per_address=settings.connections_per_address,
+            handshakes=Rate.per_minute(settings.connections_per_minute_per_address),
+            proxies=settings.trusted_proxies,
             on_refused_connection=lambda limit: metrics.connections_refused.labels(limit).inc(),
         )
         return http

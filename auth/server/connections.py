@@ -163,12 +163,14 @@ class Connection(TCPServer):
         self.transport = transport
         self._over_tls = tls is not None
         self._idle = trio.CancelScope()
-        self._is_idle = True
         self._all = trio.CancelScope()
+        self.idle_since: float | None = trio.current_time()
+        """Since when no request is being answered; None while one is, and once it is ending."""
 
     def end_if_idle(self) -> None:
         """Drop it, unless a request is being answered: then it ends after the answer."""
-        if self._is_idle:
+        if self.idle_since is not None:
+            self.idle_since = None
             self._idle.cancel()
 
     async def run(self) -> None:
@@ -187,8 +189,9 @@ class Connection(TCPServer):
         if isinstance(event, RawData):
             await self._send(event.data)
         elif isinstance(event, Updated):
-            self._is_idle = event.idle
-            self._idle.deadline = trio.current_time() + IDLE_SECONDS if event.idle else math.inf
+            now = trio.current_time()
+            self.idle_since = now if event.idle else None
+            self._idle.deadline = now + IDLE_SECONDS if event.idle else math.inf
         elif isinstance(event, Closed):
             self._all.cancel()
 

@@ -3,6 +3,9 @@
 `serve` runs until it is cancelled. Then it takes no new connection, closes those that are idle,
 and gives requests in flight GRACE_SECONDS to be answered; after that every socket is closed.
 
+A stranger can hold connections only against time: when there is no room, the one that has been idle
+for longest makes way. Handshakes cost us more than them, so each address may begin only so many.
+
 Easy to get wrong: what is in flight must not be cancelled with the rest, so it is shielded; and
 whatever is shielded must have an end of its own, or Ctrl-C hangs.
 """
@@ -22,7 +25,7 @@ from hypercorn.utils import wrap_app
 
 from auth.server.certificates import Certificate
 from auth.server.connections import BoundedSocket, Connection
-from auth.server.rate_limits import site_of
+from auth.server.rate_limits import Network, Rate, RateLimit, is_within, site_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -47,12 +50,17 @@ class HttpServer:
         *,
         most_connections: int,
         most_connections_per_address: int,
+        handshakes: Rate,
+        proxies: tuple[Network, ...] = (),
         on_refused_connection: Callable[[str], None] = lambda _why: None,
     ) -> None:
         self._app = wrap_app(app, 0, "asgi")  # type: ignore[arg-type]
         self._certificate = certificate
         self._most_connections = most_connections
+        self._most_ending = most_connections // 4 + 1
         self._most_per_address = most_connections_per_address
+        self._handshakes = RateLimit(handshakes)
+        self._proxies = proxies
         self._on_refused = on_refused_connection
         self._open: set[Connection] = set()
         self._sites: Counter[str] = Counter()
@@ -68,6 +76,11 @@ class HttpServer:
     @property
     def connections(self) -> int:
         return len(self._open)
+
+    @property
+    def open(self) -> frozenset[Connection]:
+        """The connections of this moment."""
+        return frozenset(self._open)
 
     async def serve(
         self,
@@ -118,11 +131,12 @@ class HttpServer:
         """One client. Never raises."""
         stream = BoundedSocket(client)
         try:
-            site = site_of(client.socket.getpeername()[0])
+            address = client.socket.getpeername()[0]
         except OSError:
             client.socket.close()
             return
-        refusal = self._refusal(site)
+        site = site_of(address)
+        refusal = self._refusal(address, site)
         if refusal is not None:
             self._on_refused(refusal)
             client.socket.close()
@@ -137,12 +151,27 @@ class HttpServer:
             finally:
                 stream.close_now()
 
-    def _refusal(self, site: str) -> str | None:
-        if len(self._open) >= self._most_connections:
+    def _refusal(self, address: str, site: str) -> str | None:
+        """Which limit keeps this client out, if one does. May end another that is idle."""
+        if not is_within(address, self._proxies):
+            if self._sites[site] >= self._most_per_address:
+                return "connections_per_address"
+            if self._handshakes.wait_seconds(site, trio.current_time()):
+                return "handshakes"
+        if len(self._open) >= self._most_connections and not self._make_room():
             return "connections"
-        if self._sites[site] >= self._most_per_address:
-            return "connections_per_address"
         return None
+
+    def _make_room(self) -> bool:
+        """Send away who has been idle for longest. Whether there is, or soon will be, room."""
+        if len(self._open) >= self._most_connections + self._most_ending:
+            return False
+        idle = [each for each in self._open if each.idle_since is not None]
+        if not idle:
+            return False
+        min(idle, key=lambda each: each.idle_since or 0.0).end_if_idle()
+        self._on_refused("idle")
+        return True
 
     @contextlib.contextmanager
     def _counted(self, connection: Connection, site: str) -> Iterator[None]:

@@ -87,6 +87,7 @@ class Settings:
     connections_per_address: int
     token_life_seconds: int
     grace_seconds: int
+    connections_per_minute_per_address: int
     requests_per_minute_per_address: int
     logins_per_hour_per_address: int
     renewals_per_hour_per_account: int
@@ -211,6 +212,8 @@ KEYS: tuple[Key, ...] = (
     Key("tokens.life_seconds", _seconds(SHORTEST_LIFE_SECONDS), 3600, "how long a token lives"),
     Key("tokens.grace_seconds", _seconds(0), 3600,
         "how long nodes go on with an expired token while this server is away"),
+    Key("limits.connections_per_minute_per_address", _count, 2400,
+        "connections begun; a handshake is what costs this server most"),
     Key("limits.requests_per_minute_per_address", _count, 1200, "requests of any kind"),
     Key("limits.logins_per_hour_per_address", _count, 240, "logins begun, codes tried"),
     Key("limits.renewals_per_hour_per_account", _count, 600,
@@ -290,6 +293,7 @@ def _settings(
         connections_per_address=values["server.connections_per_address"],
         token_life_seconds=values["tokens.life_seconds"],
         grace_seconds=values["tokens.grace_seconds"],
+        connections_per_minute_per_address=values["limits.connections_per_minute_per_address"],
         requests_per_minute_per_address=values["limits.requests_per_minute_per_address"],
         logins_per_hour_per_address=values["limits.logins_per_hour_per_address"],
         renewals_per_hour_per_account=values["limits.renewals_per_hour_per_account"],

@@ -118,7 +118,8 @@ def _prepare(home: Path, clients: int) -> dict[str, str]:
         '[server]\nlisten = ["127.0.0.1:0"]\n'
         f'certificate = "{certificate.name}"\ncertificate_key = "{key.name}"\n'
         f"connections = {2 * clients}\nconnections_per_address = {2 * clients}\n"
-        f"[limits]\nrequests_per_minute_per_address = {NO_LIMIT}\n"
+        f"[limits]\nconnections_per_minute_per_address = {NO_LIMIT}\n"
+        f"requests_per_minute_per_address = {NO_LIMIT}\n"
         f"logins_per_hour_per_address = {NO_LIMIT}\nrenewals_per_hour_per_account = {NO_LIMIT}\n"
     )
     places.settings_file.write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ Deadlines of ten seconds pass in half a second here: the clock runs faster (`hur
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +23,7 @@ from auth.server import connections, serving
 from auth.server.answers import json_answer
 from auth.server.bodies import read_body
 from auth.server.certificates import LOOK_SECONDS, Certificate
+from auth.server.rate_limits import Network, Rate
 from auth.server.serving import HttpServer
 from tests.auth.web.authority import LOOPBACK, Authority
 from tests.auth.web.http_client import HttpClient, connect, request
@@ -67,6 +69,8 @@ async def listening(
     *,
     most: int = 50,
     most_per_address: int = 50,
+    handshakes: Rate = Rate.per_minute(6000),  # noqa: B008 - it is frozen
+    proxies: tuple[Network, ...] = (),
 ) -> AsyncIterator[Listening]:
     refused: list[str] = []
     server = HttpServer(
@@ -74,6 +78,8 @@ async def listening(
         certificate,
         most_connections=most,
         most_connections_per_address=most_per_address,
+        handshakes=handshakes,
+        proxies=proxies,
         on_refused_connection=refused.append,
     )
     listeners = await trio.open_tcp_listeners(0, host=LOOPBACK)
@@ -253,18 +259,61 @@ async def test_nobody_is_taken_to_another_protocol() -> None:
                 assert (answer.status, answer.json()["version"]) == (200, "1.1")
 
 
-async def test_so_many_connections_and_no_more() -> None:
+async def test_when_there_is_no_room_whoever_is_idle_for_longest_makes_way() -> None:
     async with listening(most=3) as here, contextlib.AsyncExitStack() as stack:
+        clients = []
         for _ in range(3):
-            client = await stack.enter_async_context(connect(here.port, None))
-            await client.ask("GET", "/")
+            clients.append(await stack.enter_async_context(connect(here.port, None)))
+            await clients[-1].ask("GET", "/")
+        await clients[0].ask("GET", "/")
+        async with connect(here.port, None) as newest:
+            assert (await newest.ask("GET", "/")).status == 200
+            await clients[1].is_closed()
+            assert (await clients[0].ask("GET", "/")).status == 200
+            assert (await clients[2].ask("GET", "/")).status == 200
+        assert here.refused == ["idle"]
+
+
+async def test_who_is_being_answered_makes_way_for_nobody() -> None:
+    go = trio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await go.wait()
+        await json_answer({})(scope, receive, send)
+
+    async with listening(slow, most=2) as here, contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(here.port, None)) for _ in range(2)]
+        for client in clients:
+            await client.send(GET)
+        await until(lambda: all(each.idle_since is None for each in here.server.open), 5)
         async with connect(here.port, None) as one_too_many:
             await one_too_many.is_closed()
         assert here.refused == ["connections"]
-        await stack.aclose()
-        await until(lambda: here.server.connections == 0, 5)
-        async with connect(here.port, None) as next_one:
-            assert (await next_one.ask("GET", "/")).status == 200
+        go.set()
+        for client in clients:
+            assert (await client.answer()).status == 200
+
+
+async def test_so_many_handshakes_of_one_address_and_no_more() -> None:
+    async with listening(handshakes=Rate(burst=3, per_second=0.001)) as here:
+        for _ in range(3):
+            async with connect(here.port, None) as client:
+                await client.ask("GET", "/")
+        async with connect(here.port, None) as client:
+            await client.is_closed()
+        assert here.refused == ["handshakes"]
+
+
+async def test_a_proxy_of_ours_has_as_many_connections_as_there_are() -> None:
+    loopback = (ipaddress.ip_network("127.0.0.0/8"),)
+    few = Rate(burst=1, per_second=0.001)
+    async with (
+        listening(most_per_address=1, handshakes=few, proxies=loopback) as here,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(5):
+            client = await stack.enter_async_context(connect(here.port, None))
+            assert (await client.ask("GET", "/")).status == 200
 
 
 async def test_so_many_connections_from_one_address_and_no_more() -> None:
