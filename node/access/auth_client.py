@@ -29,7 +29,7 @@ from auth.keyring import KeyRecord, KeyRecords, Keyring
 from auth.keys import SigningKey
 from auth.passes import OpenedPass, open_pass
 from auth.statements import open_refusal, open_time
-from node.access.auth_http import Answer, AuthHttp, Outage, Trust, explain_answer, open_auth_http
+from node.access.auth_http import Answer, AuthHttp, Outage, explain_answer, open_auth_http
 from node.access.server_time import Moment, ServerTime
 from protocols.errors import Refused
 from protocols.identity import Identity
@@ -312,11 +312,14 @@ async def open_auth_client(
     url: str,
     run: str,
     fingerprint: str,
-    trust: Trust,
+    pin: bytes = b"",
     time: ServerTime,
 ) -> AsyncIterator[AuthClient]:
-    """A client for this server, until the block is left. Nobody is asked by opening it."""
-    async with open_auth_http(url, trust) as http:
+    """A client for this server, until the block is left. Nobody is asked by opening it.
+
+    `pin` is the invite's: see `open_auth_http`.
+    """
+    async with open_auth_http(url, pin) as http:
         yield AuthClient(http, identity, run, fingerprint, time)
 
 

@@ -18,8 +18,8 @@ import hashlib
 import hmac
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,17 +48,6 @@ class Outage(Unreachable):
         super().__init__(what, why=why, advice=advice)
         self.retry_seconds = retry_seconds
         """How long the other side asks us to wait; 0.0 if it does not."""
-
-
-@dataclass(frozen=True)
-class Trust:
-    """How the server's certificate is judged: by the system's authorities, unless more is said."""
-
-    authority: str = ""
-    """A certificate authority (or a self-signed certificate) in PEM, in place of the system's."""
-
-    certificate_sha256: bytes = b""
-    """The one certificate that it must be. Names and authorities do not count then."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +89,14 @@ class AuthHttp:
         body = None if content is None else json.dumps(content).encode()
         headers = {} if body is None else {"content-type": "application/json"}
         try:
-            with trio.fail_after(EXCHANGE_SECONDS):
+            with trio.fail_after(EXCHANGE_SECONDS), _closing_what_is_cancelled() as trace:
                 async with self._client.stream(
-                    method, self.url + path, content=body, headers=headers, params=query
+                    method,
+                    self.url + path,
+                    content=body,
+                    headers=headers,
+                    params=query,
+                    extensions={"trace": trace},
                 ) as response:
                     return Answer(
                         response.status_code,
@@ -125,9 +119,13 @@ class AuthHttp:
 
 
 @asynccontextmanager
-async def open_auth_http(url: str, trust: Trust) -> AsyncIterator[AuthHttp]:
-    """A client for this server, until the block is left."""
-    context = await trio.to_thread.run_sync(_tls_context, trust)  # reads a hundred authorities
+async def open_auth_http(url: str, pin: bytes = b"") -> AsyncIterator[AuthHttp]:
+    """A client for this server, until the block is left.
+
+    `pin` is the SHA-256 of the one certificate that it must have; names and authorities do not
+    count then. Without, the system's authorities judge it.
+    """
+    context = await trio.to_thread.run_sync(_tls_context, pin)  # reads a hundred authorities
     client = httpx2.AsyncClient(
         verify=context,
         timeout=httpx2.Timeout(EXCHANGE_SECONDS, connect=CONNECT_SECONDS),
@@ -137,6 +135,29 @@ async def open_auth_http(url: str, trust: Trust) -> AsyncIterator[AuthHttp]:
     )
     async with client:
         yield AuthHttp(url.rstrip("/"), client)
+
+
+Trace = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+
+
+@contextmanager
+def _closing_what_is_cancelled() -> Iterator[Trace]:
+    """Close the connection that is being made when its maker is cancelled.
+
+    The library leaves a socket open that is cancelled in its TLS handshake (httpcore2 2.16).
+    """
+    made: list[Any] = []
+
+    async def trace(event: str, facts: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            made.append(facts["return_value"])
+
+    try:
+        yield trace
+    except BaseException:
+        for stream in made:
+            stream.get_extra_info("socket").close()
+        raise
 
 
 async def _read_within(chunks: AsyncIterator[bytes], url: str) -> bytes:
@@ -159,36 +180,25 @@ async def _read_within(chunks: AsyncIterator[bytes], url: str) -> bytes:
 # -- certificates
 
 
-def _tls_context(trust: Trust) -> ssl.SSLContext:
-    if trust.certificate_sha256:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        # the pin is all there is, and more than a name: _Pinned compares it in the handshake
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        context.sslobject_class = _pinned_to(trust.certificate_sha256)
-        return context
-    if trust.authority:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        try:
-            context.load_verify_locations(cadata=trust.authority)
-        except (ssl.SSLError, ValueError) as error:
-            raise Unreachable(
-                "The certificate in the invite cannot be read.",
-                why=str(error),
-                advice="Ask the moderator for a new invite.",
-            ) from None
-        return context
-    return httpx2.create_ssl_context()
+def _tls_context(pin: bytes) -> ssl.SSLContext:
+    if not pin:
+        return httpx2.create_ssl_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # the pin is all there is, and more than a name: Pinned compares it in the handshake
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.sslobject_class = _pinned_to(pin)
+    return context
 
 
-def _pinned_to(sha256: bytes) -> type[ssl.SSLObject]:
+def _pinned_to(pin: bytes) -> type[ssl.SSLObject]:
     class Pinned(ssl.SSLObject):
         """Ends a handshake with any certificate but one, before anything is sent."""
 
         def do_handshake(self) -> None:
             super().do_handshake()
             certificate = self.getpeercert(binary_form=True) or b""
-            if not hmac.compare_digest(hashlib.sha256(certificate).digest(), sha256):
+            if not hmac.compare_digest(hashlib.sha256(certificate).digest(), pin):
                 error = ssl.SSLCertVerificationError("the certificate is not the pinned one")
                 error.verify_message = "it is not the one that the invite names"
                 raise error

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # A peer that was let in again has a call of its own each 5 s to show so.
 SHUT_OUT_SECONDS = 10.0
+# When an auth key is withdrawn, all need a new token at once; a thousand are 200 a second.
+EVERYBODY_RENEWS_WITHIN_SECONDS = 5.0
 HANGING_UP_AT_ONCE = 64  # links that wait for their end; further ones are closed without waiting
 
 log = logging.getLogger("potluck.access")
@@ -37,8 +39,10 @@ async def enforce(membership: Membership, network: Network, rpc: Rpc) -> None:
         changed = membership.following.changed
         if membership.is_revoked:
             log.warning("this node's own token was revoked; the auth server is asked for another")
-            membership.schedule.at_once(membership.server_time.now_ms())
-            membership.be_quick()
+            membership.renew_within(0.0)
+        elif membership.key_was_withdrawn:
+            log.warning("the auth key behind this node's token was withdrawn; it gets a new token")
+            membership.renew_within(EVERYBODY_RENEWS_WITHIN_SECONDS)
         refused = await end_refused(rpc, membership.access)
         async with trio.open_nursery() as nursery:
             for peer in refused:

@@ -29,7 +29,7 @@ from node.access.auth_client import (
     WrongServer,
     open_auth_client,
 )
-from node.access.auth_http import Outage, Trust
+from node.access.auth_http import Outage
 from node.access.pass_file import KeptPass, keep_pass
 from node.access.server_time import ServerTime, machine_clocks
 from node.wrong_use import WrongUse, nearest
@@ -50,7 +50,7 @@ def kept_pass(invite: Invite, granted: Granted, time: ServerTime) -> KeptPass:
         access_pass=granted.signed,
         fingerprint=invite.fingerprint,
         auth_url=granted.opened.access_pass.auth_url or invite.auth_url,
-        certificate_sha256=invite.pin,
+        pin=invite.pin,
         clock_offset_ms=time.offset_ms,
     )
 
@@ -63,7 +63,7 @@ async def enrol(identity: Identity, invite: Invite, pass_file: Path) -> None:
         url=invite.auth_url,
         run=invite.run,
         fingerprint=invite.fingerprint,
-        trust=Trust(certificate_sha256=invite.pin),
+        pin=invite.pin,
         time=time,
     ) as client:
         about = await client.meet()

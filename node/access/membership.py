@@ -77,6 +77,8 @@ class Membership:
         self._identity = identity
         self._pass_file = configuration.places.pass_file
         self._chance = chance
+        self._server = kept.auth_url, kept.pin
+        self._server_has_moved = trio.Event()
         self.following = Following(
             self.run_name, self.keyring, configuration.places.revocations_file, chance
         )
@@ -96,6 +98,9 @@ class Membership:
         """Use what was verified."""
         access_pass, token = opened.access_pass, opened.token
         self.kept, self.access_pass, self.token = kept, access_pass, token
+        if (kept.auth_url, kept.pin) != self._server:
+            self._server = kept.auth_url, kept.pin
+            self._server_has_moved.set()
         self.server_time.is_at_least(access_pass.server_time_ms)
         self.access.token = access_pass.token
         self.access.grace_ms = access_pass.token_grace_ms
@@ -120,6 +125,11 @@ class Membership:
     def is_revoked(self) -> bool:
         """Whether a genuine list refuses our own token."""
         return self.following.revocations.refuses(self.token)
+
+    @property
+    def key_was_withdrawn(self) -> bool:
+        """Whether the auth key that signed our token counts no more, so that nobody's does."""
+        return self.keyring.allows(self.token) is None
 
     def guard(self, network: Network) -> TokenGuard:
         return TokenGuard(self.access, network.random)
@@ -169,6 +179,12 @@ class Membership:
         self.be_quick()
         return True
 
+    def renew_within(self, seconds: float) -> None:
+        """Renew soon, at a moment of chance."""
+        delay_ms = int(1000 * seconds * self._chance.random())
+        self.schedule.at_once(self.server_time.now_ms() + delay_ms)
+        self.be_quick()
+
     def be_quick(self) -> None:
         """Look at the schedule now: it has changed."""
         self.hurry.set()
@@ -191,14 +207,23 @@ class Membership:
 
     async def run(self, network: Network, rpc: Rpc, dht: Dht) -> None:
         """Keep all of it true until cancelled. MembershipEnded when the server says no."""
-        async with self.open_client() as client, trio.open_nursery() as nursery:
-            nursery.start_soon(keep_time, self.server_time, client)
-            nursery.start_soon(renew_for_ever, self, client)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask_server)
             nursery.start_soon(self.following.keep_on_disk)
-            nursery.start_soon(self.following.poll, client, self._unknown_keys_met)
             nursery.start_soon(self.following.follow_directory, dht, network.peer_id)
             nursery.start_soon(enforce, self, network, rpc)
             nursery.start_soon(hang_up_on_the_refused, network, rpc)
+
+    async def _ask_server(self) -> None:
+        """All that is asked of the auth server; begun anew when a pass says that it has moved."""
+        while True:
+            self._server_has_moved = moved = trio.Event()
+            async with self.open_client() as client, trio.open_nursery() as nursery:
+                nursery.start_soon(keep_time, self.server_time, client)
+                nursery.start_soon(renew_for_ever, self, client)
+                nursery.start_soon(self.following.poll, client, self._unknown_keys_met)
+                await moved.wait()
+                nursery.cancel_scope.cancel()
 
     def _unknown_keys_met(self) -> int:
         """How many requests and answers were refused because their token's key is not known."""
@@ -213,7 +238,7 @@ class Membership:
             url=self.kept.auth_url,
             run=self.run_name,
             fingerprint=self.kept.fingerprint,
-            trust=self.kept.trust,
+            pin=self.kept.pin,
             time=self.server_time,
         ) as client:
             client.keyring = self.keyring

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-from node.access.auth_http import Trust
 from node.private_file import UnusableFile, read_private_file, replace_private_file
 
 # A pass with sixteen addresses and a full keyring has some 20 KiB, a certificate 4 KiB; base64.
@@ -33,17 +32,13 @@ class KeptPass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fingerprint: str
     """Of an auth key, as the invite had it: what the trust in all later keys stands on."""
     auth_url: str
-    authority: str = ""
-    certificate_sha256: bytes = b""
+    pin: bytes = b""
+    """SHA-256 of the server's one certificate; empty where the system's authorities judge it."""
     clock_offset_ms: int = 0
     """Server time less this machine's clock, when it was last measured."""
     refused: str = ""
     """Why the auth server refused to renew it, in words. The node asks before it uses it again."""
     kind: str = KIND
-
-    @property
-    def trust(self) -> Trust:
-        return Trust(self.authority, self.certificate_sha256)
 
 
 def load_pass(path: Path) -> KeptPass | None:

@@ -87,9 +87,9 @@ class RenewalSchedule:
         self.next_ms = now_ms + int(delay * 1000)
         return delay
 
-    def at_once(self, now_ms: int) -> None:
-        """Ask as soon as possible: the token is of no use, or may not be."""
-        self.next_ms = min(self.next_ms, now_ms)
+    def at_once(self, when_ms: int) -> None:
+        """Ask then at the latest: the token is of no use, or may not be."""
+        self.next_ms = min(self.next_ms, when_ms)
 
     def seconds_until_next(self, now_ms: int) -> float:
         return max(0.0, (self.next_ms - now_ms) / 1000)

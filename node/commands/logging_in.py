@@ -26,7 +26,6 @@ from node.access.auth_client import (
     ProviderEntry,
     open_auth_client,
 )
-from node.access.auth_http import Trust
 from node.access.login import CODE, choose_provider, finish, kept_pass
 from node.access.membership import Membership, open_membership
 from node.access.pass_file import KeptPass, keep_pass, load_pass
@@ -90,7 +89,7 @@ def _invite_of_pass(configuration: Configuration) -> Invite:
             advice="`potluck login INVITE`: a text that begins with potluck:, or a file with it. "
             "The run's moderators hand them out.",
         )
-    return Invite(kept.run, (), kept.auth_url, kept.fingerprint, pin=kept.certificate_sha256)
+    return Invite(kept.run, (), kept.auth_url, kept.fingerprint, pin=kept.pin)
 
 
 def _present(
@@ -212,7 +211,7 @@ class _Login:
             url=invite.auth_url,
             run=invite.run,
             fingerprint=invite.fingerprint,
-            trust=Trust(certificate_sha256=invite.pin),
+            pin=invite.pin,
             time=self._time,
         )
 

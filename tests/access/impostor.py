@@ -141,11 +141,17 @@ class Impostor:
             "Potluck-Poll-Seconds: 10",
         )  # fmt: skip
 
-    def revoke(self, number: int, *entries: Entry, by: SigningKey | None = None) -> bytes:
+    def revoke(
+        self,
+        number: int,
+        *entries: Entry,
+        by: SigningKey | None = None,
+        withdrawn: tuple[bytes, ...] = (),
+    ) -> bytes:
         """Have a new revocation list, and say it from now on."""
         by = by or self.key
         signed = sign_list(
-            RevocationList(self.run, number, self.now_ms, entries, (), by.key_id), by
+            RevocationList(self.run, number, self.now_ms, entries, withdrawn, by.key_id), by
         )
         self.revocations = signed
         return signed

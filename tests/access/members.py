@@ -60,14 +60,14 @@ async def log_in(
         access_pass=b"",
         fingerprint=impostor.fingerprint,
         auth_url=server.url,
-        authority=server.certificate.pem.decode(),
+        pin=server.certificate.sha256,
     )
     async with open_auth_client(
         identity,
         url=server.url,
         run=kept.run,
         fingerprint=kept.fingerprint,
-        trust=kept.trust,
+        pin=kept.pin,
         time=time,
     ) as client:
         await client.meet()
@@ -80,7 +80,7 @@ async def log_in(
             access_pass=granted.signed,
             fingerprint=kept.fingerprint,
             auth_url=kept.auth_url,
-            authority=kept.authority,
+            pin=kept.pin,
             clock_offset_ms=time.offset_ms,
         ),
     )

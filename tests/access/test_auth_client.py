@@ -20,7 +20,7 @@ from node.access.auth_client import (
     WrongServer,
     open_auth_client,
 )
-from node.access.auth_http import Outage, Trust
+from node.access.auth_http import Outage
 from node.access.server_time import ServerTime, machine_clocks
 from protocols.identity import Identity
 from tests.access.https_servers import response
@@ -52,7 +52,7 @@ async def client_of(
             url=server.url,
             run=RUN,
             fingerprint=fingerprint(ROOT.public_key),
-            trust=Trust(authority=server.certificate.pem.decode()),
+            pin=server.certificate.sha256,
             time=time or ServerTime(machine_clocks()),
         ) as client:
             yield client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import trio
 from node.access.auth_http import (
     LARGEST_ANSWER_BYTES,
     Outage,
-    Trust,
     explain_answer,
     open_auth_http,
 )
@@ -30,15 +30,11 @@ def certificate() -> Certificate:
     return make_certificate()
 
 
-def trust_in(certificate: Certificate) -> Trust:
-    return Trust(authority=certificate.pem.decode())
-
-
 async def test_an_answer_comes_back_as_it_is(tmp_path: Path, certificate: Certificate) -> None:
     says = response("200 OK", b'{"run": "albert"}', JSON, "Potluck-Poll-Seconds: 20")
     async with (
         scripted_server(tmp_path, says, certificate=certificate) as server,
-        open_auth_http(server.url, trust_in(certificate)) as http,
+        open_auth_http(server.url, certificate.sha256) as http,
     ):
         answer = await http.ask("GET", "/v1/about")
     assert (answer.status, answer.document()) == (200, {"run": "albert"})
@@ -51,7 +47,7 @@ async def test_a_question_has_its_content_and_query(
 ) -> None:
     async with (
         scripted_server(tmp_path, response("204 No Content"), certificate=certificate) as server,
-        open_auth_http(server.url, trust_in(certificate)) as http,
+        open_auth_http(server.url, certificate.sha256) as http,
     ):
         await http.ask("POST", "/v1/challenge", content={"peer": "x"}, query={"after": "7"})
     assert server.asked[0].startswith(b"POST /v1/challenge?after=7 ")
@@ -59,14 +55,18 @@ async def test_a_question_has_its_content_and_query(
 
 
 @pytest.mark.parametrize("kind", ["unknown authority", "other name", "expired"])
-async def test_a_wrong_certificate_gets_not_a_byte(tmp_path: Path, kind: str) -> None:
+async def test_a_wrong_certificate_gets_not_a_byte(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = make_certificate(
         "other.example" if kind == "other name" else "127.0.0.1", expired=kind == "expired"
     )
     trusted = make_certificate() if kind == "unknown authority" else shown
+    (tmp_path / "authorities.pem").write_bytes(trusted.pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authorities.pem"))
     async with (
         scripted_server(tmp_path, response("200 OK"), certificate=shown) as server,
-        open_auth_http(server.url, trust_in(trusted)) as http,
+        open_auth_http(server.url) as http,
     ):
         with pytest.raises(Outage, match="the certificate is not accepted") as outage:
             await http.ask("POST", "/v1/login", content={"code": "secret"})
@@ -80,17 +80,29 @@ async def test_the_system_does_not_know_our_authority(
 ) -> None:
     async with (
         scripted_server(tmp_path, response("200 OK"), certificate=certificate) as server,
-        open_auth_http(server.url, Trust()) as http,
+        open_auth_http(server.url) as http,
     ):
         with pytest.raises(Outage, match="the certificate is not accepted"):
             await http.ask("GET", "/v1/about")
+
+
+async def test_an_authority_that_the_system_knows_is_enough(
+    tmp_path: Path, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "authorities.pem").write_bytes(certificate.pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authorities.pem"))
+    async with (
+        scripted_server(tmp_path, response("200 OK"), certificate=certificate) as server,
+        open_auth_http(server.url) as http,
+    ):
+        assert (await http.ask("GET", "/v1/about")).status == 200
 
 
 async def test_a_pinned_certificate_is_enough(tmp_path: Path) -> None:
     shown = make_certificate("other.example")
     async with (
         scripted_server(tmp_path, response("200 OK"), certificate=shown) as server,
-        open_auth_http(server.url, Trust(certificate_sha256=shown.sha256)) as http,
+        open_auth_http(server.url, shown.sha256) as http,
     ):
         assert (await http.ask("GET", "/v1/about")).status == 200
 
@@ -100,7 +112,7 @@ async def test_any_other_than_the_pinned_one_gets_not_a_byte(
 ) -> None:
     async with (
         scripted_server(tmp_path, response("200 OK"), certificate=certificate) as server,
-        open_auth_http(server.url, Trust(certificate_sha256=bytes(32))) as http,
+        open_auth_http(server.url, bytes(32)) as http,
     ):
         with pytest.raises(Outage, match="not the one that the invite names"):
             await http.ask("GET", "/v1/about")
@@ -111,7 +123,7 @@ async def test_nobody_there_is_an_outage(certificate: Certificate) -> None:
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
     await listener.aclose()
-    async with open_auth_http(f"https://127.0.0.1:{port}", trust_in(certificate)) as http:
+    async with open_auth_http(f"https://127.0.0.1:{port}", certificate.sha256) as http:
         with pytest.raises(Outage, match="no connection") as outage:
             await http.ask("GET", "/v1/about")
     assert "Check this machine's connection" in outage.value.advice
@@ -127,7 +139,7 @@ async def test_a_server_that_hangs_up_is_an_outage(
     ):
         async with (
             scripted_server(tmp_path, said, certificate=certificate) as server,
-            open_auth_http(server.url, trust_in(certificate)) as http,
+            open_auth_http(server.url, certificate.sha256) as http,
         ):
             with pytest.raises(Outage, match="the connection broke"):
                 await http.ask("GET", "/v1/about")
@@ -141,10 +153,27 @@ async def test_an_endless_answer_ends(tmp_path: Path, certificate: Certificate) 
 
     async with (
         scripted_server(tmp_path, certificate=certificate, conversation=pour) as server,
-        open_auth_http(server.url, trust_in(certificate)) as http,
+        open_auth_http(server.url, certificate.sha256) as http,
     ):
         with pytest.raises(Outage, match=f"more than {LARGEST_ANSWER_BYTES // 1024} KiB"):
             await http.ask("GET", "/v1/revocations")
+
+
+async def test_cancelling_in_the_handshake_leaves_no_socket_open(certificate: Certificate) -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    async with open_auth_http(f"https://127.0.0.1:{port}", certificate.sha256) as http:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(http.ask, "GET", "/v1/about")
+            accepted = await listener.accept()
+            assert await accepted.receive_some(1), "the handshake has begun"
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(5):
+            while await accepted.receive_some(4096):
+                pass
+    gc.collect()  # an open socket would be complained of here
+    await accepted.aclose()
+    await listener.aclose()
 
 
 async def test_a_silent_server_is_given_up(
@@ -157,7 +186,7 @@ async def test_a_silent_server_is_given_up(
 
     async with (
         scripted_server(tmp_path, certificate=certificate, conversation=say_nothing) as server,
-        open_auth_http(server.url, trust_in(certificate)) as http,
+        open_auth_http(server.url, certificate.sha256) as http,
     ):
         autojump_clock.autojump_threshold = 0.2
         with pytest.raises(Outage, match="did not answer"):
@@ -209,7 +238,7 @@ async def test_what_is_no_answer_to_the_question_is_an_outage_in_words(
 ) -> None:
     async with (
         scripted_server(tmp_path, says, certificate=certificate) as server,
-        open_auth_http(server.url, trust_in(certificate)) as http,
+        open_auth_http(server.url, certificate.sha256) as http,
     ):
         outage = explain_answer(server.url, await http.ask("GET", "/v1/about"))
     assert outage.what == "The auth server cannot be asked."
@@ -224,7 +253,7 @@ async def test_a_proxy_that_does_not_let_us_through_is_named(
 ) -> None:
     async with scripted_server(tmp_path, response("403 Forbidden")) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
-        async with open_auth_http("https://auth.example", trust_in(certificate)) as http:
+        async with open_auth_http("https://auth.example", certificate.sha256) as http:
             with pytest.raises(Outage, match="proxy did not let us through") as outage:
                 await http.ask("GET", "/v1/about")
     assert "HTTPS_PROXY" in outage.value.advice

@@ -156,8 +156,8 @@ async def test_the_pass_is_for_its_owner_alone(run: Run) -> None:
     kept = load_pass(path)
     assert kept is not None
     assert set(json.loads(path.read_text())) == {
-        "run", "access_pass", "fingerprint", "auth_url", "authority", "certificate_sha256",
-        "clock_offset_ms", "refused", "kind",
+        "run", "access_pass", "fingerprint", "auth_url", "pin", "clock_offset_ms", "refused",
+        "kind",
     }  # fmt: skip
 
 
@@ -253,6 +253,25 @@ async def test_a_pass_that_login_brings_is_taken_up_by_the_running_node(run: Run
         assert alice.membership.token.serial > before
 
 
+async def test_a_server_that_has_moved_is_found_again_with_a_new_invite(
+    run: Run, tmp_path: Path
+) -> None:
+    run.impostor.life_ms = 2_000
+    async with run.nodes("alice") as (alice,):
+        run.impostor.answers["/v1/renew"] = lambda *_: response("500 Gone")
+        elsewhere = Impostor()
+        (tmp_path / "elsewhere").mkdir()
+        async with running_impostor(tmp_path / "elsewhere", elsewhere) as server:
+            identity = run.world.identity_of("alice")
+            await log_in(run.folder / "alice", identity, elsewhere, server)
+            socket = alice.configuration.places.control_socket
+            await trio.to_thread.run_sync(ask_once, socket, "access reload")
+            assert alice.membership is not None
+            alice.membership.renew_within(0.0)
+            await until_renewed(alice)
+            assert alice.status().membership.auth_url == server.url
+
+
 # -- clocks
 
 
@@ -299,6 +318,23 @@ async def test_a_new_auth_key_is_taken_up_by_all(run: Run) -> None:
             await eventually(lambda node=node: node.membership.token.key_id == newer.key_id)
         await talks(alice, bob)
         await talks(bob, alice)
+
+
+async def test_when_an_auth_key_is_withdrawn_everybody_gets_a_new_token(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.access.enforcing.EVERYBODY_RENEWS_WITHIN_SECONDS", 0.2)
+    async with run.nodes("alice", "bob") as nodes:
+        newer = SigningKey(b"\5" * 32)
+        run.impostor.records += (endorse(RUN, newer.public_key, 1, FAR_FUTURE_MS, ROOT),)
+        run.impostor.key = newer
+        signed = run.impostor.revoke(1, withdrawn=(ROOT.key_id,))
+        for node in nodes:
+            assert node.membership is not None
+            node.membership.following.take(signed, run.impostor.records)
+        for node in nodes:
+            await eventually(lambda node=node: node.membership.token.key_id == newer.key_id)
+        await talks(*nodes)
 
 
 # -- revocation
