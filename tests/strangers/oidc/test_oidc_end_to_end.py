@@ -30,7 +30,7 @@ from node.access.auth_client import (
     ProviderEntry,
     open_auth_client,
 )
-from node.access.auth_http import Outage, Trust
+from node.access.auth_http import Outage
 from node.access.server_time import ServerTime, machine_clocks
 from protocols.identity import Identity
 from tests.strangers.oidc.browser import Browser, Page
@@ -86,7 +86,6 @@ client_id = "{client}"
                 url=server.public_url,
                 run=RUN,
                 fingerprint=made.fingerprint,
-                trust=Trust(),
                 time=ServerTime(machine_clocks()),
             ) as asking:
                 await asking.meet()
