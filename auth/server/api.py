@@ -1,7 +1,7 @@
 """What volunteers' nodes ask of the auth server: how to log in, passes, renewals, revocations.
 
 Each method here is one address of the HTTP interface and reads like its description in
-docs/protocols.md. Decisions are the issuer's (who may have a token) and the providers' (who
+docs/auth-server.md. Decisions are the issuer's (who may have a token) and the providers' (who
 somebody is); here they are asked in the right order. How a no is told is refusing.py's business.
 
 Easy to get wrong: an answer can be lost on its way. A pass that was issued after a poll is kept

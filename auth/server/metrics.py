@@ -15,7 +15,7 @@ SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)
 
 
 class Metrics:
-    """The counters of one server. Names and meanings are in docs/moderators.md."""
+    """The counters of one server; docs/auth-server.md lists them."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

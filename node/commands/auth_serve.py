@@ -91,7 +91,7 @@ def _introduce(status: dict[str, Any], output: Output) -> None:
 
 
 def _prepare_for_serving() -> None:
-    """Settings of this process, which does nothing else: see the figures in docs/moderators.md."""
+    """Settings of this process, which does nothing else."""
     import gc
     import sys
 
