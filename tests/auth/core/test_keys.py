@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -144,3 +145,29 @@ def test_names_of_a_key_are_short_and_different() -> None:
     assert len(key_id(ALICE.public_key)) == 8
     assert len(fingerprint(ALICE.public_key)) == 26
     assert fingerprint(ALICE.public_key) != fingerprint(BOB.public_key)
+
+
+def test_signatures_are_those_of_everybodys_ed25519() -> None:
+    # RFC 8032, and so OpenSSL, libp2p and a second implementation in Go
+    theirs = Ed25519PrivateKey.from_private_bytes(ALICE.seed)
+    assert theirs.public_key().public_bytes_raw() == ALICE.public_key
+    assert theirs.sign(bound(b"domain", b"message")) == ALICE.sign(b"domain", b"message")
+
+
+@pytest.mark.parametrize("cut", [0, 1, 32, 63])
+def test_a_signature_that_runs_on_into_the_message_is_refused(cut: int) -> None:
+    # read as one, `signature[:63]` and a message that begins with the last byte would verify
+    signature = ALICE.sign(b"domain", b"message")
+    assert not ALICE.verifying_key.verify(b"domain", signature[:cut], b"message")
+    assert not ALICE.verifying_key.verify(b"domain", signature + b"\0", b"message")
+
+
+@pytest.mark.parametrize("sign", [0x00, 0x80])
+@pytest.mark.parametrize("above", range(19))
+def test_a_key_that_is_spelled_beyond_the_field_verifies_nothing(above: int, sign: int) -> None:
+    # y and y + p are one point and would be two peer ids
+    spelled = bytearray((2**255 - 19 + above).to_bytes(32, "little"))
+    spelled[-1] |= sign
+    key = VerifyingKey(bytes(spelled))
+    for number in range(8):
+        assert not key.verify(b"domain", FITS_EVERYTHING, number.to_bytes(2, "big"))
