@@ -27,19 +27,12 @@ from protocols.dht.families import (
     check_time,
     check_value,
 )
-from protocols.dht.ids import distance, position_of
-from protocols.dht.quotas import (
-    NOBODY,
-    OURSELVES,
-    SLOT_OVERHEAD_BYTES,
-    Quotas,
-    Sender,
-    StorageLimits,
-    slot_bytes,
-)
+from protocols.dht.ids import distance
+from protocols.dht.quotas import NOBODY, OURSELVES, Quotas, Sender, StorageLimits, slot_bytes
+from protocols.dht.records import Record, UnderKey, check_newer, check_room_under_key
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.slot_cache import SlotCache
-from protocols.dht.slots import Slot, check_form, supersedes
+from protocols.dht.slots import Slot, check_form
 from protocols.dht.verified import VerifiedSlots
 
 # Slots that `store` lets go of before it takes one; under a millisecond. Whoever made thousands
@@ -54,34 +47,6 @@ class Stored(enum.Enum):
     REPLACED = "replaced"
     UNCHANGED = "unchanged"
     """Exactly this slot was here already."""
-
-
-class _Record:
-    """What is kept of one publisher under one key. `slot` is None when only the floor is left;
-    `share` is what it is counted for (quotas.py)."""
-
-    __slots__ = ("forget_at", "key", "publisher", "sequence", "share", "slot")
-
-    def __init__(self, slot: Slot, share: str) -> None:
-        self.key = slot.key
-        self.publisher = slot.publisher
-        self.sequence = slot.sequence
-        self.slot: Slot | None = slot
-        self.forget_at = slot.expires
-        self.share = share
-
-    @property
-    def size(self) -> int:
-        return SLOT_OVERHEAD_BYTES if self.slot is None else slot_bytes(self.slot)
-
-
-class _UnderKey:
-    __slots__ = ("position", "records", "size")
-
-    def __init__(self, key: str) -> None:
-        self.position = position_of(key)
-        self.records: dict[bytes, _Record] = {}
-        self.size = 0
 
 
 class Storage:
@@ -102,8 +67,8 @@ class Storage:
         self.cache = SlotCache(self.limits.cached_bytes, self.limits.cached_seconds)
         self._own_id = own_id
         self._quotas = Quotas(self.limits)
-        self._keys: dict[str, _UnderKey] = {}
-        self._index: DueIndex[_Record] = DueIndex()
+        self._keys: dict[str, UnderKey] = {}
+        self._index: DueIndex[Record] = DueIndex()
 
     def __len__(self) -> int:
         """How many records there are: slots, withdrawn ones, and floors."""
@@ -138,13 +103,13 @@ class Storage:
             if record.slot == slot:
                 self._brought_again(record, sender)
                 return Stored.UNCHANGED
-            _check_newer(slot, record)
+            check_newer(slot, record)
         counted_for = self._check_room(slot, family, under_key, record, sender)
         check_value(family, slot)
         self.verified.check(slot)
         self.cache.drop(slot.key, slot.publisher)
         if record is None:
-            self._add(_Record(slot, counted_for), slot.expires)
+            self._add(Record(slot, counted_for), slot.expires)
             return Stored.NEW
         was_there = record.slot is not None
         self._discount(record)
@@ -172,7 +137,7 @@ class Storage:
             under_key = self._keys.get(slot.key)
             self._check_room(slot, family, under_key, None, OURSELVES)
             self.verified.check(slot)
-            record = _Record(slot, NOBODY)
+            record = Record(slot, NOBODY)
             record.slot = None
             self._add(record, min(forget_at, latest))
         restored = self._record(slot.key, slot.publisher)
@@ -275,7 +240,7 @@ class Storage:
         """When `expire` will next have something to do, in milliseconds of swarm time."""
         return self._index.next_due()
 
-    def _record(self, key: str, publisher: bytes) -> _Record | None:
+    def _record(self, key: str, publisher: bytes) -> Record | None:
         under_key = self._keys.get(key)
         return under_key.records.get(publisher) if under_key else None
 
@@ -283,21 +248,21 @@ class Storage:
         self,
         slot: Slot,
         family: Family,
-        under_key: _UnderKey | None,
-        record: _Record | None,
+        under_key: UnderKey | None,
+        record: Record | None,
         sender: Sender,
     ) -> str:
         """For whose share the slot is to be counted; SlotRefused if there is no room for it."""
         size_before = 0 if record is None else record.size
         growth = slot_bytes(slot) - size_before
         if under_key is not None:
-            _check_room_under_key(slot, family, under_key, growth, is_new=record is None)
+            check_room_under_key(slot, family, under_key, growth, is_new=record is None)
         self._quotas.check(slot, growth, is_new=record is None)
         before = None if record is None else record.share
         share = sender.share_of(slot.publisher)
         return self._quotas.share_for(share, slot_bytes(slot), before, size_before)
 
-    def _brought_again(self, record: _Record, sender: Sender) -> None:
+    def _brought_again(self, record: Record, sender: Sender) -> None:
         """Count for its publisher what others had handed over."""
         share = sender.share_of(record.publisher)
         if (
@@ -309,16 +274,16 @@ class Storage:
             record.share = share
             self._count(record)
 
-    def _add(self, record: _Record, due: int) -> None:
+    def _add(self, record: Record, due: int) -> None:
         under_key = self._keys.get(record.key)
         if under_key is None:
-            under_key = self._keys[record.key] = _UnderKey(record.key)
+            under_key = self._keys[record.key] = UnderKey(record.key)
         under_key.records[record.publisher] = record
         self._quotas.key_added(record.publisher)
         self._count(record)
         self._index.set(record, due)
 
-    def _forget(self, record: _Record) -> None:
+    def _forget(self, record: Record) -> None:
         """A record that is not counted any more, and has no place in the index."""
         records = self._keys[record.key].records
         del records[record.publisher]
@@ -326,43 +291,10 @@ class Storage:
             del self._keys[record.key]
         self._quotas.key_gone(record.publisher)
 
-    def _count(self, record: _Record, sign: int = 1) -> None:
+    def _count(self, record: Record, sign: int = 1) -> None:
         size = sign * record.size
         self._keys[record.key].size += size
         self._quotas.add(record.publisher, record.share, size)
 
-    def _discount(self, record: _Record) -> None:
+    def _discount(self, record: Record) -> None:
         self._count(record, -1)
-
-
-def _check_room_under_key(
-    slot: Slot, family: Family, under_key: _UnderKey, growth: int, *, is_new: bool
-) -> None:
-    if is_new and len(under_key.records) >= family.slots_per_key:
-        raise SlotRefused(
-            SlotRefusal.SLOTS_PER_KEY,
-            f"{len(under_key.records)} publishers have slots under {slot.key!r} already.",
-            why=f"The family {family.name} allows {family.slots_per_key} under one key.",
-            advice="Wait until some have expired, or spread over several keys.",
-        )
-    if growth > 0 and under_key.size + growth > family.bytes_per_key:
-        raise SlotRefused(
-            SlotRefusal.BYTES_PER_KEY,
-            f"The slots under {slot.key!r} have {under_key.size:,} bytes together.",
-            why=f"The family {family.name} allows {family.bytes_per_key:,} under one key.",
-            advice="Wait until some have expired, or spread over several keys.",
-        )
-
-
-def _check_newer(slot: Slot, record: _Record) -> None:
-    if record.slot is None:
-        is_newer = slot.sequence > record.sequence
-    else:
-        is_newer = supersedes(slot, record.slot)
-    if not is_newer:
-        raise SlotRefused(
-            SlotRefusal.OLDER_SEQUENCE,
-            f"Sequence {slot.sequence} of {slot.publisher_peer} under {slot.key!r} is not new.",
-            why=f"Sequence {record.sequence} is here, or was.",
-            advice="If it is your own: another node runs with your key, or your clock went back.",
-        )
