@@ -5,9 +5,10 @@ Three kinds of ends: what was asked for; `AccessDenied`, which only the auth key
 node whose server is down does not believe itself refused.
 
 Easy to get wrong: what the server says before its keys are verified is worth nothing. `meet`
-comes first: it fetches the keys and holds them against the invite's fingerprint, and only then
-does anything of ours go out. Each answer is checked to be about this very question (a challenge or
-a nonce of ours stands in it).
+comes first: it fetches the keys, holds them against the invite's fingerprint, and has the server
+sign the time for a nonce of ours, because the keys themselves are public and anybody can show them.
+Only then does anything of ours go out. Each answer is checked to be about this very question (a
+challenge or a nonce of ours stands in it).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -36,6 +38,7 @@ from protocols.identity import Identity
 
 NONCE_BYTES = 16
 DEFAULT_POLL_SECONDS = 20.0
+LONGEST_SHOWN = 2048  # characters of an address or a code that a person is shown
 SHORTEST_LOGIN_POLL_SECONDS = 1
 LONGEST_LOGIN_POLL_SECONDS = 60
 
@@ -133,8 +136,9 @@ class AuthClient:
     # -- getting to know it
 
     async def meet(self) -> About:
-        """What the server says of itself, once its keys have proved that it is the one."""
+        """What the server says of itself, once it has proved to hold the invite's key."""
         self.keyring = await self._pinned(await self.keys())
+        await self.measure_time()
         about = self._typed(await self._get("/v1/about"), About)
         if about.run != self.run:
             raise self._wrong_server(f"It serves the run {about.run[:64]}, not {self.run}.")
@@ -181,8 +185,29 @@ class AuthClient:
         answer = await self._post("/v1/login", question)
         if answer.status == 202:
             self._login_challenge = challenge
-            return self._typed(answer, PendingLogin)
+            pending = self._typed(answer, PendingLogin)
+            self._check_shown(pending)
+            return pending
         return self._granted(answer, challenge, asked)
+
+    def _check_shown(self, pending: PendingLogin) -> None:
+        """WrongServer if a person must not be shown this.
+
+        A page that is not the server's own is how another server would have somebody log in at
+        the true one for a key that is not theirs.
+        """
+        shown = (
+            pending.user_code,
+            pending.verification_uri,
+            pending.verification_uri_complete or "",
+            pending.url,
+            pending.confirmation,
+        )
+        for text in shown:
+            if len(text) > LONGEST_SHOWN or not (text.isascii() and text.isprintable()):
+                raise self._wrong_server("What it would show you is no plain text.")
+        if pending.url and _origin(pending.url) != _origin(self.url):
+            raise self._wrong_server("The login page that it names is not its own.")
 
     async def poll_login(self, pending: PendingLogin) -> Granted | float:
         """Whether the person has finished: the pass, or the seconds until the next question."""
@@ -321,6 +346,15 @@ async def open_auth_client(
     """
     async with open_auth_http(url, pin) as http:
         yield AuthClient(http, identity, run, fingerprint, time)
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None] | None:
+    """Scheme, host and port; None for what has none."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname, parts.port
+    except ValueError:
+        return None
 
 
 def _encoded(data: bytes) -> str:

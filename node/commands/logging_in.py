@@ -229,6 +229,7 @@ class _Login:
                     "verification_uri_complete": pending.verification_uri_complete,
                     "url": pending.url,
                     "confirmation": pending.confirmation,
+                    "peer_id": self._identity.peer_id,
                     "expires_in": pending.expires_in,
                 },
                 "",
@@ -244,8 +245,8 @@ class _Login:
                 output.say(f"Or open {pending.verification_uri_complete}\n")
         else:
             output.say(
-                f"Open {pending.url} in a browser. The page must show this word:\n\n"
-                f"    {pending.confirmation}\n"
+                f"Open {pending.url} in a browser. The page must show these words, and this "
+                f"computer's key:\n\n    {pending.confirmation}\n    {self._identity.peer_id}\n"
             )
             _open_browser(pending.url)
         output.say(f"Waiting for up to {minutes} minutes; Ctrl-C ends it and leaves nothing.")

@@ -80,6 +80,14 @@ async def test_a_server_with_other_keys_hears_nothing_of_ours(tmp_path: Path) ->
     assert impostor.asked == ["/v1/keys"]
 
 
+async def test_one_who_only_shows_the_right_keys_hears_nothing_either(tmp_path: Path) -> None:
+    impostor = Impostor(key=STRANGER, records=(root_record(ROOT),))
+    async with client_of(impostor, tmp_path) as client:
+        with pytest.raises(WrongServer):
+            await client.meet()
+    assert impostor.asked == ["/v1/keys", "/v1/time"]
+
+
 async def test_the_server_of_another_run_is_another_server(tmp_path: Path) -> None:
     impostor = Impostor(run="bert")
     async with client_of(impostor, tmp_path) as client:
@@ -169,6 +177,29 @@ async def test_a_pass_for_another_key_does_not_count(tmp_path: Path) -> None:
             await logged_in(client)
 
 
+@pytest.mark.parametrize(
+    "shown",
+    [
+        {"url": "https://real.example/login/p1", "confirmation": "amber otter"},
+        {"url": "http://[", "confirmation": "amber otter"},
+        {"user_code": "\x1b]0;title\x07"},
+        {"verification_uri": "https://id.example/\u202egnp"},
+        {"verification_uri": "https://id.example/" + "x" * 3_000},
+    ],
+    ids=["another's page", "no page", "commands to the terminal", "a turned text", "endless"],
+)
+async def test_what_a_person_must_not_be_shown_ends_the_login(
+    tmp_path: Path, shown: dict[str, str]
+) -> None:
+    def begin(_impostor: Impostor, _question: dict[str, Any]) -> bytes:
+        return said({"session": "s", "interval": 1, "expires_in": 600, **shown}, "202 Accepted")
+
+    async with client_of(Impostor(answers={"/v1/login": begin}), tmp_path) as client:
+        await client.meet()
+        with pytest.raises(WrongServer):
+            await client.log_in(ProviderEntry("hub", "browser"))
+
+
 async def test_server_time_comes_with_each_pass_and_when_asked(tmp_path: Path) -> None:
     ahead = Impostor(clock=lambda: machine_clocks().wall() + 600.0)
     time = ServerTime(machine_clocks())
@@ -187,9 +218,8 @@ async def test_a_time_that_answers_another_nonce_is_not_taken(tmp_path: Path) ->
 
     time = ServerTime(machine_clocks())
     async with client_of(Impostor(answers={"/v1/time": another}), tmp_path, time) as client:
-        await client.meet()
         with pytest.raises(WrongServer):
-            await client.measure_time()
+            await client.meet()
     assert not time.is_measured
 
 

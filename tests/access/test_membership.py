@@ -165,7 +165,7 @@ async def test_the_pass_is_for_its_owner_alone(run: Run) -> None:
 
 
 async def test_a_token_is_renewed_without_a_person(run: Run) -> None:
-    run.impostor.life_ms = 1_500
+    run.impostor.life_ms = 1_000
     async with run.nodes("alice", "bob") as (alice, bob):
         for _ in range(3):
             await until_renewed(alice)
@@ -178,7 +178,7 @@ async def test_a_token_is_renewed_without_a_person(run: Run) -> None:
 
 
 async def test_an_outage_is_lived_through_until_the_grace_ends(run: Run) -> None:
-    run.impostor.life_ms, run.impostor.grace_ms = 1_200, 1_500
+    run.impostor.life_ms, run.impostor.grace_ms = 900, 900
     async with run.nodes("alice", "bob") as (alice, bob):
         granting = run.impostor.answers["/v1/renew"]
         run.impostor.answers["/v1/renew"] = lambda *_: response("500 Oh dear")
@@ -195,7 +195,7 @@ async def test_an_outage_is_lived_through_until_the_grace_ends(run: Run) -> None
 
 
 async def test_a_captive_portal_ends_nothing(run: Run) -> None:
-    run.impostor.life_ms = 1_500
+    run.impostor.life_ms = 1_000
     async with run.nodes("alice") as (alice,):
         granting = run.impostor.answers["/v1/renew"]
         asked = len(run.impostor.asked)
@@ -209,7 +209,7 @@ async def test_a_captive_portal_ends_nothing(run: Run) -> None:
 
 
 async def test_a_refusal_ends_the_node_at_once_and_says_why(run: Run) -> None:
-    run.impostor.life_ms = 1_500
+    run.impostor.life_ms = 1_000
     with pytest.raises(ExceptionGroup) as ended:  # noqa: PT012 - it ends in the middle of the block
         async with run.nodes("alice") as (alice,):
             configuration = alice.configuration
@@ -309,7 +309,7 @@ async def test_a_clock_that_is_set_wrong_after_the_login_is_noticed(run: Run, of
 
 
 async def test_a_new_auth_key_is_taken_up_by_all(run: Run) -> None:
-    run.impostor.life_ms = 3_000
+    run.impostor.life_ms = 1_500
     async with run.nodes("alice", "bob") as (alice, bob):
         newer = SigningKey(b"\5" * 32)
         run.impostor.records += (endorse(RUN, newer.public_key, 1, FAR_FUTURE_MS, ROOT),)
