@@ -30,7 +30,8 @@ from auth.server.backups import BackupMade
 from auth.server.code_acts import CodeActs
 from auth.server.key_acts import KeyActs
 from auth.server.name_acts import NameActs
-from auth.server.store import HEAD_NAME, Reader, Store
+from auth.server.store import Reader, Store
+from auth.server.store_paths import HEAD_NAME
 
 MOST_LISTED = 5_000  # of anything at once: a few MB of answer
 

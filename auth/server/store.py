@@ -1,14 +1,9 @@
 """The state of an auth server: one folder with its database, its keys and the head of its log.
 
-    FOLDER/auth.sqlite         the database (and -wal, -shm beside it)
-    FOLDER/auth.sqlite.lock    held by the one process that writes
-    FOLDER/audit.head          the signed head of the audit log, at most a second old
-    FOLDER/keys/KEYID.key      the secret half of each auth key
-
 `Store` is open for writing, in the running server or in a moderator's command when none runs;
-`Reader` only reads, also beside a running server. What everybody needs all the time (the signed
-revocation list, the key records) is kept in memory as an immutable `Published`, replaced after
-each commit that changes it.
+`Reader` (store_reading.py) only reads, also beside a running server. What everybody needs all the
+time (the signed revocation list, the key records) is kept in memory as an immutable `Published`,
+replaced after each commit that changes it. store_paths.py says which files there are.
 
 Easy to get wrong: a database that was put back from a backup has forgotten serial numbers that it
 gave out. `backups.py` marks its copies, and a store that finds the mark counts on from further up.
@@ -18,80 +13,36 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
-import secrets
 import shutil
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from auth.errors import AuthError
-from auth.fields import LONGEST_RUN, RUN_PATTERN
-from auth.keys import SEED_BYTES, SigningKey, VerifyingKey, fingerprint
+from auth.keys import fingerprint
 from auth.revocations import read_list
 from auth.server import audit, database, revoked, signing_keys
 from auth.server.audit import Act, Entry
-from auth.server.audit_head import catch_up, sign_head, what_is_wrong, write_head, write_head_file
+from auth.server.audit_head import catch_up, what_is_wrong
 from auth.server.refusal_log import RefusalLog
 from auth.server.signing_keys import SigningKeys
-from auth.server.store_errors import WHAT_SQLITE_RAISES, StoreFailed, damaged, told
+from auth.server.store_errors import WHAT_SQLITE_RAISES, StoreFailed, told
 from auth.server.store_lock import hold_store_lock
+from auth.server.store_making import StoreMade, create_store
+from auth.server.store_paths import StorePaths, wall_ms
+from auth.server.store_reading import Published, Reader, published_in, store_row
 from auth.server.tokens_issued import DAY_MS, count_live, forget_over
 from auth.server.transaction import Counters, Transaction
 from auth.server.writer import Writer
 from auth.tokens import LONGEST_LIFE_MS
 
-DATABASE_NAME = "auth.sqlite"
-LOCK_NAME = "auth.sqlite.lock"
-HEAD_NAME = "audit.head"
-KEYS_NAME = "keys"
-
-DEFAULT_GRACE_MS = 3600 * 1000
-"""How long peers take tokens that are over, where the settings say nothing (for forgetting)."""
+__all__ = ["Reader", "Store", "StoreMade", "create_store", "open_store", "wall_ms"]
 
 log = logging.getLogger(__name__)
 
 SERIALS_A_SECOND = 10_000  # more than any server gives out; skipped per second since a backup
-
-
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-class StorePaths(msgspec.Struct, frozen=True):
-    folder: Path
-
-    @property
-    def database(self) -> Path:
-        return self.folder / DATABASE_NAME
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / LOCK_NAME
-
-    @property
-    def head(self) -> Path:
-        return self.folder / HEAD_NAME
-
-    @property
-    def keys(self) -> Path:
-        return self.folder / KEYS_NAME
-
-
-class Published(msgspec.Struct, frozen=True):
-    """What the database says at the last commit, for those who only look."""
-
-    keys: SigningKeys
-    revocations: revoked.SignedList
-
-
-class StoreMade(msgspec.Struct, frozen=True, kw_only=True):
-    run: str
-    key_id: str
-    fingerprint: str
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,83 +58,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     live_tokens: int
 
 
-def create_store(
-    folder: Path,
-    run: str,
-    *,
-    actor: str,
-    reason: str = "",
-    clock_ms: Callable[[], int] = wall_ms,
-    seed: bytes | None = None,
-) -> StoreMade:
-    """Make a new run's database and first key: all of it, or nothing. AuthError if there is one."""
-    _check_run(run)
-    paths = StorePaths(folder)
-    try:
-        folder.mkdir(mode=database.FOLDER_MODE, parents=True, exist_ok=True)
-        if paths.database.exists():
-            raise StoreFailed(
-                f"There is an auth server's state at {paths.database} already.",
-                why="Making a new one would throw away who may take part, and the signing keys.",
-                advice="Use it as it is, or choose another folder (POTLUCK_HOME or --home).",
-            )
-        with hold_store_lock(paths.lock):
-            draft = StorePaths(folder / f".making-{secrets.token_hex(4)}")
-            try:
-                key = SigningKey(seed or secrets.token_bytes(SEED_BYTES))
-                _make(draft, run, key, clock_ms(), actor, reason)
-                # The database comes last: where it is, everything is.
-                paths.keys.mkdir(mode=database.FOLDER_MODE, exist_ok=True)
-                name = signing_keys.file_name(key.key_id)
-                (draft.keys / name).rename(paths.keys / name)
-                signing_keys.keep_names(paths.keys)
-                draft.head.rename(paths.head)
-                draft.database.rename(paths.database)
-                signing_keys.keep_names(folder)
-            finally:
-                shutil.rmtree(draft.folder, ignore_errors=True)
-    except (OSError, sqlite3.Error) as error:
-        raise told(error, paths.database) from error
-    return StoreMade(run=run, key_id=key.key_id.hex(), fingerprint=fingerprint(key.public_key))
-
-
-def _make(
-    draft: StorePaths, run: str, key: SigningKey, now_ms: int, actor: str, reason: str
-) -> None:
-    draft.folder.mkdir(mode=database.FOLDER_MODE)
-    signing_keys.write_key_file(draft.keys, key)
-    connection = database.create_database(draft.database)
-    try:
-        chain = audit.Chain(0, audit.first_hash(run))
-        row = signing_keys.first_row(run, key, now_ms)
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute(
-            "INSERT INTO store VALUES (1, ?, ?, 0, ?, 0, NULL)", (run, now_ms, DEFAULT_GRACE_MS)
-        )
-        signing_keys.keep_row(connection, row)
-        chain.append(
-            connection, now_ms, Entry(act=Act.MADE, actor=actor, reason=reason, detail=run)
-        )
-        chain.append(
-            connection,
-            now_ms,
-            Entry(
-                act=Act.KEY_MADE, actor=actor, reason="The run's first key.",
-                detail=fingerprint(key.public_key),
-            ),
-        )  # fmt: skip
-        keys = SigningKeys(run, (row,), {key.key_id: key})
-        revoked.issue_list(connection, keys, now_ms)
-        head = sign_head(run, chain.number, chain.hash, key)
-        write_head(connection, head)
-        connection.execute("COMMIT")
-        # As one file it can be put into its place by one rename.
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    finally:
-        connection.close()
-    write_head_file(draft.head, head)
-
-
 class Store:
     """An open auth server's state. Use `open_store`."""
 
@@ -196,10 +70,10 @@ class Store:
         self.paths = paths
         self.clock_ms = clock_ms
         self.refusals = RefusalLog()
-        self.run, serial, self.grace_ms = _store_row(connection, paths.database)
+        self.run, serial, self.grace_ms = store_row(connection, paths.database)
         self._listeners: list[Callable[[], None]] = []
         self._live_tokens = count_live(connection, clock_ms())
-        self._published = _published(connection, self.run, paths)
+        self._published = published_in(connection, self.run, paths)
         self._latest = self._published  # in the open transaction; only the writing thread looks
         self._published.keys.active(clock_ms())  # says so now if no key's file is there
         counters = Counters(audit.chain_of(connection, self.run), serial)
@@ -218,6 +92,8 @@ class Store:
         )
         if not self.found_wrong:
             catch_up(connection, paths.head)
+        for key_id in self._published.keys.withdrawn:  # a crash may have left its file
+            signing_keys.remove_key_file(paths.keys / signing_keys.file_name(key_id))
         (latest_ms,) = connection.execute(
             "SELECT coalesce((SELECT at_ms FROM audit ORDER BY number DESC LIMIT 1), 0)"
         ).fetchone()
@@ -403,52 +279,3 @@ def _go_on_from_backup(store: Store, transaction: Transaction, backup_ms: int) -
         )
     )
     store.publish(transaction)
-
-
-class Reader:
-    """The state of a folder for those who only read, beside a running server or without one."""
-
-    def __init__(self, folder: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
-        self.paths = StorePaths(folder)
-        self.clock_ms = clock_ms
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """One state of the database, whatever is written meanwhile."""
-        with database.reading(self.paths.database) as connection:
-            yield connection
-
-    def run(self, connection: sqlite3.Connection) -> str:
-        return _store_row(connection, self.paths.database)[0]
-
-    def published(self) -> Published:
-        with self.reading() as connection:
-            return _published(connection, self.run(connection), self.paths)
-
-    def verifying_keys(self, connection: sqlite3.Connection) -> dict[bytes, VerifyingKey]:
-        return signing_keys.load(connection, self.run(connection), self.paths.keys).verifying()
-
-
-def _store_row(connection: sqlite3.Connection, path: Path) -> tuple[str, int, int]:
-    row = connection.execute("SELECT run, last_serial, grace_ms FROM store").fetchone()
-    if row is None:
-        raise damaged(path, "it does not say for which run it is")
-    run, serial, grace_ms = row
-    return str(run), int(serial), int(grace_ms)
-
-
-def _published(connection: sqlite3.Connection, run: str, paths: StorePaths) -> Published:
-    issued = revoked.newest_list(connection)
-    if issued is None:
-        raise damaged(paths.database, "it has no revocation list")
-    return Published(signing_keys.load(connection, run, paths.keys), issued)
-
-
-def _check_run(run: str) -> None:
-    if len(run) > LONGEST_RUN or not re.match(RUN_PATTERN, run):
-        raise StoreFailed(
-            f"{run[:LONGEST_RUN]!r} cannot be the name of a run.",
-            why="Names have letters, digits and . _ - and begin with a letter or a digit; at most "
-            f"{LONGEST_RUN} characters.",
-            advice="Choose another one: it stands in every token and invite.",
-        )

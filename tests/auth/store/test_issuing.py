@@ -115,6 +115,16 @@ async def test_the_same_login_at_another_provider_is_somebody_else(server: Serve
         await Node(1, server).join(Person("alice", provider="keycloak"))
 
 
+async def test_a_provider_cannot_give_out_the_names_of_those_who_came_by_a_code(
+    server: Server,
+) -> None:
+    """Whatever id the settings give it: `code:bob` is for who has bob's code."""
+    server.moderation.code_new(name="bob", actor=ROOT)
+    server.allow("code:bob")
+    with refused(JoinReason.NOT_ON_THE_LIST):
+        await Node(1, server).join(Person("bob", provider="code"))
+
+
 async def test_a_login_that_could_not_stand_in_a_token_is_refused(server: Server) -> None:
     with refused(JoinReason.NOT_ON_THE_LIST):
         await Node(1, server).join(Person("аlice"))  # the first letter is Cyrillic

@@ -26,7 +26,7 @@ import trio
 from tests.auth.store.stores import ROOT, Clock, Node, Person, running
 
 async def renew_for_ever(node, tell):
-    await node.join(Person("alice"))
+    await node.join(Person(f"friend{node.key.seed[-1]}"))
     while True:
         await node.renew()
         tell(node)
@@ -43,10 +43,8 @@ async def main(server):
 clock = Clock()
 clock.forward(int(sys.argv[2]))
 with running(Path(sys.argv[1]), clock) as server:
-    server.issuer.settings = __import__("msgspec").structs.replace(
-        server.issuer.settings, keys_per_account=100
-    )
-    server.moderation.allow("alice", actor=ROOT)
+    for number in range(1, 9):
+        server.moderation.allow(f"friend{number}", actor=ROOT)
     print("ready", flush=True)
     trio.run(main, server)
 """

@@ -128,6 +128,21 @@ async def test_a_stolen_key_is_out_and_all_who_are_allowed_go_on(
     assert server.acts()[-3:] == ["key made", "key withdrawn", "renewed"]
 
 
+def test_the_file_of_a_withdrawn_key_that_a_crash_left_goes_at_the_next_start(
+    folder: Path,
+) -> None:
+    with running(folder) as server:
+        stolen = server.moderation.keys().keys[0]
+        path = folder / "keys" / f"{stolen.key_id}.key"
+        content = path.read_bytes()
+        server.moderation.key_withdraw(stolen.key_id, actor=ROOT)
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with running(folder) as server:
+        assert not path.exists()
+        assert server.moderation.keys().keys[0].state == "withdrawn"
+
+
 def test_a_key_that_does_not_sign_is_withdrawn_without_a_new_one(server: Server) -> None:
     first = server.moderation.keys().keys[0]
     made = server.moderation.key_rotate(actor=ROOT)
