@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
+import trio
 
 from auth.keys import SigningKey
 from auth.refusals import Reason
@@ -14,10 +15,13 @@ from auth.roles import Role
 from auth.tokens import Token
 from protocols.bulk import Transfer
 from protocols.errors import Busy, HandlerFailed, MalformedMessage, ProtocolNotServed, Refused
-from protocols.guard import Caller
+from protocols.guard import Caller, Exchange, Part
+from protocols.messages import ErrorBody, ErrorHead, decode, encode
 from protocols.method import BulkMethod, Method
+from protocols.network import Stream
 from protocols.not_allowed import AnswerNotAllowed, NotAllowed
 from protocols.rpc import Rpc
+from protocols.wire import ERROR, message_frame, split_payload
 from tests.protocols.admitted import (
     HOUR_MS,
     Admission,
@@ -448,6 +452,46 @@ def test_a_refusal_that_a_handler_met_elsewhere_does_not_seem_to_be_its_own() ->
         with pytest.raises(Exception, match="Not you") as met:
             await call(pair)
         assert not isinstance(met.value, Refused | HandlerFailed)
+
+    between_two(scenario, guards=admission.pair)
+
+
+def test_an_unproven_error_about_the_whole_stream_ends_it_and_is_not_believed() -> None:
+    admission = Admission()
+
+    async def scenario(pair: Pair) -> None:
+        async def forge(stream: Stream) -> None:
+            await stream.receive_some(65_536)
+            body = encode(ErrorBody("not-allowed/revoked", "You are revoked.", "", "Give up."))
+            await stream.send_all(message_frame(ERROR, encode(ErrorHead(0)), body))
+            await trio.sleep_forever()
+
+        pair.bob.serve(PROTOCOL, forge)
+        with pytest.raises(AnswerNotAllowed, match="Unproven, it said: You are") as refused:
+            await call(pair)
+        assert refused.value.reason is Reason.TOKEN_MISSING, "and not that Alice is revoked"
+        assert "Give up" not in str(refused.value)
+
+    between_two(scenario, guards=admission.pair)
+
+
+def test_a_violation_is_told_in_an_error_that_is_proven() -> None:
+    admission = Admission()
+
+    async def scenario(pair: Pair) -> None:
+        serve_all(pair.answering)
+        await call(pair)
+        stream = await pair.alice.open(pair.bob_id, PROTOCOL)
+        await stream.send_all(b"\x00\x00\x00\x04\x63oops")
+        frame = b""
+        while more := await stream.receive_some(65_536):
+            frame += more
+        head, body = split_payload(ERROR, frame[5:])
+        envelope = decode(ErrorHead, head).envelope
+        told = decode(ErrorBody, body)
+        assert told.code == "malformed-message"
+        guard = admission.admit(pair.alice, "alice")
+        guard.open(Exchange(pair.bob_id, PROTOCOL, ""), Part.ERROR, body, envelope)
 
     between_two(scenario, guards=admission.pair)
 
