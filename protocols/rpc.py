@@ -325,6 +325,12 @@ class Rpc:
             await state.engagements.ended(peer)
         return ended
 
+    def blame(self, peer: PeerId, protocol: str, error: RemoteMisbehaviour) -> None:
+        """A protocol has found within a message what no honest peer says. As after any violation,
+        the peer is named in the log, what is open with it ends, and it is avoided for a while."""
+        self._state.misbehaved(peer, protocol, error)
+        self._state.engagements.end_all_with(peer, error)
+
     def shut_out(self, peer: PeerId) -> PotluckError | None:
         """Why a peer is shut out; None if it is not, or was let in again."""
         return self._state.shut_out_because(peer)

@@ -47,8 +47,8 @@ IDLE_LINKS = 64  # those that are idle for longest go first, once they are unuse
 
 class _Acquaintance:
     __slots__ = (
-        "addresses", "checked_at", "contact", "is_in_vain", "sampled_at", "spoken_at", "told",
-        "we_opened",
+        "addresses", "checked_at", "contact", "forged", "is_in_vain", "sampled_at", "spoken_at",
+        "told", "we_opened",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -59,6 +59,7 @@ class _Acquaintance:
         self.checked_at = float("-inf")
         self.sampled_at = float("-inf")
         self.spoken_at = float("-inf")
+        self.forged = 0  # slots that it brought
         self.we_opened = False  # the link, to ask it something
 
 
@@ -141,6 +142,12 @@ class Acquaintances:
         known = self._known.get(peer)
         if known is not None:
             known.we_opened = True
+
+    def brought_forged(self, peer: PeerId, slots: int) -> int:
+        """A peer has brought so many forged slots; how many that makes on this link."""
+        known = self._acquaintance(peer)
+        known.forged += slots
+        return known.forged
 
     def idle_links(self, now: float) -> list[PeerId]:
         """Peers whose links we opened for a question, and need no more: they are not in the table

@@ -26,6 +26,7 @@ from protocols.dht.messages import (
     LONGEST_REASON,
     NEWER_BYTES_PER_ANSWER,
     NEWER_PER_ANSWER,
+    PROTOCOL,
     REASONS_PER_ANSWER,
     SLOT_BYTES_PER_ANSWER,
     SLOTS_STORED_AT_ONCE,
@@ -50,11 +51,14 @@ from protocols.dht.messages import (
 from protocols.dht.quotas import Sender
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.slots import Slot
-from protocols.dht.state import DhtState
+from protocols.dht.state import DhtState, is_dishonest
 from protocols.dht.statistics import count
-from protocols.errors import LimitExceeded
+from protocols.errors import LimitExceeded, MalformedMessage
 from protocols.guard import Caller
 from protocols.network import Reach
+
+# On one link, before a peer is avoided: enough to tell it what is wrong with its software.
+FORGED_SLOTS_BORNE = 32
 
 
 class Answering:
@@ -88,6 +92,7 @@ class Answering:
         responder = self._asked_by(caller, request.sender)
         for slot in request.slots:
             self._store_one(slot, storing, request.copies, sender)
+        self._blame(caller, storing)
         return self._stored(caller, request, storing, responder)
 
     async def store_many(self, caller: Caller, request: StoreRequest) -> StoreResponse:
@@ -98,7 +103,17 @@ class Answering:
             if place and place % SLOTS_STORED_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
             self._store_one(slot, storing, request.copies, sender)
+        self._blame(caller, storing)
         return self._stored(caller, request, storing, responder)
+
+    def _blame(self, caller: Caller, storing: _Storing) -> None:
+        """Have no more to do with who brings forgeries again and again: each costs a signature."""
+        if not storing.forged:
+            return
+        brought = self._acquaintances.brought_forged(caller.peer, storing.forged)
+        if brought > FORGED_SLOTS_BORNE:
+            error = MalformedMessage(f"{caller.peer} has brought {brought} slots that are forged.")
+            self._state.rpc.blame(caller.peer, PROTOCOL, error)
 
     def _sender(self, caller: Caller) -> Sender:
         """Whose share of this node's memory what is brought is counted for."""
@@ -117,6 +132,7 @@ class Answering:
             if refused.refusal is SlotRefusal.OLDER_SEQUENCE:
                 held = state.storage.slot_of(slot.key, slot.publisher, state.now_ms())
             storing.refused(refused, held)
+            storing.forged += is_dishonest(refused)
             count(state.counts.slots_refused, refused.refusal.name.lower())
         else:
             storing.refusals.append(0)
@@ -216,6 +232,7 @@ class _Storing:
         self.refusals = bytearray()
         self.reasons: list[str] = []
         self.newer: list[Slot] = []
+        self.forged = 0
         self._newer_bytes = 0
 
     def refused(self, refused: SlotRefused, held: Slot | None) -> None:

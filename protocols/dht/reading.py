@@ -21,12 +21,12 @@ from protocols.dht.asking import Asker
 from protocols.dht.contacts import Contact
 from protocols.dht.ids import position_of
 from protocols.dht.mending import Mending
-from protocols.dht.messages import Found, contact_from, prefix_of_slot
+from protocols.dht.messages import PROTOCOL, Found, contact_from, prefix_of_slot
 from protocols.dht.neighbourhood import own_radius
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.seeking import LOAD, Seeking
 from protocols.dht.slots import Slot
-from protocols.dht.state import DhtState, is_dishonest, log
+from protocols.dht.state import DhtState, is_dishonest
 from protocols.dht.walking import ERRANDS_WITHOUT_A_PAUSE, Walk
 from protocols.errors import MalformedMessage
 from protocols.identity import PeerId
@@ -159,9 +159,12 @@ class Reader:
             except SlotRefused as refused:
                 state.counts.bad_slots_read += 1
                 if is_dishonest(refused):
-                    log.warning("%s passes on a slot that is not right: %s", contact.peer, refused)
                     state.table.failed(contact)
-                    raise MalformedMessage(f"{contact.peer} sent a slot that is forged.") from None
+                    error = MalformedMessage(
+                        f"{contact.peer} sent a slot that is forged: {refused}"
+                    )
+                    state.rpc.blame(contact.peer, PROTOCOL, error)
+                    raise error from None
             else:
                 errand.take(slot)
                 held[slot.publisher] = prefix_of_slot(slot)

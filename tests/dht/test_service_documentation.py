@@ -9,6 +9,7 @@ import pytest
 
 from protocols.dht import (
     acquaintances,
+    answering,
     checking,
     contacts,
     families,
@@ -97,6 +98,7 @@ def test_the_limits_of_the_messages_are_those_of_the_methods(method: object, nam
         f"the newest {swarm_time.PEERS_SAMPLED} peers and "
         f"{swarm_time.SAMPLE_LIFE_MS // 3_600_000} hours",
         f"differ by over {swarm_time.AGREE_WITHIN_MS // 1000} seconds",
+        f"bringing more than {answering.FORGED_SLOTS_BORNE} such slots",
         f"the {upkeep.GIVERS} closest of a key's other replicas",
         f"at least every {PublishingSettings().longest_interval_seconds / 60:.0f} minutes",
         "again after 1, 5, 30 and 300 seconds",

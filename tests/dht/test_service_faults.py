@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.service import Dht
 from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot, sign_slot
+from protocols.errors import PotluckError
 from tests.dht.impostors import (
     Impostor,
     that_answers_with_garbage,
@@ -271,3 +273,26 @@ async def test_slots_under_other_keys_than_asked_for_are_not_taken(world: Simula
     stray = note(ALICE, "note/stray", expires=int(world.honest_time() * 1000) + HOUR)
     members, _ = await among(world, that_greets((stray,)), impostors=1)
     assert not await members[0].dht.get("note/hello")
+
+
+@simulated
+async def test_who_brings_forgeries_again_and_again_is_avoided(world: SimulatedWorld) -> None:
+    stranger, node, other = await swarm(world, 3)
+    lies = [forged(now_of(node))] * 8
+    for _ in range(4):
+        assert set((await bring(stranger, node, *lies)).refusals) == {SlotRefusal.BAD_SIGNATURE}
+    with suppress(PotluckError):  # the straw that breaks it may still be answered
+        await bring(stranger, node, *lies)
+    assert node.rpc.avoided_for(stranger.peer) > 0
+    with pytest.raises(PotluckError):
+        await bring(stranger, node, *lies)
+    assert node.dht.statistics().slots_refused["bad_signature"] <= 48
+    assert not other.rpc.avoided_for(stranger.peer)
+
+
+@simulated
+async def test_who_passes_on_a_forgery_is_avoided_for_a_while(world: SimulatedWorld) -> None:
+    lie = forged(int(world.honest_time() * 1000))
+    members, bad = await among(world, that_greets((lie,)), impostors=1)
+    await members[0].dht.get("note/hello")
+    assert members[0].rpc.avoided_for(bad[0].network.peer_id) > 0
