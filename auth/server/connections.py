@@ -8,9 +8,10 @@ Hypercorn speaks HTTP; what is here closes the doors that it leaves open to stra
 - It writes for as long as the reader likes, shielded from cancellation. A client that sends
   requests and reads no answers would hold its connection, and our end, for ever. Each write has a
   deadline here.
-- It waits for its own timers: a connection whose client has left is kept until its idle time is
-  over, and one whose request was answered early can wait for ever to pass on the rest of the
-  body. Here each connection is one scope that ends as a whole.
+- It waits where nobody will come: a connection whose client has left is kept until its idle time is
+  over; one whose request was answered before all of it was read tries for ever to hand on the
+  rest. Here each connection is one scope that ends as a whole, and what is handed on has a
+  deadline.
 - It writes the head, the body and the end of an answer one by one: three TLS records and three
   system calls. Here an answer leaves in one piece.
 
@@ -53,6 +54,8 @@ WRITE_SECONDS = 10.0
 # the answer to a reset of the connection, if we closed at once.
 LINGER_SECONDS = 0.5
 LINGER_BYTES = 1 << 20
+# An application that has answered does not listen any more; one that does has heard at once.
+TELL_SECONDS = 0.5
 
 
 class BoundedSocket(trio.abc.HalfCloseableStream):
@@ -126,6 +129,12 @@ class PlainHttp(H11Protocol):
             )
         )
         self.keep_alive_requests += 1
+
+    async def _close_stream(self) -> None:
+        """Tell the application that its request is over, if it still listens."""
+        with trio.move_on_after(TELL_SECONDS):
+            await super()._close_stream()
+        self.stream = None
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
         """Hold an answer back until its end."""

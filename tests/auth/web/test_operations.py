@@ -60,6 +60,8 @@ async def test_a_full_disk_is_an_outage_and_no_refusal_and_passes_by_itself(
         assert (answer.status, answer.json()["error"]) == (503, "store_failed")
         assert int(answer.headers["retry-after"]) > 0
         assert "signed" not in answer.json()
+        ready = await running.ask("GET", "/readyz")
+        assert (ready.status, set(ready.json()["troubles"])) == (503, {"database"})
         running.store.writer.run(lambda t: t.connection.execute("PRAGMA max_page_count=1000000"))
         await volunteer.renew()
         assert volunteer.refusal().code == "challenge", "it was used; another one is asked for"

@@ -353,6 +353,20 @@ async def test_who_is_answered_early_and_goes_on_sending_is_dropped() -> None:
         await until(lambda: here.server.connections == 0, 5)
 
 
+async def test_many_pieces_that_nobody_reads_hold_up_nothing() -> None:
+    async def deaf(scope: Scope, receive: Receive, send: Send) -> None:
+        await trio.sleep(0.05)  # while what it does not read piles up
+        await json_answer({"no": True}, 404)(scope, receive, send)
+
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with listening(deaf) as here, connect(here.port, None) as client:
+        await client.send(head + b"1\r\nx\r\n" * 100 + b"0\r\n\r\n")
+        assert (await client.answer()).status == 404
+        with trio.fail_after(connections.TELL_SECONDS + connections.LINGER_SECONDS + 5):
+            await client.is_closed()
+        await until(lambda: here.server.connections == 0, 5)
+
+
 async def test_a_large_body_does_not_cost_its_sender_the_answer() -> None:
     async with listening() as here:
         for _ in range(5):
