@@ -27,13 +27,12 @@ def free_port() -> int:
         return port
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A stopped server's. Alice, bob, and a node in the same home, got in while it ran."""
+def stopped_server(home: Path, **volunteers: Path) -> Path:
+    """A stopped server's home. The volunteers, in their own homes, got in while it ran."""
     port = free_port()
-    home = made(tmp_path / "server", port=port)
+    made(home, port=port)
     with serving(home, "--listen", f"127.0.0.1:{port}"):
-        for name, theirs in (("alice", tmp_path / "a"), ("bob", tmp_path / "b"), ("here", home)):
+        for name, theirs in volunteers.items():
             invite = done(home, "invite", "--new-code", "--name", name).strip()
             joined = potluck("login", invite, home=theirs)
             assert joined.returncode == 0, joined.stderr
@@ -41,8 +40,9 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_a_node_that_is_revoked_is_out_within_a_minute_though_no_server_runs(
-    home: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    home = stopped_server(tmp_path / "s", alice=tmp_path / "a", bob=tmp_path / "b")
     with running_node(tmp_path / "a") as (alice, started):
         address = started["addresses"][0]
         with running_node(tmp_path / "b", "--bootstrap", address) as (bob, bobs):
@@ -63,7 +63,8 @@ def test_a_node_that_is_revoked_is_out_within_a_minute_though_no_server_runs(
         assert again["entries"] == 1
 
 
-def test_who_could_not_be_told_is_said_and_can_be_told_later(home: Path) -> None:
+def test_who_could_not_be_told_is_said_and_can_be_told_later(tmp_path: Path) -> None:
+    home = stopped_server(tmp_path / "s", bob=tmp_path / "b", here=tmp_path / "s")
     completed = auth(home, "revoke", "code:bob", "--reason", "sends garbage")
     assert completed.returncode == 4
     assert "code:bob is revoked." in completed.stdout
@@ -74,10 +75,9 @@ def test_who_could_not_be_told_is_said_and_can_be_told_later(home: Path) -> None
         assert answer(home, "spread")["spread"] == {"way": "node", "number": _number(home)}
 
 
-def test_a_withdrawn_key_is_told_by_a_courier_whom_the_nodes_still_know(
-    home: Path, tmp_path: Path
-) -> None:
+def test_a_withdrawn_key_is_told_by_a_courier_whom_the_nodes_still_know(tmp_path: Path) -> None:
     """The key that comes after it is unknown to them, and no server runs that they could ask."""
+    home = stopped_server(tmp_path / "s", alice=tmp_path / "a")
     (key,) = answer(home, "keys", "list")["keys"]
     with running_node(tmp_path / "a") as (_, started):
         address = started["addresses"][0]
