@@ -226,7 +226,7 @@ async def test_a_silent_provider_does_not_hold_up_somebody_who_leaves(
         await silent.wait()
         left = trio.current_time()
         nursery.cancel_scope.cancel()
-    assert trio.current_time() - left < 1.0
+    assert trio.current_time() - left < 5.0  # and not the ten seconds of a deadline
     del imitation.instead["/token"]
     clock.jump(5)
     assert isinstance(await logins.poll(started.session), LoggedIn)

@@ -102,6 +102,7 @@ async def begin(here: Running, entry: ProviderEntry) -> PendingLogin:
 async def poll(
     here: Running, clock: trio.testing.MockClock, login: PendingLogin
 ) -> Granted | float:
+    await here.client.meet()  # so that the connection is not idle, which the jump would lengthen
     clock.jump(login.interval)
     return await here.client.poll_login(login)
 
