@@ -21,6 +21,7 @@ from auth.server.pages import confirmation_page, done_page, failed_page
 from auth.server.store_errors import DiskFull
 from tests.auth.providers.openid_imitation import CLIENT, OpenIdImitation, openid_imitation
 from tests.auth.providers.web_imitation import Reply
+from tests.auth.web.authority import Authority
 from tests.auth.web.http_client import HttpAnswer
 from tests.auth.web.running import ACTOR, RunningServer, Volunteer, auth_server
 
@@ -29,7 +30,9 @@ FORM = "application/x-www-form-urlencoded"
 
 
 @asynccontextmanager
-async def with_provider(folder: Path) -> AsyncIterator[tuple[RunningServer, OpenIdImitation]]:
+async def with_provider(
+    folder: Path, authority: Authority | None = None
+) -> AsyncIterator[tuple[RunningServer, OpenIdImitation]]:
     async with openid_imitation() as imitation:
         now = int(time.time())
         imitation.claims = {"iat": now, "exp": now + 300}
@@ -38,7 +41,7 @@ async def with_provider(folder: Path) -> AsyncIterator[tuple[RunningServer, Open
             f'[[provider]]\nid = "corp"\nkind = "oidc"\nissuer = "{imitation.issuer}"\n'
             f'client_id = "{CLIENT}"\ntitle = "The <b>Corp</b>"\n'
         )
-        async with auth_server(folder, settings=provider) as running:
+        async with auth_server(folder, authority, settings=provider) as running:
             yield running, imitation
 
 
@@ -213,6 +216,18 @@ async def test_the_page_escapes_what_others_chose_and_runs_nothing(tmp_path: Pat
         assert "HttpOnly" in cookie
         assert "SameSite=Lax" in cookie
         assert "Path=/" in cookie
+
+
+async def test_over_tls_the_cookie_is_for_this_host_and_for_tls_alone(tmp_path: Path) -> None:
+    async with with_provider(tmp_path, Authority(tmp_path)) as (running, _):
+        started = (await Volunteer(running).begin("corp", "browser")).json()
+        assert started["url"].startswith("https://auth.example.org/login/")
+        page = await running.ask("GET", _path_of(started["url"]))
+        cookie = page.headers["set-cookie"]
+        assert cookie.startswith("__Host-potluck-login=")
+        assert {"Secure", "Path=/", "HttpOnly"} <= {part.strip() for part in cookie.split(";")}
+        assert "Domain" not in cookie
+        assert "http:" not in page.headers["content-security-policy"]
 
 
 async def test_the_form_counts_only_from_the_page_in_the_same_browser(tmp_path: Path) -> None:
