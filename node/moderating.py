@@ -146,7 +146,9 @@ def perform(
         asked = msgspec.convert(dict(arguments), kind)
     except msgspec.ValidationError as error:
         raise _not_understood(act, str(error)) from None
-    answer: dict[str, Any] = msgspec.to_builtins(_answer(moderation, asked, actor))
+    # As it would come out of the socket: lists and not tuples, bytes in base64.
+    said = msgspec.json.encode(_answer(moderation, asked, actor))
+    answer: dict[str, Any] = msgspec.json.decode(said)
     return answer
 
 
