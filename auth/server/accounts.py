@@ -242,6 +242,19 @@ def peer(connection: sqlite3.Connection, public_key: bytes) -> KnownPeer | None:
     return None if row is None else struct_of(KnownPeer, row)
 
 
+def peers(connection: sqlite3.Connection, account: int, limit: int) -> tuple[list[KnownPeer], int]:
+    """The keys of an account, the one seen last first, and how many there are."""
+    found = connection.execute(
+        "SELECT peer, account, first_ms, login_ms, seen_ms FROM peers WHERE account = ?"
+        " ORDER BY seen_ms DESC LIMIT ?",
+        (account, limit),
+    )
+    (total,) = connection.execute(
+        "SELECT count(*) FROM peers WHERE account = ?", (account,)
+    ).fetchone()
+    return [struct_of(KnownPeer, row) for row in found], int(total)
+
+
 def peer_logged_in(
     connection: sqlite3.Connection, public_key: bytes, account: int, now_ms: int
 ) -> None:

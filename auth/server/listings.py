@@ -43,6 +43,19 @@ class AccountList(msgspec.Struct, frozen=True, kw_only=True):
     total: int
 
 
+class PeerView(msgspec.Struct, frozen=True, kw_only=True):
+    peer: str
+    first_ms: int
+    login_ms: int
+    seen_ms: int
+    revoked: bool
+
+
+class PeerList(msgspec.Struct, frozen=True, kw_only=True):
+    peers: tuple[PeerView, ...]
+    total: int
+
+
 class TokenView(msgspec.Struct, frozen=True, kw_only=True):
     serial: int
     name: str
@@ -168,6 +181,22 @@ def account_list(
     )  # fmt: skip
     views = tuple(account_view(connection, account, now_ms) for account in found)
     return AccountList(accounts=views, total=total)
+
+
+def peer_list(connection: sqlite3.Connection, account: Account, limit: int) -> PeerList:
+    """Every key that has logged in under a name and was not taken from it since, newest first."""
+    found, total = accounts.peers(connection, account.account, limit)
+    views = tuple(
+        PeerView(
+            peer=peer_id_of(known.peer),
+            first_ms=known.first_ms,
+            login_ms=known.login_ms,
+            seen_ms=known.seen_ms,
+            revoked=revoked.standing(connection, revoked.PEER, known.peer) is not None,
+        )
+        for known in found
+    )
+    return PeerList(peers=views, total=total)
 
 
 def token_list(

@@ -72,6 +72,12 @@ class Moderation:
             found = accounts.meant(connection, parse_name(name))
             return listings.account_view(connection, found, self._now())
 
+    def peers(self, name: str, *, limit: int = 100) -> listings.PeerList:
+        """The nodes of one name, also those whose tokens are over."""
+        with self._reader.reading() as connection:
+            found = accounts.meant(connection, parse_name(name))
+            return listings.peer_list(connection, found, _bounded(limit))
+
     def tokens(
         self, name: str | None = None, *, limit: int = 100, offset: int = 0
     ) -> listings.TokenList:

@@ -217,6 +217,22 @@ async def test_names_are_found_by_state_role_and_text(server: Server) -> None:
     assert names(live=True) == []
 
 
+async def test_the_nodes_of_a_name_are_known_after_their_tokens_are_over(
+    server: Server,
+) -> None:
+    server.allow("alice")
+    nodes = [Node(1, server), Node(2, server)]
+    for node in nodes:
+        await node.join(Person("alice"))
+        server.clock.forward(5 * HOUR_MS)
+    server.moderation.revoke(nodes[0].peer_id, actor=ROOT)
+    found = server.moderation.peers("alice")
+    assert [view.peer for view in found.peers] == [nodes[1].peer_id, nodes[0].peer_id]
+    assert [view.revoked for view in found.peers] == [False, True]
+    assert (found.total, server.moderation.tokens("alice").total) == (2, 0)
+    assert len(server.moderation.peers("alice", limit=1).peers) == 1
+
+
 async def test_the_log_is_read_newest_first_in_parts(server: Server) -> None:
     for login in ("alice", "bob", "carol"):
         server.allow(login)
