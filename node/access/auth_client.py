@@ -241,12 +241,18 @@ class AuthClient:
         return challenge
 
     def _proof(self, challenge: bytes, purpose: str) -> dict[str, object]:
-        proof = prove(self._key, challenge, self.run, self.fingerprint, purpose)
+        proof = prove(self._key, challenge, self.run, self._believed(), purpose)
         return {
             "peer": _encoded(self._identity.public_key),
             "challenge": _encoded(challenge),
             "proof": _encoded(proof),
         }
+
+    def _believed(self) -> str:
+        """The fingerprint of a key that we believe the server to hold: the invite's, or, when that
+        one was withdrawn, the newest that it leads to."""
+        held = self._trusted().fingerprints
+        return self.fingerprint if self.fingerprint in held or not held else held[-1]
 
     def _granted(self, answer: Answer, challenge: bytes, asked: Moment) -> Granted:
         heard = self._time.moment()

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from auth.refusals import Reason
 from protocols.identity import PeerId
 from protocols.network import Network, Reach
+from protocols.not_allowed import NotAllowed
 from protocols.revoking import end_refused
 from protocols.rpc import Rpc
 
@@ -47,7 +49,20 @@ async def enforce(membership: Membership, network: Network, rpc: Rpc) -> None:
         async with trio.open_nursery() as nursery:
             for peer in refused:
                 nursery.start_soon(network.disconnect, peer)
+        for peer in refused:
+            if not _was_revoked(rpc, peer):
+                rpc.readmit(peer)
         await changed.wait()
+
+
+def _was_revoked(rpc: Rpc, peer: PeerId) -> bool:
+    """Whether it was for the peer's own sake, and not for the auth key behind its token.
+
+    When a key is withdrawn everybody needs a new token. If all shut out all others until they show
+    one, nobody has anybody to show it to.
+    """
+    error = rpc.shut_out(peer)
+    return isinstance(error, NotAllowed) and error.reason is Reason.REVOKED
 
 
 async def hang_up_on_the_refused(network: Network, rpc: Rpc) -> None:
