@@ -32,6 +32,7 @@ from auth.tokens import CLOCK_TOLERANCE_MS, Token
 
 DOMAIN = b"potluck key 1"
 MOST_KEYS = 32  # a rotation each month for two years and a half; then new invites are due
+MOST_WITHDRAWN = 1_024  # ids; a run that has withdrawn so many keys has other worries
 
 
 class KeyRecord(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +89,7 @@ class Keyring:
         """Trust this key, whatever is said of it. `from_pinned` asks for its fingerprint."""
         self.run = run
         self._trusted = {root.key_id: TrustedKey(VerifyingKey(root.public_key), root, 0)}
-        self._withdrawn: set[bytes] = set()
+        self._withdrawn: dict[bytes, int] = {}  # by id: the depth of the key that said so
 
     @classmethod
     def from_pinned(cls, run: str, pinned: str, records: Iterable[KeyRecord]) -> Keyring:
@@ -123,20 +124,24 @@ class Keyring:
         return len(self._trusted) - before
 
     def withdraw(self, key_ids: Iterable[bytes], *, by: bytes) -> None:
-        """Trust these keys no more, at the word of key `by`. Deeper keys than `by` are not its."""
-        word = self._trusted.get(by)
-        if word is None or by in self._withdrawn:
+        """Trust these keys no more, at the word of key `by`. Deeper keys than `by` are not its.
+
+        A key that is not known yet is withdrawn as well: its record may come later.
+        """
+        word = self.find(by)
+        if word is None:
             return
         for withdrawn in key_ids:
-            known = self._trusted.get(withdrawn)
-            if known is not None and known.depth <= word.depth and withdrawn != by:
-                self._withdrawn.add(withdrawn)
+            known = withdrawn in self._withdrawn or len(self._withdrawn) < MOST_WITHDRAWN
+            if known and withdrawn != by:
+                self._withdrawn[withdrawn] = max(word.depth, self._withdrawn.get(withdrawn, 0))
 
     def find(self, wanted: bytes) -> TrustedKey | None:
         """The trusted key with this id, unless it was withdrawn."""
-        if wanted in self._withdrawn:
+        trusted = self._trusted.get(wanted)
+        if trusted is None or trusted.depth <= self._withdrawn.get(wanted, -1):
             return None
-        return self._trusted.get(wanted)
+        return trusted
 
     def allows(self, token: Token) -> TrustedKey | None:
         """The key that may have signed this token; None if it could not have, then."""
@@ -152,7 +157,8 @@ class Keyring:
 
     @property
     def withdrawn(self) -> frozenset[bytes]:
-        return frozenset(self._withdrawn)
+        """The ids of those that were trusted once and are no more."""
+        return frozenset(id_ for id_ in self._trusted if self.find(id_) is None)
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
@@ -160,7 +166,7 @@ class Keyring:
         return tuple(
             fingerprint(trusted.key.public_key)
             for id_, trusted in self._trusted.items()
-            if id_ not in self._withdrawn
+            if self.find(id_) is not None
         )
 
     def _take(self, record: KeyRecord) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from auth.errors import UntrustedDocument
-from auth.keyring import MOST_KEYS, KeyRecord, Keyring, endorse
+from auth.keyring import MOST_KEYS, MOST_WITHDRAWN, KeyRecord, Keyring, endorse
 from auth.keys import SigningKey, fingerprint
 from auth.tokens import read_token
 from tests.auth.core.people import (
@@ -138,6 +138,31 @@ def test_a_predecessor_does_not_withdraw_its_successor() -> None:
     keyring = keyring_of(ROOT, SECOND)
     keyring.withdraw([NEXT_AUTH.key_id], by=AUTH.key_id)
     assert keyring.find(NEXT_AUTH.key_id) is not None
+
+
+def test_a_key_that_is_met_only_after_it_was_withdrawn_does_not_count() -> None:
+    # published, lost and withdrawn while this node was away; an old copy of its record comes late
+    lost = endorse(RUN, OTHER_AUTH.public_key, NOW, NOW + YEAR, AUTH)
+    keyring = keyring_of(ROOT, SECOND)
+    keyring.withdraw([OTHER_AUTH.key_id], by=NEXT_AUTH.key_id)
+    keyring.add([lost, endorse(RUN, THIRD_AUTH.public_key, NOW, NOW + YEAR, OTHER_AUTH)])
+    assert keyring.find(OTHER_AUTH.key_id) is None
+    assert keyring.find(THIRD_AUTH.key_id) is None
+
+
+def test_a_thief_of_an_old_key_cannot_withdraw_a_successor_beforehand() -> None:
+    keyring = keyring_of(ROOT)
+    keyring.withdraw([NEXT_AUTH.key_id], by=AUTH.key_id)
+    assert keyring.add([SECOND]) == 1
+    assert keyring.find(NEXT_AUTH.key_id) is not None
+
+
+def test_only_so_many_withdrawals_are_kept() -> None:
+    keyring = keyring_of(ROOT, SECOND)
+    many = [number.to_bytes(8, "big") for number in range(2 * MOST_WITHDRAWN)]
+    keyring.withdraw(many, by=NEXT_AUTH.key_id)
+    assert len(keyring._withdrawn) == MOST_WITHDRAWN
+    assert keyring.withdrawn == frozenset()
 
 
 def test_a_withdrawn_or_unknown_key_withdraws_nothing_nor_does_a_key_itself() -> None:
