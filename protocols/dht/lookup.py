@@ -84,7 +84,8 @@ class Lookup:
     `alpha` may be changed while it runs: whoever is in a hurry can ask all k at once.
 
     Invariant: `_distances` and `_by_distance` are parallel, in order of distance to the target,
-    and hold each candidate once; `_in_flight` and `_slow` count the states ASKED and SLOW.
+    and hold each candidate once; `_unasked`, `_in_flight` and `_slow` count the states HEARD, ASKED
+    and SLOW.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Lookup:
         self._candidates: dict[int, _Candidate] = {}
         self._distances: list[int] = []
         self._by_distance: list[_Candidate] = []
+        self._unasked = 0
         self._in_flight = 0
         self._slow = 0
         self._answered = 0
@@ -112,6 +114,8 @@ class Lookup:
 
     def next_queries(self) -> list[Contact]:
         """Whom to ask now, closest first; they count as asked from here on."""
+        if not self._unasked:
+            return []
         slow_in_the_way = max(0, self._slow - SLOW_AT_ONCE)
         room = min(
             self.alpha - self._in_flight - slow_in_the_way,
@@ -125,6 +129,7 @@ class Lookup:
             chosen = list(islice(doubtful, room))
         for candidate in chosen:
             candidate.state = _State.ASKED
+        self._unasked -= len(chosen)
         self._in_flight += len(chosen)
         self.asked_count += len(chosen)
         return [candidate.contact for candidate in chosen]
@@ -175,7 +180,7 @@ class Lookup:
                 return False
         if self._answered >= self.k:
             return True
-        return not self._slow and all(one.state is not _State.HEARD for one in self._by_distance)
+        return not self._slow and not self._unasked
 
     @property
     def waits_for_slow_only(self) -> bool:
@@ -217,6 +222,7 @@ class Lookup:
                 self._hear_again(known, contact, source)
             elif node_id != self._own_id:
                 candidate = self._candidates[node_id] = _Candidate(contact, source)
+                self._unasked += 1
                 distance = node_id ^ self.target
                 place = bisect_left(self._distances, distance)
                 self._distances.insert(place, distance)
@@ -250,9 +256,11 @@ class Lookup:
         """A failed one has addresses that were not tried yet."""
         if candidate.failures <= RETRIES_WITH_NEW_ADDRESSES:
             self.failed_count -= 1
-            candidate.state = _State.HEARD
+            self._leave(candidate, _State.HEARD)
+            self._unasked += 1
 
     def _leave(self, candidate: _Candidate, state: _State) -> None:
+        self._unasked -= candidate.state is _State.HEARD
         self._in_flight -= candidate.state is _State.ASKED
         self._slow -= candidate.state is _State.SLOW
         candidate.state = state

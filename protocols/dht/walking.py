@@ -26,7 +26,7 @@ MESSAGES_AT_ONCE = 64  # of one walk: a put of many keys speaks to hundreds of p
 
 
 class Errand:
-    """A lookup and what it is for. A subclass may be content, or done, before the lookup is."""
+    """A lookup and what it is for. A subclass may be done before the lookup is."""
 
     def __init__(self, lookup: Lookup) -> None:
         self.lookup = lookup
@@ -38,8 +38,8 @@ class Errand:
 
     @property
     def is_content(self) -> bool:
-        """Whoever waits for it need wait no longer."""
-        return self.is_done or self.lookup.waits_for_slow_only
+        """Whoever waits for it need wait no longer, though it is not done."""
+        return self.lookup.waits_for_slow_only
 
 
 E = TypeVar("E", bound=Errand)
