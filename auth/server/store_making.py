@@ -53,13 +53,13 @@ def create_store(
     paths = StorePaths(folder)
     try:
         folder.mkdir(mode=database.FOLDER_MODE, parents=True, exist_ok=True)
-        if paths.database.exists():
-            raise StoreFailed(
-                f"There is an auth server's state at {paths.database} already.",
-                why="Making a new one would throw away who may take part, and the signing keys.",
-                advice="Use it as it is, or choose another folder (POTLUCK_HOME or --home).",
-            )
         with hold_store_lock(paths.lock):
+            if paths.database.exists():
+                raise StoreFailed(
+                    f"There is an auth server's state at {paths.database} already.",
+                    why="Making a new one would throw away who may take part, and the keys.",
+                    advice="Use it as it is, or choose another folder (POTLUCK_HOME or --home).",
+                )
             for left in folder.glob(f"{DRAFT}*"):  # by one that was killed
                 shutil.rmtree(left, ignore_errors=True)
             draft = StorePaths(folder / f"{DRAFT}{secrets.token_hex(4)}")

@@ -171,6 +171,9 @@ def test_a_file_that_others_could_have_changed_is_not_used(made: Path) -> None:
     (made / "auth.sqlite").chmod(0o660)
     refuses(made, StoreFailed, "Others may write")
     (made / "auth.sqlite").chmod(0o600)
+    made.chmod(0o770)
+    refuses(made, StoreFailed, "Others may write to ")
+    made.chmod(0o700)
     key = next((made / "keys").iterdir())
     key.chmod(0o640)
     with pytest.raises(StoreFailed, match="Others may read the signing key"), open_store(made):
