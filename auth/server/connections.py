@@ -54,22 +54,21 @@ WRITE_SECONDS = 10.0
 # the answer to a reset of the connection, if we closed at once.
 LINGER_SECONDS = 0.5
 LINGER_BYTES = 1 << 20
+CLOSE_SECONDS = 2 * LINGER_SECONDS  # that, and TLS's own farewell
+READ_BYTES = 1 << 16  # what is read at once; a request has a kilobyte
 # An application that has answered does not listen any more; one that does has heard at once.
 TELL_SECONDS = 0.5
 
 
-class BoundedSocket(trio.abc.HalfCloseableStream):
-    """A TCP stream on which no write lasts longer than WRITE_SECONDS."""
+class LingeringSocket(trio.abc.HalfCloseableStream):
+    """A TCP stream that hears its client out before it closes."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self.socket = stream.socket
 
     async def send_all(self, data: bytes | memoryview) -> None:
-        with trio.move_on_after(WRITE_SECONDS) as patience:
-            await self._stream.send_all(data)
-        if patience.cancelled_caught:
-            raise trio.BrokenResourceError("the client reads no answers")
+        await self._stream.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()
@@ -161,7 +160,7 @@ class Connection(TCPServer):
         app: AppWrapper,
         config: Config,
         context: WorkerContext,
-        transport: BoundedSocket,
+        transport: LingeringSocket,
         tls: ssl.SSLContext | None,
     ) -> None:
         stream: trio.abc.Stream = transport
@@ -191,7 +190,8 @@ class Connection(TCPServer):
         except OSError:  # gone before we could ask for its address
             pass
         finally:
-            await self._close()
+            with trio.move_on_after(CLOSE_SECONDS):
+                await self._close()
 
     async def protocol_send(self, event: Event) -> None:
         """What Hypercorn's HTTP wants done: send, note that a request begins or ends, close."""
@@ -205,11 +205,28 @@ class Connection(TCPServer):
             self._all.cancel()
 
     async def _send(self, data: bytes) -> None:
-        try:
-            with trio.CancelScope(shield=True):
+        """Send, whatever is cancelled meanwhile, but not for longer than a write may take."""
+        sent = False
+        deadline = trio.current_time() + WRITE_SECONDS
+        with trio.CancelScope(deadline=deadline, shield=True):
+            try:
                 await self.stream.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+                sent = True
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass  # the client has left
+        if not sent:
             self._all.cancel()
+
+    async def _read_data(self) -> None:
+        """Hand on what comes, until the client leaves. How long it may take is said elsewhere."""
+        data: bytes = b"-"
+        while data:
+            try:
+                data = await self.stream.receive_some(READ_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                break
+            await self.protocol.handle(RawData(data))
+        await self.protocol.handle(Closed())
 
     async def _shake_hands(self) -> bool:
         self._idle.deadline = trio.current_time() + HANDSHAKE_SECONDS

@@ -24,7 +24,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.utils import wrap_app
 
 from auth.server.certificates import Certificate
-from auth.server.connections import BoundedSocket, Connection
+from auth.server.connections import Connection, LingeringSocket
 from auth.server.rate_limits import Network, Rate, RateLimit, is_within, site_of
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class HttpServer:
 
     async def _meet(self, client: trio.SocketStream) -> None:
         """One client. Never raises."""
-        stream = BoundedSocket(client)
+        stream = LingeringSocket(client)
         try:
             address = client.socket.getpeername()[0]
         except OSError:

@@ -17,7 +17,7 @@ import pytest
 from tests.auth.web.http_client import HttpClient, request
 from tests.auth.web.running import RunningServer, Volunteer, auth_server, encoded, metric
 
-ROUNDS = 1500
+ROUNDS = 3000
 SOAK_ROUNDS = 40_000
 OPEN = {"requests_per_minute_per_address": 1_000_000, "logins_per_hour_per_address": 1_000_000}
 
