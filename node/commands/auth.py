@@ -1,8 +1,9 @@
 """`potluck auth`: the moderators' commands, from `auth init` to throwing somebody out.
 
-This module is the grammar: what can be typed, and what each command says about itself. The acts
-themselves are in node/moderating.py; how an act reaches the running server, or the database when
-the server is stopped, is in auth_acting.py; what a person reads is in auth_view.py.
+This module and auth_people.py, auth_secrets.py are the grammar: what can be typed, and what each
+command says about itself. The acts themselves are in node/moderating.py; how an act reaches the
+running server, or a stopped one's database, is in auth_acting.py; what a person reads is in
+auth_view.py.
 
 Easy to get wrong: `potluck auth` is also typed in a hurry, by somebody who wants another one out.
 Every act says what it did, what it did not do, and the command that comes next.
@@ -14,23 +15,14 @@ import argparse
 import importlib
 from typing import TYPE_CHECKING
 
+from node.commands.auth_flags import HOW, add_limit, add_settings
+
 if TYPE_CHECKING:
     from node.commands.parser import CommandParser, Subparsers
 
-ROLES = ("volunteer", "backbone", "moderator", "monitor")
-STATES = ("allowed", "denied", "revoked")
-
-# A page that a person can read; a program asks for more with --limit.
-LINES_SHOWN = 50
-
-_HOW = (
-    "The command asks the running server through its local socket; when the server is stopped it "
-    "works on the database itself, and says the same."
-)
-
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.commands import auth_serve
+    from node.commands import auth_people, auth_secrets, auth_serve
     from node.commands.parser import CommandParser
 
     parser = subparsers.add_parser(
@@ -39,7 +31,7 @@ def add_parser(subparsers: Subparsers) -> None:
         description="The auth server decides who may take part in a run: it checks who somebody "
         "is, looks into the list of those allowed, and hands out tokens that live for an hour. "
         "These commands make it, run it and moderate it. docs/moderators.md goes through all of "
-        f"it in ten minutes. {_HOW}",
+        f"it in ten minutes. {HOW}",
         example="potluck auth init\npotluck auth serve\npotluck auth allow github:alice",
     )
     actions: argparse._SubParsersAction[CommandParser] = parser.add_subparsers(
@@ -48,13 +40,10 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_init(actions)
     auth_serve.add_parser(actions)
     _add_status(actions)
-    _add_people(actions)
-    _add_list(actions)
-    _add_codes(actions)
-    _add_keys(actions)
+    auth_people.add_parsers(actions)
+    auth_secrets.add_parsers(actions)
     _add_audit(actions)
     _add_backup(actions)
-    _add_invite(actions)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -102,6 +91,7 @@ def _add_init(actions: Subparsers) -> None:
         help="a node of the run, as `potluck listen` prints it, through which others join; may be "
         "given several times",
     )
+    add_settings(init)
 
 
 def _add_status(actions: Subparsers) -> None:
@@ -113,209 +103,6 @@ def _add_status(actions: Subparsers) -> None:
         "Exit code 4 when none runs.",
         example="potluck auth status\npotluck auth status --json",
     )
-
-
-def _add_people(actions: Subparsers) -> None:
-    allow = actions.add_parser(
-        "allow",
-        help="let somebody take part",
-        description="Put a name on the list of those who may take part. A name is "
-        "`provider:login`, such as github:alice; the login alone is enough where there is only "
-        "one provider. Whoever proves to be that login at that provider gets in from then on. "
-        "Somebody who is allowed already gets the roles that are given. It also takes back a "
-        f"`deny`, and a `revoke` of a person, a peer or a token. {_HOW}",
-        example="potluck auth allow github:alice\n"
-        "potluck auth allow github:bob --role backbone --role volunteer\n"
-        "potluck auth allow alice --reason 'asked in the forum, 21 November'",
-    )
-    allow.add_argument(
-        "target",
-        metavar="NAME",
-        help="provider:login, such as github:alice; or the peer id or serial that was revoked",
-    )
-    _add_roles(allow, "as what: may be given several times; by default volunteer")
-    allow.add_argument(
-        "--rebind",
-        action="store_true",
-        help="let go of whoever has this name now: all its tokens are revoked, and the next one "
-        "who logs in under it has it; for a login that has changed hands",
-    )
-    deny = actions.add_parser(
-        "deny",
-        help="take somebody off the list, and what they hold with it",
-        description="Take a name off the list of those who may take part, and revoke every token "
-        "of theirs that lives: within a minute every node refuses them and closes what it had "
-        f"open with them. `potluck auth allow` puts them back. {_HOW}",
-        example="potluck auth deny github:alice --reason 'asked to leave'",
-    )
-    deny.add_argument("name", metavar="NAME", help="provider:login, such as github:alice")
-    revoke = actions.add_parser(
-        "revoke",
-        help="throw somebody out, everywhere, within a minute",
-        description="Revoke a person, a peer or one token. It goes into the signed, numbered list "
-        "that every node follows: within a minute each one refuses them and closes what it had "
-        "open with them. A revoked person can neither log in nor renew, with any key; a revoked "
-        "peer not with that key; a revoked token takes nothing else along. `potluck auth allow` "
-        "takes it back.\n\n"
-        "When the server is stopped, the new list is signed here and stored in the swarm's "
-        "directory through the run's endpoints. Exit code 4 when it is revoked here and nobody "
-        "could be told.",
-        example="potluck auth revoke github:alice --reason 'sends garbage'\n"
-        "potluck auth revoke 12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8",
-    )
-    revoke.add_argument(
-        "target",
-        metavar="NAME|PEER|SERIAL",
-        help="a name, a peer id, or the serial of a token as `potluck auth list` shows them",
-    )
-    for parser in (allow, deny, revoke):
-        _add_reason(parser)
-    spread = actions.add_parser(
-        "spread",
-        help="store the revocations in the directory again",
-        description="Sign nothing new: take the newest list of revocations and store it in the "
-        "swarm's directory through the run's endpoints, as `revoke` does when the server is "
-        "stopped. For when nobody could be reached at that time. Exit code 4 when nobody can be "
-        "reached now.",
-        example="potluck auth spread\n"
-        "potluck auth spread --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
-    )
-    for parser in (deny, revoke, spread):
-        _add_bootstrap(parser)
-
-
-def _add_list(actions: Subparsers) -> None:
-    listing = actions.add_parser(
-        "list",
-        help="show who may take part, and who does",
-        description="Show the accounts: their roles, whether they are allowed, denied or revoked, "
-        "when they were last seen, and how many tokens of theirs live. With a name, that account "
-        "with each of its tokens. At most --limit lines are printed, and how many more there are.",
-        example="potluck auth list\n"
-        "potluck auth list --state denied\n"
-        "potluck auth list --tokens --json\n"
-        "potluck auth list github:alice",
-    )
-    which = listing.add_mutually_exclusive_group()
-    which.add_argument("name", metavar="NAME", nargs="?", help="only this account, with its tokens")
-    which.add_argument(
-        "--tokens",
-        action="store_true",
-        help="instead of accounts: every token that lives, and which peer holds it",
-    )
-    which.add_argument(
-        "--revocations",
-        action="store_true",
-        help="instead of accounts: which names, peers and tokens are revoked, and until when "
-        "nodes are told",
-    )
-    listing.add_argument("--role", choices=ROLES, help="only accounts with this role")
-    listing.add_argument("--state", choices=STATES, help="only accounts in this state")
-    _add_limit(listing)
-
-
-def _add_codes(actions: Subparsers) -> None:
-    codes = _group(
-        actions,
-        "codes",
-        help="make, show and cancel enrolment codes",
-        description="An enrolment code lets somebody in without any identity provider: whoever "
-        "has it takes part. Codes are kept hashed, so each is shown once, when it is made.",
-        example="potluck auth codes new\npotluck auth codes list\npotluck auth codes cancel c3",
-    )
-    new = codes.add_parser(
-        "new",
-        help="make a code",
-        description="Make an enrolment code and print it, once. With a name the person is that "
-        f"account; without, each who comes gets a name made from the code's id. {_HOW}",
-        example="potluck auth codes new --name bob --life 2d\n"
-        "potluck auth codes new --uses 30 --note 'workshop in Dhaka'",
-    )
-    from node.commands.auth_moments import life
-    from node.commands.parser import positive_count
-
-    new.add_argument("--name", metavar="NAME", help="who it is for, such as bob or code:bob")
-    new.add_argument(
-        "--uses", type=positive_count, default=1, metavar="N", help="how often it works (1)"
-    )
-    new.add_argument(
-        "--life",
-        type=life,
-        default=life("7d"),
-        metavar="TIME",
-        help="how long it works: 30min, 12h, 7d (7d)",
-    )
-    _add_roles(new, "what it lets people be: may be given several times; by default volunteer")
-    _add_reason(new, flag="--note", help="what it is for; kept with it")
-    listing = codes.add_parser(
-        "list",
-        help="show the codes that work",
-        description="Show the codes that still work: id, for whom, uses, until when. The "
-        "codes themselves are not kept.",
-        example="potluck auth codes list\npotluck auth codes list --all --json",
-    )
-    listing.add_argument(
-        "--all", action="store_true", help="also those used up, expired or cancelled"
-    )
-    _add_limit(listing)
-    cancel = codes.add_parser(
-        "cancel",
-        help="let a code work no more",
-        description="Let a code work no more. Whoever came in with it stays in; `potluck auth "
-        "revoke` is for that.",
-        example="potluck auth codes cancel c3",
-    )
-    cancel.add_argument("code", metavar="CODE", help="its id, such as c3, or the code itself")
-    _add_reason(cancel)
-
-
-def _add_keys(actions: Subparsers) -> None:
-    keys = _group(
-        actions,
-        "keys",
-        help="rotate, show and withdraw the keys that sign tokens",
-        description="Tokens are signed with an auth key. A new key is endorsed by the one before "
-        "it, so that every invite that is out goes on working.",
-        example="potluck auth keys list\npotluck auth keys rotate",
-    )
-    keys.add_parser(
-        "list",
-        help="show the auth keys",
-        description="Show each auth key: its id, its fingerprint, since when it signs, until when "
-        "what it signed is accepted, and whether it was withdrawn.",
-        example="potluck auth keys list\npotluck auth keys list --json",
-    )
-    rotate = keys.add_parser(
-        "rotate",
-        help="sign with a new key soon",
-        description="Make a new auth key, endorsed by the present one. Nodes hear of it at once; "
-        "it signs once the overlap is over, and what the old key signed counts until it expires: "
-        "nobody notices, and invites that are out go on working. A key that somebody else may "
-        "have is not rotated but withdrawn.",
-        example="potluck auth keys rotate --reason 'every year in November'\n"
-        "potluck auth keys rotate --overlap 5min",
-    )
-    from node.commands.auth_moments import life
-
-    rotate.add_argument(
-        "--overlap",
-        type=life,
-        metavar="TIME",
-        help="how long the old key still signs while nodes hear of the new one (1h)",
-    )
-    withdraw = keys.add_parser(
-        "withdraw",
-        help="let nothing count that a key has signed",
-        description="For a key that somebody else has: nothing that it signed counts any more, on "
-        "any node, within a minute. Where it is the one in use a new one is made first, and signs "
-        "at once. Nodes that are still allowed get new tokens by themselves, while the server "
-        "runs. Invites that name a withdrawn key no longer work: send new ones.",
-        example="potluck auth keys withdraw 5f3a9c01d2e4b677 --reason 'the backup was stolen'",
-    )
-    withdraw.add_argument("key", metavar="KEY", help="its id, as `potluck auth keys list` shows it")
-    for parser in (rotate, withdraw):
-        _add_reason(parser)
-    _add_bootstrap(withdraw)
 
 
 def _add_audit(actions: Subparsers) -> None:
@@ -352,7 +139,7 @@ def _add_audit(actions: Subparsers) -> None:
         metavar="TIME",
         help="only what is newer: 30min, 12h, 7d, or a date such as 2026-11-21",
     )
-    _add_limit(audit)
+    add_limit(audit)
 
 
 def _add_backup(actions: Subparsers) -> None:
@@ -372,65 +159,3 @@ def _add_backup(actions: Subparsers) -> None:
         help="where to, a folder that is not there yet; by default beside the database's, named by "
         "the time",
     )
-
-
-def _add_invite(actions: Subparsers) -> None:
-    invite = actions.add_parser(
-        "invite",
-        help="print what volunteers need to find the run",
-        description="Print the invite: the run's name, where to join, where the auth server is, "
-        "and the fingerprint of its key. It is no secret and lets nobody in by itself, unless a "
-        "code is put into it: then whoever has it takes part.",
-        example="potluck auth invite\n"
-        "potluck auth invite --new-code --name bob\n"
-        "potluck auth invite --file potluck.invite",
-    )
-    invite.add_argument(
-        "--new-code",
-        action="store_true",
-        help="make an enrolment code for one use within 7 days, and put it into the invite",
-    )
-    invite.add_argument("--name", metavar="NAME", help="with --new-code: who it is for")
-    invite.add_argument(
-        "--file", metavar="FILE", help="write the invite into this new file instead of printing it"
-    )
-
-
-def _group(
-    actions: Subparsers, name: str, *, help: str, description: str, example: str
-) -> Subparsers:
-    from node.commands.parser import CommandParser
-
-    parser = actions.add_parser(name, help=help, description=description, example=example)
-    group: Subparsers = parser.add_subparsers(
-        dest="act", metavar="ACT", required=True, parser_class=CommandParser
-    )
-    return group
-
-
-def _add_roles(parser: CommandParser, help: str) -> None:
-    parser.add_argument("--role", action="append", choices=ROLES, help=help)
-
-
-def _add_reason(
-    parser: CommandParser, *, flag: str = "--reason", help: str = "why; kept in the audit log"
-) -> None:
-    parser.add_argument(flag, dest="reason", default="", metavar="TEXT", help=help)
-
-
-def _add_limit(parser: CommandParser) -> None:
-    from node.commands.parser import positive_count
-
-    parser.add_argument(
-        "--limit",
-        type=positive_count,
-        default=LINES_SHOWN,
-        metavar="N",
-        help=f"print at most so many ({LINES_SHOWN})",
-    )
-
-
-def _add_bootstrap(parser: CommandParser) -> None:
-    from node.commands.configured import add_setting_flag
-
-    add_setting_flag(parser, "dht.bootstrap")

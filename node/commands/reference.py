@@ -48,7 +48,13 @@ _FILES = """\
 | `~/.local/share/potluck/identity.key` |
 | peers that this node has known, to find back through | `HOME/peers.json` | beside the key |
 | slots that a backbone keeps across a restart | `HOME/dht.sqlite` | beside the key |
+| access pass of a run, and the newest revocation list | `HOME/access.pass`, \
+`HOME/revocations` | beside the key |
 | lock and control socket of a running node | `HOME/run/` | `~/.local/state/potluck/run/` |
+| auth server: settings | `HOME/auth.toml` | `~/.config/potluck/auth.toml` |
+| auth server: database, auth keys (whoever has them signs tokens) | `HOME/auth/` \
+| `~/.local/share/potluck/auth/` |
+| auth server: control socket | `HOME/run/auth.sock` | `~/.local/state/potluck/run/auth.sock` |
 
 On macOS and elsewhere they are where that platform expects them. A running node's files are gone
 when it has ended; what `kill -9` leaves behind is taken over by the next start.

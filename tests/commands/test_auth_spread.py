@@ -82,7 +82,7 @@ def test_a_withdrawn_key_is_told_by_a_courier_whom_the_nodes_still_know(tmp_path
     with running_node(tmp_path / "a") as (_, started):
         address = started["addresses"][0]
         told = done(home, "keys", "withdraw", key["key_id"], "--bootstrap", address)
-    assert "stored in the swarm's directory, at 1 node;" in told
+    assert "the list is in the swarm's directory, at 1 node;" in told
     assert "START THE SERVER NOW" in told
 
 

@@ -100,7 +100,7 @@ def test_for_a_program_the_answer_is_one_object(capsys: pytest.CaptureFixture[st
     [
         ({"way": "server"}, "Spread: the running server"),
         ({"way": "directory", "replicas": 1}, "at 1 node;"),
-        ({"way": "node", "number": 9}, "Spread: no server runs"),
+        ({"way": "node", "number": 9}, "Spread: the list was given to the node"),
         ({"way": "nobody", "why": "Nobody answered."}, "NOT SPREAD: no node knows of it yet."),
         ({"way": "none"}, "Nothing has to be spread"),
     ],
