@@ -4,8 +4,8 @@ Each method here is one address of the HTTP interface and reads like its descrip
 docs/auth-server.md. Decisions are the issuer's (who may have a token) and the providers' (who
 somebody is); here they are asked in the right order. How a no is told is refusing.py's business.
 
-Easy to get wrong: an answer can be lost on its way. A pass that was issued after a poll is kept
-for a minute and told again; otherwise its owner would have to log in a second time.
+Easy to get wrong: an answer can be lost on its way. How a login ended is kept for a minute and told
+again; otherwise somebody who was let in would have to log in a second time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from auth.server.store import Store
 
 # A lost answer is asked for again within seconds.
-REMEMBER_PASS_SECONDS = 60.0
+REMEMBER_OUTCOME_SECONDS = 60.0
+ENDING_INTERVAL_SECONDS = 1
 MOST_SESSIONS = 10_000  # as many as login sessions can be open
 
 # A revoked party is refused everywhere within 60 s, so nodes ask at least every 45. Up to 2,000 of
@@ -84,11 +85,12 @@ def poll_seconds(live_tokens: int) -> int:
 
 @dataclass
 class OpenLogin:
-    """A login through a provider that somebody has begun. `granted` once it has ended well."""
+    """A login through a provider that somebody has begun, and how it ended."""
 
     proven: ProvenPeer
     kind: str
-    granted: Answer | None = None
+    is_ending: bool = False  # the provider has said who it is, and we are deciding
+    outcome: Answer | JoinRefused | None = None
     forget_at: float = float("inf")
 
 
@@ -171,30 +173,35 @@ class Api:
         known = self._open.find(body.session, trio.current_time())
         if known is not None:
             request.scope[ANSWERED] = known.proven.challenge
-            if known.granted is not None:
-                return known.granted
+            if known.is_ending:  # for another poll, whose connection may have broken
+                return json_answer({"interval": ENDING_INTERVAL_SECONDS}, 202)
+            if isinstance(known.outcome, JoinRefused):
+                raise known.outcome.with_traceback(None)
+            if known.outcome is not None:
+                return known.outcome
         outcome = await self._logins.poll(body.session)
         if isinstance(outcome, Pending):
             return json_answer({"interval": outcome.interval}, 202)
         if known is None:
             raise expired()
-        return await self._finish(body.session, known, outcome, site)
+        return await self._end(known, outcome, site)
 
-    async def _finish(self, session: str, login: OpenLogin, outcome: LoggedIn, site: str) -> Answer:
+    async def _end(self, login: OpenLogin, who: LoggedIn, site: str) -> Answer:
         """The provider has said who it is: let them in, or not."""
-        finished = False
+        login.is_ending = True
         try:
-            granted = await self._issuer.join(login.proven, outcome.identity, site)
-            finished = True
-        except JoinRefused:
-            finished = True
+            granted = await self._issuer.join(login.proven, who.identity, site)
+            login.outcome = self._pass(granted, login.kind)
+            return login.outcome
+        except JoinRefused as refused:
+            login.outcome = refused
             raise
         finally:
-            if not finished:  # a trouble of ours: they need not log in again for it
-                self._logins.give_back(session)
-        login.granted = self._pass(granted, login.kind)
-        login.forget_at = trio.current_time() + REMEMBER_PASS_SECONDS
-        return login.granted
+            login.is_ending = False
+            login.forget_at = trio.current_time() + REMEMBER_OUTCOME_SECONDS
+            if login.outcome is None:  # a trouble of ours: they need not log in again for it
+                login.forget_at = float("inf")
+                self._logins.give_back(who.session)
 
     # -- while they are in
 

@@ -151,6 +151,8 @@ async def test_somebody_who_is_not_on_the_list_is_refused_and_told_their_name(
         refusal = volunteer.refusal()
         assert refusal.code == "not-on-the-list"
         assert "corp:alice" in refusal.what
+        await volunteer.poll(started["session"])
+        assert volunteer.refusal().what == refusal.what, "an answer that was lost is given again"
 
 
 async def test_a_person_who_says_no_is_refused_signed_and_the_log_knows(tmp_path: Path) -> None:
@@ -173,6 +175,29 @@ async def test_a_provider_that_is_down_is_an_outage(tmp_path: Path) -> None:
         assert int(answer.headers["retry-after"]) > 0
         assert "signed" not in answer.json()
         assert (await running.ask("GET", "/readyz")).status == 200
+
+
+async def test_two_polls_at_once_are_one_login(tmp_path: Path) -> None:
+    async with with_provider(tmp_path) as (running, imitation):
+        running.moderation.allow("corp:alice", actor=ACTOR)
+        volunteer = Volunteer(running)
+        started = (await volunteer.begin("corp", "device")).json()
+        await trio.sleep(started["interval"])
+        answers: list[HttpAnswer] = []
+
+        async def poll() -> None:
+            answer = await running.post("/v1/login/poll", {"session": started["session"]})
+            while answer.status == 202:
+                await trio.sleep(answer.json()["interval"])
+                answer = await running.post("/v1/login/poll", {"session": started["session"]})
+            answers.append(answer)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(poll)
+        assert [answer.status for answer in answers] == [200] * 4
+        assert len({answer.body for answer in answers}) == 1
+        assert imitation.times_asked("/token") == 1
 
 
 async def test_a_trouble_of_ours_after_the_login_costs_no_second_login(
