@@ -107,7 +107,7 @@ class Boundary:
             self._warn_of_proxy(peer)
         wait = self._requests.wait_seconds(site, now)
         if wait:
-            return too_many(self._metrics, TooManyRequests("requests", wait))
+            return too_many(self._metrics, site, TooManyRequests("requests", wait))
         if scope["method"] == "OPTIONS":
             return Answer(b"", "", 204, {"allow": "GET, HEAD, POST, OPTIONS"})
         return None
@@ -131,7 +131,8 @@ class Boundary:
         self._metrics.seconds.labels(name).observe(seconds)
 
 
-def too_many(metrics: Metrics, error: TooManyRequests) -> Answer:
+def too_many(metrics: Metrics, site: str, error: TooManyRequests) -> Answer:
+    _log.warning("%s asks too often: limit %s", site, error.limit)
     metrics.limited.labels(error.limit).inc()
     return error_answer(error, 429, "too_many_requests", retry_seconds=error.retry_seconds)
 

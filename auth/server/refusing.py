@@ -57,7 +57,7 @@ class Refusing:
                 await self.tell_the_log(request, error)
                 return self._refused(request, error, f"login-{error.reason.value}")
             case TooManyRequests():
-                return too_many(self._metrics, error)
+                return too_many(self._metrics, request.scope["potluck.site"], error)
             case LoginError():
                 return self._not_now(error, error.status, error.code)
             case BadRequest():

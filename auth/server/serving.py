@@ -138,6 +138,7 @@ class HttpServer:
         site = site_of(address)
         refusal = self._refusal(address, site)
         if refusal is not None:
+            _log.warning("%s was turned away: limit %s", site, refusal)
             self._on_refused(refusal)
             client.socket.close()
             return

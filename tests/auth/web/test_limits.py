@@ -22,7 +22,7 @@ async def running(tmp_path: Path) -> AsyncIterator[RunningServer]:
 
 
 async def test_requests_of_one_address_are_limited_and_it_is_told_when_to_come_back(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with auth_server(tmp_path, requests_per_minute_per_address=8) as running:
         async with running.client() as client:
@@ -35,6 +35,7 @@ async def test_requests_of_one_address_are_limited_and_it_is_told_when_to_come_b
         assert said["what"]
         assert said["advice"]
         assert "signed" not in said, "it is an outage, and no refusal"
+        assert "127.0.0.1 asks too often: limit requests" in caplog.text
 
 
 async def test_the_limit_is_looked_at_before_the_body_is_read(tmp_path: Path) -> None:
