@@ -37,9 +37,9 @@ async def renew_for_ever(membership: Membership, client: AuthClient) -> None:
     told = Standing.VALID
     while True:
         await _until_due_or_changed(membership, told)
-        told = _tell_standing(membership, told)
         if membership.schedule.seconds_until_next(membership.server_time.now_ms()) <= 0:
             await _renew(membership, client)
+        told = _tell_standing(membership, told)
 
 
 async def _until_due_or_changed(membership: Membership, told: Standing) -> None:
@@ -90,7 +90,7 @@ def _note_outage(membership: Membership, error: PotluckError | AuthError) -> Non
     now_ms = membership.server_time.now_ms()
     seconds = membership.schedule.failed(now_ms, server_said)
     if failures & (failures - 1) == 0:
-        log.warning("the token is not renewed yet: %s It is tried again in %.0f s.", error, seconds)
+        log.warning("the token is not renewed yet: %s It is tried again in %.1f s.", error, seconds)
 
 
 def _tell_standing(membership: Membership, told: Standing) -> Standing:

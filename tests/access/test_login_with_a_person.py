@@ -151,6 +151,7 @@ async def test_whoever_denies_is_refused_with_a_reason(tmp_path: Path) -> None:
     assert not (tmp_path / "home" / "access.pass").exists()
 
 
+@pytest.mark.soak
 async def test_a_code_that_expires_is_said(tmp_path: Path) -> None:
     expired = said({"error": "login_expired"}, "410 Gone")
     async with server_with(tmp_path, Flow(DEVICE, PENDING, expired)) as invite:
@@ -159,6 +160,7 @@ async def test_a_code_that_expires_is_said(tmp_path: Path) -> None:
     assert "not finished in time" in objects(done.stdout)[-1]["error"]["what"]
 
 
+@pytest.mark.soak
 async def test_it_does_not_wait_longer_than_it_is_told(tmp_path: Path) -> None:
     async with server_with(tmp_path, Flow(DEVICE, PENDING)) as invite:
         done = await login(tmp_path / "home", invite, "--json", "--timeout", "1.5")

@@ -447,7 +447,7 @@ async def test_a_node_that_finds_itself_revoked_is_out(run: Run) -> None:
     assert failure_of(ended.value).what.endswith("Access was revoked.")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_one_who_was_let_in_again_at_once_goes_on(run: Run) -> None:
     async with run.nodes("alice", "bob") as (alice, bob):
         await talks(alice, bob)
