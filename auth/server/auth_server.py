@@ -64,7 +64,7 @@ class AuthServer:
         self.public_url = settings.public_url
         self.listening: tuple[str, ...] = ()
         self._started_ms = time.time_ns() // 1_000_000
-        self._http: HttpServer | None = None
+        self.http: HttpServer | None = None
         self._logins: Logins | None = None
 
     async def serve(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -73,11 +73,11 @@ class AuthServer:
         self._take_addresses(listeners)
         async with open_logins(self.settings.providers, self.public_url) as logins:
             self._logins = logins
-            self._http = self._build(logins)
+            self.http = self._build(logins)
             async with trio.open_nursery() as nursery:
                 if self.certificate is not None:
                     nursery.start_soon(self.certificate.watch)
-                await nursery.start(self._http.serve, listeners)
+                await nursery.start(self.http.serve, listeners)
                 task_status.started()
 
     def status(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class AuthServer:
             "fingerprint": self.store.fingerprint,
             "version": self.version,
             "started_ms": self._started_ms,
-            "connections": self._http.connections if self._http is not None else 0,
+            "connections": self.http.connections if self.http is not None else 0,
             "live_tokens": self.store.live_tokens(),
             "revocation_number": newest.number,
             "certificate_until_ms": (
