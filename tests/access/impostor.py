@@ -69,6 +69,7 @@ class Impostor:
     records: tuple[KeyRecord, ...] = ()
     revocations: bytes = b""
     username: str = "code:alice"
+    role: Role = Role.VOLUNTEER
     answers: dict[str, Handler] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
@@ -115,7 +116,7 @@ class Impostor:
     def make_pass(self, question: dict[str, Any], **changes: Any) -> bytes:
         self.serial += 1
         token = Token(
-            self.run, self.username, decoded(question["peer"]), (Role.VOLUNTEER,), self.serial,
+            self.run, self.username, decoded(question["peer"]), (self.role,), self.serial,
             self.key.key_id, self.now_ms, self.now_ms + self.life_ms,
         )  # fmt: skip
         access_pass = AccessPass(

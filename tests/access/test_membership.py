@@ -17,17 +17,24 @@ from auth.keyring import endorse
 from auth.keys import SigningKey
 from auth.refusals import Reason
 from auth.revocations import NameEntry, PeerEntry
-from node.access.membership import open_membership
+from auth.roles import Role
+from node.access.membership import Membership, open_membership
 from node.access.membership_ended import MembershipEnded
+from node.access.notice import notice_of
 from node.access.pass_file import load_pass
 from node.configuration import Configuration, read_configuration
 from node.control_client import ask_once
+from node.directory import FAMILIES
 from node.failure import failure_of
 from node.key_file import load_identity
 from node.node import Node
 from node.private_file import UnusableFile
 from node.simulated_network import SimulatedWorld
+from protocols.dht.refusals import SlotRefused
+from protocols.dht.service import open_dht
+from protocols.dht.settings import DhtSettings
 from protocols.errors import Unreachable
+from protocols.network import Network
 from protocols.not_allowed import NotAllowed
 from protocols.ping import ping
 from protocols.rpc import open_rpc
@@ -61,6 +68,14 @@ class Run:
         return await log_in(
             self.folder / name, identity, self.impostor, self.server, clocks_off(clock_off)
         )
+
+    async def outlaw(self, name: str) -> tuple[Network, Membership]:
+        """A member that has a pass, and a program of its own."""
+        home = await self.member(name)
+        network = self.world.add_node(name)
+        member = open_membership(home, network.identity)
+        assert member is not None
+        return network, member
 
     @asynccontextmanager
     async def nodes(self, *names: str) -> AsyncIterator[list[Node]]:
@@ -149,6 +164,17 @@ async def test_the_endpoints_of_the_pass_are_joined_at(run: Run) -> None:
             with trio.fail_after(20):
                 await bob.dht.joined()
             assert [link.peer for link in bob.network.links()] == [alice.network.peer_id]
+
+
+async def test_one_who_may_only_look_on_keeps_nothing_for_others(run: Run) -> None:
+    async with run.nodes("alice") as (alice,):
+        run.impostor.endpoints = alice.network.addresses()
+        run.impostor.role = Role.MONITOR
+        async with run.nodes("monitor") as (monitor,):
+            await monitor.dht.joined()
+            await talks(monitor, alice)
+            assert monitor.dht.statistics().peers_in_table == 1
+            assert alice.dht.statistics().peers_in_table == 0
 
 
 async def test_a_pass_that_does_not_count_keeps_a_node_from_starting(run: Run) -> None:
@@ -366,17 +392,12 @@ async def test_a_list_from_the_server_ends_everything_with_the_revoked(
     monkeypatch.setattr("node.access.following.DEFAULT_POLL_SECONDS", 0.2)
     monkeypatch.setattr("node.access.following.LONGEST_POLL_SECONDS", 1.0)
     async with run.nodes("alice", "bob") as (alice, bob):
-        mallory_home = await run.member("mallory")
-        mallory = run.world.add_node("mallory")
-        identity = load_identity(mallory_home.key_file)
-        assert identity is not None
-        member = open_membership(mallory_home, identity)
-        assert member is not None
+        mallory, member = await run.outlaw("mallory")
         async with open_rpc(mallory, member.guard(mallory)) as rpc:
             for node in (alice, bob):
                 mallory.learn_addresses(node.network.peer_id, node.network.addresses())
                 await ping(rpc, node.network.peer_id, timeout=10)
-            run.impostor.revoke(1, revoked_now(identity.public_key))
+            run.impostor.revoke(1, revoked_now(mallory.identity.public_key))
             for node in (alice, bob):
                 await eventually(lambda node=node: node.status().membership.revocations == 1)
                 await eventually(lambda node=node: node.network.link(mallory.peer_id) is None)
@@ -419,6 +440,22 @@ async def test_a_false_list_changes_nothing(run: Run) -> None:
         with pytest.raises(Exception, match="not signed by a key of this run"):
             alice.membership.following.take(forged)
         assert alice.status().membership.revocations == 0
+
+
+async def test_nobody_keeps_a_false_list_for_others(run: Run) -> None:
+    async with run.nodes("alice") as (alice,):
+        mallory, member = await run.outlaw("mallory")
+        settings = DhtSettings(bootstrap=alice.network.addresses(), client=True)
+        async with (
+            open_rpc(mallory, member.guard(mallory)) as rpc,
+            open_dht(mallory, rpc, families=FAMILIES, settings=settings) as dht,
+        ):
+            await dht.joined()
+            forged = notice_of(run.impostor.revoke(9, by=STRANGER), run.impostor.records)
+            with pytest.raises(SlotRefused, match="not signed by a key of this run"):
+                await dht.put(f"revocations/{RUN}", forged, 60.0, keep_up=False)
+        assert alice.status().membership.revocations == 0
+        assert alice.dht.statistics().slots_stored == 0
 
 
 async def test_a_restart_remembers_who_was_revoked(run: Run) -> None:
