@@ -118,7 +118,8 @@ def _add_keys(actions: Subparsers) -> None:
         description="For a key that somebody else has: nothing that it signed counts any more, on "
         "any node, within a minute. Where it is the one in use a new one is made first, and signs "
         "at once. Nodes that are still allowed get new tokens by themselves, while the server "
-        "runs. Invites that name a withdrawn key no longer work: send new ones.",
+        "runs. Then send new invites: who has only one that names the withdrawn key cannot be "
+        "protected from whoever else has that key.",
         example="potluck auth keys withdraw 5f3a9c01d2e4b677 --reason 'the backup was stolen'",
     )
     withdraw.add_argument("key", metavar="KEY", help="its id, as `potluck auth keys list` shows it")

@@ -96,8 +96,8 @@ def withdrawn(answer: Answer) -> str:
             if answer["spread"]["way"] == "server"
             else "START THE SERVER NOW: until it hands out new tokens, the nodes that have heard "
             "of this trust nobody.",
-            f"Invites that carry the fingerprint {gone['fingerprint']} no longer work: send new "
-            "ones (`potluck auth invite`).",
+            "Send new invites (`potluck auth invite`): who has only one with the fingerprint "
+            f"{gone['fingerprint']} cannot be protected from whoever else has that key.",
             *spread_lines(answer),
         ]
     )
