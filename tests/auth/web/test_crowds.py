@@ -107,6 +107,7 @@ async def among_a_crowd(folder: Path, count: int) -> None:
         Authority(folder),
         requests_per_minute_per_address=1_000_000,
         connections_per_minute_per_address=1_000_000,
+        renewals_per_hour_per_account=1_000_000,
     ) as running:
         volunteer = Volunteer(running)
         assert (await volunteer.join(running.new_code())).status == 200
