@@ -25,20 +25,23 @@ from node.auth_places import AuthPlaces, find_auth_places, hold_auth_lock
 from node.commands import exit_codes
 from node.commands.auth_moments import now_ms
 from node.commands.output import Output
-from node.control_client import NoRunningNode, ask_once
+from node.control_client import NodeWentAway, NoRunningNode, ask_once
 from node.running_lock import AlreadyRunning
 from node.wrong_use import WrongUse
-from protocols.errors import PotluckError, Refused, Unreachable
+from protocols.errors import DeadlineExceeded, PotluckError, Refused, Unreachable
 
+# An act is one transaction; the disk may be busy. A server that is stopped answers never.
+ACT_SECONDS = 30.0
 # A backup of a large database, or the check of a long audit log, on a slow disk.
-ACT_SECONDS = 600.0
+LONG_ACT_SECONDS = 600.0
+LONG_ACTS = ("backup", "audit-verify")
 # A server that starts, or another moderator's command, holds the lock for less than this.
 LOCK_SECONDS = 5.0
 LOCK_LOOK_SECONDS = 0.05
 
 
 class ServerDoesNotAnswer(Unreachable):
-    """A server holds the lock, and its socket leads to nobody."""
+    """A server runs, and does not answer: nobody, not in time, or not to the end."""
 
 
 class NoAuthServerHere(PotluckError):
@@ -104,7 +107,23 @@ def _user_name() -> str:
 
 def _ask_server(socket: Path, act: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     question = {"act": act, "arguments": dict(asked), "actor": moderator()}
-    answer: dict[str, Any] = ask_once(socket, "auth", question, silence_seconds=ACT_SECONDS)
+    seconds = LONG_ACT_SECONDS if act in LONG_ACTS else ACT_SECONDS
+    try:
+        answer: dict[str, Any] = ask_once(socket, "auth", question, silence_seconds=seconds)
+    except NodeWentAway:
+        raise ServerDoesNotAnswer(
+            "The auth server ended in the middle: what was asked may have been done, or not.",
+            why="It was stopped or has crashed; its log says which.",
+            advice="`potluck auth audit` shows what was done. Asking again does no harm.",
+        ) from None
+    except DeadlineExceeded:
+        raise ServerDoesNotAnswer(
+            f"The auth server has said nothing for {seconds:g} seconds: what was asked may still "
+            "be done, or not.",
+            why="It may be stopped (SIGSTOP), swapping, or waiting for its disk.",
+            advice="Look at its process. If it has to be killed, these commands work on its "
+            "database afterwards.",
+        ) from None
     return answer
 
 

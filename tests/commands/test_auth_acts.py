@@ -6,7 +6,9 @@ Everything here is real processes: `potluck auth serve`, and the commands beside
 from __future__ import annotations
 
 import re
+import signal
 import sqlite3
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from node.auth_places import find_auth_places, hold_auth_lock
+from tests.commands.console import PATIENCE_SECONDS
 from tests.commands.moderated import answer, auth, done, made, serving
 
 pytestmark = pytest.mark.slow
@@ -155,6 +158,26 @@ def test_a_server_that_was_killed_leaves_nothing_in_the_way(home: Path) -> None:
         server.process.wait()
         assert Path(started["socket"]).exists()
         done(home, "allow", "github:alice")
+
+
+def test_a_server_that_dies_in_the_middle_leaves_it_open_whether_it_acted(home: Path) -> None:
+    with serving(home) as (server, _), ThreadPoolExecutor(1) as hands:
+        server.process.send_signal(signal.SIGSTOP)
+        asking = hands.submit(auth, home, "allow", "github:alice")
+        _wait_until_it_is_asked(home)
+        server.process.kill()
+        completed = asking.result()
+    assert completed.returncode == 4
+    assert "may have been done, or not" in completed.stderr
+    assert auth(home, "allow", "github:alice").returncode == 0, "asking again does no harm"
+
+
+def _wait_until_it_is_asked(home: Path) -> None:
+    """Until a client is connected: its socket has a line of its own, with the server's path."""
+    path, deadline = str(home / "run" / "auth.sock"), time.monotonic() + PATIENCE_SECONDS
+    while Path("/proc/net/unix").read_text().count(path) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_server_that_cannot_be_asked_is_not_written_behind_its_back(home: Path) -> None:
