@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import string
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -19,6 +22,7 @@ INVITE = Invite(
     code="orange-apple-pear",
 )
 TEXT = write_invite(INVITE)
+ALPHABET = string.ascii_letters + string.digits + "-_"
 
 addresses = some.lists(
     some.text(some.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=256),
@@ -59,6 +63,16 @@ def test_a_wrong_character_is_noticed(place: int, character: str) -> None:
         return
     with pytest.raises(MalformedDocument, match="not an invite"):
         read_invite(changed)
+
+
+@pytest.mark.parametrize("code", ["", "a", "ab"])
+def test_the_last_character_has_one_spelling(code: str) -> None:
+    # depending on the length, two or four bits of it mean nothing, and must be zero
+    text = write_invite(msgspec.structs.replace(INVITE, code=code))
+    others = [text[:-1] + last for last in ALPHABET if text[:-1] + last != text]
+    for other in others:
+        with pytest.raises(MalformedDocument):
+            read_invite(other)
 
 
 @given(some.integers(0, len(TEXT) - 1))

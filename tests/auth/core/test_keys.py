@@ -155,11 +155,22 @@ def test_signatures_are_those_of_everybodys_ed25519() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 32, 63])
-def test_a_signature_that_runs_on_into_the_message_is_refused(cut: int) -> None:
-    # read as one, `signature[:63]` and a message that begins with the last byte would verify
+def test_a_signature_that_is_cut_or_goes_on_is_refused(cut: int) -> None:
     signature = ALICE.sign(b"domain", b"message")
     assert not ALICE.verifying_key.verify(b"domain", signature[:cut], b"message")
     assert not ALICE.verifying_key.verify(b"domain", signature + b"\0", b"message")
+
+
+def test_a_signature_does_not_run_on_into_what_is_signed() -> None:
+    # of something without a domain, that ends in what should be the domain's length
+    raw = Ed25519PrivateKey.from_private_bytes(ALICE.seed)
+    for number in range(1000):
+        message = number.to_bytes(2, "big")
+        signature = raw.sign(b"domain" + message)
+        if signature[-1] == len(b"domain"):
+            assert not ALICE.verifying_key.verify(b"domain", signature[:-1], message)
+            return
+    pytest.fail("no signature ended in 6, though one in sixteen does")
 
 
 @pytest.mark.parametrize("sign", [0x00, 0x80])
