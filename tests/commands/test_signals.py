@@ -148,6 +148,8 @@ async def test_ctrl_c_in_the_middle_of_a_transfer(tmp_path: Path) -> None:
                 peer, address = PeerId(started["peer_id"]), started["addresses"][0]
                 await nursery.start(pour_until_it_breaks, peer, address)
                 code, seconds, errors = await trio.to_thread.run_sync(node.stop)
-    assert (code, errors) == (130, "")
+    assert code == 130
+    # what it says at its start, and no more
+    assert errors == "" or (errors.startswith("OPEN RUN") and errors.count("\n") == 1)
     assert seconds < LEAVE_SECONDS
     assert files_of_a_running_node(tmp_path) == []
