@@ -17,6 +17,7 @@ from protocols.dht.quotas import OURSELVES, SLOT_OVERHEAD_BYTES, Sender, Storage
 from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.dht.slots import Slot, digest_of, sign_slot
 from protocols.dht.storage import Storage, Stored
+from protocols.identity import Identity
 from tests.dht.publishers import NOW, SECOND, publisher, text
 
 SLOTS_PER_KEY = 2
@@ -192,6 +193,16 @@ class StorageMachine(RuleBasedStateMachine):
         slot = sign_slot(who, key, value, sequence, self.now + life * SECOND)  # type: ignore[arg-type]
         self.ever_sent.append(slot)
         self.bring(slot, authentic=True, sender=sender)
+
+    @rule(who=some.sampled_from(PUBLISHERS), key=some.sampled_from(KEYS))
+    def leave_a_floor(self, who: Identity, key: str) -> None:
+        """What is to live for long is replaced by what is over in a moment."""
+        value = VALUES[0] if key.startswith("word") else VALUES[-1]
+        for sequence, life in ((3, 100), (4, 1)):
+            slot = sign_slot(who, key, value, sequence, self.now + life * SECOND)
+            self.ever_sent.append(slot)
+            self.bring(slot, authentic=True)
+        self.wait(2)
 
     @rule(
         who=some.sampled_from(PUBLISHERS),
