@@ -29,6 +29,10 @@ from protocols.not_allowed import NotAllowed
 
 MOST_SHOWN = 4096  # peers whose last token is kept, to end what is open with them when it falls
 
+MEMBER_FOR_MS = 3_600_000
+"""How long after its token ran out a peer is still no stranger: an outage of the auth server must
+not make all hang up on all."""
+
 
 class Access:
     """One node's token, and what it judges the tokens of others by."""
@@ -122,6 +126,14 @@ class Access:
         """The last token that this peer showed and that counted then."""
         return self._shown.get(peer)
 
+    def is_member(self, peer: PeerId) -> bool:
+        """Whether a peer has shown a token that counts, or did not long ago. For what is open with
+        it, not for anything that it says: that is judged by itself."""
+        token = self._shown.get(peer)
+        if token is None or self._refused_now(token) is not None:
+            return False
+        return self.clock_ms() < token.expires_ms + self.grace_ms + MEMBER_FOR_MS
+
     def refused_parties(self) -> dict[PeerId, NotAllowed]:
         """Those whose token counted when they showed it, and was revoked since; with the reason.
 
@@ -131,11 +143,7 @@ class Access:
 
     def _refused_parties(self) -> Iterator[tuple[PeerId, NotAllowed]]:
         for peer, token in self._shown.items():
-            reason: Reason | None = None
-            if self.revocations.refuses(token):
-                reason = Reason.REVOKED
-            elif self.keyring.allows(token) is None:
-                reason = Reason.UNKNOWN_AUTH_KEY
+            reason = self._refused_now(token)
             if reason is not None:
                 usual = AccessRefused(reason)
                 yield (
@@ -147,3 +155,11 @@ class Access:
                         reason=reason,
                     ),
                 )
+
+    def _refused_now(self, token: Token) -> Reason | None:
+        """Why a token that counted once has been taken back; None if it has not."""
+        if self.revocations.refuses(token):
+            return Reason.REVOKED
+        if self.keyring.allows(token) is None:
+            return Reason.UNKNOWN_AUTH_KEY
+        return None

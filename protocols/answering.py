@@ -95,6 +95,7 @@ class AnsweringStream:
         self._sender = FrameSender(state.limits.stall_seconds, state.queued)
         self._running: dict[int, trio.CancelScope] = {}
         self._cancelled_lately = False
+        self._pause_seconds = 0.0
         self._plain_caller = Caller(self._peer)
         self._frame_limits = {REQUEST: message_limit(request_limit), CANCEL: message_limit(0)}
         self._scope = trio.CancelScope()
@@ -152,6 +153,8 @@ class AnsweringStream:
                         if self._cancelled_lately and not self._state.served.has_room(self._peer):
                             await self._let_cancelled_end()
                         self._take(head, body, handlers)
+                        if self._pause_seconds:
+                            await self._pause()
                         if self._sender.congested:
                             await self._sender.room()
         except (trio.BrokenResourceError, trio.ClosedResourceError, DeadlineExceeded):
@@ -198,6 +201,11 @@ class AnsweringStream:
         for _ in range(2):
             await trio.lowlevel.checkpoint()
 
+    async def _pause(self) -> None:
+        """Read no more for now of a peer that was refused again and again."""
+        seconds, self._pause_seconds = self._pause_seconds, 0.0
+        await trio.sleep(seconds)
+
     def _take(self, head: RequestHead, body: bytes, handlers: trio.Nursery) -> None:
         """Judge a request, and answer it or start what will answer it."""
         if head.id == 0 or head.id in self._running:
@@ -205,10 +213,12 @@ class AnsweringStream:
         exchange = Exchange(self._peer, self._protocol, head.method)
         served = self._methods.get(head.method)
         errors = served.method.errors if served is not None else NO_ERRORS
+        accepted = False
         try:
             if served is not None:
                 exchange.training = served.method.training
             self._state.guard.open(exchange, Part.REQUEST, body, head.envelope)
+            accepted = True
             self._state.accepted(exchange)
             if served is None:  # said only to those who may ask, and sealed for this request
                 raise not_served(self._protocol, head.method)
@@ -217,6 +227,8 @@ class AnsweringStream:
             self._push_error(exchange, head.id, describe(error, errors))
             if isinstance(error, RemoteMisbehaviour):
                 raise
+            if not accepted:
+                self._pause_seconds = self._state.refused(self._peer)
             return
         caller = self._plain_caller
         if exchange.credentials is not None:

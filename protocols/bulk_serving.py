@@ -21,6 +21,7 @@ from protocols.errors import (
     Busy,
     LimitExceeded,
     PotluckError,
+    Refused,
     RemoteMisbehaviour,
     Unreachable,
 )
@@ -59,6 +60,8 @@ async def serve_transfer(
         opening = _judge(exchange, served, head, body, state)
     except PotluckError as error:
         errors = served.bulk.errors if served is not None else NO_ERRORS
+        if exchange.credentials is None and isinstance(error, Refused):  # by the guard
+            await trio.sleep(state.refused(exchange.peer))
         await refuse(stream, exchange, describe(error, errors), state)
         return
     assert served is not None

@@ -296,8 +296,10 @@ class CallStream:
         try:
             if kind == ERROR:
                 error = told(guard, waiting.exchange, body, head.envelope, waiting.method.errors)
+                self._state.accepted(waiting.exchange)
                 return outcome.Error(error)
             guard.open(waiting.exchange, Part.RESPONSE, body, head.envelope)
+            self._state.accepted(waiting.exchange)
         except PotluckError as error:
             if isinstance(error, RemoteMisbehaviour):
                 self._blame(error)

@@ -72,6 +72,9 @@ class Guard(Protocol):
     def hashes_chunks(self) -> bool:
         """Whether the closing of every transfer covers a hash of its chunks."""
 
+    def knows(self, peer: PeerId) -> bool:
+        """Whether this peer has shown that it may take part. Strangers get less of everything."""
+
     def seal(self, exchange: Exchange, part: Part, content: bytes) -> bytes: ...
 
     def open(self, exchange: Exchange, part: Part, content: bytes, envelope: bytes) -> None: ...
@@ -82,6 +85,9 @@ class OpenGuard:
 
     judged_at_once = 1 << 30  # it costs nothing
     hashes_chunks = False
+
+    def knows(self, peer: PeerId) -> bool:  # noqa: ARG002
+        return True
 
     def seal(self, exchange: Exchange, part: Part, content: bytes) -> bytes:  # noqa: ARG002
         return b""

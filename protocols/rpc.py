@@ -40,6 +40,7 @@ from protocols.errors import (
 from protocols.frame_reader import receive_frame_header
 from protocols.guard import Caller, Exchange, Guard, OpenGuard
 from protocols.identity import PeerId
+from protocols.messages import Empty, encode
 from protocols.method import (
     Accepted,
     BulkMethod,
@@ -59,6 +60,8 @@ from protocols.wire import OPEN, read_frame_header
 
 log = logging.getLogger("potluck.rpc")
 
+KNOCK = "knock"  # a method that nobody serves: that is an answer, and it is proven like any other
+KNOCK_SECONDS = 30.0  # connecting included; nobody waits for it
 SWEEP_SECONDS = 15.0  # how often idle streams are looked for: a fraction of the idle limits
 
 Handler = Callable[[Caller, Request], Awaitable[Response] | Response]
@@ -168,7 +171,7 @@ class Rpc:
 
     def _call_stream(self, peer: PeerId, protocol: str) -> CallStream:
         self._check_not_avoided(peer)
-        self._check_not_shut_out(peer)
+        self._check_not_shut_out(peer, protocol)
         stream = self._calling.get((peer, protocol))
         if stream is None or not stream.usable:
             if stream is not None:
@@ -206,12 +209,29 @@ class Rpc:
             error.surely_not_executed = True
             raise error
 
-    def _check_not_shut_out(self, peer: PeerId) -> None:
-        reason = self._state.shut_out_because(peer)
+    def _check_not_shut_out(self, peer: PeerId, protocol: str) -> None:
+        state = self._state
+        reason = state.shut_out_because(peer)
         if reason is not None:
+            if state.shut_out.may_knock(peer, trio.current_time()):
+                self._nursery.start_soon(self._knock, peer, protocol)
             error = again(reason)
             error.surely_not_executed = True
             raise error
+
+    async def _knock(self, peer: PeerId, protocol: str) -> None:
+        """Ask a peer that is shut out for nothing at all. Whatever it answers lets it in, if the
+        answer proves that it may take part again."""
+        method = Method(protocol, KNOCK, Empty, Empty)
+        stream = CallStream(self._network, peer, protocol, self._state)
+        self._state.engagements.enter(peer, stream.end_with)
+        self._nursery.start_soon(self._run_call_stream, stream)
+        with trio.move_on_after(KNOCK_SECONDS) as patience:
+            try:
+                await stream.call(method, encode(Empty()), patience.deadline)
+            except PotluckError as error:
+                log.debug("knocked at %s, which is shut out: %s", peer, error)
+        stream.retire()
 
     @asynccontextmanager
     async def open_bulk(
@@ -229,7 +249,7 @@ class Rpc:
         handler on the other side.
         """
         self._check_not_avoided(peer)
-        self._check_not_shut_out(peer)
+        self._check_not_shut_out(peer, bulk.protocol)
         async with open_transfer(
             self._network, self._state, peer, bulk, opening, timeout
         ) as transfer:
@@ -334,6 +354,13 @@ class Rpc:
     def shut_out(self, peer: PeerId) -> PotluckError | None:
         """Why a peer is shut out; None if it is not, or was let in again."""
         return self._state.shut_out_because(peer)
+
+    def waits_for(self, peer: PeerId) -> bool:
+        """Whether a call of ours to this peer is under way."""
+        return any(
+            stream.in_use and stream.peer == peer
+            for stream in (*self._calling.values(), *self._leaving)
+        )
 
     def readmit(self, peer: PeerId) -> None:
         """Talk with a peer again that was shut out."""

@@ -20,6 +20,7 @@ from protocols.errors import PotluckError, RemoteMisbehaviour
 from protocols.frame_sender import QueuedBytes
 from protocols.guard import Exchange, Guard
 from protocols.identity import PeerId
+from protocols.patience import Patience
 from protocols.penalties import Penalties
 from protocols.shut_out import ShutOut
 
@@ -49,6 +50,8 @@ class RpcLimits:
     """Bulk transfers that all peers have open here."""
     streams_per_peer: int = 64
     """Streams of one peer, of both sorts; more are reset."""
+    streams_per_stranger: int = 16
+    """The same of a peer that the guard does not know yet. Each may hold a request on its way."""
     queued_bytes_in_total: int = 64 << 20
     """Requests and answers that wait to be sent, on all streams. Above it a stream may hold 64 KiB
     instead of a megabyte: peers that ask much and read nothing get no more than that."""
@@ -101,6 +104,9 @@ class Tally:
         self._of_peer: dict[PeerId, int] = {}
         self.total = 0
 
+    def of(self, peer: PeerId) -> int:
+        return self._of_peer.get(peer, 0)
+
     def has_room(self, peer: PeerId) -> bool:
         return self._of_peer.get(peer, 0) < self._per_peer and self.total < self._in_total
 
@@ -135,6 +141,7 @@ class RpcState:
         self.streams = Tally(limits.streams_per_peer, limits.streams_per_peer * 1024)
         self.engagements = Engagements()
         self.shut_out = ShutOut()
+        self.patience = Patience()
 
     def misbehaved(self, peer: PeerId, protocol: str, error: RemoteMisbehaviour) -> None:
         """A peer broke the protocol: avoid it for a while, and name it in the log, once."""
@@ -161,16 +168,23 @@ class RpcState:
         now = trio.current_time()
         if len(self.shut_out) and not self.shut_out.lets_in(peer, now):
             return False
-        return self.avoided_for(peer) == 0.0 and self.streams.enter(peer)
+        if self.avoided_for(peer) > 0.0:
+            return False
+        few = self.streams.of(peer) < self.limits.streams_per_stranger
+        return (few or self.guard.knows(peer)) and self.streams.enter(peer)
 
     def shut_out_because(self, peer: PeerId) -> PotluckError | None:
         """Why nothing is asked of a peer; None if it is not shut out."""
         return self.shut_out.reason(peer) if len(self.shut_out) else None
 
     def accepted(self, exchange: Exchange) -> None:
-        """The guard accepted something that this peer began: with a token, it may be back."""
+        """The guard accepted something that this peer said: with a token, it may be back."""
         if len(self.shut_out) and exchange.credentials is not None:
             self.shut_out.readmit(exchange.peer)
+
+    def refused(self, peer: PeerId) -> float:
+        """The guard refused this peer something; how long to read no more of where it came from."""
+        return self.patience.refused(peer, trio.current_time())
 
     def statistics(self) -> RpcStatistics:
         return dataclasses.replace(

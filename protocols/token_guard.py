@@ -85,6 +85,9 @@ class TokenGuard:
         self._nonces = NonceWindow(access.clock_ms() - STARTED_BEFORE_MS)
         self._clock_offset_ms = self._offset_of(access.clock_ms())
 
+    def knows(self, peer: PeerId) -> bool:
+        return self._access.is_member(peer)
+
     # Sealing
 
     def seal(self, exchange: Exchange, part: Part, content: bytes) -> bytes:
@@ -140,7 +143,6 @@ class TokenGuard:
                 raise self._refused_request(exchange, refusal) from None
             raise self._refused_answer(exchange, refusal) from None
         exchange.credentials = token
-        self._access.note_shown(exchange.peer, token)
 
     def _open_request(
         self, exchange: Exchange, topic: Topic, content: bytes, envelope: bytes
@@ -162,6 +164,7 @@ class TokenGuard:
             exchange.memory = claimed_nonce(envelope)
             raise
         exchange.memory = opened.nonce
+        access.note_shown(exchange.peer, opened.sender.token)
         self._check_can_answer(now_ms)
         return opened.sender.token
 
@@ -183,7 +186,7 @@ class TokenGuard:
         self, exchange: Exchange, topic: Topic, content: bytes, envelope: bytes
     ) -> Token:
         access = self._access
-        return open_response(
+        token = open_response(
             envelope,
             topic,
             content,
@@ -193,6 +196,8 @@ class TokenGuard:
             tokens=access.tokens,
             now_ms=access.clock_ms(),
         ).token
+        access.note_shown(exchange.peer, token)
+        return token
 
     # Refusing
 
