@@ -47,6 +47,7 @@ from protocols.errors import PotluckError
 from protocols.identity import Identity
 from protocols.network import Network
 from protocols.rpc import Rpc
+from protocols.strangers import hang_up_on_strangers
 from protocols.token_guard import TokenGuard
 
 
@@ -213,6 +214,7 @@ class Membership:
             nursery.start_soon(self.following.follow_directory, dht, network.peer_id)
             nursery.start_soon(enforce, self, network, rpc)
             nursery.start_soon(hang_up_on_the_refused, network, rpc)
+            nursery.start_soon(hang_up_on_strangers, network, rpc, self.access)
 
     async def _ask_server(self) -> None:
         """All that is asked of the auth server; begun anew when a pass says that it has moved."""
