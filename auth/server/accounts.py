@@ -229,6 +229,11 @@ def bind(connection: sqlite3.Connection, account: Account, subject: str | None) 
     )
 
 
+def remove_new(connection: sqlite3.Connection, account: Account) -> None:
+    """Take away an account that was made in this transaction, and that nothing refers to."""
+    connection.execute("DELETE FROM accounts WHERE account = ?", (account.account,))
+
+
 def let_go_of_keys(connection: sqlite3.Connection, account: Account) -> None:
     """None of its keys can renew any more; each has to log in again."""
     connection.execute("DELETE FROM peers WHERE account = ?", (account.account,))

@@ -207,16 +207,18 @@ def rows(
     since_ms: int | None = None,
     until_ms: int | None = None,
     name: str | None = None,
+    login: str | None = None,
     act: str | None = None,
     peer: bytes | None = None,
     before: int | None = None,
     limit: int,
 ) -> list[Row]:
-    """Some of the log, newest first."""
+    """Some of the log, newest first. `login` is a name at whatever provider."""
     conditions = {
         "at_ms >= ?": since_ms,
         "at_ms < ?": until_ms,
         "name = ?": name,
+        "substr(name, instr(name, ':') + 1) = ?": login,
         "act = ?": act,
         "peer = ?": peer,
         "number < ?": before,

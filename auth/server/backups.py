@@ -33,17 +33,33 @@ class BackupMade(msgspec.Struct, frozen=True, kw_only=True):
     """`NUMBER:HASH`: written down, it shows whether the log was ever written anew."""
 
 
-def make_backup(
-    database_file: Path, keys_folder: Path, head_name: str, destination: Path, now_ms: int
-) -> BackupMade:
-    """Copy everything to a folder that is not there yet. AuthError, and nothing left, if not."""
-    destination = destination.absolute()
-    if destination.exists() or destination.is_symlink():
+def check_is_free(destination: Path) -> None:
+    """StoreFailed if there is something where the backup is to be, or nowhere to put it."""
+    try:
+        taken = destination.exists() or destination.is_symlink()
+        is_in_folder = destination.parent.is_dir()
+    except OSError as error:
+        raise told(error, destination) from error
+    if taken:
         raise StoreFailed(
             f"There is something at {destination} already.",
             why="A backup is never written over anything.",
             advice="Name a folder that does not exist yet.",
         )
+    if not is_in_folder:
+        raise StoreFailed(
+            f"There is no folder {destination.parent}.",
+            why="The backup would be made in it.",
+            advice="Make that folder first, or name another place.",
+        )
+
+
+def make_backup(
+    database_file: Path, keys_folder: Path, head_name: str, destination: Path, now_ms: int
+) -> BackupMade:
+    """Copy everything to a folder that is not there yet. AuthError, and nothing left, if not."""
+    destination = destination.absolute()
+    check_is_free(destination)
     draft = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}")
     try:
         try:

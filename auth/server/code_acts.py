@@ -129,7 +129,13 @@ def _check_name(transaction: Transaction, login: str) -> None:
 def _code_login(name: str) -> str:
     parsed = parse_name(name)
     if isinstance(parsed, BareName):
-        return account_name(codes.PROVIDER, parsed.login).login
+        parsed = account_name(codes.PROVIDER, parsed.login)
+    if codes.is_made_up(parsed.login):
+        raise NotDone(
+            f"A code cannot be for {parsed.login}.",
+            why="Codes without a name call people so, and the next of them would be this one.",
+            advice="Choose another name.",
+        )
     if parsed.provider != codes.PROVIDER:
         raise NotDone(
             f"A code cannot be for {parsed}.",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 import sqlite3
 from collections.abc import Sequence
 
@@ -33,6 +34,7 @@ PROVIDER = "code"
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base32: no I, L, O, U
 _AS_MEANT = str.maketrans({"I": "1", "L": "1", "O": "0", "-": None, " ": None, "\t": None})
+_MADE_UP = re.compile(r"c[0-9]+-[0-9]+\Z")
 _HASHED = b"potluck enrolment code 1\x00"
 
 
@@ -67,6 +69,15 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
         if self.expires_ms is not None and now_ms >= self.expires_ms:
             return CodeState.EXPIRED
         return CodeState.OPEN
+
+
+def made_up_login(code: Code) -> str:
+    """What the next person is called who uses a code without a name: `c7-1`."""
+    return f"{code.code_id}-{code.uses + 1}"
+
+
+def is_made_up(login: str) -> bool:
+    return _MADE_UP.match(login) is not None
 
 
 def spell_code(random: bytes) -> str:
@@ -170,3 +181,8 @@ def use(
         "INSERT INTO code_uses (code, peer, account, at_ms) VALUES (?, ?, ?, ?)",
         (code.code, public_key, account, now_ms),
     )
+
+
+def forget_uses(connection: sqlite3.Connection, account: int) -> None:
+    """Keys that used a code for this account may not use it again without counting."""
+    connection.execute("DELETE FROM code_uses WHERE account = ?", (account,))

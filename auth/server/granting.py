@@ -78,8 +78,7 @@ class Granting:
     ) -> Outcome:
         found = self._account_of_identity(transaction, identity)
         if isinstance(found, JoinRefused):
-            name = f"{identity.provider}:{identity.login}"
-            return self._refuse(transaction, found, address, peer, name)
+            return self._refuse(transaction, found, address, peer, _name_said(identity))
         reason = f"{identity.provider} confirmed {identity.login}."
         outcome = self._grant(transaction, found, peer, address, Act.JOINED, reason)
         if found.subject is None and isinstance(outcome, Decision):
@@ -92,11 +91,13 @@ class Granting:
         found = self._account_of_code(transaction, code_hash, peer)
         if isinstance(found, JoinRefused):
             return self._refuse(transaction, found, address, peer, codes.PROVIDER)
-        account, code = found
+        account, code, is_new = found
         reason = f"By enrolment code {code.code_id}."
         outcome = self._grant(transaction, account, peer, address, Act.JOINED, reason)
         if isinstance(outcome, Decision):
             self._count_use(transaction, code, account, peer)
+        elif is_new:  # a name that is on the list without a row in the log would be a riddle
+            accounts.remove_new(transaction.connection, account)
         return outcome
 
     def renew(self, transaction: Transaction, token: Token, peer: bytes, address: str) -> Outcome:
@@ -149,7 +150,8 @@ class Granting:
 
     def _account_of_code(
         self, transaction: Transaction, code_hash: bytes | None, peer: bytes
-    ) -> tuple[Account, codes.Code] | JoinRefused:
+    ) -> tuple[Account, codes.Code, bool] | JoinRefused:
+        """Whose the code is, and whether their account was made just now."""
         connection = transaction.connection
         code = codes.by_hash(connection, code_hash) if code_hash is not None else None
         if code is None:
@@ -159,19 +161,20 @@ class Granting:
             return JoinRefused(JoinReason.CODE_CANCELLED)
         earlier = codes.account_of_earlier_use(connection, code.code, peer)
         if earlier is not None:
-            return accounts.by_number(connection, earlier), code
+            return accounts.by_number(connection, earlier), code, False
         if state is codes.CodeState.USED_UP:
             return JoinRefused(JoinReason.CODE_USED_UP)
         if state is codes.CodeState.EXPIRED:
             return JoinRefused(JoinReason.CODE_EXPIRED)
-        name = AccountName(codes.PROVIDER, code.login or f"{code.code_id}-{code.uses + 1}")
+        name = AccountName(codes.PROVIDER, code.login or codes.made_up_login(code))
         found = accounts.by_name(connection, name)
-        if found is None:
-            found = accounts.add(
-                connection, name, roles=code.roles, state=State.ALLOWED,
-                by=code.made_by, now_ms=transaction.now_ms, note=code.note,
-            )  # fmt: skip
-        return found, code
+        if found is not None:
+            return found, code, False
+        made = accounts.add(
+            connection, name, roles=code.roles, state=State.ALLOWED,
+            by=code.made_by, now_ms=transaction.now_ms, note=code.note,
+        )  # fmt: skip
+        return made, code, True
 
     def _count_use(
         self, transaction: Transaction, code: codes.Code, account: Account, peer: bytes
@@ -195,7 +198,7 @@ class Granting:
         refusal = (
             JoinRefused(JoinReason.PEER_REVOKED)
             if banned
-            else self._reason_against(transaction, account, peer, renewing=act is Act.RENEWED)
+            else self._reason_against(transaction, account, peer)
         )
         if refusal is None and counts_from_ms > now_ms + CLOCK_WAIT_MS:
             refusal = JoinRefused(JoinReason.CLOCK)
@@ -239,22 +242,24 @@ class Granting:
         return Decision(token, key)
 
     def _reason_against(
-        self, transaction: Transaction, account: Account, peer: bytes, *, renewing: bool
+        self, transaction: Transaction, account: Account, peer: bytes
     ) -> JoinRefused | None:
         connection = transaction.connection
         if account.state is State.DENIED:
             return JoinRefused(JoinReason.DENIED)
         if account.state is State.REVOKED:
             return JoinRefused(JoinReason.REVOKED)
-        if renewing:
-            return None
         known = accounts.peer(connection, peer)
         if known is not None and known.account != account.account:
             owner = accounts.by_number(connection, known.account)
             if owner.state is not State.ALLOWED:
                 return JoinRefused(JoinReason.PEER_OF_ANOTHER)
-        if known is None or known.account != account.account:
-            since_ms = transaction.now_ms - self._settings.token_life_ms - self._settings.grace_ms
+        # Renewals too: otherwise keys that logged in by and by could all come back at once.
+        since_ms = transaction.now_ms - self._settings.token_life_ms - self._settings.grace_ms
+        counts_already = (
+            known is not None and known.account == account.account and known.seen_ms >= since_ms
+        )
+        if not counts_already:
             in_use = accounts.keys_in_use(connection, account.account, since_ms)
             if in_use >= self._settings.keys_per_account:
                 return JoinRefused(JoinReason.TOO_MANY_KEYS)
@@ -271,3 +276,11 @@ class Granting:
         if self._store.refusals.is_written(address, refusal.code, transaction.now_ms):
             self.log_refusal(transaction, refusal, address, peer, name)
         return refusal
+
+
+def _name_said(identity: VerifiedIdentity) -> str:
+    """The name in the log: as accounts are called, so that a search for it finds this as well."""
+    try:
+        return str(account_name(identity.provider, identity.login))
+    except NotAName:
+        return f"{identity.provider}:{identity.login}"

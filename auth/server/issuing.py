@@ -210,19 +210,6 @@ class Issuer:
             )
         return refusal
 
-    async def refused_elsewhere(
-        self,
-        peer: bytes | None,
-        provider: str,
-        login: str,
-        code: str,
-        why: str,
-        address: str,
-    ) -> None:
-        """As `refused`, for what an identity provider, or the person there, has refused."""
-        refusal = JoinRefused(JoinReason.LOGIN, f"{code}: {why}")
-        await self.refused(refusal, address, peer=peer, name=f"{provider}:{login}")
-
     # -- what is signed beside passes ----------------------------------------------------------
 
     def signed_refusal(self, code: str, refusal: AuthError, answered: bytes) -> bytes:

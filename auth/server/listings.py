@@ -304,14 +304,15 @@ def audit_rows(
     since_ms: int | None,
     until_ms: int | None,
     name: str | None,
+    login: str | None,
     act: str | None,
     peer: bytes | None,
     before: int | None,
     limit: int,
 ) -> AuditRows:
     found = audit.rows(
-        connection, since_ms=since_ms, until_ms=until_ms, name=name, act=act, peer=peer,
-        before=before, limit=limit + 1,
+        connection, since_ms=since_ms, until_ms=until_ms, name=name, login=login, act=act,
+        peer=peer, before=before, limit=limit + 1,
     )  # fmt: skip
     return AuditRows(
         rows=tuple(

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from auth.errors import NotAKey
+from auth.errors import AuthError, NotAKey
 from auth.keys import public_key_of
 from auth.server import accounts, audit_head, backups, listings
 from auth.server.account_names import BareName, parse_name
@@ -117,19 +117,23 @@ class Moderation:
         before: int | None = None,
         limit: int = 100,
     ) -> listings.AuditRows:
-        """Some of the log, newest first."""
+        """Some of the log, newest first. A `name` without a provider finds it at all of them,
+        also where nobody of that name is on the list: those who were refused are in the log."""
         try:
             key = None if peer is None else public_key_of(peer)
         except NotAKey as error:
             raise NotDone(error.what, why=error.why, advice=error.advice) from None
+        full = login = None
+        if name is not None:
+            parsed = parse_name(name)
+            if isinstance(parsed, BareName):
+                login = parsed.login
+            else:
+                full = str(parsed)
         with self._reader.reading() as connection:
-            if name is not None:
-                parsed = parse_name(name)
-                if isinstance(parsed, BareName):
-                    name = accounts.meant(connection, parsed).name
             return listings.audit_rows(
-                connection, since_ms=since_ms, until_ms=until_ms, name=name, act=act, peer=key,
-                before=before, limit=_bounded(limit),
+                connection, since_ms=since_ms, until_ms=until_ms, name=full, login=login, act=act,
+                peer=key, before=before, limit=_bounded(limit),
             )  # fmt: skip
 
     def verify(self, *, head: str | None = None) -> AuditVerdict:
@@ -150,16 +154,28 @@ class Moderation:
             )  # fmt: skip
 
     def backup(self, destination: Path, *, actor: str, reason: str = "") -> BackupMade:
-        """Copy everything, keys included, to a folder that is not there yet."""
+        """Copy everything, keys included, to a folder that is not there yet.
+
+        The row in the log comes first: whoever has a copy can sign tokens, so there must be none
+        that the log does not know of.
+        """
+        destination = destination.absolute()
+        backups.check_is_free(destination)
+        self._log_backup(actor, reason, f"to {destination}")
         paths = self._store.paths
-        made = backups.make_backup(paths.database, paths.keys, HEAD_NAME, destination, self._now())
+        try:
+            return backups.make_backup(
+                paths.database, paths.keys, HEAD_NAME, destination, self._now()
+            )
+        except AuthError as error:
+            self._log_backup(actor, error.what, f"none was made at {destination}")
+            raise
+
+    def _log_backup(self, actor: str, reason: str, detail: str) -> None:
         act(
             self._store,
-            lambda transaction: log_act(
-                transaction, Act.BACKED_UP, actor, reason, detail=f"to {made.path}"
-            ),
+            lambda transaction: log_act(transaction, Act.BACKED_UP, actor, reason, detail=detail),
         )
-        return made
 
     def _now(self) -> int:
         return self._store.clock_ms()

@@ -8,6 +8,9 @@
 
 Each act is one transaction with its row in the audit log; if anything is wrong nothing happened.
 
+A name that is allowed again has to log in again on each machine. It may have been revoked because
+somebody else had logged in under it, and their key is as good at renewing as its owner's.
+
 Easy to get wrong: an act that was done already still answers truthfully, and writes no row: the
 log tells of changes.
 """
@@ -20,7 +23,7 @@ import msgspec
 
 from auth.keys import peer_id_of
 from auth.roles import Role
-from auth.server import accounts, listings, revoked, tokens_issued
+from auth.server import accounts, codes, listings, revoked, tokens_issued
 from auth.server.account_names import (
     AccountName,
     BareName,
@@ -113,6 +116,8 @@ class NameActs:
                 if rebind:
                     self._revoke_tokens(transaction, before, actor, reason or "let go of")
                     accounts.bind(connection, account, None)
+                    codes.forget_uses(connection, account.account)
+                if rebind or before.state is not State.ALLOWED:
                     accounts.let_go_of_keys(connection, account)
             if change != "unchanged":
                 roles_text = spell_roles(account.roles)

@@ -136,12 +136,13 @@ def test_who_is_revoked_is_out_and_is_told_why(tmp_path: Path) -> None:
         assert error["advice"]
         eventually(lambda: membership(tmp_path / "alice")["revocations"] > 0)
 
-        # it is told the same when it tries again, until it is let in again
+        # it is told the same when it tries again, until it is allowed again; then it logs in anew
         again = potluck("login", "--again", "--json", home=tmp_path / "bob",
                         POTLUCK_LOGIN_CODE=server.new_code("bob2"))  # fmt: skip
         assert again.returncode == 3, again.stdout
         server.act("allow", target="code:bob")
-        assert data("login", home=tmp_path / "bob")["outcome"] == "renewed"
+        log_in(server, tmp_path / "bob", "bob")
+        assert data("whoami", home=tmp_path / "bob")["username"] == "code:bob"
         assert membership(tmp_path / "alice")["standing"] == "valid"
 
 

@@ -52,6 +52,19 @@ def test_a_backup_is_never_written_over_anything(server: Server, tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["auth", "link", "there"]
 
 
+def test_there_is_no_backup_that_the_log_does_not_know_of(server: Server, tmp_path: Path) -> None:
+    """Whoever has one can sign tokens. So the row comes first, and is in the copy as well."""
+    made = server.moderation.backup(tmp_path / "backup", actor="local:bo")
+    with running(Path(made.path)) as restored:
+        row = restored.moderation.audit(act="backed up").rows[0]
+    assert (row.actor, row.detail) == ("local:bo", f"to {made.path}")
+    with pytest.raises(StoreFailed):
+        server.moderation.backup(Path("/proc/backup"), actor="local:bo")
+    row = server.moderation.audit(limit=1).rows[0]
+    assert (row.act, row.detail) == ("backed up", "none was made at /proc/backup")
+    assert row.reason.startswith("/proc/")
+
+
 async def test_going_back_to_a_backup_goes_on_from_there(tmp_path: Path) -> None:
     clock, folder, backup = Clock(), tmp_path / "auth", tmp_path / "backup"
     with running(folder, clock) as server:

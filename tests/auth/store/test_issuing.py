@@ -333,13 +333,3 @@ async def test_a_refusal_is_signed_for_what_was_asked(server: Server) -> None:
     assert (refusal.code, refusal.what) == ("denied", error.what)
     time = open_time(server.issuer.signed_time(b"n" * 16), keyring, b"n" * 16)
     assert time.time_ms == server.clock()
-
-
-async def test_what_a_provider_refused_is_in_the_log(server: Server) -> None:
-    await server.issuer.refused_elsewhere(
-        Node(1, server).peer, "keycloak", "mallory\x1b[31m", "denied", "She said no.", ADDRESS
-    )
-    row = server.moderation.audit(limit=1).rows[0]
-    assert row.reason == "login: denied: She said no."
-    assert row.name == "keycloak:mallory\ufffd[31m"
-    assert row.detail == f"from {ADDRESS}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import pytest
 import trio
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -98,10 +99,17 @@ class Moderated(RuleBasedStateMachine):
     def renew(self, node: int) -> None:
         if node in self.owners:
             self.ask(node, self.owners[node], joining=False)
+        elif self.nodes[node].token:  # its name was ended and allowed again
+            self.nodes[node].next_challenge = None
+            with pytest.raises(JoinRefused) as refused:
+                trio.run(self.nodes[node].renew)
+            assert refused.value.reason is JoinReason.LOGIN_OVER
 
     @rule(name=names)
     def allow(self, name: str) -> None:
         self.server.allow(name)
+        if self.states.get(name, "allowed") != "allowed":
+            self.owners = {node: owner for node, owner in self.owners.items() if owner != name}
         self.states[name] = "allowed"
 
     @rule(name=names)
