@@ -85,7 +85,7 @@ class Boundary:
             except ClientLeft:
                 pass
             except Exception as error:  # noqa: BLE001 - the last place: the server goes on
-                _log.exception("%s %s failed: %r", scope["method"], scope["path"][:200], error)
+                _log.exception("%s %r failed: %r", scope["method"], scope["path"][:200], error)
                 self._metrics.failures.labels("unforeseen").inc()
                 if not answered:
                     await _unforeseen()(scope, receive, send_and_note)

@@ -54,7 +54,10 @@ class Refusing:
             case AccessRefused():
                 return self._refused(request, error, error.reason.value)
             case LoginRefused():
-                await self.tell_the_log(request, error)
+                try:
+                    await self.tell_the_log(request, error)
+                except StoreFailed as failure:  # what is not in the log is not told
+                    return await self.answer_error(request, failure)
                 return self._refused(request, error, f"login-{error.reason.value}")
             case TooManyRequests():
                 return too_many(self._metrics, request.scope["potluck.site"], error)
@@ -66,7 +69,7 @@ class Refusing:
                 self._metrics.failures.labels("store").inc()
                 return error_answer(error, 503, "store_failed", retry_seconds=RETRY_STORE_SECONDS)
             case AuthError():
-                _log.error("%s %s: %s", request.method, request.url.path, error)
+                _log.error("%s %r: %s", request.method, request.scope["path"][:200], error)
                 self._metrics.failures.labels("other").inc()
                 return error_answer(error, 503, "failed", retry_seconds=RETRY_STORE_SECONDS)
             case _:
@@ -104,8 +107,9 @@ class Refusing:
 
     async def tell_the_log(self, request: Request, error: LoginRefused) -> None:
         """Put what a provider, or the person there, refused into the audit log, once."""
-        if error.first:
+        if not error.record.is_logged:
             refusal = JoinRefused(JoinReason.LOGIN, f"{error.reason.value}: {error.what}")
             site: str = request.scope["potluck.site"]
             name = error.provider or None
             await self._issuer.refused(refusal, site, peer=error.peer, name=name)
+            error.record.is_logged = True

@@ -11,6 +11,7 @@ Easy to get wrong: a provider's words end up in terminals and in the audit log. 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from auth.errors import AuthError
@@ -39,6 +40,16 @@ class LoginError(AuthError):
     status: ClassVar[int] = 500
 
 
+@dataclass(slots=True)
+class RefusalRecord:
+    """Whether a refusal is in the audit log, shared by all tellings of it: it stands there once.
+
+    Whoever was told first may have hung up before it could be written, so telling is not enough.
+    """
+
+    is_logged: bool = False
+
+
 class LoginRefused(LoginError):
     """The answer is no, and asking again does not change it."""
 
@@ -51,12 +62,12 @@ class LoginRefused(LoginError):
         self.reason = reason
         self.provider = ""  # this and the peer are set by the login session
         self.peer: bytes | None = None
-        self.first = True  # False where the same refusal was told before: audit it once
+        self.record = RefusalRecord()
 
     def again(self) -> LoginRefused:
         """The same refusal for the next who asks."""
         copy = LoginRefused(self.what, reason=self.reason, why=self.why, advice=self.advice)
-        copy.provider, copy.peer, copy.first = self.provider, self.peer, False
+        copy.provider, copy.peer, copy.record = self.provider, self.peer, self.record
         return copy
 
 

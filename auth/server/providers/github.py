@@ -10,6 +10,8 @@ numeric id, which is never given away twice.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from auth.server.providers.device_answers import GRANT_TYPE, read_start, read_token
@@ -18,6 +20,8 @@ from auth.server.providers.flows import DeviceGrant, NotYet
 from auth.server.providers.identity import Identity, is_safe_login, unsafe_login
 from auth.server.providers.settings import GithubSettings
 from auth.server.providers.web_addresses import is_loopback_http
+
+MOST_IDS: Final = 1 << 63  # an id of GitHub's is a 64-bit number
 
 
 class _User(msgspec.Struct, frozen=True):
@@ -80,7 +84,7 @@ class GithubProvider:
         if answer.status != 200:
             raise self._fetcher.misconfigured(status, self._user_url)
         user = answer.read(_User)
-        if user is None or user.id <= 0:
+        if user is None or not 0 < user.id < MOST_IDS:
             raise self._fetcher.unavailable("it did not say who this is", self._user_url)
         login = user.login.lower()  # to GitHub, Alice and alice are one
         if not is_safe_login(login):

@@ -9,6 +9,7 @@ one makes strangers of everybody who came in by it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -150,8 +151,8 @@ def read_secret(file: Path) -> str:
     advice = "Write the secret that the provider gave you into it, and chmod 600 it."
     try:
         with file.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
             content = opened.read(LONGEST_SECRET_BYTES + 1)
-        mode = file.stat().st_mode
     except OSError as error:
         what = f"The client secret in {file} cannot be read: {error.strerror}."
         raise ProviderSettingsError(what, advice=advice) from None

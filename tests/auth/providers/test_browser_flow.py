@@ -274,10 +274,11 @@ async def test_a_person_who_says_no_is_refused_in_browser_and_terminal(
     answer = {"state": back["state"], "error": "access_denied", "error_description": "no"}
     with pytest.raises(LoginRefused) as refused:
         await logins.callback(answer, browser.cookie)
-    assert (refused.value.reason, refused.value.first) == (LoginReason.DENIED, True)
+    assert refused.value.reason is LoginReason.DENIED
     with pytest.raises(LoginRefused) as told:
         await logins.poll(started.session)
-    assert (told.value.reason, told.value.first) == (LoginReason.DENIED, False)
+    assert told.value.reason is LoginReason.DENIED
+    assert told.value.record is refused.value.record
     with pytest.raises(LoginExpired):
         logins.page(started.page_id, browser.cookie)
 

@@ -104,7 +104,15 @@ async def test_an_application_without_device_flow_is_for_the_moderator(
 
 
 @pytest.mark.parametrize(
-    "user", [{}, {"id": "1", "login": "x"}, {"id": 0, "login": "x"}, {"id": 1}, {"login": "x"}]
+    "user",
+    [
+        {},
+        {"id": "1", "login": "x"},
+        {"id": 0, "login": "x"},
+        {"id": 10**400, "login": "x"},
+        {"id": 1},
+        {"login": "x"},
+    ],
 )
 async def test_an_answer_that_names_nobody_is_an_outage(
     logins: Logins, github: GithubImitation, clock: trio.testing.MockClock, user: dict[str, Any]

@@ -167,6 +167,27 @@ async def test_a_person_who_says_no_is_refused_signed_and_the_log_knows(tmp_path
         assert len(refused) == 1
 
 
+async def test_a_no_that_could_not_be_written_is_in_the_log_before_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same where whoever was told first hung up in the middle of it."""
+    async with with_provider(tmp_path) as (running, imitation):
+        imitation.person = {"error": "access_denied"}
+        volunteer = Volunteer(running)
+        started = (await volunteer.begin("corp", "device")).json()
+
+        async def full(*_: object, **__: object) -> None:
+            raise DiskFull("There is no room.")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(running.store.writer, "perform", full)
+            answer = await ended(volunteer, started["session"])
+            assert (answer.status, answer.json()["error"]) == (503, "store_failed")
+        assert (await volunteer.poll(started["session"])).status == 403
+        refused = [r for r in running.moderation.audit(limit=50).rows if r.act == "refused"]
+        assert [row.reason for row in refused] == ["login: denied: You said no at The <b>Corp</b>."]
+
+
 async def test_a_provider_that_is_down_is_an_outage(tmp_path: Path) -> None:
     async with with_provider(tmp_path) as (running, imitation):
         imitation.instead["/.well-known/openid-configuration"] = lambda _: Reply(status=500)
