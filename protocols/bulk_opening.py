@@ -65,18 +65,20 @@ async def open_transfer(
     exchange = Exchange(peer, bulk.protocol, bulk.name, training=bulk.training)
     begun: tuple[Stream, Transfer[Accepted, Closing, Closed]] | None = None
     whole = False
-    with state.engagements.engaged(peer) as ending:
-        begun = await _begin(network, state, exchange, bulk, body, timeout, ending)
-        stream, transfer = begun
-        state.counts.transfers_opened += 1
-        try:
+    ended_from_outside = False
+    try:
+        with state.engagements.engaged(peer) as ending:
+            begun = await _begin(network, state, exchange, bulk, body, timeout, ending)
+            stream, transfer = begun
+            state.counts.transfers_opened += 1
             yield transfer
             whole = transfer.finished
-        finally:
-            if not whole and ending.error is None:
-                stream.reset()
-        if whole:  # no reset behind it: our last words may still be on their way
-            await stream.aclose()
+            if whole:  # no reset behind it: our last words may still be on their way
+                await stream.aclose()
+        ended_from_outside = ending.error is not None
+    finally:
+        if begun is not None and not whole and not ended_from_outside:
+            begun[0].reset()
     if ending.error is not None and not whole:
         if begun is not None:
             await _tell(*begun, exchange, ending.error, state)

@@ -15,7 +15,16 @@ from protocols.identity import PeerId
 from protocols.method import BulkMethod
 from protocols.not_allowed import NotAllowed
 from protocols.shut_out import LARGEST_COUNT, LET_IN_EVERY_SECONDS, ShutOut
-from tests.protocols.pair import DOUBLE, PROTOCOL, SLEEP, Number, Pair, Text, between_two
+from tests.protocols.pair import (
+    DOUBLE,
+    FIRST_CALL_SECONDS,
+    PROTOCOL,
+    SLEEP,
+    Number,
+    Pair,
+    Text,
+    between_two,
+)
 
 UPLOAD: BulkMethod[Text, Number, Number, Number] = BulkMethod(
     PROTOCOL, "upload", Text, Number, Number, Number
@@ -164,6 +173,36 @@ def test_a_call_that_has_only_just_begun_is_ended_as_well() -> None:
         assert [type(error) for _, error in failures.errors] == [NotAllowed] * 4
         assert all(when == 0.0 for when, _ in failures.errors)
         assert pair.asking.statistics().calls_in_flight == 0
+
+    between_two(scenario)
+
+
+def test_a_transfer_that_fails_by_itself_while_it_is_ended_leaves_no_stream() -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.answering.serve_bulk(UPLOAD, wait_in_vain)
+
+        async def fail_on_the_way_out() -> None:
+            async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5):
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    failed.append(True)
+                    raise KeyError
+
+        async def run() -> None:
+            with pytest.raises(KeyError):
+                await fail_on_the_way_out()
+
+        failed: list[bool] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await trio.sleep(2 * FIRST_CALL_SECONDS)
+            await pair.asking.end_all_with(pair.bob_id, revoked())
+        await pair.settle()
+        assert failed
+        link = pair.alice.link(pair.bob_id)
+        assert link is not None
+        assert link.open_streams == 0
 
     between_two(scenario)
 
