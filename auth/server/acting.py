@@ -46,6 +46,10 @@ def log_act(
     )  # fmt: skip
 
 
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def read_roles(words: Iterable[str]) -> tuple[Role, ...]:
     """Roles from what somebody typed; NotDone for a word that is none, or no word at all."""
     known = {role.value: role for role in Role}

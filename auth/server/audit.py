@@ -55,6 +55,7 @@ class Act(enum.StrEnum):
     KEY_MADE = "key made"
     KEY_WITHDRAWN = "key withdrawn"
     BACKED_UP = "backed up"
+    BACKUP_FAILED = "backup failed"  # after a row that said it was made
     RESTORED = "restored"
     COURIER = "courier"  # a token for the server itself, to spread a list when it is stopped
     CLOCK = "clock went back"

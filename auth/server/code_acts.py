@@ -15,7 +15,7 @@ from auth.roles import Role
 from auth.server import accounts, codes, listings
 from auth.server.account_names import AccountName, BareName, account_name, parse_name
 from auth.server.accounts import State
-from auth.server.acting import NotDone, act, log_act, read_roles
+from auth.server.acting import NotDone, act, counted, log_act, read_roles
 from auth.server.audit import Act
 from auth.server.store import Store
 from auth.server.transaction import Transaction
@@ -81,7 +81,7 @@ class CodeActs:
                 expires_ms=None if life_ms is None else now_ms + life_ms, now_ms=now_ms,
             )  # fmt: skip
             view = listings.code_view(made, now_ms)
-            uses_text = "any number of uses" if uses is None else f"{uses} uses"
+            uses_text = "any number of uses" if uses is None else counted(uses, "use")
             log_act(
                 transaction, Act.CODE_MADE, actor, reason or note, name=view.name,
                 detail=f"{made.code_id}, {uses_text}",

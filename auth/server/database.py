@@ -168,6 +168,17 @@ def check_is_ours(path: Path, status: os.stat_result) -> None:
         )
 
 
+def check_folder(folder: Path) -> None:
+    """StoreFailed unless only this user can put files there."""
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & WRITABLE_BY_OTHERS:
+        raise StoreFailed(
+            f"Others may write to {folder}.",
+            why="They could put another database or another key there.",
+            advice=f"If nobody has, run `chmod 700 {folder}` as its owner.",
+        )
+
+
 @contextlib.contextmanager
 def _telling(path: Path) -> Iterator[None]:
     try:
@@ -183,13 +194,7 @@ def _check_place(path: Path) -> None:
             why="It is made once, before the server is started.",
             advice="Run `potluck auth init`, or point POTLUCK_HOME at where it is.",
         )
-    folder = path.parent.stat()
-    if folder.st_uid != os.geteuid() or stat.S_IMODE(folder.st_mode) & WRITABLE_BY_OTHERS:
-        raise StoreFailed(
-            f"Others may write to {path.parent}.",
-            why="They could put another database or another key there.",
-            advice=f"If nobody has, run `chmod 700 {path.parent}` as its owner.",
-        )
+    check_folder(path.parent)
     for side in _SIDE_FILES:
         with contextlib.suppress(FileNotFoundError):
             check_is_ours(Path(f"{path}{side}"), os.lstat(f"{path}{side}"))

@@ -161,20 +161,20 @@ class Moderation:
         """
         destination = destination.absolute()
         backups.check_is_free(destination)
-        self._log_backup(actor, reason, f"to {destination}")
+        self._log(Act.BACKED_UP, actor, reason, f"to {destination}")
         paths = self._store.paths
         try:
             return backups.make_backup(
                 paths.database, paths.keys, HEAD_NAME, destination, self._now()
             )
         except AuthError as error:
-            self._log_backup(actor, error.what, f"none was made at {destination}")
+            self._log(Act.BACKUP_FAILED, actor, error.what, f"to {destination}")
             raise
 
-    def _log_backup(self, actor: str, reason: str, detail: str) -> None:
+    def _log(self, kind: Act, actor: str, reason: str, detail: str) -> None:
         act(
             self._store,
-            lambda transaction: log_act(transaction, Act.BACKED_UP, actor, reason, detail=detail),
+            lambda transaction: log_act(transaction, kind, actor, reason, detail=detail),
         )
 
     def _now(self) -> int:

@@ -33,7 +33,7 @@ from auth.server.account_names import (
     parse_target,
 )
 from auth.server.accounts import Account, State
-from auth.server.acting import NotDone, act, log_act, read_roles
+from auth.server.acting import NotDone, act, counted, log_act, read_roles
 from auth.server.audit import Act
 from auth.server.rows import spell_roles
 from auth.server.store import Store
@@ -193,7 +193,12 @@ class NameActs:
             live, forget_ms = self._revoke_tokens(transaction, account, actor, reason)
             account = accounts.change(connection, account, state=state, by=actor, now_ms=now_ms)
             log_act(
-                transaction, kind, actor, reason, name=account.name, detail=f"{live} live tokens"
+                transaction,
+                kind,
+                actor,
+                reason,
+                name=account.name,
+                detail=counted(live, "live token"),
             )
         return Revoked(
             kind=revoked.NAME,
@@ -229,11 +234,9 @@ class NameActs:
         connection, now_ms = transaction.connection, transaction.now_ms
         self._check_not_revoked(transaction, revoked.PEER, peer)
         known = accounts.peer(connection, peer)
-        name, live, end_ms, issue_ms = None, 0, 0, 0
-        if known is not None:
-            name = accounts.by_number(connection, known.account).name
-            live = tokens_issued.count_live(connection, now_ms, peer=peer)
-            end_ms, issue_ms = tokens_issued.latest_of_peer(connection, peer)
+        name = None if known is None else accounts.by_number(connection, known.account).name
+        live = tokens_issued.count_live(connection, now_ms, peer=peer)
+        end_ms, issue_ms = tokens_issued.latest_of_peer(connection, peer)
         forget_ms = self._store.forget_ms(transaction, end_ms)
         revoked.add(
             connection, revoked.PEER, peer, by=actor, reason=reason,
@@ -242,7 +245,7 @@ class NameActs:
         self._store.publish(transaction)
         log_act(
             transaction, Act.REVOKED, actor, reason, name=name, peer=peer,
-            detail=f"key; {live} live tokens",
+            detail=f"key; {counted(live, 'live token')}",
         )  # fmt: skip
         return Revoked(
             kind=revoked.PEER,

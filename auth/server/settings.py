@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -229,6 +231,7 @@ def read_settings(path: Path) -> Settings:
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_SETTINGS_BYTES + 1)
+            mode = os.fstat(file.fileno()).st_mode
     except FileNotFoundError:
         raise SettingsError(
             f"There is no settings file {path}.",
@@ -239,6 +242,12 @@ def read_settings(path: Path) -> Settings:
             f"The settings file {path} cannot be read: {error.strerror}.",
             advice="Check what it is and who may read it (ls -l).",
         ) from None
+    if mode & stat.S_IWOTH:
+        raise SettingsError(
+            f"Every user of this machine may write to {path}.",
+            why="Whoever does can name an identity provider that lets them in.",
+            advice=f"If nobody has, run `chmod o-w {path}`.",
+        )
     if len(content) > LARGEST_SETTINGS_BYTES:
         raise SettingsError(f"The settings file {path} is larger than a megabyte: that is not one.")
     return settings_in(content, path)

@@ -53,6 +53,7 @@ def create_store(
     paths = StorePaths(folder)
     try:
         folder.mkdir(mode=database.FOLDER_MODE, parents=True, exist_ok=True)
+        database.check_folder(folder)
         with hold_store_lock(paths.lock):
             if paths.database.exists():
                 raise StoreFailed(

@@ -16,6 +16,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from auth.errors import AuthError
 from node.control import MOST_CLIENTS, Answering, ControlServer
 from node.control_client import (
     ControlFailure,
@@ -64,6 +65,10 @@ async def refuse(_arguments: Mapping[str, Any], _answer: Answering) -> None:
     raise Refused("No.", why="Because.", advice="Ask nicely.")
 
 
+async def refuse_an_act(_arguments: Mapping[str, Any], _answer: Answering) -> None:
+    raise AuthError("Not so.", why="It was done already.", advice="Look at the list.")
+
+
 async def break_down(_arguments: Mapping[str, Any], _answer: Answering) -> None:
     raise ZeroDivisionError("a bug")
 
@@ -71,7 +76,7 @@ async def break_down(_arguments: Mapping[str, Any], _answer: Answering) -> None:
 @pytest.fixture
 async def server(tmp_path: Path, nursery: trio.Nursery) -> ControlServer:
     server = ControlServer(tmp_path / "run" / "control.sock")
-    for handler in (echo, count, refuse, break_down):
+    for handler in (echo, count, refuse, refuse_an_act, break_down):
         server.add(handler.__name__, handler)
     await nursery.start(server.serve)
     return server
@@ -104,6 +109,15 @@ async def test_a_failure_arrives_with_its_reason_and_exit_code(server: ControlSe
     failure = caught.value
     assert (failure.what, failure.why, failure.advice) == ("No.", "Because.", "Ask nicely.")
     assert failure.exit_code == 3
+
+
+async def test_a_no_is_no_failure_of_the_server_for_its_log(
+    server: ControlServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for command in ("refuse", "refuse_an_act"):
+        with pytest.raises(ControlFailure):
+            await asked(server.path, command)
+    assert caplog.text == ""
 
 
 async def test_a_bug_in_a_handler_ends_the_command_and_not_the_node(

@@ -260,8 +260,12 @@ class Logins:
         return CallbackDone(session.provider.title, session.confirmation, session.identity.login)
 
     def troubles(self) -> dict[str, str]:
-        """The last outage of each provider in words; empty where it answered last."""
-        return {provider.id: provider.trouble for provider in self._providers.values()}
+        """The last outage of each that is asked, in words; empty where it answered last."""
+        return {
+            provider.id: provider.trouble
+            for provider in self._providers.values()
+            if not isinstance(provider, CodeProvider)
+        }
 
     def statistics(self) -> LoginStatistics:
         self._sessions.forget_old(trio.current_time())

@@ -61,7 +61,7 @@ def test_there_is_no_backup_that_the_log_does_not_know_of(server: Server, tmp_pa
     with pytest.raises(StoreFailed):
         server.moderation.backup(Path("/proc/backup"), actor="local:bo")
     row = server.moderation.audit(limit=1).rows[0]
-    assert (row.act, row.detail) == ("backed up", "none was made at /proc/backup")
+    assert (row.act, row.detail) == ("backup failed", "to /proc/backup")
     assert row.reason.startswith("/proc/")
 
 

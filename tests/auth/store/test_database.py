@@ -184,6 +184,15 @@ def test_a_file_that_others_could_have_changed_is_not_used(made: Path) -> None:
     refuses(made, StoreFailed, "is not an ordinary file")
 
 
+def test_nothing_is_made_where_others_could_change_it(tmp_path: Path) -> None:
+    folder = tmp_path / "auth"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(StoreFailed, match="Others may write to"):
+        create_store(folder, RUN, actor=ROOT)
+    assert not list(folder.iterdir())
+
+
 def test_without_its_key_a_server_does_not_start(made: Path) -> None:
     key = next((made / "keys").iterdir())
     content = key.read_bytes()

@@ -150,3 +150,15 @@ def test_a_file_that_is_not_there_or_no_file_is_said(tmp_path: Path) -> None:
     large.write_bytes(b"#" * (LARGEST_SETTINGS_BYTES + 1))
     with pytest.raises(SettingsError, match="larger"):
         read_settings(large)
+
+
+def test_a_file_that_every_user_may_write_to_is_not_believed(tmp_path: Path) -> None:
+    """It names who says who somebody is."""
+    path = tmp_path / "auth.toml"
+    path.write_text(LEAST)
+    path.chmod(0o666)
+    with pytest.raises(SettingsError, match="Every user") as caught:
+        read_settings(path)
+    assert f"chmod o-w {path}" in caught.value.advice
+    path.chmod(0o644)
+    assert read_settings(path).run == "tiny"
