@@ -22,7 +22,6 @@ from protocols.guard import Exchange, Guard
 from protocols.identity import PeerId
 from protocols.patience import Patience
 from protocols.penalties import Penalties
-from protocols.rationed_news import RationedNews
 from protocols.shut_out import ShutOut
 
 log = logging.getLogger("potluck.rpc")
@@ -143,15 +142,13 @@ class RpcState:
         self.engagements = Engagements()
         self.shut_out = ShutOut()
         self.patience = Patience()
-        self.news = RationedNews()
 
     def misbehaved(self, peer: PeerId, protocol: str, error: RemoteMisbehaviour) -> None:
         """A peer broke the protocol: avoid it for a while, and name it in the log, once."""
         self.counts.misbehaviours += 1
         now = trio.current_time()
         strikes = self.penalties.strike(peer, now)
-        is_news = strikes == 1 and self.news.may_say(now)
-        level = logging.WARNING if is_news else logging.DEBUG
+        level = logging.WARNING if strikes == 1 else logging.DEBUG
         log.log(
             level,
             "peer %s broke %s and is avoided for %.0f s: %s",

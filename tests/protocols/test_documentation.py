@@ -32,10 +32,12 @@ from protocols.method import (
     LARGEST_CHUNK_BYTES,
     LARGEST_UNARY_BYTES,
 )
+from protocols.patience import REFUSED_AT_ONCE, REFUSED_PER_SECOND
 from protocols.ping import EchoRequest, EchoResponse
 from protocols.remote_errors import CODES
 from protocols.rpc_state import RpcLimits
 from protocols.shut_out import LET_IN_EVERY_SECONDS
+from protocols.strangers import MOST_STRANGERS, STRANGER_SECONDS
 from protocols.wire import (
     CANCEL,
     ERROR,
@@ -149,7 +151,9 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"| ERROR body | {ERROR_BODY_LIMIT_BYTES:,} bytes |",
         f"| {limits.served_per_peer}, {limits.served_in_total:,}; beyond: `busy` |",
         f"| {limits.transfers_per_peer}, {limits.transfers_in_total}; beyond: `busy` |",
-        f"| {limits.streams_per_peer}; beyond: reset |",
+        f"| {limits.streams_per_peer}; {limits.streams_per_stranger} while it has shown no token",
+        f"| {REFUSED_AT_ONCE} at once and {REFUSED_PER_SECOND:g} a second; beyond",
+        f"| closed after {STRANGER_SECONDS:g} s; of more than {MOST_STRANGERS} the oldest at once |",
         f"| time for the first frame of a stream | {limits.first_frame_seconds:g} s |",
     ):
         assert statement in DOCUMENT

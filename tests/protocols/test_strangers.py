@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-
 import pytest
 import trio
 
@@ -26,7 +23,6 @@ from protocols.patience import (
     REFUSED_PER_SECOND,
     Patience,
 )
-from protocols.rationed_news import LINES, RationedNews
 from protocols.revoking import end_refused
 from protocols.rpc_state import RpcLimits
 from protocols.shut_out import KNOCK_EVERY_SECONDS
@@ -357,40 +353,3 @@ def test_calls_of_a_stranger_to_who_knows_better_are_not_kept_waiting() -> None:
                 await pair.asking.call(pair.bob_id, DOUBLE, Number(4), timeout=5)
 
     between_two(scenario, guards=admission.pair)
-
-
-# What is written of them
-
-
-def test_strangers_with_a_new_key_each_do_not_fill_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    admission = Admission()
-
-    async def scenario(pair: Pair) -> None:
-        pair.answering.serve(DOUBLE, double)
-
-        async def offend(number: int) -> None:
-            mallory = add_mallory(pair, f"mallory {number}")
-            stream = await mallory.open(pair.bob_id, PROTOCOL)
-            garbage = b"" if number % 2 else bytes(9)
-            with contextlib.suppress(trio.BrokenResourceError):
-                await stream.send_all(a_request(1) + garbage)
-                await stream.receive_some(1000)
-
-        with caplog.at_level(logging.INFO):
-            async with trio.open_nursery() as nursery:
-                for number in range(4 * LINES):
-                    nursery.start_soon(offend, number)
-        refused = [one for one in caplog.records if one.name == "potluck.access"]
-        avoided = [one for one in caplog.records if one.name == "potluck.rpc"]
-        assert len(refused) == len(avoided) == LINES
-        assert admission.of(pair.bob).refused_requests.total() == 2 * LINES, "counted all the same"
-
-    between_two(scenario, guards=admission.pair)
-
-
-def test_so_many_lines_a_minute_and_no_more() -> None:
-    news = RationedNews()
-    said = [second for second in range(600) for _ in range(10) if news.may_say(float(second))]
-    assert len(said) == 10 * LINES
