@@ -153,7 +153,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"| {limits.transfers_per_peer}, {limits.transfers_in_total}; beyond: `busy` |",
         f"| {limits.streams_per_peer}; {limits.streams_per_stranger} while it has shown no token",
         f"| {REFUSED_AT_ONCE} at once and {REFUSED_PER_SECOND:g} a second; beyond",
-        f"| closed after {STRANGER_SECONDS:g} s; of more than {MOST_STRANGERS} the oldest at once |",
+        f"| closed after {STRANGER_SECONDS:g} s; of more than {MOST_STRANGERS} the oldest",
         f"| time for the first frame of a stream | {limits.first_frame_seconds:g} s |",
     ):
         assert statement in DOCUMENT
