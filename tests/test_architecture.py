@@ -115,6 +115,11 @@ def test_the_command_line_loads_nothing_heavy_before_it_knows_the_command() -> N
     assert not heavy & loaded_by("import node.main, node.commands.catalogue")
 
 
+def test_showing_what_a_running_process_answered_loads_no_network() -> None:
+    views = "import node.commands.auth_view, node.commands.status_view"
+    assert not {"torch", "libp2p", "trio"} & loaded_by(views)
+
+
 @pytest.mark.parametrize("module", ["node.libp2p_network", "node.node", "protocols.rpc"])
 def test_a_node_without_training_loads_no_torch(module: str) -> None:
     assert not {"torch", "scipy"} & loaded_by(f"import {module}")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from node.access.server_time import FAR_OFF_MS, distance
-from node.status import MembershipStatus
+
+if TYPE_CHECKING:
+    from node.status import MembershipStatus
 
 OPEN_RUN = (
     "OPEN RUN: there is no auth server, everybody with a key may take part. "

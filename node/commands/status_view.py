@@ -11,7 +11,7 @@ into rich's markup, where a peer could write what looks like our own words.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -21,7 +21,9 @@ from rich.text import Text
 
 from node.commands.membership_view import clock_words, in_one_line
 from node.commands.output import printable
-from node.status import DirectoryStatus, LinkStatus, MembershipStatus, NodeStatus
+
+if TYPE_CHECKING:  # commands that only borrow a duration from here are not to load the network
+    from node.status import DirectoryStatus, LinkStatus, MembershipStatus, NodeStatus
 
 # A peer id has 52 characters, an address about as many, and there are six short columns.
 WIDTH_FOR_TABLE = 130
@@ -51,6 +53,8 @@ def _console() -> Console:
 
 
 def _typed(status: dict[str, Any]) -> NodeStatus:
+    from node.status import NodeStatus
+
     return msgspec.convert(status, NodeStatus)
 
 
