@@ -5,8 +5,9 @@ an auth server becomes an `Outage`, with what a person can do about it: no netwo
 nobody there, a wrong certificate, a proxy, a captive portal (a login page in front of the
 internet, which answers everything with a redirect or a page of HTML), an overloaded server.
 
-Promises: the certificate is checked before a byte of ours is sent; redirects are not followed; an
-answer is read up to its limit and within its time, whatever the other side does.
+Promises: the certificate is checked before a byte of ours is sent, and nothing is sent without TLS
+but to this machine itself (an enrolment code is a secret); redirects are not followed; an answer is
+read up to its limit and within its time, whatever the other side does.
 
 Easy to get wrong: a 403 proves nothing. Captive portals and proxies answer 403, too. Only a
 refusal that the auth key has signed is one; that is looked at above, and never here.
@@ -16,12 +17,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import trio
@@ -86,6 +89,7 @@ class AuthHttp:
         query: Mapping[str, str] | None = None,
     ) -> Answer:
         """One request and its whole answer, whatever its status; Outage if there is none."""
+        _check_private(self.url)
         body = None if content is None else json.dumps(content).encode()
         headers = {} if body is None else {"content-type": "application/json"}
         try:
@@ -204,6 +208,30 @@ def _pinned_to(pin: bytes) -> type[ssl.SSLObject]:
                 raise error
 
     return Pinned
+
+
+def _check_private(url: str) -> None:
+    """Outage if what is sent there could be read on the way."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return  # that is no address, and the library says why
+    if parts.scheme == "http" and not _is_this_machine(parts.hostname or ""):
+        raise _outage(
+            url,
+            "that is no https address, and not on this machine",
+            "Everybody on the way could read what is sent there, an enrolment code for example. "
+            "Ask for a new invite.",
+        )
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 # -- why there was no answer

@@ -75,6 +75,18 @@ async def test_a_wrong_certificate_gets_not_a_byte(
     assert "captive portal" in outage.value.advice
 
 
+@pytest.mark.parametrize(
+    "host", ["auth.example", "192.0.2.1", "[2001:db8::1]", "127.0.0.1.example"]
+)
+async def test_nothing_is_sent_without_tls_to_another_machine(
+    host: str, certificate: Certificate
+) -> None:
+    for pin in (b"", certificate.sha256):
+        async with open_auth_http(f"http://{host}:8080", pin) as http:
+            with pytest.raises(Outage, match="no https address"):
+                await http.ask("POST", "/v1/login", content={"code": "secret"})
+
+
 async def test_the_system_does_not_know_our_authority(
     tmp_path: Path, certificate: Certificate
 ) -> None:
