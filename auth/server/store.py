@@ -86,6 +86,7 @@ class Store:
             clock_ms,
             head_file=paths.head,
             every_minute=(self.refusals.tell, self._forget, self.refresh_list),
+            clock_went_back=self._doubt_what_was_forgotten,
         )
         self.found_wrong = what_is_wrong(
             connection, self.run, self._published.keys.all_verifying, paths.head
@@ -199,6 +200,14 @@ class Store:
     def _forget(self, transaction: Transaction) -> None:
         forget_over(transaction.connection, transaction.now_ms - self.grace_ms - DAY_MS)
         self._live_tokens = count_live(transaction.connection, transaction.now_ms)
+
+    def _doubt_what_was_forgotten(self, transaction: Transaction, back_ms: int) -> None:
+        """The clock was far ahead: tokens that seemed to be over then may be alive."""
+        if back_ms > DAY_MS:
+            transaction.connection.execute(
+                "UPDATE store SET unsure_until_ms = max(unsure_until_ms, ?)",
+                (transaction.now_ms + LONGEST_LIFE_MS,),
+            )
 
     def refresh_list(self, transaction: Transaction) -> None:
         """A new list when an entry is over, or when another key has begun to sign."""

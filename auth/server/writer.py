@@ -94,6 +94,7 @@ class Writer:
         *,
         head_file: Path,
         every_minute: Sequence[Callable[[Transaction], None]] = (),
+        clock_went_back: Callable[[Transaction, int], None] = lambda _transaction, _ms: None,
     ) -> None:
         self._connection = connection
         self._path = path
@@ -103,6 +104,7 @@ class Writer:
         self._clock_ms = clock_ms
         self._head_file = head_file
         self._every_minute = every_minute
+        self._clock_went_back = clock_went_back
         self._latest_ms = 0
         self._head: Head | None = None
         self._head_file_due: float | None = None
@@ -307,6 +309,7 @@ class Writer:
                     reason=f"The clock went back by {back_ms / 1000:.1f} s.",
                 )
             )
+            self._clock_went_back(transaction, back_ms)
 
     def _do_what_is_due(self) -> None:
         now = time.monotonic()

@@ -236,6 +236,22 @@ async def test_after_the_clock_went_back_a_name_that_was_revoked_has_to_wait(
     assert peer.takes(node.token)
 
 
+async def test_after_the_clock_was_a_year_ahead_a_revocation_still_reaches_everybody(
+    server: Server,
+) -> None:
+    """For that minute all tokens seemed to be over for long, and were forgotten."""
+    server.allow("alice")
+    node = Node(1, server)
+    await node.join(ALICE)
+    server.clock.forward(365 * 24 * HOUR_MS)
+    server.store.writer.run(server.store._forget)
+    server.clock.forward(1 - 365 * 24 * HOUR_MS)
+    server.moderation.revoke("alice", actor=ROOT)
+    peer = Peer(server, server.fingerprint)
+    peer.hear()
+    assert not peer.takes(node.token)
+
+
 async def test_serials_rise_whatever_the_clock_does(server: Server) -> None:
     server.allow("alice")
     node = Node(1, server)
