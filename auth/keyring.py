@@ -12,7 +12,10 @@ key (lost, stolen) counts no more: no token of it, and no key that it endorses f
 
 Easy to get wrong: whoever holds a stolen key can endorse keys as well as we can. A key's *depth*
 is its distance from the pinned one, and a shallower key never overrules a deeper one: so the
-successor decides about the predecessor, and not the other way round. Someone who has nothing but
+successor decides about the predecessor, and not the other way round. A key has one successor, the
+one that was met first. Whatever else it endorses stands *beside* the chain: it counts (a server
+that was restored from a backup has to rotate anew), but is no deeper than the key where it left
+the chain, however long a thief makes his own, and falls with that key. Someone who has nothing but
 an invite that pins a stolen key cannot be protected by it: withdraw, and make new invites.
 """
 
@@ -32,6 +35,7 @@ from auth.tokens import CLOCK_TOLERANCE_MS, Token
 
 DOMAIN = b"potluck key 1"
 MOST_KEYS = 32  # a rotation each month for two years and a half; then new invites are due
+MOST_BESIDE = 8  # of those: a thief must not take the place of the keys to come
 MOST_WITHDRAWN = 1_024  # ids; a run that has withdrawn so many keys has other worries
 
 
@@ -66,11 +70,16 @@ def endorse(
 
 
 class TrustedKey(msgspec.Struct, frozen=True):
-    """A key that the chain of endorsements reaches, `depth` steps from the pinned one."""
+    """A key that the chain of endorsements reaches, `depth` steps from the pinned one.
+
+    `left_at` is the id of the key in the chain beside whose successor it stands; empty if it is in
+    the chain itself.
+    """
 
     key: VerifyingKey
     record: KeyRecord
     depth: int
+    left_at: bytes = b""
 
     def signs_at(self, time_ms: int) -> bool:
         """Whether what it signs at that time counts; the signer's clock may be a little behind."""
@@ -141,6 +150,8 @@ class Keyring:
         trusted = self._trusted.get(wanted)
         if trusted is None or trusted.depth <= self._withdrawn.get(wanted, -1):
             return None
+        if trusted.left_at and self.find(trusted.left_at) is None:
+            return None
         return trusted
 
     def allows(self, token: Token) -> TrustedKey | None:
@@ -176,7 +187,23 @@ class Keyring:
             return
         if _is_endorsed(self.run, record, endorser.key):
             key = VerifyingKey(record.public_key)
-            self._trusted[key.key_id] = TrustedKey(key, record, endorser.depth + 1)
+            left_at = endorser.left_at
+            if not left_at and self._has_successor(record.endorsed_by):
+                left_at = record.endorsed_by
+            if not left_at:
+                self._trusted[key.key_id] = TrustedKey(key, record, endorser.depth + 1)
+            elif self._beside() < MOST_BESIDE:
+                self._trusted[key.key_id] = TrustedKey(key, record, endorser.depth, left_at)
+
+    def _has_successor(self, id_: bytes) -> bool:
+        """Whether a key in the chain has its next one already, withdrawn or not."""
+        return any(
+            trusted.record.endorsed_by == id_ and not trusted.left_at and other != id_
+            for other, trusted in self._trusted.items()
+        )
+
+    def _beside(self) -> int:
+        return sum(1 for trusted in self._trusted.values() if trusted.left_at)
 
 
 def _vouched_for(run: str, record: KeyRecord, records: tuple[KeyRecord, ...]) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from auth.errors import UntrustedDocument
-from auth.keyring import MOST_KEYS, MOST_WITHDRAWN, KeyRecord, Keyring, endorse
+from auth.keyring import MOST_BESIDE, MOST_KEYS, MOST_WITHDRAWN, KeyRecord, Keyring, endorse
 from auth.keys import SigningKey, fingerprint
 from auth.tokens import read_token
 from tests.auth.core.people import (
@@ -155,6 +155,61 @@ def test_a_thief_of_an_old_key_cannot_withdraw_a_successor_beforehand() -> None:
     keyring.withdraw([NEXT_AUTH.key_id], by=AUTH.key_id)
     assert keyring.add([SECOND]) == 1
     assert keyring.find(NEXT_AUTH.key_id) is not None
+
+
+def thiefs_chain(stolen: SigningKey, length: int = 3) -> tuple[list[SigningKey], list[KeyRecord]]:
+    keys = [SigningKey(bytes([100 + number]) * 32) for number in range(length)]
+    records = [
+        endorse(RUN, newer.public_key, NOW, NOW + YEAR, older)
+        for older, newer in itertools.pairwise([stolen, *keys])
+    ]
+    return keys, records
+
+
+def test_a_thief_of_an_old_key_gets_no_deeper_than_its_successor_however_long_his_chain() -> None:
+    keyring = keyring_of(ROOT, SECOND)
+    keys, records = thiefs_chain(AUTH)
+    assert keyring.add(records) == len(records)
+    for key in keys:
+        keyring.withdraw([NEXT_AUTH.key_id, AUTH.key_id], by=key.key_id)
+        found = keyring.find(key.key_id)
+        assert found is None or found.depth == 0
+    assert keyring.find(NEXT_AUTH.key_id) is not None
+
+
+def test_with_a_withdrawn_key_falls_what_stands_beside_its_successor_and_not_the_successor() -> (
+    None
+):
+    keyring = keyring_of(ROOT, SECOND, THIRD)
+    keys, records = thiefs_chain(AUTH)
+    keyring.add(records)
+    keyring.withdraw([AUTH.key_id], by=NEXT_AUTH.key_id)
+    for key in keys:
+        assert keyring.find(key.key_id) is None
+        keyring.withdraw([THIRD_AUTH.key_id], by=key.key_id)
+    assert keyring.find(NEXT_AUTH.key_id) is not None
+    assert keyring.find(THIRD_AUTH.key_id) is not None
+
+
+def test_a_thief_does_not_take_the_place_of_the_keys_to_come() -> None:
+    keyring = keyring_of(ROOT, SECOND)
+    _, records = thiefs_chain(AUTH, length=2 * MOST_KEYS)
+    for record in records:
+        keyring.add([record])
+    assert len(keyring.records) == 2 + MOST_BESIDE
+    assert keyring.add([THIRD]) == 1
+    again = Keyring.from_pinned(RUN, PINNED, keyring.records)
+    assert set(again.records) == set(keyring.records)
+    found = again.find(THIRD_AUTH.key_id)
+    assert found is not None
+    assert found.depth == 2
+
+
+def test_a_second_successor_counts_beside_the_first() -> None:
+    # the server was restored from a backup that is older than its last rotation, and rotated again
+    keyring = keyring_of(ROOT, SECOND)
+    assert keyring.add([endorse(RUN, OTHER_AUTH.public_key, NOW - HOUR, NOW + YEAR, AUTH)]) == 1
+    assert keyring.allows(read_token(token_of(ALICE, by=OTHER_AUTH))) is not None
 
 
 def test_only_so_many_withdrawals_are_kept() -> None:
