@@ -89,9 +89,9 @@ class OpenLogin:
 
     proven: ProvenPeer
     kind: str
+    forget_at: float  # at first, when the login is over in any case
     is_ending: bool = False  # the provider has said who it is, and we are deciding
     outcome: Answer | JoinRefused | None = None
-    forget_at: float = float("inf")
 
 
 class OpenLogins:
@@ -100,6 +100,9 @@ class OpenLogins:
     def __init__(self) -> None:
         self._open: OrderedDict[str, OpenLogin] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def find(self, session: str, now: float) -> OpenLogin | None:
         found = self._open.get(session)
         if found is not None and found.forget_at <= now:
@@ -107,7 +110,9 @@ class OpenLogins:
             return None
         return found
 
-    def add(self, session: str, login: OpenLogin) -> None:
+    def add(self, session: str, login: OpenLogin, now: float) -> None:
+        while self._open and next(iter(self._open.values())).forget_at <= now:
+            self._open.popitem(last=False)
         self._open[session] = login
         if len(self._open) > MOST_SESSIONS:
             self._open.popitem(last=False)
@@ -164,7 +169,9 @@ class Api:
             granted = await self._issuer.join_by_code(proven, body.code, site)
             return self._pass(granted, "code")
         started = await self._logins.start(proven.peer, body.provider, body.kind, site)
-        self._open.add(started.session, OpenLogin(proven, body.kind))
+        now = trio.current_time()
+        over = now + started.expires_in + REMEMBER_OUTCOME_SECONDS
+        self._open.add(started.session, OpenLogin(proven, body.kind, over), now)
         return _started(started)
 
     async def poll(self, request: Request) -> Answer:
@@ -176,7 +183,7 @@ class Api:
             if known.is_ending:  # for another poll, whose connection may have broken
                 return json_answer({"interval": ENDING_INTERVAL_SECONDS}, 202)
             if isinstance(known.outcome, JoinRefused):
-                raise known.outcome.with_traceback(None)
+                raise known.outcome.again()
             if known.outcome is not None:
                 return known.outcome
         outcome = await self._logins.poll(body.session)
@@ -194,14 +201,14 @@ class Api:
             login.outcome = self._pass(granted, login.kind)
             return login.outcome
         except JoinRefused as refused:
-            login.outcome = refused
+            login.outcome = refused.again()
             raise
         finally:
             login.is_ending = False
-            login.forget_at = trio.current_time() + REMEMBER_OUTCOME_SECONDS
             if login.outcome is None:  # a trouble of ours: they need not log in again for it
-                login.forget_at = float("inf")
                 self._logins.give_back(who.session)
+            else:
+                login.forget_at = trio.current_time() + REMEMBER_OUTCOME_SECONDS
 
     # -- while they are in
 

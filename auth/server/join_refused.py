@@ -137,6 +137,11 @@ class JoinRefused(AuthError):
         super().__init__(what or usual_what, why=why or usual_why, advice=advice or usual_advice)
         self.reason = reason
 
+    def again(self) -> JoinRefused:
+        """The same, to be kept or raised anew: one that was raised holds on to all of its frames,
+        and so to the connection that it was told on."""
+        return JoinRefused(self.reason, self.what, why=self.why, advice=self.advice)
+
     @property
     def code(self) -> str:
         return self.reason.value

@@ -165,7 +165,8 @@ class Sessions:
         """The login ended with a no, which is kept for a while."""
         refusal.provider, refusal.peer = session.provider.id, session.peer
         self.take_attempt(session)
-        session.refusal, session.identity, session.grant = refusal, None, None
+        # a copy: what was raised holds on to its frames, and so to the connection of its request
+        session.refusal, session.identity, session.grant = refusal.again(), None, None
         self.lasts_until(session, min(session.expires, now + REFUSAL_KEPT_SECONDS))
 
     def hand_out(self, session: Session) -> Identity:

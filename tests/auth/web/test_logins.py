@@ -5,6 +5,7 @@ A terminal polls as often as it is told to; the clock runs faster here (`hurried
 
 from __future__ import annotations
 
+import gc
 import html
 import re
 import time
@@ -17,7 +18,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from auth.server.join_refused import JoinRefused
 from auth.server.pages import confirmation_page, done_page, failed_page
+from auth.server.providers.errors import LoginRefused
 from auth.server.store_errors import DiskFull
 from tests.auth.providers.openid_imitation import CLIENT, OpenIdImitation, openid_imitation
 from tests.auth.providers.web_imitation import Reply
@@ -219,6 +222,23 @@ async def test_two_polls_at_once_are_one_login(tmp_path: Path) -> None:
         assert [answer.status for answer in answers] == [200] * 4
         assert len({answer.body for answer in answers}) == 1
         assert imitation.times_asked("/token") == 1
+
+
+async def test_a_refusal_that_is_kept_holds_on_to_nothing_of_who_was_told(tmp_path: Path) -> None:
+    """Ten thousand of them may be kept, and each would keep a connection."""
+    async with with_provider(tmp_path) as (running, imitation):
+        for person in (None, {"error": "access_denied"}):
+            imitation.person = person
+            volunteer = Volunteer(running)
+            started = (await volunteer.begin("corp", "device")).json()
+            assert (await ended(volunteer, started["session"])).status == 403
+            assert (await volunteer.poll(started["session"])).status == 403
+        kept = [
+            each
+            for each in gc.get_objects()
+            if isinstance(each, JoinRefused | LoginRefused) and each.__traceback__ is not None
+        ]
+        assert kept == []
 
 
 async def test_a_trouble_of_ours_after_the_login_costs_no_second_login(
