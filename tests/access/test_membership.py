@@ -166,6 +166,7 @@ async def test_the_endpoints_of_the_pass_are_joined_at(run: Run) -> None:
             assert [link.peer for link in bob.network.links()] == [alice.network.peer_id]
 
 
+@pytest.mark.slow
 async def test_one_who_may_only_look_on_keeps_nothing_for_others(run: Run) -> None:
     async with run.nodes("alice") as (alice,):
         run.impostor.endpoints = alice.network.addresses()
@@ -203,6 +204,7 @@ async def test_the_pass_is_for_its_owner_alone(run: Run) -> None:
 # -- renewal
 
 
+@pytest.mark.slow
 async def test_a_token_is_renewed_without_a_person(run: Run) -> None:
     run.impostor.life_ms = 1_000
     async with run.nodes("alice", "bob") as (alice, bob):
@@ -216,6 +218,7 @@ async def test_a_token_is_renewed_without_a_person(run: Run) -> None:
         assert kept.access_pass == alice.membership.kept.access_pass
 
 
+@pytest.mark.slow
 async def test_an_outage_is_lived_through_until_the_grace_ends(run: Run) -> None:
     run.impostor.life_ms, run.impostor.grace_ms = 900, 900
     async with run.nodes("alice", "bob") as (alice, bob):
@@ -347,6 +350,7 @@ async def test_a_clock_that_is_set_wrong_after_the_login_is_noticed(run: Run, of
 # -- keys
 
 
+@pytest.mark.slow
 async def test_a_new_auth_key_is_taken_up_by_all(run: Run) -> None:
     run.impostor.life_ms = 1_500
     async with run.nodes("alice", "bob") as (alice, bob):
@@ -407,6 +411,7 @@ async def test_a_list_from_the_server_ends_everything_with_the_revoked(
         await talks(alice, bob)
 
 
+@pytest.mark.slow
 async def test_a_list_spreads_through_the_directory_while_the_server_is_down(run: Run) -> None:
     run.impostor.answers["/v1/revocations"] = lambda *_: response("503 Down")
     async with run.nodes("alice") as (alice,):

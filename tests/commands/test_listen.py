@@ -24,6 +24,7 @@ from tests.commands.console import (
 from tests.leaving import LEAVE_SECONDS
 
 
+@pytest.mark.slow
 def test_it_prints_addresses_that_can_be_pinged(tmp_path: Path) -> None:
     with running("listen", "--listen", LOOPBACK, home=tmp_path / "a") as node:
         address = node.next_line()
@@ -38,6 +39,7 @@ def test_it_announces_what_it_is_told_to_before_what_it_found(tmp_path: Path) ->
         assert started["addresses"][0] == f"{announced}/p2p/{started['peer_id']}"
 
 
+@pytest.mark.slow
 def test_it_tells_of_links_as_they_come_and_go(tmp_path: Path) -> None:
     with running_node(tmp_path / "a") as (node, started):
         potluck("ping", "--count", "1", started["addresses"][0], home=tmp_path / "b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -97,4 +98,4 @@ class WindowAgainstNaive(RuleBasedStateMachine):
 WindowAgainstNaive.TestCase.settings = settings(
     max_examples=150, stateful_step_count=60, deadline=None
 )
-TestWindowAgainstNaive = WindowAgainstNaive.TestCase
+TestWindowAgainstNaive = pytest.mark.slow(WindowAgainstNaive.TestCase)

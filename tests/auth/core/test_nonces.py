@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from auth.nonces import FORGET_AT_ONCE, MEMORY_MS, NonceWindow
 from auth.refusals import AccessRefused, Reason
 from tests.auth.core.people import NOW, N, nonce
@@ -73,6 +75,7 @@ def test_there_are_only_so_many_senders_at_a_time() -> None:
     take(window, b"4", 1, NOW + MEMORY_MS + 1)
 
 
+@pytest.mark.slow
 def test_five_thousand_calls_a_second_for_half_a_minute_pass() -> None:
     window = NonceWindow(0)
     number = 0

@@ -233,6 +233,7 @@ entries_ = some.one_of(
 
 
 @given(some.lists(entries_, max_size=8), times)
+@pytest.mark.slow
 def test_collapsing_changes_no_answer(entries: list[Entry], issued_ms: int) -> None:
     kept = [msgspec.structs.replace(entry, forget_at_ms=NOW + YEAR) for entry in entries]
     token = msgspec.structs.replace(ALICES, issued_ms=issued_ms)

@@ -50,6 +50,7 @@ def fetcher() -> Fetcher:
     ),
     st.sampled_from([200, 400, 401, 428]),
 )  # fmt: skip
+@pytest.mark.slow
 def test_a_device_answer_is_a_grant_or_an_outage(
     fetcher: Fetcher, content: dict[str, Any], status: int
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_device_answer_is_a_grant_or_an_outage(
     st.sampled_from([200, 400, 401, 428]),
     st.integers(1, 60),
 )
+@pytest.mark.slow
 def test_a_token_answer_is_a_token_a_wait_a_no_or_an_outage(
     fetcher: Fetcher, content: dict[str, Any], status: int, interval: int
 ) -> None:
@@ -84,6 +86,7 @@ def test_a_token_answer_is_a_token_a_wait_a_no_or_an_outage(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(objects("kty", "kid", "use", "alg", "crv", "n", "e", "x", "y") | JSON, max_size=5))
+@pytest.mark.slow
 def test_whatever_stands_in_a_key_set_only_usable_keys_come_out(members: list[Any]) -> None:
     raw = [msgspec.Raw(json.dumps(member).encode()) for member in members]
     keys = KeySet(tuple(read_keys(raw)))
@@ -97,6 +100,7 @@ def test_whatever_stands_in_a_key_set_only_usable_keys_come_out(members: list[An
     objects("sub", "email", "email_verified", "preferred_username"),
     st.sampled_from([None, "sub", "email", "preferred_username", "x"]),
 )
+@pytest.mark.slow
 def test_whatever_the_claims_are_a_login_is_safe(claims: dict[str, Any], claim: str | None) -> None:
     with contextlib.suppress(LoginError):
         assert is_safe_login(login_from(claims, claim))

@@ -324,6 +324,7 @@ def rows_of(folder: Path) -> list[tuple[object, ...]]:
 
 @settings(examples, max_examples=150)
 @given(place=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255))
+@pytest.mark.slow
 def test_no_byte_of_the_file_changes_the_log_unseen(
     original: Path, place: float, mask: int
 ) -> None:

@@ -174,4 +174,4 @@ Moderated.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-TestModerated = Moderated.TestCase
+TestModerated = pytest.mark.slow(Moderated.TestCase)

@@ -129,6 +129,7 @@ async def among_a_crowd(folder: Path, count: int) -> None:
         await until(lambda: http.connections == 0, 200)
 
 
+@pytest.mark.slow
 async def test_whoever_behaves_is_served_among_those_who_do_not(
     hurried: MockClock, tmp_path: Path
 ) -> None:

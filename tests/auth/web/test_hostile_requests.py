@@ -102,6 +102,7 @@ def flipped(chance: random.Random, text: str) -> str:
     return text[:at] + chance.choice("ABCXYZabcxyz0189-_") + text[at + 1 :]
 
 
+@pytest.mark.slow
 async def test_odd_requests_are_answered_and_nothing_breaks(
     running: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -159,6 +159,7 @@ async def test_a_body_that_trickles_is_dropped_in_time(hurried: MockClock, tmp_p
         assert trio.current_time() - began < BODY_SECONDS + hurried.rate
 
 
+@pytest.mark.slow
 async def test_a_thousand_requests_at_once_are_all_answered_somehow(tmp_path: Path) -> None:
     async with auth_server(
         tmp_path, requests_per_minute_per_address=400, server_lines="connections_per_address = 50"

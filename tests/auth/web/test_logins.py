@@ -201,6 +201,7 @@ async def test_a_provider_that_is_down_is_an_outage(tmp_path: Path) -> None:
         assert (await running.ask("GET", "/readyz")).status == 200
 
 
+@pytest.mark.slow
 async def test_two_polls_at_once_are_one_login(tmp_path: Path) -> None:
     async with with_provider(tmp_path) as (running, imitation):
         running.moderation.allow("corp:alice", actor=ACTOR)
@@ -224,6 +225,7 @@ async def test_two_polls_at_once_are_one_login(tmp_path: Path) -> None:
         assert imitation.times_asked("/token") == 1
 
 
+@pytest.mark.slow
 async def test_a_refusal_that_is_kept_holds_on_to_nothing_of_who_was_told(tmp_path: Path) -> None:
     """Ten thousand of them may be kept, and each would keep a connection."""
     async with with_provider(tmp_path) as (running, imitation):
