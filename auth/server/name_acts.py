@@ -48,6 +48,8 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     account: listings.AccountView | None
     change: str
     list_number: int
+    provider_is_known: bool = True
+    """False where nobody can log in under the name, because the settings have no such provider."""
 
 
 class Revoked(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +127,9 @@ class NameActs:
                     transaction, Act.ALLOWED, actor, reason, name=account.name,
                     detail=f"{change}; roles {roles_text}",
                 )  # fmt: skip
+            known = providers or self._providers
             return Allowed(
+                provider_is_known=not known or full.provider in known,
                 kind=revoked.NAME,
                 value=account.name,
                 account=listings.account_view(connection, account, now_ms),

@@ -34,7 +34,13 @@ def allowed(answer: Answer) -> str:
         "was denied": again + "stay dead.",
         "was revoked": again + "stay dead.",
     }
-    return text.get(change, f"{value}: {change}; as {roles}.")
+    said = text.get(change, f"{value}: {change}; as {roles}.")
+    if not answer.get("provider_is_known", True):  # a server that was not restarted says nothing
+        said += (
+            f"\nBut there is no provider {account['provider']} in auth.toml: until there is, "
+            "nobody can log in under that name."
+        )
+    return said
 
 
 def ended(answer: Answer) -> str:

@@ -56,7 +56,7 @@ def keys(answer: Answer) -> Sequence[Part]:
         (
             key["key_id"],
             key["state"] if key["has_file"] or key["state"] == "withdrawn" else "NO FILE",
-            utc(key["from_ms"]),
+            utc(key["from_ms"]) if key["from_ms"] else "the beginning",
             utc(key["withdrawn_ms"]) if key["withdrawn_ms"] is not None else "",
             key["fingerprint"],
         )

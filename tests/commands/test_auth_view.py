@@ -127,6 +127,19 @@ def test_it_is_said_what_a_revocation_does_not_do(
     assert said in capsys.readouterr().out
 
 
+def test_a_name_under_which_nobody_can_log_in_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {
+        "kind": "name",
+        "value": "githbu:alice",
+        "account": {**account(name="githbu:alice"), "provider": "githbu"},
+        "change": "new",
+        "list_number": 3,
+        "provider_is_known": False,
+    }
+    show("allow", answer, Output())
+    assert "no provider githbu in auth.toml" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "change", ["new", "roles", "rebound", "unchanged", "was denied", "was revoked", "of tomorrow"]
 )

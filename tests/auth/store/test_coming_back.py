@@ -126,3 +126,8 @@ async def test_the_log_is_searched_by_names_as_accounts_are_called(server: Serve
     assert found("github:mallory") == found("github:MALLORY") == ["github:mallory"]
     assert found("mallory") == ["uni:mallory", "github:mallory"]
     assert found("nobody") == []
+
+
+def test_a_name_at_a_provider_that_there_is_not_is_told_apart(server: Server) -> None:
+    assert server.moderation.allow("github:alice", actor=ROOT).provider_is_known
+    assert not server.moderation.allow("githbu:bob", actor=ROOT).provider_is_known
