@@ -231,7 +231,7 @@ def read_settings(path: Path) -> Settings:
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_SETTINGS_BYTES + 1)
-            mode = os.fstat(file.fileno()).st_mode
+            status = os.fstat(file.fileno())
     except FileNotFoundError:
         raise SettingsError(
             f"There is no settings file {path}.",
@@ -242,7 +242,14 @@ def read_settings(path: Path) -> Settings:
             f"The settings file {path} cannot be read: {error.strerror}.",
             advice="Check what it is and who may read it (ls -l).",
         ) from None
-    if mode & stat.S_IWOTH:
+    if status.st_uid not in (0, os.geteuid()):
+        raise SettingsError(
+            f"{path} belongs to another user.",
+            why="Its owner could name an identity provider that lets them in.",
+            advice="Run the server as that user; or, if it was you, make the file the server's own "
+            "with chown.",
+        )
+    if status.st_mode & stat.S_IWOTH:
         raise SettingsError(
             f"Every user of this machine may write to {path}.",
             why="Whoever does can name an identity provider that lets them in.",

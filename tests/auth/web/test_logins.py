@@ -286,6 +286,21 @@ async def test_the_page_escapes_what_others_chose_and_runs_nothing(tmp_path: Pat
         assert "Path=/" in cookie
 
 
+async def test_the_host_that_a_request_names_is_not_believed(tmp_path: Path) -> None:
+    async with with_provider(tmp_path) as (running, imitation):
+        browser = Browser(running)
+        _, started, _ = await begun(running, browser)
+        page = await browser.get(
+            started["url"], host="evil.example", x_forwarded_host="evil.example"
+        )
+        assert page.status == 200
+        sent_on = await browser.press(started["url"], page, host="evil.example")
+        assert sent_on.headers["location"].startswith(f"{imitation.issuer}/authorize?")
+        for answer in (page, sent_on):
+            assert "evil" not in f"{answer.headers}{answer.body!r}"
+        assert "evil" not in sent_on.headers["location"]
+
+
 async def test_over_tls_the_cookie_is_for_this_host_and_for_tls_alone(tmp_path: Path) -> None:
     async with with_provider(tmp_path, Authority(tmp_path)) as (running, _):
         started = (await Volunteer(running).begin("corp", "browser")).json()

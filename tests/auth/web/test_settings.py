@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,7 @@ def test_a_file_that_every_user_may_write_to_is_not_believed(tmp_path: Path) -> 
     assert f"chmod o-w {path}" in caught.value.advice
     path.chmod(0o644)
     assert read_settings(path).run == "tiny"
+    if os.geteuid() == 0:  # only root can give a file away
+        os.chown(path, 12345, -1)
+        with pytest.raises(SettingsError, match="belongs to another user"):
+            read_settings(path)
