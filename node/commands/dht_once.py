@@ -34,6 +34,7 @@ from protocols.dht.settings import DhtSettings
 from protocols.errors import PotluckError, Unreachable
 from protocols.identity import Identity
 from protocols.network import Network
+from protocols.not_allowed import NotAllowed
 from protocols.rpc import open_rpc
 
 
@@ -78,8 +79,10 @@ def _identity(configuration: Configuration) -> tuple[Identity, Membership | None
 
 
 async def join_swarm(network: Network, dht: Dht, addresses: Sequence[str], deadline: float) -> None:
-    """Meet the swarm. Unreachable at once when every address fails, and when time is over."""
+    """Meet the swarm. Unreachable at once when every address fails, and when time is over;
+    NotAllowed when all who are there say that this node may not take part."""
     failures: dict[str, str] = {}
+    refusals: list[NotAllowed] = []
 
     async def connect(address: PeerAddress) -> None:
         try:
@@ -94,8 +97,19 @@ async def join_swarm(network: Network, dht: Dht, addresses: Sequence[str], deadl
                 network.learn_addresses(address.peer, [address.text])
                 nursery.start_soon(connect, address)
         if len(failures) < len(addresses):
-            await dht.joined()
-            return
+            async with trio.open_nursery() as nursery:
+
+                async def hear_refusal() -> None:
+                    refusals.append(await dht.turned_away())
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(hear_refusal)
+                await dht.joined()
+                nursery.cancel_scope.cancel()
+            if not refusals:
+                return
+    if refusals:
+        raise refusals[0]
     failures |= {one.address: one.failure for one in dht.bootstrap_state().addresses if one.failure}
     raise Unreachable(
         "The swarm cannot be joined.",

@@ -28,6 +28,7 @@ from protocols.dht.routing import REFRESH_WIDTH
 from protocols.dht.state import DhtState, log
 from protocols.errors import MalformedMessage, PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
+from protocols.not_allowed import NotAllowed
 
 GREETED_AT_ONCE = 8
 CACHED_PEERS = 128  # of the cache, tried while nobody is known
@@ -72,12 +73,13 @@ class BootstrapState:
 class _Place:
     """A bootstrap address and how it fared."""
 
-    __slots__ = ("address", "answered", "attempts", "contact", "failure", "next_try")
+    __slots__ = ("address", "answered", "attempts", "contact", "failure", "next_try", "refused")
 
     def __init__(self, address: str, contact: Contact) -> None:
         self.address = address
         self.contact = contact
         self.answered = False
+        self.refused = False
         self.attempts = 0
         self.failure = ""
         self.next_try = 0.0
@@ -98,6 +100,8 @@ class Bootstrap:
         self._met_somebody = trio.Event()
         self.joined = trio.Event()
         """Set when this node has met somebody and looked itself up for the first time."""
+        self._turned_away = trio.Event()
+        self._refusal: NotAllowed | None = None
 
     def add_cached(self, contacts: Iterable[Contact]) -> None:
         """Peers of an earlier life."""
@@ -114,6 +118,12 @@ class Bootstrap:
             for one in self._places
         )
         return BootstrapState(joined, addresses, len(self._cached))
+
+    async def turned_away(self) -> NotAllowed:
+        """Until the last word of all who were greeted is that this node may not take part."""
+        while self._refusal is None:
+            await self._turned_away.wait()
+        return self._refusal
 
     async def run(self) -> None:
         """Try for ever."""
@@ -168,12 +178,16 @@ class Bootstrap:
             self._rounds_failed = 0
             return
         self._rounds_failed += 1
+        refusals = [one for one in failures.values() if isinstance(one, NotAllowed)]
+        if len(refusals) == len(failures) and all(place.refused for place in self._places):
+            self._refusal = refusals[0]
+            self._turned_away.set()
         if self._state.is_alone:
             self._complain()
 
-    async def _greet_all(self, contacts: Iterable[Contact]) -> dict[PeerId, str]:
+    async def _greet_all(self, contacts: Iterable[Contact]) -> dict[PeerId, PotluckError]:
         """Greet these; how those failed that did."""
-        failures: dict[PeerId, str] = {}
+        failures: dict[PeerId, PotluckError] = {}
         limit = trio.CapacityLimiter(GREETED_AT_ONCE)
 
         async def greet(contact: Contact) -> None:
@@ -181,18 +195,19 @@ class Bootstrap:
                 try:
                     await self._asker.greet(contact)
                 except PotluckError as error:
-                    failures[contact.peer] = str(error)
+                    failures[contact.peer] = error
 
         async with trio.open_nursery() as nursery:
             for contact in contacts:
                 nursery.start_soon(greet, contact)
         return failures
 
-    def _note(self, place: _Place, failure: str | None) -> None:
+    def _note(self, place: _Place, failure: PotluckError | None) -> None:
         settings = self._state.settings
         place.attempts += 1
         place.answered = failure is None
-        place.failure = failure or ""
+        place.refused = isinstance(failure, NotAllowed)
+        place.failure = "" if failure is None else str(failure)
         longest = settings.longest_retry_seconds
         if not self._state.is_alone:
             longest *= REJOINED_RARER

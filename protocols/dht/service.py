@@ -45,6 +45,7 @@ from protocols.dht.watching import Change, Watches
 from protocols.dht.writing import Writer, Written
 from protocols.identity import PeerId
 from protocols.network import LinkEvent, Network, Reach
+from protocols.not_allowed import NotAllowed
 from protocols.rpc import Rpc
 
 KEYS_WITHOUT_A_PAUSE = 128  # decoding what one publisher says takes some 10 microseconds
@@ -203,6 +204,13 @@ class Dht:
     async def joined(self) -> None:
         """Until this node has met others and looked itself up."""
         await self._bootstrap.joined.wait()
+
+    async def turned_away(self) -> NotAllowed:
+        """Until the last word of all who were greeted is that this node may not take part.
+
+        It goes on trying: once it has a token that counts it is let in.
+        """
+        return await self._bootstrap.turned_away()
 
     def bootstrap_state(self) -> BootstrapState:
         return self._bootstrap.state()

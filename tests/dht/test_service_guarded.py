@@ -103,3 +103,30 @@ async def test_who_shows_no_token_is_in_nobodys_table(world: SimulatedWorld) -> 
     assert not stranger.dht._bootstrap.joined.is_set()
     state = stranger.dht.bootstrap_state()
     assert all("refused" in one.failure for one in state.addresses), state
+
+
+@simulated
+async def test_whoever_is_turned_away_by_all_is_told_at_once_in_their_words(
+    world: SimulatedWorld,
+) -> None:
+    admission = Admission()
+    members = await admitted(world, admission, "alice", "bob")
+    stranger = member(world, "stranger", members)
+    await stranger.ready.wait()
+    with trio.fail_after(5):
+        refusal = await stranger.dht.turned_away()
+    assert refusal.reason is Reason.TOKEN_MISSING
+
+
+@simulated
+async def test_one_who_refuses_is_not_all_while_another_does_not_answer(
+    world: SimulatedWorld,
+) -> None:
+    admission = Admission()
+    members = await admitted(world, admission, "alice", "bob")
+    world.crash(members[1].network, silently=True)
+    stranger = member(world, "stranger", members)
+    await stranger.ready.wait()
+    with trio.move_on_after(120) as patience:
+        await stranger.dht.turned_away()
+    assert patience.cancelled_caught
