@@ -4,6 +4,9 @@ It holds the database as of one moment, the signing keys and the head of the aud
 to this user, and appears under its name only when it is complete. To go back to it, stop the
 server and put the folder in the place of the old one.
 
+The keys are read in the same moment as the database's state is held: a key that is made or
+withdrawn meanwhile must not be in one and missing in the other.
+
 Easy to get wrong: after going back, the server must not give out serial numbers a second time, or
 a revocation list with an older number than peers have. So the copy is marked, and a store that
 finds the mark counts on from further up, and says in the log that it was put back.
@@ -16,6 +19,7 @@ import os
 import secrets
 import shutil
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,6 +27,7 @@ import msgspec
 from auth.server import audit_head, database
 from auth.server.signing_keys import keep_names
 from auth.server.store_errors import StoreFailed, told
+from auth.server.store_paths import StorePaths
 
 
 class BackupMade(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,21 +59,41 @@ def check_is_free(destination: Path) -> None:
         )
 
 
+def keys_in(folder: Path) -> dict[str, bytes]:
+    """The key files by name. Read while no key is made or withdrawn: in the writer's thread."""
+    found = {}
+    try:
+        for path in sorted(folder.glob("*.key")):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with open(descriptor, "rb") as file:
+                found[path.name] = file.read()
+    except OSError as error:
+        raise told(error, folder) from error
+    return found
+
+
 def make_backup(
-    database_file: Path, keys_folder: Path, head_name: str, destination: Path, now_ms: int
+    paths: StorePaths,
+    state: sqlite3.Connection,
+    keys: Mapping[str, bytes],
+    destination: Path,
+    now_ms: int,
 ) -> BackupMade:
-    """Copy everything to a folder that is not there yet. AuthError, and nothing left, if not."""
+    """Write a held state, and the keys of that same moment, to a folder that is not there yet.
+
+    AuthError, and nothing left, if not.
+    """
     destination = destination.absolute()
     check_is_free(destination)
     draft = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}")
     try:
         try:
             draft.mkdir(mode=database.FOLDER_MODE)
-            copy = draft / database_file.name
-            database.copy_database(database_file, copy)
+            copy = draft / paths.database.name
+            database.copy_database(state, copy)
             head = _mark(copy, now_ms)
-            _copy_keys(keys_folder, draft / keys_folder.name)
-            audit_head.write_head_file(draft / head_name, head)
+            _write_keys(keys, draft / paths.keys.name)
+            audit_head.write_head_file(draft / paths.head.name, head)
             keep_names(draft)
             sizes = [path.stat().st_size for path in draft.rglob("*") if path.is_file()]
             draft.rename(destination)
@@ -97,15 +122,12 @@ def _mark(copy: Path, now_ms: int) -> audit_head.Head:
     return head
 
 
-def _copy_keys(source: Path, target: Path) -> None:
-    target.mkdir(mode=database.FOLDER_MODE)
-    for path in sorted(source.glob("*.key")):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        with open(descriptor, "rb") as original:
-            content = original.read()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(target / path.name, flags, database.FILE_MODE), "wb") as file:
+def _write_keys(keys: Mapping[str, bytes], folder: Path) -> None:
+    folder.mkdir(mode=database.FOLDER_MODE)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    for name, content in keys.items():
+        with open(os.open(folder / name, flags, database.FILE_MODE), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    keep_names(target)
+    keep_names(folder)

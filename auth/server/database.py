@@ -123,21 +123,30 @@ def reading(path: Path, migrations: Sequence[str] = MIGRATIONS) -> Iterator[sqli
             yield connection
 
 
-def copy_database(source: Path, destination: Path) -> None:
-    """A sound copy of one state, made while others write. `destination` must not exist."""
+@contextlib.contextmanager
+def held_state(source: Path) -> Iterator[sqlite3.Connection]:
+    """The state of this moment, to be copied from any thread while others go on writing."""
+    with (
+        _telling(source),
+        contextlib.closing(
+            sqlite3.connect(source, timeout=BUSY_SECONDS, check_same_thread=False)
+        ) as original,
+    ):
+        # One transaction of the reader: a busy writer cannot make the copy begin again.
+        original.execute("BEGIN")
+        original.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        yield original
+
+
+def copy_database(original: sqlite3.Connection, destination: Path) -> None:
+    """A sound copy of a held state. `destination` must not exist."""
     with _telling(destination):
         os.close(
             os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         )
         try:
-            with (
-                contextlib.closing(sqlite3.connect(source, timeout=BUSY_SECONDS)) as original,
-                contextlib.closing(sqlite3.connect(destination, isolation_level=None)) as copy,
-            ):
+            with contextlib.closing(sqlite3.connect(destination, isolation_level=None)) as copy:
                 copy.execute("PRAGMA synchronous = FULL")
-                # One transaction of the reader: a busy writer cannot make it begin again.
-                original.execute("BEGIN")
-                original.execute("SELECT count(*) FROM sqlite_master").fetchone()
                 original.backup(copy, pages=BACKUP_PAGES_AT_ONCE)
                 # a copy in WAL mode would leave two files beside it
                 copy.execute("PRAGMA journal_mode = DELETE")
@@ -245,7 +254,8 @@ def _migrate(
     if 0 < version < len(migrations):
         aside = path.with_name(f"{path.name}.version-{version}")
         remove_database(aside)
-        copy_database(path, aside)
+        with held_state(path) as original:
+            copy_database(original, aside)
     for number, script in enumerate(migrations[version:], start=version + 1):
         try:
             connection.executescript(

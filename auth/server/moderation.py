@@ -16,12 +16,13 @@ of its own, and sees one state of the database.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from auth.errors import AuthError, NotAKey
 from auth.keys import public_key_of
-from auth.server import accounts, audit_head, backups, listings
+from auth.server import accounts, audit_head, backups, database, listings
 from auth.server.account_names import BareName, parse_name
 from auth.server.acting import NotDone, act, log_act
 from auth.server.audit import Act
@@ -31,7 +32,6 @@ from auth.server.code_acts import CodeActs
 from auth.server.key_acts import KeyActs
 from auth.server.name_acts import NameActs
 from auth.server.store import Reader, Store
-from auth.server.store_paths import HEAD_NAME
 
 MOST_LISTED = 5_000  # of anything at once: a few MB of answer
 
@@ -164,9 +164,15 @@ class Moderation:
         self._log(Act.BACKED_UP, actor, reason, f"to {destination}")
         paths = self._store.paths
         try:
-            return backups.make_backup(
-                paths.database, paths.keys, HEAD_NAME, destination, self._now()
-            )
+            with contextlib.ExitStack() as stack:
+                state, keys = act(
+                    self._store,
+                    lambda _: (
+                        stack.enter_context(database.held_state(paths.database)),
+                        backups.keys_in(paths.keys),
+                    ),
+                )
+                return backups.make_backup(paths, state, keys, destination, self._now())
         except AuthError as error:
             self._log(Act.BACKUP_FAILED, actor, error.what, f"to {destination}")
             raise

@@ -65,6 +65,34 @@ def test_there_is_no_backup_that_the_log_does_not_know_of(server: Server, tmp_pa
     assert row.reason.startswith("/proc/")
 
 
+async def test_a_backup_has_every_key_that_its_database_counts_on(
+    server: Server, tmp_path: Path
+) -> None:
+    """Whatever happens to the keys while it is made."""
+    made: list[Path] = []
+
+    def change_keys() -> None:
+        for _ in range(8):
+            server.moderation.key_withdraw(_newest(server), actor=ROOT)
+
+    def back_up() -> None:
+        for number in range(6):
+            made.append(tmp_path / f"backup-{number}")
+            server.moderation.backup(made[-1], actor=ROOT)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, change_keys)
+        nursery.start_soon(trio.to_thread.run_sync, back_up)
+    for folder in made:
+        with running(folder) as restored:
+            counting = [key for key in restored.moderation.keys().keys if not key.withdrawn_ms]
+            assert all(key.has_file for key in counting)
+
+
+def _newest(server: Server) -> str:
+    return server.moderation.keys().keys[-1].key_id
+
+
 async def test_going_back_to_a_backup_goes_on_from_there(tmp_path: Path) -> None:
     clock, folder, backup = Clock(), tmp_path / "auth", tmp_path / "backup"
     with running(folder, clock) as server:
