@@ -363,6 +363,7 @@ async def test_a_new_auth_key_is_taken_up_by_all(run: Run) -> None:
         await talks(bob, alice)
 
 
+@pytest.mark.slow
 async def test_when_an_auth_key_is_withdrawn_everybody_gets_a_new_token(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,6 +391,7 @@ def revoked_now(peer: bytes) -> PeerEntry:
     return PeerEntry(peer, int(time.time() * 1000) + 60_000, FAR_FUTURE_MS)
 
 
+@pytest.mark.slow
 async def test_a_list_from_the_server_ends_everything_with_the_revoked(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_only_its_owner_can_open_its_socket(tmp_path: Path) -> None:
         assert stat.S_IMODE(control_socket.parent.stat().st_mode) == 0o700
 
 
+@pytest.mark.slow
 def test_a_second_start_is_refused_and_told_the_pid_of_the_first(tmp_path: Path) -> None:
     with running_node(tmp_path) as (node, _):
         second = potluck("listen", "--json", "--listen", LOOPBACK, home=tmp_path)
@@ -112,6 +113,7 @@ def test_a_signal_ends_it_cleanly(number: signal.Signals, code: int, tmp_path: P
     assert files_of_a_running_node(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
     with running_node(tmp_path / "a") as (_, started):
         taken = started["addresses"][0].partition("/p2p/")[0]

@@ -36,6 +36,7 @@ def test_it_prints_a_line_for_each_ping_and_a_summary(node: dict[str, Any], tmp_
     assert "Connected to" in result.stderr
 
 
+@pytest.mark.slow
 def test_with_json_each_line_is_an_event(node: dict[str, Any], tmp_path: Path) -> None:
     words = ("ping", "--json", "--count", "2", "--interval", "0.01", node["address"])
     result = potluck(*words, home=tmp_path)
@@ -54,6 +55,7 @@ def test_with_json_each_line_is_an_event(node: dict[str, Any], tmp_path: Path) -
     assert (summary["sent"], summary["received"], summary["loss"]) == (2, 2, 0.0)
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_key_pings_and_still_has_none(
     node: dict[str, Any], tmp_path: Path
 ) -> None:

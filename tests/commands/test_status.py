@@ -43,6 +43,7 @@ def test_as_json_it_is_one_object_with_every_field(tmp_path: Path) -> None:
     assert status["links"] == []
 
 
+@pytest.mark.slow
 def test_it_shows_a_link_and_counts_what_was_served(tmp_path: Path) -> None:
     with running_node(tmp_path / "a") as (_, started):
         words = ("ping", "--json", "--interval", "0.05", "--count", "1000")

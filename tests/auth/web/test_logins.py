@@ -129,6 +129,7 @@ async def test_a_login_in_the_browser_from_the_terminal_to_the_pass(tmp_path: Pa
         assert again.body == answer.body, "an answer that was lost is given again"
 
 
+@pytest.mark.slow
 async def test_a_device_login_to_the_pass(tmp_path: Path) -> None:
     async with with_provider(tmp_path) as (running, imitation):
         running.moderation.allow("corp:alice", actor=ACTOR)
@@ -144,6 +145,7 @@ async def test_a_device_login_to_the_pass(tmp_path: Path) -> None:
         assert answer.status == 200
 
 
+@pytest.mark.slow
 async def test_somebody_who_is_not_on_the_list_is_refused_and_told_their_name(
     tmp_path: Path,
 ) -> None:
@@ -170,6 +172,7 @@ async def test_a_person_who_says_no_is_refused_signed_and_the_log_knows(tmp_path
         assert len(refused) == 1
 
 
+@pytest.mark.slow
 async def test_a_no_that_could_not_be_written_is_in_the_log_before_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +246,7 @@ async def test_a_refusal_that_is_kept_holds_on_to_nothing_of_who_was_told(tmp_pa
         assert kept == []
 
 
+@pytest.mark.slow
 async def test_a_trouble_of_ours_after_the_login_costs_no_second_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -353,6 +353,7 @@ async def test_who_is_answered_early_and_goes_on_sending_is_dropped() -> None:
         await until(lambda: here.server.connections == 0, 5)
 
 
+@pytest.mark.slow
 async def test_many_pieces_that_nobody_reads_hold_up_nothing() -> None:
     async def deaf(scope: Scope, receive: Receive, send: Send) -> None:
         await trio.sleep(0.05)  # while what it does not read piles up
@@ -427,6 +428,7 @@ async def test_a_request_in_flight_is_answered_before_the_end() -> None:
             await trio.open_tcp_stream(LOOPBACK, here.port)
 
 
+@pytest.mark.slow
 async def test_what_hangs_does_not_hold_up_the_end() -> None:
     async def hang(_scope: Scope, _receive: Receive, _send: Send) -> None:
         await trio.sleep_forever()
