@@ -236,6 +236,7 @@ async def test_an_outage_is_lived_through_until_the_grace_ends(run: Run) -> None
         assert alice.status().membership.trouble == ""
 
 
+@pytest.mark.slow
 async def test_a_captive_portal_ends_nothing(run: Run) -> None:
     run.impostor.life_ms = 1_000
     async with run.nodes("alice") as (alice,):
@@ -250,6 +251,7 @@ async def test_a_captive_portal_ends_nothing(run: Run) -> None:
         await until_renewed(alice)
 
 
+@pytest.mark.slow
 async def test_a_refusal_ends_the_node_at_once_and_says_why(run: Run) -> None:
     run.impostor.life_ms = 1_000
     with pytest.raises(ExceptionGroup) as ended:  # noqa: PT012 - it ends in the middle of the block
@@ -317,6 +319,7 @@ async def test_a_server_that_has_moved_is_found_again_with_a_new_invite(
 # -- clocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", [-600.0, 600.0])
 async def test_a_clock_ten_minutes_off_locks_nobody_out(
     run: Run, off: float, caplog: pytest.LogCaptureFixture
@@ -334,6 +337,7 @@ async def test_a_clock_ten_minutes_off_locks_nobody_out(
         assert abs(alice.status().membership.clock_offset_ms) < 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", [-600.0, 600.0])
 async def test_a_clock_that_is_set_wrong_after_the_login_is_noticed(run: Run, off: float) -> None:
     configuration = await run.member("wrong")

@@ -72,6 +72,7 @@ def interrupt(way: str, left_behind: Path, number: signal.Signals) -> tuple[int,
         return stop(process, number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_whatever_runs_it_is_out_in_two_seconds_with_a_clean_disk(way: str, tmp_path: Path) -> None:
     left_behind = tmp_path / "file"

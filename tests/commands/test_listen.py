@@ -49,12 +49,14 @@ def test_it_tells_of_links_as_they_come_and_go(tmp_path: Path) -> None:
     assert (went["event"], went["peer"]) == ("disconnected", came["peer"])
 
 
+@pytest.mark.slow
 def test_it_uses_the_identity_of_its_home(tmp_path: Path) -> None:
     (own,) = objects(potluck("id", "--json", home=tmp_path).stdout)
     with running_node(tmp_path) as (_, started):
         assert started["peer_id"] == own["peer_id"]
 
 
+@pytest.mark.slow
 def test_only_its_owner_can_open_its_socket(tmp_path: Path) -> None:
     with running_node(tmp_path) as (_, started):
         control_socket = Path(started["control_socket"])
@@ -72,6 +74,7 @@ def test_a_second_start_is_refused_and_told_the_pid_of_the_first(tmp_path: Path)
         assert potluck("status", home=tmp_path).returncode == 0, "the first one is unharmed"
 
 
+@pytest.mark.slow
 def test_the_same_key_in_another_home_is_refused(tmp_path: Path) -> None:
     with running_node(tmp_path / "a") as (_, _started):
         key_file = str(tmp_path / "a" / "identity.key")

@@ -25,6 +25,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         yield {**started, "address": started["addresses"][0], "home": home}
 
 
+@pytest.mark.slow
 def test_it_prints_a_line_for_each_ping_and_a_summary(node: dict[str, Any], tmp_path: Path) -> None:
     words = ("ping", "--count", "3", "--interval", "0.01", node["address"])
     result = potluck(*words, home=tmp_path)
@@ -82,6 +83,7 @@ def test_while_a_node_runs_its_pings_have_another_identity(tmp_path: Path) -> No
         assert pinged.next_object()["peer"] != own["peer_id"]
 
 
+@pytest.mark.slow
 def test_a_node_can_be_pinged_from_its_own_home(node: dict[str, Any]) -> None:
     assert potluck("ping", "--count", "1", node["address"], home=node["home"]).returncode == 0
 
@@ -121,6 +123,7 @@ def unreachable(address: str, home: Path) -> str:
     return f"{error['what']} {error['why']} {error['advice']}"
 
 
+@pytest.mark.slow
 def test_nothing_there_is_unreachable_with_the_reason(tmp_path: Path) -> None:
     address = f"/ip4/127.0.0.1/tcp/{closed_port()}/p2p/{PEER}"
     told = unreachable(address, tmp_path)
@@ -138,6 +141,7 @@ def test_silence_is_unreachable_within_the_timeout(tmp_path: Path) -> None:
     assert seconds < 10
 
 
+@pytest.mark.slow
 def test_somebody_else_there_is_unreachable_and_told_apart(
     node: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -145,11 +149,13 @@ def test_somebody_else_there_is_unreachable_and_told_apart(
     assert "Another node answers there" in unreachable(elsewhere, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_name_that_does_not_exist_is_unreachable_and_named(tmp_path: Path) -> None:
     told = unreachable(f"/dns4/no-such-name.invalid/tcp/4001/p2p/{PEER}", tmp_path)
     assert "no-such-name.invalid" in told
 
 
+@pytest.mark.slow
 def test_a_name_is_looked_up(node: dict[str, Any], tmp_path: Path) -> None:
     by_name = node["address"].replace("/ip4/127.0.0.1/", "/dns4/localhost/")
     assert potluck("ping", "--count", "1", by_name, home=tmp_path).returncode == 0

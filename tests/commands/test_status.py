@@ -28,6 +28,7 @@ def test_without_a_node_it_is_unreachable(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_as_json_it_is_one_object_with_every_field(tmp_path: Path) -> None:
     (tmp_path / "potluck.toml").write_text("[network]\ndial_seconds = 5")
     with running_node(tmp_path) as (node, started):

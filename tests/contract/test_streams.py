@@ -34,6 +34,7 @@ async def test_bytes_arrive_in_order_in_both_directions(place: Neighbourhood) ->
     assert await read_exactly(near, 4) == b"well"
 
 
+@pytest.mark.slow
 @on_both
 async def test_many_small_pieces_that_had_to_wait_are_read_in_order(place: Neighbourhood) -> None:
     near, far = await place.joined()

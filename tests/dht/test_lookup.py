@@ -343,6 +343,7 @@ def test_a_world_of_liars_costs_a_bounded_number_of_questions() -> None:
     assert lookup.asked_count <= QUESTIONS_PER_K * lookup.k
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_with_a_fifth_lying_the_honest_ones_nearest_to_the_target_are_found(seed: int) -> None:
     swarm = routed(200)

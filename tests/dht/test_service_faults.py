@@ -232,6 +232,7 @@ async def put_and_get_everywhere(members: list[Member]) -> float:
     return slowest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
+import pytest
 import trio
 
 from node.simulated_network import SimulatedWorld
@@ -35,6 +36,7 @@ async def test_hundreds_of_keys_cost_a_few_messages_a_neighbour(world: Simulated
     assert members[3].dht.statistics().finds_sent - before <= 12 * 7
 
 
+@pytest.mark.slow
 @simulated
 async def test_keeping_up_hundreds_of_keys_costs_a_few_messages_a_neighbour(
     world: SimulatedWorld,
@@ -84,6 +86,7 @@ async def test_a_read_mends_replicas_that_lack_something(world: SimulatedWorld) 
     assert members[1].dht.statistics().slots_repaired
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_hot_key_is_copied_to_the_way_for_a_short_while(world: SimulatedWorld) -> None:
     # a table of three: so that there is a way, in a swarm that is quick to simulate

@@ -124,6 +124,7 @@ def test_the_dearest_question_that_fits_in_a_message_costs_little(have: str) -> 
     scenario()
 
 
+@pytest.mark.slow
 @simulated
 async def test_writing_and_reading_many_keys_lets_others_have_their_turn(
     world: SimulatedWorld,

@@ -113,6 +113,7 @@ async def test_somebody_who_no_longer_serves_the_directory_leaves_the_table(
     assert first.dht.statistics().peers_in_table == 0
 
 
+@pytest.mark.slow
 @simulated
 async def test_addresses_that_do_not_fit_in_an_answer_are_left_out(world: SimulatedWorld) -> None:
     members = await swarm(world, 22)

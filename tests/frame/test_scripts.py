@@ -59,6 +59,7 @@ def test_it_works_from_anywhere_and_through_links(made: Checkout, tmp_path: Path
     assert made.asked_of_pip() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
 def test_it_is_brought_up_to_date_when_what_it_is_made_from_changes(
     made: Checkout, name: str
@@ -131,6 +132,7 @@ def test_a_python_that_went_away_makes_it_anew(made: Checkout) -> None:
     assert made.asked_of_pip()[0] == "venv"
 
 
+@pytest.mark.slow
 def test_several_first_calls_at_once_make_it_once(checkout: Checkout) -> None:
     slow = checkout.python.read_text().replace("echo venv", "sleep 0.3; echo venv")
     checkout.python.write_text(slow)
@@ -279,6 +281,7 @@ def tools(made: Checkout) -> Checkout:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "pytest_words"),
     [
@@ -303,6 +306,7 @@ def test_each_size_runs_every_check_and_its_tests(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fails", "step"),
     [("ruff format", "format"), ("ruff check", "lint"), ("mypy --no-error-summary", "types")],

@@ -133,6 +133,7 @@ def test_cancelled_at_any_step_nothing_is_left(scenario: Scenario) -> None:
     sweep(scenario, 1)
 
 
+@pytest.mark.slow
 async def test_a_thousand_cancelled_opens_leave_no_task_stream_or_descriptor() -> None:
     async with networks(2) as (near, far):
         far.serve(ECHO, echo)

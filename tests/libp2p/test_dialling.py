@@ -255,6 +255,7 @@ async def test_a_name_that_stands_for_an_address_leads_there() -> None:
         await near.connect(far.peer_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/1"])
 async def test_a_failed_attempt_leaves_no_socket(text: str) -> None:
     before = open_descriptors()

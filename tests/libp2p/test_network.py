@@ -359,6 +359,7 @@ async def test_more_than_256_streams_are_open_at_once() -> None:
             stream.reset()
 
 
+@pytest.mark.slow
 async def test_streams_leave_nothing_behind() -> None:
     await many_streams_leave_nothing(1_000)
 

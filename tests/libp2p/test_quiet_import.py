@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPORT = """
 import json, logging, sys, threading
 before = logging.getLogger("libp2p")
@@ -40,6 +42,7 @@ def report(imports: str, tmp_path: Path, **environment: str) -> dict[str, object
     return {**answer, "said": process.stderr.decode()}
 
 
+@pytest.mark.slow
 def test_importing_the_library_changes_the_logging_of_the_process(tmp_path: Path) -> None:
     """When this fails, the library has stopped doing so, and `quiet_import` may go."""
     loud = report(f"import libp2p\n{USE}", tmp_path, LIBP2P_DEBUG="DEBUG")
@@ -50,6 +53,7 @@ def test_importing_the_library_changes_the_logging_of_the_process(tmp_path: Path
     assert list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_importing_us_leaves_it_alone_even_when_the_library_is_told_to_debug(
     tmp_path: Path,
 ) -> None:
@@ -64,6 +68,7 @@ def test_importing_us_leaves_it_alone_even_when_the_library_is_told_to_debug(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_when_the_library_was_imported_before_us_its_logger_speaks_to_the_application(
     tmp_path: Path,
 ) -> None:

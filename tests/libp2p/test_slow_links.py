@@ -41,6 +41,7 @@ async def linked(
             yield near, far, proxy
 
 
+@pytest.mark.slow
 async def test_connecting_and_opening_take_four_round_trips() -> None:
     """Noise chosen, Noise, Yamux chosen, the stream's protocol (the proxy swallows TCP's own).
 
@@ -53,6 +54,7 @@ async def test_connecting_and_opening_take_four_round_trips() -> None:
         assert 3.9 * ROUND_TRIP_SECONDS < taken < 5.9 * ROUND_TRIP_SECONDS
 
 
+@pytest.mark.slow
 async def test_opening_a_stream_takes_one_round_trip() -> None:
     async with linked(FAR, FAR) as (near, far, _):
         await near.connect(far.peer_id)

@@ -114,6 +114,7 @@ async def test_nonsense_at_the_port_ends_that_connection_only(
             pass  # it hung up on us while we were still talking
 
 
+@pytest.mark.slow
 async def test_one_byte_a_second_is_not_a_handshake() -> None:
     """The deadline is for the whole handshake, so slowness does not extend it."""
     settings = replace(LOOPBACK, handshake_seconds=0.5)
@@ -132,6 +133,7 @@ async def test_one_byte_a_second_is_not_a_handshake() -> None:
         assert trio.current_time() - started < 5
 
 
+@pytest.mark.slow
 async def test_five_times_as_many_connections_over_time_as_the_limit() -> None:
     limit = 4
     async with host_to_strangers(replace(LOOPBACK, inbound_connections=limit)) as popular:
@@ -153,6 +155,7 @@ async def test_over_the_limit_a_connection_is_refused_and_a_place_that_frees_up_
         await third.connect(popular.peer_id)
 
 
+@pytest.mark.slow
 async def test_a_crowd_that_says_nothing_does_not_keep_others_out_for_long() -> None:
     settings = replace(HURRIED, inbound_connections=8)
     async with host_to_strangers(settings) as network, trio.open_nursery() as nursery:

@@ -79,6 +79,7 @@ plain_values = some.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", [*EVERY_TYPE, Loose])
 @given(value=plain_values, cut=some.integers(0, 100))
 def test_other_values_and_cut_values_are_a_message_or_malformed(

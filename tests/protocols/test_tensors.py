@@ -77,6 +77,7 @@ def bound(codec: CodecName, values: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.stack(limits), torch.tensor(sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 @given(data=some.data())
 def test_what_arrives_is_within_the_stated_error_of_what_was_sent(
@@ -90,6 +91,7 @@ def test_what_arrives_is_within_the_stated_error_of_what_was_sent(
     assert bool(((arrived.double() - values.double()).abs() <= bound(codec, values)).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 @given(data=some.data(), weight=some.floats(-8.0, 8.0, width=32))
 def test_accumulating_adds_the_decoded_values_times_the_weight(

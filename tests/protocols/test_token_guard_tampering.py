@@ -152,6 +152,7 @@ def sweep(part: Part, *, at_most: int) -> Iterator[tuple[int, bool]]:
             yield bit, in_content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.value)
 def test_no_changed_message_is_accepted(part: Part) -> None:
     for bit, in_content in sweep(part, at_most=64):

@@ -76,6 +76,7 @@ def give_short_tokens(admission: Admission, pair: Pair, *names: str) -> None:
 # Renewed
 
 
+@pytest.mark.slow
 def test_a_token_is_renewed_while_a_hundred_calls_run() -> None:
     admission = Admission()
 

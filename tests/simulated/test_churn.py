@@ -40,6 +40,7 @@ def test_a_storm_is_the_same_in_every_process(hash_seed: str) -> None:
     assert result.stdout.strip() == _churn(seed=5).trace
 
 
+@pytest.mark.slow
 def test_calls_end_right_and_all_mends_after_half_a_minute_of_churn() -> None:
     tally = _churn(seed=0, seconds=30.0)
     assert tally.faults > 5

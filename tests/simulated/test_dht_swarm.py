@@ -107,6 +107,7 @@ def test_the_same_seed_gives_the_same_figures_in_any_process() -> None:
     assert first["seed"] == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"churn_half_life_seconds": 600.0, "hours": 0.2, "slots": 10}, {"kill": 0.2, "slots": 5}],

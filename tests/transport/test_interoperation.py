@@ -106,6 +106,7 @@ async def joined_hosts(dialler: str, listener: str) -> AsyncIterator[tuple[IHost
                 await connection.close()
 
 
+@pytest.mark.slow
 @every_pairing
 async def test_the_intended_classes_are_under_test(dialler: str, listener: str) -> None:
     async with joined_hosts(dialler, listener) as hosts:
@@ -118,6 +119,7 @@ async def test_the_intended_classes_are_under_test(dialler: str, listener: str) 
                 assert isinstance(muxed.secured_conn._wire, SocketWire)
 
 
+@pytest.mark.slow
 @every_pairing
 async def test_bytes_go_there_and_back(dialler: str, listener: str) -> None:
     async with joined_hosts(dialler, listener) as (calling, serving):
@@ -132,6 +134,7 @@ async def test_bytes_go_there_and_back(dialler: str, listener: str) -> None:
         await stream.close()
 
 
+@pytest.mark.slow
 @every_pairing
 async def test_megabytes_go_up_and_the_answer_comes_after_the_half_close(
     dialler: str, listener: str
@@ -144,6 +147,7 @@ async def test_megabytes_go_up_and_the_answer_comes_after_the_half_close(
         assert await read_all(stream) == hashlib.sha256(data).digest()
 
 
+@pytest.mark.slow
 @every_pairing
 async def test_megabytes_come_down_and_then_the_end(dialler: str, listener: str) -> None:
     async with joined_hosts(dialler, listener) as (calling, serving):
@@ -151,6 +155,7 @@ async def test_megabytes_come_down_and_then_the_end(dialler: str, listener: str)
         assert len(await read_all(stream)) == SOURCE_BYTES
 
 
+@pytest.mark.slow
 @every_pairing
 async def test_the_side_that_was_dialled_may_open_streams_too(dialler: str, listener: str) -> None:
     async with joined_hosts(dialler, listener) as (calling, serving):
@@ -160,6 +165,7 @@ async def test_the_side_that_was_dialled_may_open_streams_too(dialler: str, list
         assert await read_all(stream) == hashlib.sha256(b"hello").digest()
 
 
+@pytest.mark.slow
 @every_pairing
 async def test_a_reset_reaches_the_other_side(dialler: str, listener: str) -> None:
     told = trio.Event()
@@ -178,6 +184,7 @@ async def test_a_reset_reaches_the_other_side(dialler: str, listener: str) -> No
         await told.wait()
 
 
+@pytest.mark.slow
 @every_pairing
 async def test_many_streams_at_once(dialler: str, listener: str) -> None:
     async with joined_hosts(dialler, listener) as (calling, serving):
@@ -194,6 +201,7 @@ async def test_many_streams_at_once(dialler: str, listener: str) -> None:
                 nursery.start_soon(call, number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listener", ["library", "ours"])
 async def test_our_ping_is_answered_and_theirs_is_too(listener: str) -> None:
     async with joined_hosts("ours", listener) as (calling, serving):
@@ -205,6 +213,7 @@ async def test_our_ping_is_answered_and_theirs_is_too(listener: str) -> None:
             await until(lambda: theirs.muxed_conn.rtt() > 0, within_seconds=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listener", ["library", "ours"])
 async def test_closing_is_noticed_at_the_other_end(listener: str) -> None:
     async with joined_hosts("ours", listener) as (calling, serving):

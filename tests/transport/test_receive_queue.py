@@ -82,6 +82,7 @@ def test_bytes_come_out_in_the_order_in_which_they_came(steps: list[tuple[str, i
         assert queue.size_bytes == len(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_large_packets", [True, False])
 def test_unread_bytes_cost_at_most_three_times_their_number_however_they_are_cut(
     in_large_packets: bool,

@@ -50,6 +50,7 @@ MUTATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", MUTATIONS)
 @pytest.mark.parametrize(("original", "open_it"), DOCUMENTS)
 def test_every_mutation_is_refused(

@@ -68,6 +68,7 @@ GARBAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("body", GARBAGE.values(), ids=GARBAGE.keys())
 async def test_garbage_is_an_outage(

@@ -160,6 +160,7 @@ async def test_somebody_who_is_not_on_the_list_is_refused_and_told_their_name(
         assert volunteer.refusal().what == refusal.what, "an answer that was lost is given again"
 
 
+@pytest.mark.slow
 async def test_a_person_who_says_no_is_refused_signed_and_the_log_knows(tmp_path: Path) -> None:
     async with with_provider(tmp_path) as (running, imitation):
         imitation.person = {"error": "access_denied"}

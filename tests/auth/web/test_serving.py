@@ -183,6 +183,7 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", SLOW.values(), ids=SLOW.keys())
 @pytest.mark.parametrize("tls", [True, False])
 async def test_who_connects_and_says_nothing_is_dropped(
