@@ -41,7 +41,8 @@ def read_code(file: str | None) -> str:
         text = _text_of(file, "code", LONGEST_CODE)
     else:
         text = os.environ.get(CODE_VARIABLE, "")
-    code = "".join(text.split())
+    # of what `potluck auth codes new` printed into a file the first line is the code
+    code = "".join(text.strip().partition("\n")[0].split())
     if len(code) > LONGEST_CODE or not code.isascii() or not code.isprintable():
         raise WrongUse("That is not an enrolment code.", why="It has up to 128 plain characters.")
     if file is not None and not code:

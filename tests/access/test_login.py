@@ -76,7 +76,8 @@ def test_logging_in_twice_asks_nobody_and_changes_nothing(
 def test_a_code_comes_from_a_file_or_the_environment(
     server: AuthServerProcess, tmp_path: Path
 ) -> None:
-    (tmp_path / "code").write_text(server.new_code("carol") + "\n")
+    code = server.new_code("carol")
+    (tmp_path / "code").write_text(f"{code}\nCode c1, for code:carol, as `auth codes new` says.\n")
     words = ("login", server.invite(), "--code-file", str(tmp_path / "code"), "--json")
     assert data(potluck(*words, home=tmp_path / "a"))["username"] == "code:carol"
     done = potluck(
