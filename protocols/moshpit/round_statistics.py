@@ -1,0 +1,113 @@
+"""What is kept of every round: who, how long each phase, bytes, and failures with names.
+
+    for one in averager.statistics().recent:
+        print(one.verdict, one.members, one.matchmaking_seconds, one.excluded)
+
+Plain data, made when a round is over. The averager keeps the last `RECENT_ROUNDS` and running
+totals, so that nothing here grows with the number of rounds.
+
+Easy to get wrong: `exchange_seconds` is the sum over all attempts of this round, and
+`agreement_seconds` is what the round took beyond its exchanges and its matchmaking; `overhead`
+(what a bench calls round overhead) is therefore matchmaking and agreement together.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from protocols.identity import PeerId
+
+RECENT_ROUNDS = 64  # rounds whose whole statistics are kept
+
+
+class Verdict(enum.Enum):
+    """How one round ended for this peer."""
+
+    COMMITTED = "committed"
+    DISCARDED = "discarded"
+    IN_DOUBT = "in doubt"
+    LEFT_OUT = "left out"
+    ALONE = "alone"
+    NO_GROUP = "no group"
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A peer of the roster whose data is not in the result, and why."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What one peer (or this one, about itself) did to an attempt; it need not have excluded it."""
+
+    peer: PeerId
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RoundStatistics:
+    """One round, as this peer saw it. Times in seconds, rates nowhere: bytes and seconds."""
+
+    key: str
+    epoch: int
+    verdict: Verdict
+    reason: str = ""
+    members: tuple[PeerId, ...] = ()  # whose data is in the result
+    excluded: tuple[Excluded, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    attempts: int = 0
+    matchmaking_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    agreement_seconds: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    @property
+    def overhead_seconds(self) -> float:
+        return self.matchmaking_seconds + self.agreement_seconds
+
+
+@dataclass(frozen=True)
+class AveragerStatistics:
+    """Everything since the averager was opened, and the last rounds in full."""
+
+    rounds: int
+    verdicts: dict[Verdict, int]
+    attempts: int
+    bytes_sent: int
+    bytes_received: int
+    recent: tuple[RoundStatistics, ...]
+
+
+@dataclass
+class StatisticsKeeper:
+    """Running totals, and a bounded memory of rounds."""
+
+    verdicts: dict[Verdict, int] = field(default_factory=dict)
+    attempts: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    recent: deque[RoundStatistics] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
+
+    def add(self, one: RoundStatistics) -> None:
+        self.verdicts[one.verdict] = self.verdicts.get(one.verdict, 0) + 1
+        self.attempts += one.attempts
+        self.bytes_sent += one.bytes_sent
+        self.bytes_received += one.bytes_received
+        self.recent.append(one)
+
+    def statistics(self) -> AveragerStatistics:
+        return AveragerStatistics(
+            rounds=sum(self.verdicts.values()),
+            verdicts=dict(self.verdicts),
+            attempts=self.attempts,
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+            recent=tuple(self.recent),
+        )

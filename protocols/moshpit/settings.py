@@ -1,0 +1,51 @@
+"""What an averager is told once: its run, its limits, and what this peer's connection bears.
+
+Easy to get wrong: `up_bytes_per_second` and its sibling go into the signed entry of every round,
+and all members plan with what everybody declared. 0 does not mean "nothing" but "not known yet":
+then what earlier rounds measured is declared (bandwidth.py), and before any round the planner
+takes the median of those who know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MATCHMAKING_SECONDS = 10.0
+"""How long at most a group forms. A warm group of known size is complete in a tenth of a second."""
+
+ROUND_SECONDS = 300.0
+"""How long at most one round may take from its roster to its decision: a hundred megabytes over a
+home connection of 5 Mb/s is two to three minutes."""
+
+GROUP_SIZE = 64
+"""The most members of one group. What is larger goes over a grid: every member of a group of M
+opens M - 1 transfers, and one death costs the whole group an attempt."""
+
+CHUNK_BYTES = 256 << 10
+"""Encoded bytes of one chunk: small enough that a window of them is small beside the vector."""
+
+
+@dataclass(frozen=True)
+class AveragerSettings:
+    """How this peer takes part in the averaging of one run.
+
+    - `run`: the name of the run; it is part of every group's key.
+    - `group_size`: the most members of a group that this peer leads. At most `GROUP_SIZE` unless a
+      larger group is known to be reliable (group_size.py has the formula).
+    - `matchmaking_seconds`, `round_seconds`: deadlines of one round's two phases. The second is
+      the group's leader's to choose for all: its value travels in no message, each member gives
+      up by its own.
+    - `up_bytes_per_second`, `down_bytes_per_second`: limits that the owner set, or 0: measured.
+    - `reduces`: False for a peer that can only dial out; it sends and gets results, reduces no
+      part, and never leads.
+    - `chunk_bytes`: encoded bytes of a chunk; all members of a round must say the same.
+    """
+
+    run: str
+    group_size: int = GROUP_SIZE
+    matchmaking_seconds: float = MATCHMAKING_SECONDS
+    round_seconds: float = ROUND_SECONDS
+    up_bytes_per_second: float = 0.0
+    down_bytes_per_second: float = 0.0
+    reduces: bool = True
+    chunk_bytes: int = CHUNK_BYTES
