@@ -1,0 +1,130 @@
+"""Who averages with whom: the virtual grid of Moshpit All-Reduce (Algorithm 1 of the paper).
+
+N peers stand in a grid of d dimensions with M cells each. A peer's *index* is the tuple
+C = (c_1, …, c_d) of its coordinates, the oldest first. In each round
+
+1. those whose indices are equal in all places **but the first** are one group: the key of a
+   round is C without c_1, plus the number of the round (`group_name`). So the round averages
+   along c_1, the oldest coordinate, and with d = 1 everybody is one group;
+2. the group averages; each member's new coordinate c is its place in the group's roster;
+3. C becomes (c_2, …, c_d, c), equation 1 of the paper (`next_index`): the next round averages
+   along what is now the oldest coordinate, and nobody meets a member of this group there.
+
+Promises: on a full grid (N = M^d, a peer in every cell) each round leaves a full grid, whatever
+order the rosters have, and d rounds give every peer the exact average. With weights too, if a
+peer carries `carried_weight` from one round into the next. On any other grid the (weighted) sum
+over all peers is kept by every round, so that the average that they approach is the right one.
+
+Easy to get wrong: a coordinate is the member's place in the *roster*, not the number of the part
+that it reduces. A peer that cannot be dialled reduces nothing and has no part, and must still end
+up somewhere else than all other members of its group. Nor is it a place among the survivors of a
+round: the roster is the one list that all members know before anything fails.
+"""
+
+from __future__ import annotations
+
+import math
+import random as randomness
+from dataclasses import dataclass
+
+LARGEST_WIDTH = 1_024  # cells in a dimension: more than any group has members
+MOST_DIMENSIONS = 32  # with two cells in each that is room for four thousand million peers
+
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`dimensions` (d) times `width` (M) cells: room for M^d peers. ValueError out of bounds."""
+
+    width: int
+    dimensions: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.width <= LARGEST_WIDTH:
+            raise ValueError(f"a grid is 1 to {LARGEST_WIDTH} cells wide, not {self.width}")
+        if not 1 <= self.dimensions <= MOST_DIMENSIONS:
+            raise ValueError(f"a grid has 1 to {MOST_DIMENSIONS} dimensions, not {self.dimensions}")
+
+    @property
+    def cells(self) -> int:
+        """How many peers find a cell of their own."""
+        return int(self.width**self.dimensions)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds average over the whole grid: one along each dimension."""
+        return self.dimensions
+
+
+def grid_shape(peers: int, group_size: int) -> Grid:
+    """The grid for so many peers, if a group has at most `group_size` members.
+
+    The fewest dimensions, since each costs a round; then the fewest cells, since a full grid
+    averages exactly. When all fit into one group, there is one dimension and they are one group.
+    """
+    if peers < 1 or group_size < 2:
+        raise ValueError(f"{peers} peers in groups of {group_size} are no grid")
+    group_size = min(group_size, LARGEST_WIDTH)
+    dimensions = 1
+    while int(group_size**dimensions) < peers:
+        dimensions += 1
+    return Grid(_root_rounded_up(peers, dimensions), dimensions)
+
+
+def numbered_index(number: int, grid: Grid) -> Index:
+    """The first index of the peer with this number, where all are numbered from 0.
+
+    get_initial_index of the paper: (floor(number / M^(j-1)) mod M) for j = 1 … d. Numbers of one
+    group of the first round follow each other.
+    """
+    if number < 0:
+        raise ValueError(f"peers are numbered from 0, and {number} is less")
+    return tuple(number // grid.width**place % grid.width for place in range(grid.dimensions))
+
+
+def random_index(random: randomness.Random, grid: Grid) -> Index:
+    """The first index of a peer that has no number: any cell, each as likely as the others."""
+    return tuple(random.randrange(grid.width) for _ in range(grid.dimensions))
+
+
+def group_name(index: Index) -> str:
+    """What those who average together in the next round have in common, as one word.
+
+    It goes, after the number of the round, into the key under which they find each other.
+    """
+    return ".".join(str(coordinate) for coordinate in index[1:]) or "all"
+
+
+def next_index(index: Index, place: int, grid: Grid) -> Index:
+    """The index after a round in which this peer was at `place` of its group's roster, from 0.
+
+    The oldest coordinate goes, the new one comes last. Where peers took their first indices at
+    random a group may have more than M members; the places beyond begin again at 0.
+    """
+    if len(index) != grid.dimensions:
+        raise ValueError(f"{index} is no index of a grid with {grid.dimensions} dimensions")
+    if place < 0:
+        raise ValueError(f"places in a roster are counted from 0, and {place} is less")
+    return (*index[1:], place % grid.width)
+
+
+def carried_weight(total: float, members: int) -> float:
+    """The weight of each member in the next round, after one that averaged `total` in all.
+
+    Everybody holds the same average now, so everybody counts the same; and what all of them weigh
+    together must not change, or the next round would favour the large groups of this one.
+    """
+    if members < 1 or not (math.isfinite(total) and total >= 0):
+        raise ValueError(f"{members} members of weight {total} cannot have averaged")
+    return total / members
+
+
+def _root_rounded_up(number: int, degree: int) -> int:
+    """The smallest whole number whose power of this degree is at least `number`."""
+    root = max(1, round(number ** (1 / degree)))
+    while int(root**degree) < number:
+        root += 1
+    while root > 1 and (root - 1) ** degree >= number:
+        root -= 1
+    return root
