@@ -60,13 +60,18 @@ class Averager:
         epoch: int,
         expected: int | None = None,
         grid: Grid | None = None,
+        number: int | None = None,
+        overwrite: bool = False,
     ) -> Outcome:
         """Average this vector with the others of the run that are in the same epoch.
 
         `weight` is how much it counts (samples); 0 is an auxiliary peer, which brings no data,
         may reduce for the others, and gets the result. `expected` is how many members the caller
         believes to be there, if it knows: the group forms as soon as they have come. `grid` has
-        several rounds; without one there is one group.
+        several rounds; without one there is one group. `number`, from 0, is this peer's first place in
+        the grid, if the caller numbers the peers; else chance chooses, and later averagings go on
+        from where the last one ended. `overwrite` allows a grid of several rounds to write into
+        the vector once the first of them was committed, which saves a second result buffer.
 
         Raises NotFinite (by name, before anything is sent) and ProtocolMisuse. What others do,
         and what the network does, is in the outcome and raises nothing.
@@ -81,6 +86,8 @@ class Averager:
         epoch: int,
         expected: int | None = None,
         grid: Grid | None = None,
+        number: int | None = None,
+        overwrite: bool = False,
     ) -> Averaging:
         """The same in the background; the vector must not change until it is done."""
         raise NotImplementedError

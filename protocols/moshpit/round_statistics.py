@@ -52,13 +52,24 @@ class Failure:
 
 @dataclass(frozen=True)
 class RoundStatistics:
-    """One round, as this peer saw it. Times in seconds, rates nowhere: bytes and seconds."""
+    """One round, as this peer saw it.
+
+    `began`, `exchange_began`, `exchange_ended` and `ended` are moments of `trio.current_time`; the
+    two in the middle are those of the last attempt, None where none was begun. `attempts` counts
+    the exchanges that were begun. `members` are those who hold the result, the auxiliary ones
+    among them; before a commit, and without one, those of the roster.
+    """
 
     key: str
     epoch: int
     verdict: Verdict
+    began: float
+    ended: float
     reason: str = ""
-    members: tuple[PeerId, ...] = ()  # whose data is in the result
+    leader: PeerId | None = None
+    exchange_began: float | None = None
+    exchange_ended: float | None = None
+    members: tuple[PeerId, ...] = ()
     excluded: tuple[Excluded, ...] = ()
     failures: tuple[Failure, ...] = ()
     attempts: int = 0
