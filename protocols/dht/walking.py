@@ -69,10 +69,13 @@ class _Question(Generic[E]):
 
 
 class Walk(Generic[E]):
-    """Invariant: each question is in `_waiting`, or open and counted in `_in_flight`, or over.
+    """Invariant: each question is in `_waiting`, or open and counted in `_in_flight`, or over;
+    `_unfinished` has the errands that were not done yet when last looked at, `_awaited` those of
+    them that are not content either.
 
     An errand changes only when a question of its own is answered, fails or is slow: so only those
-    are looked at then, or thousands of errands would cost their square.
+    are looked at then, or thousands of errands would cost their square. And one that was done is
+    looked at no more: it may go on in another walk, while questions of this one are still open.
     """
 
     def __init__(self, state: DhtState, errands: Iterable[E], ask: Ask[E], load: Load[E]) -> None:
@@ -80,6 +83,7 @@ class Walk(Generic[E]):
         self._ask = ask
         self._load = load
         self._errands = list(errands)
+        self._unfinished = set(self._errands)
         self._awaited = set(self._errands)
         self._waiting: deque[_Question[E]] = deque()
         self._by_age: deque[_Question[E]] = deque()
@@ -134,7 +138,10 @@ class Walk(Generic[E]):
     def _look_at(self, errands: Iterable[E], questions: dict[int, _Question[E]]) -> None:
         """Note which of these are content, and what the others have to ask."""
         for errand in errands:
+            if errand not in self._unfinished:
+                continue
             if errand.is_done:
+                self._unfinished.remove(errand)
                 self._awaited.discard(errand)
                 continue
             for contact in errand.lookup.next_queries():

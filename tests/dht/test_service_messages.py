@@ -7,12 +7,13 @@ from contextlib import aclosing
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld
+from node.simulated_network import LinkSettings, SimulatedWorld
 from protocols.dht.contacts import contact_of
 from protocols.dht.messages import without_peer
 from protocols.dht.publishing import PublishingSettings
 from protocols.dht.settings import DhtSettings
 from protocols.dht.watching import Change
+from protocols.dht.writing import SPARE_WRITES
 from tests.dht.members import Member, joined, member, simulated, swarm
 
 
@@ -63,6 +64,28 @@ async def test_slots_written_one_by_one_reach_the_rest_in_shared_messages(
         for one in members:
             assert one.dht._state.storage.get(f"note/{number}", 0)
     assert stores_of(members[0]) - before < 20 * 11 * 0.8
+
+
+@simulated
+async def test_answers_that_come_after_a_write_has_returned_do_not_hurry_the_rest(
+    world: SimulatedWorld,
+) -> None:
+    writer = member(world, "writer")
+    others: list[Member] = []
+    for number in range(1, 12):
+        one = member(world, f"node-{number}", [writer])
+        world.set_path(writer.network, one.network, LinkSettings(0.01 * number))
+        others.append(one)
+    await joined(writer, *others)
+    await trio.sleep(30)
+    before = stores_of(writer)
+    await writer.dht.put("note/one", "x", 600)
+    await trio.sleep(DhtSettings().rest_seconds / 2)
+    waited_for = DhtSettings().enough_written - 1  # it keeps one itself
+    assert stores_of(writer) - before == waited_for + SPARE_WRITES
+    await trio.sleep(5)
+    assert stores_of(writer) - before == len(others)
+    assert all(one.dht._state.storage.get("note/one", 0) for one in others)
 
 
 @simulated
