@@ -67,7 +67,7 @@ def grid_shape(peers: int, group_size: int) -> Grid:
         raise ValueError(f"{peers} peers in groups of {group_size} are no grid")
     group_size = min(group_size, LARGEST_WIDTH)
     dimensions = 1
-    while int(group_size**dimensions) < peers:
+    while group_size**dimensions < peers:
         dimensions += 1
     return Grid(_root_rounded_up(peers, dimensions), dimensions)
 
@@ -122,8 +122,8 @@ def carried_weight(total: float, members: int) -> float:
 
 def _root_rounded_up(number: int, degree: int) -> int:
     """The smallest whole number whose power of this degree is at least `number`."""
-    root = max(1, round(number ** (1 / degree)))
-    while int(root**degree) < number:
+    root: int = max(1, round(number ** (1 / degree)))
+    while root**degree < number:
         root += 1
     while root > 1 and (root - 1) ** degree >= number:
         root -= 1
