@@ -1,0 +1,375 @@
+"""The signed list of members on which a group settles before any data flows. Pure.
+
+    Terms    what all members of a group must have in common: key, epoch, layout
+    Entry    what one member brings, signed by it, for one leader and these terms
+    Roster   the terms and all entries in the order of their hashes, signed by the leader
+
+The order is that of blake3(key, peer id): nobody chooses a place in it, and it is another one for
+every key, so that leading goes around. The leader is the first that can be dialled (`reduces`).
+
+What is signed, and hashed to the `round_id`, are canonical bytes and not the MessagePack that
+travelled. All numbers are big-endian:
+
+    terms    u16 length of key, key in UTF-8, u64 epoch, 32 bytes layout digest
+    entry    terms, 32 bytes public key of the leader, 32 bytes public key of the member,
+             f64 weight, u64 up, u64 down (bytes per second), u8 reduces, 16 bytes nonce
+    roster   terms, 32 bytes public key of the leader, u64 started (ms since 1970 by the leader's
+             clock), 16 bytes nonce, u16 entries, and for each entry the bytes of the above after
+             the leader's key, followed by its 64 bytes of signature
+
+Promises: whoever passes `check_roster` with the same `round_id` has the same list, bit for bit,
+and every entry in it was meant for this leader and these terms. Neither clocks nor chance matter.
+
+Easy to get wrong: a Roster that was decoded is only a claim. And an entry does not say that its
+owner will come: only that it asked this leader to be listed.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+from blake3 import blake3
+from msgspec import Meta
+
+from protocols.errors import MalformedMessage
+from protocols.identity import (
+    LONGEST_PEER_ID,
+    SIGNATURE_BYTES,
+    Identity,
+    PeerId,
+    public_key_of,
+    verify,
+)
+from protocols.messages import Message
+from protocols.moshpit.roster_refusals import (
+    ChangedEntry,
+    ImpossibleNumber,
+    NotAMember,
+    NotSigned,
+    OtherKey,
+    OtherLayout,
+    StaleEpoch,
+    TooMany,
+    TwiceTheSame,
+    WrongLeader,
+    WrongOrder,
+)
+
+ENTRY_DOMAIN = b"potluck moshpit entry 1"
+ROSTER_DOMAIN = b"potluck moshpit roster 1"
+
+DIGEST_BYTES = 32
+NONCE_BYTES = 16
+LONGEST_KEY = 256  # characters, as in the directory
+LARGEST_GROUP = 1_024  # members: each opens a stream to every other, so more is no group at all
+LARGEST_WEIGHT = 1e15  # samples: beyond it float64 sums lose whole samples
+LARGEST_RATE = 1 << 50  # bytes per second: a petabyte, so that sums stay far inside 64 bits
+LARGEST_EPOCH = (1 << 63) - 1
+LARGEST_TIME_MS = 1 << 53
+
+_KEY_LENGTH = struct.Struct(">H")
+_EPOCH = struct.Struct(">Q")
+_NUMBERS = struct.Struct(">dQQ?")
+_STARTED = struct.Struct(">Q")
+_COUNT = struct.Struct(">H")
+
+KeyText = Annotated[str, Meta(min_length=3, max_length=LONGEST_KEY)]
+PeerText = Annotated[PeerId, Meta(min_length=1, max_length=LONGEST_PEER_ID)]
+Epoch = Annotated[int, Meta(ge=0, le=LARGEST_EPOCH)]
+Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+Rate = Annotated[int, Meta(ge=0, le=LARGEST_RATE)]
+Time = Annotated[int, Meta(ge=0, le=LARGEST_TIME_MS)]
+
+
+class Terms(Message, frozen=True):
+    """What all members have in common. `layout_digest` names the vector's layout and codecs."""
+
+    key: KeyText
+    epoch: Epoch
+    layout_digest: Digest
+
+
+class Offer(Message, frozen=True):
+    """What a member says of itself. Rates in bytes per second, 0 where they are not known.
+
+    `weight` is in samples; 0 is an auxiliary peer, which brings no data. `reduces` is False for
+    one that can only dial out.
+    """
+
+    weight: float
+    up_bytes_per_second: Rate = 0
+    down_bytes_per_second: Rate = 0
+    reduces: bool = True
+
+
+class Entry(Message, frozen=True):
+    """One member of a list, in its own words: see the module's text for what it has signed."""
+
+    peer: PeerText
+    weight: float
+    up_bytes_per_second: Rate
+    down_bytes_per_second: Rate
+    reduces: bool
+    nonce: Nonce
+    signature: Signature
+
+
+class Roster(Message, frozen=True):
+    """The list: entries in hash order, one of them the leader's own."""
+
+    terms: Terms
+    leader: PeerText
+    started_ms: Time
+    nonce: Nonce
+    entries: Annotated[tuple[Entry, ...], Meta(min_length=1, max_length=LARGEST_GROUP)]
+    signature: Signature
+
+    @property
+    def key(self) -> str:
+        return self.terms.key
+
+    @property
+    def epoch(self) -> int:
+        return self.terms.epoch
+
+    @property
+    def layout_digest(self) -> bytes:
+        return self.terms.layout_digest
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        return tuple(entry.peer for entry in self.entries)
+
+    @property
+    def round_id(self) -> bytes:
+        """32 bytes that stand for exactly this list. Hash it once and keep it."""
+        return blake3(canonical_roster(self)).digest()
+
+    def index_of(self, peer: PeerId) -> int:
+        """A member's place; NotAMember if it has none."""
+        for place, entry in enumerate(self.entries):
+            if entry.peer == peer:
+                return place
+        raise NotAMember(
+            f"{peer} is not in the list of {self.leader} for {self.key}.",
+            why="The list was closed before it had joined, or it joined another one.",
+            advice="It takes part in the next round.",
+        )
+
+
+def hash_order(key: str, peer: PeerId) -> bytes:
+    """A peer's place under a key: peers are ordered by these 32 bytes."""
+    return blake3(key.encode() + peer.encode()).digest()
+
+
+def leader_of(entries: Iterable[Entry]) -> PeerId | None:
+    """The first that can be dialled, of entries in hash order."""
+    return next((entry.peer for entry in entries if entry.reduces), None)
+
+
+# -- making
+
+
+def sign_entry(
+    identity: Identity, terms: Terms, leader: PeerId, offer: Offer, nonce: bytes
+) -> Entry:
+    """Our own entry, for one leader. ImpossibleNumber if everybody would refuse it."""
+    unsigned = Entry(
+        identity.peer_id,
+        offer.weight,
+        offer.up_bytes_per_second,
+        offer.down_bytes_per_second,
+        offer.reduces,
+        nonce,
+        bytes(SIGNATURE_BYTES),
+    )
+    check_numbers(unsigned)
+    signature = identity.sign(ENTRY_DOMAIN, canonical_entry(terms, leader, unsigned))
+    return Entry(
+        unsigned.peer,
+        unsigned.weight,
+        unsigned.up_bytes_per_second,
+        unsigned.down_bytes_per_second,
+        unsigned.reduces,
+        nonce,
+        signature,
+    )
+
+
+def sign_roster(
+    identity: Identity, terms: Terms, entries: Iterable[Entry], started_ms: int, nonce: bytes
+) -> Roster:
+    """The list that this peer leads; it brings the entries into their order."""
+    ordered = tuple(sorted(entries, key=lambda entry: hash_order(terms.key, entry.peer)))
+    unsigned = Roster(terms, identity.peer_id, started_ms, nonce, ordered, bytes(SIGNATURE_BYTES))
+    signature = identity.sign(ROSTER_DOMAIN, canonical_roster(unsigned))
+    return Roster(terms, identity.peer_id, started_ms, nonce, ordered, signature)
+
+
+# -- canonical bytes
+
+
+def canonical_terms(terms: Terms) -> bytes:
+    key = terms.key.encode()
+    return b"".join(
+        (_KEY_LENGTH.pack(len(key)), key, _EPOCH.pack(terms.epoch), terms.layout_digest)
+    )
+
+
+def canonical_entry(terms: Terms, leader: PeerId, entry: Entry) -> bytes:
+    return canonical_terms(terms) + public_key_of(leader) + _own_part(entry)
+
+
+def canonical_roster(roster: Roster) -> bytes:
+    parts = [
+        canonical_terms(roster.terms),
+        public_key_of(roster.leader),
+        _STARTED.pack(roster.started_ms),
+        roster.nonce,
+        _COUNT.pack(len(roster.entries)),
+    ]
+    for entry in roster.entries:
+        parts += (_own_part(entry), entry.signature)
+    return b"".join(parts)
+
+
+def _own_part(entry: Entry) -> bytes:
+    numbers = _NUMBERS.pack(
+        entry.weight, entry.up_bytes_per_second, entry.down_bytes_per_second, entry.reduces
+    )
+    return public_key_of(entry.peer) + numbers + entry.nonce
+
+
+# -- checking
+
+
+def check_numbers(entry: Entry) -> None:
+    """ImpossibleNumber unless weight and rates are within their bounds."""
+    if not (math.isfinite(entry.weight) and 0.0 <= entry.weight <= LARGEST_WEIGHT):
+        raise ImpossibleNumber(
+            f"{entry.peer} weighs {entry.weight!r}.",
+            why=f"A weight is a number of samples, from 0 to {LARGEST_WEIGHT:g}.",
+            advice="Look at what that peer counts as samples.",
+        )
+    for rate in (entry.up_bytes_per_second, entry.down_bytes_per_second):
+        if not 0 <= rate <= LARGEST_RATE:
+            raise ImpossibleNumber(
+                f"{entry.peer} carries {rate} bytes per second.",
+                why=f"A rate is a whole number from 0 to {LARGEST_RATE}.",
+                advice="Leave it out where it is not known.",
+            )
+
+
+def check_terms(terms: Terms, ours: Terms) -> None:
+    """OtherKey, StaleEpoch or OtherLayout unless these are our terms."""
+    if terms.key != ours.key:
+        raise OtherKey(
+            f"It is for the key {terms.key}, and not for {ours.key}.",
+            why="It belongs to another run, round or group.",
+            advice="Nothing has to be done: each group forms under its own key.",
+        )
+    if terms.epoch != ours.epoch:
+        raise StaleEpoch(
+            f"It is for epoch {terms.epoch}, and not for {ours.epoch}.",
+            why="The other side is behind or ahead.",
+            advice="Whoever is behind fetches the state of the run and joins the next round.",
+        )
+    if terms.layout_digest != ours.layout_digest:
+        raise OtherLayout(
+            f"It is for the layout {terms.layout_digest.hex()[:12]}, "
+            f"and not for {ours.layout_digest.hex()[:12]}.",
+            why="The two sides average other tensors, in another order or with other codecs.",
+            advice="Run the same version with the same run file on both.",
+        )
+
+
+def check_entry(entry: Entry, terms: Terms, leader: PeerId) -> None:
+    """ImpossibleNumber or NotSigned unless its owner has signed this, for this leader.
+
+    Costs most of a tenth of a millisecond.
+    """
+    check_numbers(entry)
+    if not _is_signed(
+        ENTRY_DOMAIN, entry.peer, entry.signature, lambda: canonical_entry(terms, leader, entry)
+    ):
+        raise NotSigned(
+            f"The entry of {entry.peer} was not signed by it for {leader} and {terms.key}.",
+            why="It was changed, or taken from another list.",
+            advice="Do not take part in lists of whoever sent it.",
+        )
+
+
+def check_list(roster: Roster, ours: Terms, largest: int = LARGEST_GROUP) -> None:
+    """All that can be checked of a list without its entries' signatures: terms, size, order,
+    leader, and the leader's own signature. Quick."""
+    check_terms(roster.terms, ours)
+    if not 2 <= len(roster.entries) <= largest:
+        raise TooMany(
+            f"The list of {roster.leader} has {len(roster.entries)} members.",
+            why=f"A group has 2 to {largest} here.",
+            advice="Give all peers the same group size.",
+        )
+    if len(set(roster.members)) != len(roster.entries):
+        raise TwiceTheSame(
+            f"The list of {roster.leader} has a member twice.",
+            why="Its leader is broken or hostile.",
+            advice="Do not take part in its lists.",
+        )
+    places = [hash_order(roster.key, peer) for peer in roster.members]
+    if places != sorted(places):
+        raise WrongOrder(
+            f"The list of {roster.leader} is not in the order of the hashes.",
+            why="Its leader is broken or hostile.",
+            advice="Do not take part in its lists.",
+        )
+    if leader_of(roster.entries) != roster.leader:
+        raise WrongLeader(
+            f"{roster.leader} is not the first of its list that can be dialled.",
+            why="It would lead out of turn.",
+            advice="Do not take part in its lists.",
+        )
+    if not _is_signed(
+        ROSTER_DOMAIN, roster.leader, roster.signature, lambda: canonical_roster(roster)
+    ):
+        raise NotSigned(
+            f"The list in the name of {roster.leader} was not signed by it.",
+            why="A stranger made it, or it was changed on its way.",
+            advice="Do not take part in lists of whoever sent it.",
+        )
+
+
+def check_roster(
+    roster: Roster, ours: Terms, mine: Entry | None = None, largest: int = LARGEST_GROUP
+) -> None:
+    """The reason by name unless this is a list under our terms, well signed by all in it.
+
+    `mine` is the entry that we gave to its leader: it must be there as it was.
+    """
+    check_list(roster, ours, largest)
+    if mine is not None:
+        check_own_entry(roster, mine)
+    for entry in roster.entries:
+        if entry != mine:
+            check_entry(entry, roster.terms, roster.leader)
+
+
+def check_own_entry(roster: Roster, mine: Entry) -> None:
+    """NotAMember or ChangedEntry unless our entry stands in the list as we sent it."""
+    if roster.entries[roster.index_of(mine.peer)] != mine:
+        raise ChangedEntry(
+            f"{roster.leader} has changed our entry, or took an old one of ours.",
+            why="It is broken or hostile.",
+            advice="Do not take part in its lists.",
+        )
+
+
+def _is_signed(domain: bytes, peer: PeerId, signature: bytes, message: Callable[[], bytes]) -> bool:
+    try:
+        return verify(domain, peer, signature, message())
+    except MalformedMessage:  # no peer id at all
+        return False
