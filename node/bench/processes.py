@@ -7,6 +7,7 @@ process of the bench takes as its end; one that has not gone soon after is kille
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from protocols.errors import PotluckError
 START_SECONDS = 60.0  # importing libp2p on a machine that is busy with something else
 ANSWER_SECONDS = 180.0  # the longest measurement takes a tenth of it; past it something hangs
 END_SECONDS = 3.0  # from the end of stdin to the end of the process, before it is killed
+LAST_MOMENT_SECONDS = 1.0  # from closed pipes to a process that can be waited for
 LONGEST_ANSWER_BYTES = 1 << 20
 
 
@@ -39,6 +41,16 @@ class BenchProcess:
     @property
     def process_id(self) -> int:
         return self._process.pid
+
+    async def has_ended(self) -> bool:
+        """Whether it is dead, or so nearly that it is in a moment. One that is stopped is not."""
+        with trio.move_on_after(LAST_MOMENT_SECONDS):
+            await self._process.wait()
+        return self._process.returncode is not None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Kill, stop or continue it. One that has ended takes no notice."""
+        self._process.send_signal(number)
 
     async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Have it run one command; its answer. BenchFailed if none comes in time."""

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.commands import bench_auth_server, bench_revocation
+    from node.commands import (
+        bench_auth_server,
+        bench_averaging,
+        bench_revocation,
+        bench_survival,
+    )
     from node.commands.parser import CommandParser
 
     parser = subparsers.add_parser(
@@ -31,6 +36,8 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_dht(kinds)
     bench_auth_server.add_parser(kinds)
     bench_revocation.add_parser(kinds)
+    bench_averaging.add_parser(kinds)
+    bench_survival.add_parser(kinds)
 
 
 def _add_transport(kinds: Subparsers) -> None:
@@ -114,6 +121,14 @@ def run(arguments: argparse.Namespace) -> int:
         from node.commands import bench_revocation
 
         return bench_revocation.run(arguments)
+    if arguments.kind == "averaging":
+        from node.commands import bench_averaging
+
+        return bench_averaging.run(arguments)
+    if arguments.kind == "survival":
+        from node.commands import bench_survival
+
+        return bench_survival.run(arguments)
     return _run_dht(arguments) if arguments.kind == "dht" else _run_transport(arguments)
 
 

@@ -1,0 +1,292 @@
+"""A swarm of averaging peers, each a process of its own, and the rounds that they are told to do.
+
+Whoever starts a swarm says how many values each peer holds and in which codec; peer i holds
+`factor(i) * base` before every round, so the average of any set of peers can be told from that of
+any other set. `round` has some peers average at once and collects what each says of it; a peer
+that dies meanwhile says nothing, and is in `lost`.
+
+Easy to get wrong: a peer that is stopped answers nobody and does not notice that the bench has
+ended. `stopped` has a process of its own that continues it, also if the bench itself is killed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from auth.keys import SEED_BYTES
+from node.bench.processes import BenchFailed, BenchProcess, open_process
+
+BOOTSTRAP_PEERS = 3  # whom a new peer is told of
+CONTINUE_SECONDS = 5.0  # a shell that has read the end of its input and sends one signal
+
+# The largest relative root mean square error of an average of random normal values: what the
+# codec rounds twice, at the senders and at the reducer, with room for the scatter of few peers.
+TOLERANCE = {"none": 1e-6, "float16": 1e-3, "bfloat16": 8e-3, "blockwise-int8": 3e-2}
+
+Talk = Callable[[str], None]
+
+
+@dataclass(eq=False)
+class SwarmPeer:
+    """One process: its number says what it holds; what it is called is its own."""
+
+    number: int
+    factor: float
+    process: BenchProcess
+    life: AsyncExitStack
+    peer: str = ""
+    address: str = ""
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def end(self) -> None:
+        await self.life.aclose()
+
+
+class Round:
+    """What the peers said of one round, by their numbers, and which of them died in it."""
+
+    def __init__(self, epoch: int, numbers: Iterable[int]) -> None:
+        self.epoch = epoch
+        self.numbers = tuple(numbers)
+        self.answers: dict[int, dict[str, Any]] = {}
+        self.lost: list[int] = []
+        self._over = {number: trio.Event() for number in self.numbers}
+
+    def note(self, number: int, answer: dict[str, Any] | None) -> None:
+        """What one said, or that it is dead."""
+        if answer is None:
+            self.lost.append(number)
+        else:
+            self.answers[number] = answer
+        self._over[number].set()
+
+    async def over_for(self, numbers: Iterable[int]) -> None:
+        """Wait until these have an outcome, or are dead."""
+        for number in numbers:
+            await self._over[number].wait()
+
+    def ended_for(self, numbers: Iterable[int]) -> float:
+        """When the last of these that lives was done, by the monotonic clock."""
+        return float(max(self.answers[number]["ended"] for number in numbers))
+
+    @property
+    def committed(self) -> dict[int, dict[str, Any]]:
+        """The answers of those who hold a result."""
+        return {
+            number: answer
+            for number, answer in self.answers.items()
+            if answer["verdict"] == "committed"
+        }
+
+    @property
+    def seconds(self) -> float:
+        """From the first peer's call to the last peer's return."""
+        return self.ended_for(self.answers) - float(
+            min(answer["began"] for answer in self.answers.values())
+        )
+
+    @property
+    def exchange_seconds(self) -> float:
+        """From the first peer's start of the exchange to the last peer's end."""
+        phases = [answer["phases"] for answer in self.answers.values()]
+        return float(
+            max(one["exchange_ended"] for one in phases)
+            - min(one["exchange_began"] for one in phases)
+        )
+
+    def verdicts(self) -> str:
+        """Who ended how, in words."""
+        said = [
+            f"peer {number + 1}: {answer['verdict']} "
+            f"{answer.get('reason') or answer['phases'].get('reason', '')}".rstrip()
+            for number, answer in sorted(self.answers.items())
+        ]
+        return "; ".join([*said, *(f"peer {number + 1}: died" for number in self.lost)])
+
+
+def factor_of(number: int) -> float:
+    """A power of two each: sums of different sets of them are different, and exact."""
+    return float(2**number)
+
+
+class AveragingSwarm:
+    """The processes of one bench. Made by `open_swarm`."""
+
+    def __init__(
+        self, values: int, codec: str, folder: Path, factor: Callable[[int], float]
+    ) -> None:
+        self.peers: dict[int, SwarmPeer] = {}
+        self.values = values
+        self.codec = codec
+        self._factor = factor
+        self._factors: dict[str, float] = {}  # of every peer that ever was, by its name
+        self._base_file = folder / "base"
+        self._auth_seed = secrets.token_bytes(SEED_BYTES)
+        self._based = False
+
+    async def start(self, number: int) -> SwarmPeer:
+        """A fresh process that takes part from its next round on."""
+        async with AsyncExitStack() as starting:
+            process = await starting.enter_async_context(
+                open_process(f"peer {number + 1}", ["-m", "node.bench.averaging_peer"])
+            )
+            factor = self._factor(number)
+            peer = SwarmPeer(number, factor, process, starting)
+            known = [other.address for other in self.peers.values()][:BOOTSTRAP_PEERS]
+            joined = await process.ask("join", auth_seed=self._auth_seed.hex(), addresses=known)
+            peer.peer, peer.address = joined["peer"], joined["address"]
+            make, self._based = not self._based, True
+            await process.ask(
+                "hold",
+                base_file=str(self._base_file),
+                values=self.values,
+                codec=self.codec,
+                factor=factor,
+                make=make,
+            )
+            peer.life = starting.pop_all()
+        self._factors[peer.peer] = factor
+        self.peers[number] = peer
+        return peer
+
+    async def start_all(self, count: int, say: Talk = lambda _line: None) -> None:
+        """So many peers, one after the other."""
+        for number in range(count):
+            say(f"starting peer {number + 1} of {count}")
+            await self.start(number)
+
+    async def end(self, number: int) -> None:
+        """See a peer off that is dead, or shall be."""
+        await self.peers.pop(number).end()
+
+    async def arm(self, numbers: Iterable[int]) -> float:
+        """Set the values of these peers again; the CPU seconds that they have used so far."""
+        return _sum_of("seconds", await self.ask_all("arm", numbers))
+
+    async def cpu_seconds(self) -> float:
+        return _sum_of("seconds", await self.ask_all("cpu", self.peers))
+
+    async def round(self, epoch: int, numbers: Collection[int]) -> Round:
+        """Have these average at once, until each has an outcome or is dead."""
+        this = Round(epoch, numbers)
+        await self.run(this)
+        return this
+
+    async def run(self, this: Round) -> None:
+        """The same for a round that somebody else watches meanwhile."""
+        arguments = {"expected": len(this.numbers), "factors": self._factors}
+
+        async def average(peer: SwarmPeer) -> None:
+            this.note(peer.number, await _answer(peer, "average", epoch=this.epoch, **arguments))
+
+        async with trio.open_nursery() as nursery:
+            for number in this.numbers:
+                nursery.start_soon(average, self.peers[number])
+
+    async def digests(self, numbers: Iterable[int]) -> dict[int, str | None]:
+        """Of all bits of the last result that each of these peers has."""
+        asked = await self.ask_all("digest", numbers)
+        return {number: answer["digest"] for number, answer in asked.items()}
+
+    async def ask_all(
+        self, do: str, numbers: Iterable[int], **arguments: Any
+    ) -> dict[int, dict[str, Any]]:
+        """The same of several peers at once. Who is dead is not among the answers."""
+        answers: dict[int, dict[str, Any]] = {}
+
+        async def ask(peer: SwarmPeer) -> None:
+            answer = await _answer(peer, do, **arguments)
+            if answer is not None:
+                answers[peer.number] = answer
+
+        async with trio.open_nursery() as nursery:
+            for number in numbers:
+                nursery.start_soon(ask, self.peers[number])
+        return answers
+
+
+def _sum_of(name: str, answers: Mapping[int, dict[str, Any]]) -> float:
+    return float(sum(answer[name] for answer in answers.values()))
+
+
+async def _answer(peer: SwarmPeer, do: str, **arguments: Any) -> dict[str, Any] | None:
+    """None from a peer that is dead; BenchFailed from one that lives and does not do it."""
+    try:
+        return await peer.process.ask(do, **arguments)
+    except BenchFailed:
+        if await peer.process.has_ended():
+            return None
+        raise
+
+
+@asynccontextmanager
+async def open_swarm(
+    values: int, codec: str = "none", factor: Callable[[int], float] = factor_of
+) -> AsyncIterator[AveragingSwarm]:
+    """A swarm without peers. Its processes are killed when the block ends: nobody needs them."""
+    with tempfile.TemporaryDirectory(prefix="potluck-bench-") as folder:
+        swarm = AveragingSwarm(values, codec, Path(folder), factor)
+        try:
+            yield swarm
+        finally:
+            with trio.CancelScope(shield=True):
+                async with trio.open_nursery() as nursery:
+                    for peer in swarm.peers.values():
+                        peer.send_signal(signal.SIGKILL)
+                        nursery.start_soon(peer.end)
+
+
+@asynccontextmanager
+async def ready_to_stop(peer: SwarmPeer) -> AsyncIterator[Callable[[], float]]:
+    """What is yielded stops the peer and says when; it is continued when the block is left."""
+    script = 'read -r _; kill -CONT "$1" 2>/dev/null'
+    continuer = await trio.lowlevel.open_process(
+        ["sh", "-c", script, "sh", str(peer.process.process_id)], stdin=subprocess.PIPE
+    )
+
+    def stop() -> float:
+        peer.send_signal(signal.SIGSTOP)
+        return time.perf_counter()
+
+    try:
+        yield stop
+    finally:
+        with trio.CancelScope(shield=True):
+            assert continuer.stdin is not None
+            await continuer.stdin.aclose()
+            with trio.move_on_after(CONTINUE_SECONDS):
+                await continuer.wait()
+            peer.send_signal(signal.SIGCONT)
+
+
+def disagreement(this: Round, digests: Mapping[int, str | None], codec: str) -> str:
+    """What is wrong if those who committed do not all hold the right average of the same members.
+
+    Somebody who has died since has no digest any more; what it said still counts.
+    """
+    answers = this.committed
+    if not answers:
+        return ""
+    if len({tuple(answer["members"]) for answer in answers.values()}) > 1:
+        return "peers committed averages of different members"
+    if len({answer["agreed_digest"] for answer in answers.values()}) > 1:
+        return "peers committed different digests"
+    if len({digests[number] for number in answers if number in digests}) > 1:
+        return "peers hold different bits"
+    worst = max(answer["relative_error"] for answer in answers.values())
+    if not worst <= TOLERANCE[codec]:
+        return f"the result is no average of its members: relative error {worst:.3g}"
+    return ""

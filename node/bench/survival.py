@@ -1,0 +1,313 @@
+"""`potluck bench survival`: what is left of a round in which a peer is killed or stopped.
+
+A trial is four rounds of a swarm of real processes: one with everybody, in which at a random
+moment one is hit; one of the survivors alone, at once; and, after the dead has been replaced by a
+fresh process (or the stopped one continued), one with everybody again, which is also the next
+trial's warm-up. Moments are drawn over the whole length that a round has here when nobody is hit;
+two in five of them from the short phases before and after the exchange.
+
+What must hold: every survivor commits the average of the same members with the same bits, and it
+is the average of those members; the round is over in time; the next one begins at once. Somebody
+who was stopped must not have committed anything else, whenever it is continued.
+
+Easy to get wrong: a survivor's round may have ended before the blow. Its seconds since then are
+0 and prove nothing; such trials are counted apart (`too_late`).
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import trio
+
+from node.bench.averaging_swarm import (
+    AveragingSwarm,
+    Round,
+    SwarmPeer,
+    Talk,
+    disagreement,
+    open_swarm,
+    ready_to_stop,
+)
+from node.bench.machine import machine_facts
+from node.bench.processes import BenchFailed
+
+KILL_SECONDS = 5.0  # from the death to the end of the survivors' round
+STOP_SECONDS = 10.0
+NEXT_SECONDS = 1.0  # from the call of the next round to its exchange
+WARM_ROUNDS = 3
+BEYOND_THE_END = 1.02  # of a round's length: the decision may still be on its way
+IN_SHORT_PHASES = 0.4  # of the moments
+
+# Made ready before the round, so that the blow itself takes no time; it says when it fell
+Blow = Callable[[SwarmPeer], AbstractAsyncContextManager[Callable[[], float]]]
+
+
+@dataclass(frozen=True)
+class SurvivalEffort:
+    """How many trials of which kind, and with what."""
+
+    peers: int = 4
+    values: int = 10_000_000
+    kills: int = 0
+    stops: int = 0
+    seed: int = 7
+
+
+@dataclass(frozen=True)
+class Phases:
+    """How long the phases of a round take here when nobody is hit."""
+
+    matchmaking_s: float
+    exchange_s: float
+    agreement_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.matchmaking_s + self.exchange_s + self.agreement_s
+
+    def at(self, moment: float) -> str:
+        """What a round is usually doing so many seconds after its start."""
+        if moment < self.matchmaking_s:
+            return "matchmaking"
+        return "exchange" if moment < self.matchmaking_s + self.exchange_s else "agreement"
+
+    def random_moment(self, chance: random.Random) -> float:
+        """Seconds after the start of a round."""
+        end = self.seconds * BEYOND_THE_END
+        if chance.random() >= IN_SHORT_PHASES:
+            return chance.uniform(0.0, end)
+        if chance.random() < 0.5:
+            return chance.uniform(0.0, self.matchmaking_s)
+        return chance.uniform(self.matchmaking_s + self.exchange_s, end)
+
+
+@dataclass
+class Trial:
+    """One blow, and what the survivors made of it."""
+
+    moment_s: float
+    phase: str
+    victim: int
+    victim_name: str
+    leader_hit: bool = False
+    too_late: bool = False
+    seconds: float = 0.0
+    attempts: int = 0
+    members: int = 0
+    victim_said: str = ""
+    next_start_s: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+async def measure_survival(
+    effort: SurvivalEffort, say: Talk = lambda _line: None
+) -> dict[str, Any]:
+    """All trials, and whether every bar is met."""
+    machine, began = machine_facts(), time.monotonic()
+    async with open_swarm(effort.values) as swarm:
+        await swarm.start_all(effort.peers, say)
+        bench = _Survival(swarm, random.Random(effort.seed), say)
+        await bench.warm_up()
+        kills = await bench.trials("kill", effort.kills, ready_to_kill)
+        stops = await bench.trials("stop", effort.stops, ready_to_stop)
+        phases = bench.phases
+    result: dict[str, Any] = {
+        "round_s": round(phases.seconds, 3),
+        "phases": {name: round(value, 4) for name, value in asdict(phases).items()},
+    }
+    if kills:
+        result["kill"] = _summary(kills, KILL_SECONDS)
+    if stops:
+        result["stop"] = _summary(stops, STOP_SECONDS)
+    return result | {
+        "met": all(result[kind]["met"] for kind in ("kill", "stop") if kind in result),
+        "settings": asdict(effort),
+        "machine": machine,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+class _Survival:
+    """One swarm and the trials on it."""
+
+    def __init__(self, swarm: AveragingSwarm, chance: random.Random, say: Talk) -> None:
+        self.phases = Phases(0.0, 0.0, 0.0)
+        self._swarm = swarm
+        self._chance = chance
+        self._say = say
+        self._epoch = 0
+
+    async def warm_up(self) -> None:
+        """Some rounds that nobody disturbs: how long their phases are."""
+        rounds = [await self._whole_round() for _ in range(1 + WARM_ROUNDS)]
+        self.phases = _usual_phases(rounds[1:])
+
+    async def trials(self, kind: str, count: int, blow: Blow) -> list[Trial]:
+        trials = []
+        for number in range(count):
+            victim = self._chance.choice(sorted(self._swarm.peers))
+            name = self._swarm.peers[victim].peer
+            moment = self.phases.random_moment(self._chance)
+            trial = Trial(round(moment, 4), self.phases.at(moment), victim, name)
+            self._say(
+                f"{kind} {number + 1} of {count}: peer {victim + 1} after {moment:.3f} s, "
+                f"in the {trial.phase}"
+            )
+            await self._hit(trial, blow)
+            for failure in trial.failures:
+                self._say(f"FAILED: {failure}")
+            if trial.victim not in self._swarm.peers:
+                await self._swarm.start(victim)
+            await self._whole_round()
+            trials.append(trial)
+        return trials
+
+    async def _hit(self, trial: Trial, blow: Blow) -> None:
+        """The round with the blow, and the one after it."""
+        swarm, victim = self._swarm, self._swarm.peers[trial.victim]
+        survivors = [number for number in swarm.peers if number != trial.victim]
+        this = self._next_round(swarm.peers)
+        await swarm.arm(this.numbers)
+        async with trio.open_nursery() as nursery, blow(victim) as strike:
+            nursery.start_soon(swarm.run, this)
+            await trio.sleep(trial.moment_s)
+            struck_at = strike()
+            await this.over_for(survivors)
+            digests = await swarm.digests(survivors)
+            after = await self._round_of(survivors)
+            after_digests = await swarm.digests(survivors)
+        # Whoever was stopped has gone on, and has said what became of its round
+        _judge(trial, this, survivors, struck_at)
+        if trial.victim in this.answers and await _lives(victim):
+            digests |= await swarm.digests([trial.victim])
+        _judge_victim(trial, this, survivors)
+        trial.failures += filter(None, [disagreement(this, digests, swarm.codec)])
+        trial.next_start_s = _matchmaking_seconds(after)
+        trial.failures += [
+            f"the next round: {failure}"
+            for failure in [_failure(after, self._names(survivors), after_digests, swarm.codec)]
+            if failure
+        ]
+        if not await _lives(victim):
+            await swarm.end(trial.victim)
+
+    async def _whole_round(self) -> Round:
+        """A round of everybody that must succeed."""
+        everybody = list(self._swarm.peers)
+        this = await self._round_of(everybody)
+        digests = await self._swarm.digests(everybody)
+        failure = _failure(this, self._names(everybody), digests, self._swarm.codec)
+        if failure:
+            raise BenchFailed("A round failed in which nobody was hit.", why=failure)
+        return this
+
+    async def _round_of(self, numbers: Sequence[int]) -> Round:
+        this = self._next_round(numbers)
+        await self._swarm.arm(numbers)
+        await self._swarm.run(this)
+        return this
+
+    def _next_round(self, numbers: Iterable[int]) -> Round:
+        self._epoch += 1
+        return Round(self._epoch, numbers)
+
+    def _names(self, numbers: Iterable[int]) -> set[str]:
+        return {self._swarm.peers[number].peer for number in numbers}
+
+
+@asynccontextmanager
+async def ready_to_kill(peer: SwarmPeer) -> AsyncIterator[Callable[[], float]]:
+    """What is yielded kills the peer and says when."""
+
+    def kill() -> float:
+        peer.send_signal(signal.SIGKILL)
+        return time.perf_counter()
+
+    await trio.lowlevel.checkpoint()
+    yield kill
+
+
+def _judge(trial: Trial, this: Round, survivors: Sequence[int], struck_at: float) -> None:
+    """What the survivors made of it."""
+    dead = [number for number in survivors if number not in this.answers]
+    if dead:
+        trial.failures.append(f"peer {dead[0] + 1} died as well")
+        return
+    ended_at = this.ended_for(survivors)
+    trial.seconds = round(max(0.0, ended_at - struck_at), 3)
+    trial.too_late = ended_at < struck_at
+    first = this.answers[survivors[0]]
+    trial.leader_hit = first["phases"].get("leader") == trial.victim_name
+    trial.attempts = max(this.answers[number]["phases"].get("attempts", 0) for number in survivors)
+    trial.members = len(first.get("members", ()))
+    if any(this.answers[number]["verdict"] != "committed" for number in survivors):
+        trial.failures.append(this.verdicts())
+
+
+def _judge_victim(trial: Trial, this: Round, survivors: Sequence[int]) -> None:
+    """Somebody who was stopped may be told of anything but a commit of its own."""
+    answer = this.answers.get(trial.victim)
+    trial.victim_said = answer["verdict"] if answer else "nothing"
+    if trial.victim_said == "committed" and not any(one in this.committed for one in survivors):
+        trial.failures.append(f"only the victim committed: {this.verdicts()}")
+
+
+def _failure(this: Round, members: set[str], digests: Mapping[int, str | None], codec: str) -> str:
+    """What is wrong with a round that should have had exactly these members; or ""."""
+    if len(this.committed) < len(this.numbers):
+        return this.verdicts()
+    for answer in this.committed.values():
+        if set(answer["members"]) != members:
+            return f"{len(answer['members'])} members, {len(members)} were there"
+    return disagreement(this, digests, codec)
+
+
+async def _lives(peer: SwarmPeer) -> bool:
+    return not await peer.process.has_ended()
+
+
+def _usual_phases(rounds: Sequence[Round]) -> Phases:
+    exchange = statistics.median(one.exchange_seconds for one in rounds)
+    whole = statistics.median(one.seconds for one in rounds)
+    matchmaking = statistics.median(_matchmaking_seconds(one) for one in rounds)
+    return Phases(matchmaking, exchange, max(0.0, whole - exchange - matchmaking))
+
+
+def _matchmaking_seconds(this: Round) -> float:
+    """Until the last one's exchange could begin."""
+    phases = [answer["phases"] for answer in this.answers.values()]
+    return round(max((one.get("matchmaking_seconds", 0.0) for one in phases), default=0.0), 4)
+
+
+def _summary(trials: Sequence[Trial], bar_seconds: float) -> dict[str, Any]:
+    """All trials of one kind in figures."""
+    in_time = [trial for trial in trials if not trial.too_late]
+    worst = max((trial.seconds for trial in trials), default=0.0)
+    worst_start = max((trial.next_start_s for trial in trials), default=0.0)
+    failures = [failure for trial in trials for failure in trial.failures]
+    return {
+        "trials": len(trials),
+        "trials_right": sum(not trial.failures for trial in trials),
+        "seconds_worst": worst,
+        "seconds_p50": statistics.median(trial.seconds for trial in in_time) if in_time else 0.0,
+        "bar_seconds": bar_seconds,
+        "next_start_s_worst": worst_start,
+        "bar_next_start_s": NEXT_SECONDS,
+        "too_late": len(trials) - len(in_time),
+        "leaders_hit": sum(trial.leader_hit for trial in trials),
+        "phases_hit": dict(Counter(trial.phase for trial in trials)),
+        "members": dict(Counter(str(trial.members) for trial in trials)),
+        "repeated": sum(trial.attempts > 1 for trial in trials),
+        "met": not failures and worst <= bar_seconds and worst_start <= NEXT_SECONDS,
+        "failures": failures,
+        "details": [asdict(trial) for trial in trials],
+    }
