@@ -65,7 +65,8 @@ def make_host(
     upgrader = TransportUpgrader(security_options(key_pair), {})
     swarm = NodeSwarm(peer_id, peerstore, upgrader, settings, nursery, dial, on_up, on_down)
     host = NodeHost(swarm)
-    install_muxer(host, settings.yamux)
+    beats = install_muxer(host, settings.yamux)
+    nursery.start_soon(beats.run)
     speed_up(upgrader)
     return host, swarm
 

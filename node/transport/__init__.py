@@ -1,8 +1,8 @@
 """Our own Noise session and Yamux muxer: libp2p's bytes on the wire, several times its speed.
 
 Read in this order: settings (every number), packets and frames (the two formats), window (flow
-control), outgoing and receive_queue (what waits), stream, connection (what happens), plugin (how
-a py-libp2p host gets it).
+control), outgoing and receive_queue (what waits), stream, keep_alive and beats (silence),
+connection (what happens), plugin (how a py-libp2p host gets it).
 """
 
 from node.transport.connection import YamuxConnection

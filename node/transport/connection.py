@@ -1,10 +1,11 @@
 """Many streams over one secured connection: Yamux, as py-libp2p's hosts expect it.
 
-Three tasks live inside `start`, and none outlives it: the *reader* decrypts, parses and hands out
-whatever has come; the *writer* takes batches from what waits to be sent; the *keep-alive* pings
-and notices silence. The reader never waits for the writer or for an application: what it causes
-to be sent is queued within bounds (outgoing.py), what applications do not read is bounded by
-windows (window.py). So neither a slow reader nor a peer that floods us stops anyone else.
+Two tasks live inside `start`, and none outlives it: the *reader* decrypts, parses and hands out
+whatever has come; the *writer* takes batches from what waits to be sent. And once a beat, with all
+connections of the node (beats.py), the *keep-alive* pings and notices silence. The reader never
+waits for the writer or for an application: what it causes to be sent is queued within bounds
+(outgoing.py), what applications do not read is bounded by windows (window.py). So neither a slow
+reader nor a peer that floods us stops anyone else.
 
 A peer that breaks the protocol is told so (GO_AWAY), and the connection ends.
 
@@ -26,6 +27,7 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 
+from node.transport.beats import Beats
 from node.transport.frames import (
     ACK,
     LARGEST_STREAM_ID,
@@ -34,7 +36,7 @@ from node.transport.frames import (
     SYN,
 )
 from node.transport.incoming import Incoming
-from node.transport.keep_alive import KeepAlive, Verdict
+from node.transport.keep_alive import KeepAlive, Verdict, beat_seconds
 from node.transport.measurement import RateMeter, RoundTrips
 from node.transport.noise import SEND_BATCH_BYTES, NoiseSession
 from node.transport.outgoing import FRAME_PAYLOAD_BYTES, Outgoing
@@ -58,6 +60,13 @@ FAREWELL_SECONDS = 0.2
 # Closing a socket takes no time; closing a relayed connection must not hold up a node that ends.
 CLOSE_SECONDS = 1.0
 
+SILENT = "The other side has been silent for too long."
+
+
+def beats_for(settings: YamuxSettings) -> Beats:
+    """The clock of connections with these settings; somebody has to run it."""
+    return Beats(beat_seconds(settings.keep_alive_seconds, settings.keep_alive_deadline_seconds))
+
 
 class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyped here
     """`start` runs the connection until it ends; everything else may be called meanwhile.
@@ -67,11 +76,18 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
     """
 
     def __init__(
-        self, secured_conn: NoiseSession, peer_id: ID, settings: YamuxSettings | None = None
+        self,
+        secured_conn: NoiseSession,
+        peer_id: ID,
+        settings: YamuxSettings | None = None,
+        beats: Beats | None = None,
     ) -> None:
+        """`beats` is the node's, which somebody runs; without it, this runs one of its own."""
         self.secured_conn = secured_conn
         self.peer_id = peer_id
         self.settings = settings or YamuxSettings()
+        self._beats = beats_for(self.settings) if beats is None else beats
+        self._runs_beats = beats is None
         self.event_started = trio.Event()
         self.event_shutting_down = trio.Event()
         self.event_closed = trio.Event()
@@ -96,6 +112,11 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         self._sent = RateMeter()
         self._received = RateMeter()
         self._pings = Pings()
+        self._keep_alive = KeepAlive(
+            self.settings.keep_alive_seconds,
+            self.settings.keep_alive_deadline_seconds,
+            leads=self.is_initiator,
+        )
 
     def __repr__(self) -> str:
         return f"<YamuxConnection with {self.peer_id}, {len(self._streams)} streams>"
@@ -167,10 +188,13 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
                     nursery.cancel_scope.cancel()
                 nursery.start_soon(self._run_until_end, self._read)
                 nursery.start_soon(self._run_until_end, self._write)
-                nursery.start_soon(self._run_until_end, self._keep_alive)
+                if self._runs_beats:
+                    nursery.start_soon(self._beats.run)
+                self._beats.join(self._beat)
                 self._measure()
                 self.event_started.set()
         finally:
+            self._beats.leave(self._beat)
             self._end_everything("the connection was closed here")
             await self._close_session()
             self.event_closed.set()
@@ -346,17 +370,23 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
 
     # ---- the keep-alive
 
-    async def _keep_alive(self) -> None:
-        settings = self.settings
-        keep_alive = KeepAlive(settings.keep_alive_seconds, settings.keep_alive_deadline_seconds)
-        while True:
-            await trio.sleep(keep_alive.beat_seconds)
+    def _beat(self) -> None:
+        """Once a beat, whatever happens. Never waits, never raises."""
+        if self._has_ended:
+            return
+        try:
             self._reset_abandoned_streams()
-            verdict = keep_alive.beat(self.bytes_received, self._round_trips.slowest_seconds)
+            slowest = self._round_trips.slowest_seconds
+            verdict = self._keep_alive.beat(self.bytes_received, slowest)
             if verdict is Verdict.PING:
                 self._measure()
-            elif verdict is Verdict.GONE:
-                raise ConnectionClosedError("The other side has been silent for too long.")
+        except Exception:
+            logger.exception("connection with %s ended by a fault of ours", self.peer_id)
+            self._end_everything("a fault on this side, see the log")
+        else:
+            if verdict is Verdict.GONE:
+                logger.debug("connection with %s ended: %s", self.peer_id, SILENT)
+                self._end_everything(SILENT)
 
     def _reset_abandoned_streams(self) -> None:
         now = trio.current_time()

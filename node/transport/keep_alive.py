@@ -16,8 +16,8 @@ from __future__ import annotations
 import enum
 import math
 
-# Fine enough that "silent for five seconds" is not noticed after seven; coarse enough to cost
-# nothing on a thousand idle connections.
+# Fine enough that "silent for five seconds" is not noticed after seven (after nine on the side that
+# does not lead); coarse enough to cost nothing on a thousand idle connections.
 BEAT_SECONDS = 1.0
 
 # On a link with a long queue an answer may take a few of the slowest round trips seen.
@@ -31,18 +31,34 @@ MEASURE_EVERY_SECONDS = 15.0
 EARLY_MEASUREMENTS = 3
 
 
+# By so much the side that does not lead waits longer: the beats of the two are up to one apart,
+# and the ping is under way for a while.
+BEATS_BEHIND = 2
+
+
 class Verdict(enum.Enum):
     FINE = "fine"
     PING = "ping"
     GONE = "gone"
 
 
-class KeepAlive:
-    """Fed with the count of received bytes once a beat; says what is to be done."""
+def beat_seconds(silence_seconds: float, deadline_seconds: float) -> float:
+    """How long a beat is for these times."""
+    return min(BEAT_SECONDS, silence_seconds / 4, deadline_seconds / 4)
 
-    def __init__(self, silence_seconds: float, deadline_seconds: float) -> None:
-        self.beat_seconds = min(BEAT_SECONDS, silence_seconds / 4, deadline_seconds / 4)
-        self._silence_beats = self._beats(silence_seconds)
+
+class KeepAlive:
+    """Fed with the count of received bytes once a beat; says what is to be done.
+
+    One side of a connection `leads`: it pings first, and its ping is the other side's sign of
+    life. Both would ping at the same time otherwise, since both have heard the last byte then.
+    """
+
+    def __init__(
+        self, silence_seconds: float, deadline_seconds: float, *, leads: bool = True
+    ) -> None:
+        self.beat_seconds = beat_seconds(silence_seconds, deadline_seconds)
+        self._silence_beats = self._beats(silence_seconds) + (0 if leads else BEATS_BEHIND)
         self._deadline_seconds = deadline_seconds
         self._silent_beats = 0
         self._beats_since_ping = 0

@@ -39,7 +39,8 @@ class YamuxSettings:
     stream and in all, before `send_all` waits. Half a megabyte is one batch of the writer, so
     one stream alone keeps it busy with a megabyte.
 
-    `keep_alive_seconds`: a connection that was silent this long is pinged.
+    `keep_alive_seconds`: a connection that was silent this long is pinged by the side that opened
+    it, and two beats (of a second at most) later by the other side if nothing has come by then.
     `keep_alive_deadline_seconds`: and when it then stays silent this long (or four times the
     slowest round trip measured lately, if that is longer), it is given up.
 

@@ -55,3 +55,29 @@ def test_shorter_settings_beat_faster() -> None:
     keep_alive.beat(100, None)
     beats = beats_until(keep_alive, Verdict.GONE)
     assert 0.5 <= beats * keep_alive.beat_seconds <= 0.7
+
+
+def test_of_two_that_hear_the_same_only_the_one_that_leads_pings() -> None:
+    leading, following = KeepAlive(5.0, 8.0), KeepAlive(5.0, 8.0, leads=False)
+    for count in range(EARLY_MEASUREMENTS):
+        leading.beat(count + 1, None)
+        following.beat(count + 1, None)
+    heard, pings = 100, {"leading": 0, "following": 0}
+    for _ in range(600):  # beats; an answer is there by the next one
+        if leading.beat(heard, 0.1) is Verdict.PING:
+            pings["leading"] += 1
+            heard += 12
+        if following.beat(heard, 0.1) is Verdict.PING:
+            pings["following"] += 1
+            heard += 12
+    assert 80 <= pings["leading"] <= 100
+    assert pings["following"] <= 600 // MEASURE_EVERY_SECONDS
+
+
+def test_the_one_that_does_not_lead_notices_silence_by_itself_two_beats_later() -> None:
+    keep_alive = KeepAlive(5.0, 8.0, leads=False)
+    for count in range(EARLY_MEASUREMENTS):
+        keep_alive.beat(count + 1, None)
+    keep_alive.beat(100, None)
+    assert beats_until(keep_alive, Verdict.PING) == 5 + 2
+    assert beats_until(keep_alive, Verdict.GONE) == 8
