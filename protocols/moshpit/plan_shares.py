@@ -79,6 +79,13 @@ def shortest_seconds(members: Members) -> float:
     return _shortest(members)[0] if len(members.up) > 1 else 0.0
 
 
+def greatest_shares(members: Members, seconds: float) -> list[float]:
+    """What each member could reduce in so many seconds, if it were alone in being slow."""
+    n, m = len(members.up), sum(members.contributes)
+    rows = zip(*members, strict=True)
+    return [_greatest_share(n, m, seconds, *row)[0] for row in rows]
+
+
 def seconds_of(shares: Sequence[float], members: Members) -> float:
     """How long a round with these shares takes."""
     n, m = len(shares), sum(members.contributes)

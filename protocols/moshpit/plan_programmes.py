@@ -1,0 +1,178 @@
+"""The programmes that need a solver: shares under pairwise limits, and Moshpit's load balancing.
+
+A link from i to j that carries at most t_ij bears in one round what i contributes to j's part,
+and the part that i has reduced: c_i w_j + w_i ≤ t_ij T. That joins two shares, so the members are
+not independent any more as in plan_shares.py; but it is linear, and n + 1 variables still do:
+
+    minimise T  subject to  upload_i ≤ u_i T,  download_i ≤ d_i T,  c_i w_j + w_i ≤ t_ij T,  Σ w = 1
+
+DeDLOC's appendix B has n² rates for this, and is an upper bound here: it may return a part to one
+receiver and not to another, which a cut of the vector into parts cannot do, and proposes in the
+end what (6) makes of its rates, shares proportional to min_j g_ij. Ours are the best of all shares,
+so no solution of the large programme leads to a shorter round (tests/moshpit compares them).
+
+A limit that is no lower than i's upload or j's download never binds (both carry that link's bytes
+and more) and is left out. Scipy's HiGHS is deterministic: the same version makes the same of the
+same rows. Rounds have no pairwise limits, so no two peers ever depend on agreeing in this.
+
+Easy to get wrong: there are many optima when one slow member decides how long the round is. The
+second programme then raises the least of all w_i / hi_i, hi_i being what i could do alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from protocols.errors import PotluckError
+from protocols.moshpit.plan_shares import (
+    Members,
+    best_shares,
+    greatest_shares,
+    quantised,
+    seconds_of,
+    shortest_seconds,
+)
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
+
+Links = Mapping[tuple[int, int], float]  # (from, to): the most that this way carries
+
+_SLACK = 1e-9  # relative; what the first programme's T may be short of for the second
+
+
+class NoSolution(PotluckError):
+    """The solver gave up; its own words are the reason."""
+
+
+def limited_shares(members: Members, links: Links) -> tuple[float, ...]:
+    """The shares with which the round is shortest under pairwise limits; they add up to 1."""
+    free = best_shares(members)
+    links = binding(members, links)
+    # More limits cannot make a round shorter: if they are kept anyway, nothing is better.
+    if limited_seconds(free, members, links) <= shortest_seconds(members) * (1 + _SLACK):
+        return free
+    return programmed_shares(members, links)
+
+
+def programmed_shares(members: Members, links: Links) -> tuple[float, ...]:
+    """The same by the linear programme alone, also where no limit asks for it."""
+    n = len(members.up)
+    unit = math.fsum(members.up) / n  # speeds near 1 suit the solver's tolerances
+    members = Members(
+        [up / unit for up in members.up],
+        [down / unit for down in members.down],
+        members.contributes,
+        members.reduces,
+    )
+    rows = _Rows()
+    _add_members(rows, members)
+    for (i, j), limit in links.items():
+        both = members.contributes[i]
+        rows.add({i: 1.0, **({j: 1.0} if both else {}), n: -limit / unit}, 0.0)
+    shortest = _minimise([0.0] * n + [1.0], rows, members.reduces)
+    seconds = float(shortest.x[n]) * (1 + _SLACK)
+    spread = _minimise([0.0] * n + [-1.0], _spreading(rows, members, seconds), members.reduces)
+    found = spread if spread.success else shortest
+    shares = [max(0.0, float(share)) for share in found.x[:n]]
+    total = math.fsum(shares)
+    return quantised([share / total for share in shares])
+
+
+def limited_seconds(shares: Sequence[float], members: Members, links: Links) -> float:
+    """How long a round with these shares takes under these limits."""
+    slowest = seconds_of(shares, members)
+    for (i, j), limit in links.items():
+        carried = shares[i] + (shares[j] if members.contributes[i] else 0.0)
+        slowest = max(slowest, carried / limit)
+    return slowest
+
+
+def binding(members: Members, links: Links) -> Links:
+    """Those limits that are lower than what their two ends bear anyway."""
+    return {
+        (i, j): limit
+        for (i, j), limit in links.items()
+        if limit < min(members.up[i], members.down[j])
+    }
+
+
+def load_balanced_shares(bandwidths: Sequence[float]) -> tuple[float, ...]:
+    """Moshpit SGD's load balancing: min over w of max_i (1 - w_i + (n - 1) w_i) / b_i."""
+    n = len(bandwidths)
+    unit = math.fsum(bandwidths) / n
+    rows = _Rows()
+    for i, bandwidth in enumerate(bandwidths):
+        rows.add({i: float(n - 2), n: -bandwidth / unit}, -1.0)
+    found = _minimise([0.0] * n + [1.0], rows, [True] * n)
+    return quantised([max(0.0, float(share)) for share in found.x[:n]])
+
+
+class _Rows:
+    """Σ coefficient · variable ≤ bound, sparse."""
+
+    def __init__(self) -> None:
+        self.coefficients: list[dict[int, float]] = []
+        self.bounds: list[float] = []
+
+    def add(self, coefficients: dict[int, float], bound: float) -> None:
+        self.coefficients.append(coefficients)
+        self.bounds.append(bound)
+
+    def matrix(self, width: int) -> Any:
+        from scipy.sparse import csr_array
+
+        cells = [
+            (value, row, column)
+            for row, coefficients in enumerate(self.coefficients)
+            for column, value in coefficients.items()
+        ]
+        values, rows, columns = zip(*cells, strict=True)
+        return csr_array((values, (rows, columns)), shape=(len(self.bounds), width))
+
+
+def _add_members(rows: _Rows, members: Members) -> None:
+    n, m = len(members.up), sum(members.contributes)
+    for i, (up, down, c) in enumerate(
+        zip(members.up, members.down, members.contributes, strict=True)
+    ):
+        rows.add({i: float(n - 1 - c), n: -up}, -float(c))
+        if not math.isinf(down):
+            rows.add({i: float(m - c - 1), n: -down}, -1.0)
+
+
+def _spreading(rows: _Rows, members: Members, seconds: float) -> _Rows:
+    """T becomes a number, and the last variable the least w_i / hi_i."""
+    n = len(members.up)
+    spreading = _Rows()
+    for coefficients, bound in zip(rows.coefficients, rows.bounds, strict=True):
+        kept = {column: value for column, value in coefficients.items() if column != n}
+        spreading.add(kept, bound - coefficients[n] * seconds)
+    for i, most in enumerate(greatest_shares(members, seconds)):
+        spreading.add({n: most, i: -1.0}, 0.0)
+    return spreading
+
+
+def _minimise(cost: Sequence[float], rows: _Rows, reduces: Sequence[bool]) -> OptimizeResult:
+    """Solve it with HiGHS: shares of those who reduce between 0 and 1, together 1."""
+    from scipy.optimize import linprog
+
+    n = len(reduces)
+    found = linprog(
+        cost,
+        A_ub=rows.matrix(n + 1),
+        b_ub=rows.bounds,
+        A_eq=[[1.0] * n + [0.0]],
+        b_eq=[1.0],
+        bounds=[(0.0, float(one)) for one in reduces] + [(0.0, None)],
+        method="highs-ds",
+    )
+    if found.x is None:
+        raise NoSolution(
+            "The shares of a round could not be planned.",
+            why=f"The solver of linear programmes says: {found.message}",
+            advice="Please report it, with the peers and links that were to be planned.",
+        )
+    return found
