@@ -34,6 +34,7 @@ FIGURES = {
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    from node.commands import simulate_moshpit
     from node.commands.parser import CommandParser
 
     parser = subparsers.add_parser(
@@ -46,6 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
         dest="kind", metavar="KIND", required=True, parser_class=CommandParser
     )
     _add_dht(kinds)
+    simulate_moshpit.add_parser(kinds)
 
 
 def _add_dht(kinds: Subparsers) -> None:
@@ -105,6 +107,14 @@ def _add_dht(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.kind == "moshpit":
+        from node.commands import simulate_moshpit
+
+        return simulate_moshpit.run(arguments)
+    return _run_dht(arguments)
+
+
+def _run_dht(arguments: argparse.Namespace) -> int:
     from node.simulation.dht_swarm import SwarmPlan, simulate
 
     nodes = arguments.nodes or (NODES_IN_CHURN if arguments.churn else NODES)

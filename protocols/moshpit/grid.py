@@ -15,6 +15,12 @@ order the rosters have, and d rounds give every peer the exact average. With wei
 peer carries `carried_weight` from one round into the next. On any other grid the (weighted) sum
 over all peers is kept by every round, so that the average that they approach is the right one.
 
+Where the grid is not full, places count up from 0 and so crowd the peers into the low cells. In
+the first d rounds that is good: few, large groups. In more rounds than that it would leave the
+same small groups small for ever, and they are what keeps the peers apart; so from then on a place
+stands for a cell that is drawn for the round (`scattered_cells`). With 768 peers in 32 x 32 cells
+and ten rounds that is six powers of ten.
+
 Easy to get wrong: a coordinate is the member's place in the *roster*, not the number of the part
 that it reduces. A peer that cannot be dialled reduces nothing and has no part, and must still end
 up somewhere else than all other members of its group. Nor is it a place among the survivors of a
@@ -26,6 +32,8 @@ from __future__ import annotations
 import math
 import random as randomness
 from dataclasses import dataclass
+
+from blake3 import blake3
 
 LARGEST_WIDTH = 1_024  # cells in a dimension: more than any group has members
 MOST_DIMENSIONS = 32  # with two cells in each that is room for four thousand million peers
@@ -107,6 +115,16 @@ def next_index(index: Index, place: int, grid: Grid) -> Index:
     if place < 0:
         raise ValueError(f"places in a roster are counted from 0, and {place} is less")
     return (*index[1:], place % grid.width)
+
+
+def scattered_cells(grid: Grid, drawn: bytes) -> tuple[int, ...]:
+    """For each place of a roster the cell that it stands for in the rounds after the first d.
+
+    All members draw alike, from the id of their round: the cells in the order of
+    blake3(drawn, the cell in 4 bytes, the highest first).
+    """
+    cells = range(grid.width)
+    return tuple(sorted(cells, key=lambda cell: blake3(drawn + cell.to_bytes(4, "big")).digest()))
 
 
 def carried_weight(total: float, members: int) -> float:

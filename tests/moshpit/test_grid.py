@@ -22,6 +22,7 @@ from protocols.moshpit.grid import (
     next_index,
     numbered_index,
     random_index,
+    scattered_cells,
 )
 
 LARGEST_FULL_GRID = 1_300  # peers, of exact fractions: what a property may cost
@@ -208,6 +209,19 @@ def test_peers_without_a_number_come_to_stand_everywhere_alike() -> None:
 
 def test_places_beyond_the_width_begin_again() -> None:
     assert next_index((0, 1), 4, Grid(4, 2)) == (1, 0)
+
+
+@given(full_grids, st.binary(min_size=32, max_size=32))
+def test_scattered_cells_are_one_for_each_place_and_the_same_for_all_members(
+    grid: Grid, drawn: bytes
+) -> None:
+    cells = scattered_cells(grid, drawn)
+    assert sorted(cells) == list(range(grid.width))
+    assert cells == scattered_cells(grid, bytes(drawn))
+
+
+def test_scattered_cells_stand_as_the_documents_say() -> None:
+    assert scattered_cells(Grid(8, 2), bytes(32)) == (5, 0, 2, 3, 6, 7, 4, 1)
 
 
 def test_all_members_carry_the_weight_of_their_group_in_equal_shares() -> None:
