@@ -8,10 +8,10 @@ from typing import Final
 import pytest
 
 _SHORT_SECONDS: Final = 12.0
-_LONG_SECONDS: Final = float(os.environ.get("POTLUCK_SOAK_SECONDS", "600"))
+LONG_SECONDS: Final = float(os.environ.get("POTLUCK_SOAK_SECONDS", "600"))
 
 # For `@pytest.mark.parametrize("seconds", SECONDS)`
 SECONDS: Final = [
     pytest.param(_SHORT_SECONDS, id="short", marks=pytest.mark.slow),
-    pytest.param(_LONG_SECONDS, id="long", marks=pytest.mark.soak),
+    pytest.param(LONG_SECONDS, id="long", marks=pytest.mark.soak),
 ]
