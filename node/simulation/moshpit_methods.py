@@ -21,16 +21,17 @@ from __future__ import annotations
 
 import random as randomness
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.moshpit.grid import Grid, Index, group_name, next_index, scattered_cells
+from protocols.moshpit.grid import Grid, Index, coordinates, group_name, next_index
 
 Numbers = NDArray[np.float64]  # [peers]
 Failed = NDArray[np.bool_]  # [peers]
+
+ID_BYTES = 32  # of a round's id, which here is drawn
 
 
 class Method(Protocol):
@@ -57,10 +58,8 @@ class Moshpit:
     ) -> None:
         self._numbers, self._indices, self._grid = numbers.copy(), indices, grid
         self._random, self._discards = random, discards
-        self._round = 0
 
     def average(self, failed: Failed) -> None:
-        self._round += 1
         groups: dict[str, list[int]] = defaultdict(list)
         for peer, index in enumerate(self._indices):
             groups[group_name(index)].append(peer)
@@ -68,16 +67,9 @@ class Moshpit:
             # The order of a roster is that of hashes: another one for each round's key.
             self._random.shuffle(roster)
             _average_group(self._numbers, roster, failed, discards=self._discards)
-            cells = self._cells()
-            for place, peer in enumerate(roster):
-                cell = cells[place % self._grid.width]
-                self._indices[peer] = next_index(self._indices[peer], cell, self._grid)
-
-    def _cells(self) -> Sequence[int]:
-        """The new coordinates of one group, in the order of its roster."""
-        if self._round <= self._grid.dimensions:
-            return range(self._grid.width)
-        return scattered_cells(self._grid, self._random.randbytes(32))  # as the id of a round
+            new = coordinates(len(roster), self._grid, self._random.randbytes(ID_BYTES))
+            for peer, coordinate in zip(roster, new, strict=True):
+                self._indices[peer] = next_index(self._indices[peer], coordinate)
 
     def estimates(self) -> Numbers:
         return self._numbers

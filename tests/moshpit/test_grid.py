@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from fractions import Fraction
 
 import pytest
@@ -17,12 +17,12 @@ from protocols.moshpit.grid import (
     Grid,
     Index,
     carried_weight,
+    coordinates,
     grid_shape,
     group_name,
     next_index,
     numbered_index,
     random_index,
-    scattered_cells,
 )
 
 LARGEST_FULL_GRID = 1_300  # peers, of exact fractions: what a property may cost
@@ -58,9 +58,10 @@ def average(
         order.shuffle(group)
         total = sum(weights[peer] for peer in group)
         mean = sum(weights[peer] * values[peer] for peer in group) / total
-        for place, peer in enumerate(group):
+        new = coordinates(len(group), grid, order.randbytes(32))
+        for peer, coordinate in zip(group, new, strict=True):
             values[peer], weights[peer] = mean, total / len(group)
-            indices[peer] = next_index(indices[peer], place, grid)
+            indices[peer] = next_index(indices[peer], coordinate)
 
 
 @settings(max_examples=40)
@@ -154,7 +155,7 @@ def test_the_first_index_is_that_of_the_paper() -> None:
 def test_a_round_averages_along_the_oldest_coordinate() -> None:
     assert group_name((7, 1, 2)) == group_name((0, 1, 2)) == "1.2"
     assert group_name((7, 1, 2)) != group_name((7, 1, 3))
-    assert next_index((7, 1, 2), 5, Grid(8, 3)) == (1, 2, 5)
+    assert next_index((7, 1, 2), 5) == (1, 2, 5)
 
 
 def test_different_groups_have_different_names() -> None:
@@ -207,21 +208,36 @@ def test_peers_without_a_number_come_to_stand_everywhere_alike() -> None:
     assert all(850 < count < 1150 for count in counts.values())
 
 
-def test_places_beyond_the_width_begin_again() -> None:
-    assert next_index((0, 1), 4, Grid(4, 2)) == (1, 0)
-
-
-@given(full_grids, st.binary(min_size=32, max_size=32))
-def test_scattered_cells_are_one_for_each_place_and_the_same_for_all_members(
-    grid: Grid, drawn: bytes
+@given(full_grids, st.integers(1, 3 * 40), st.binary(min_size=32, max_size=32))
+def test_members_get_coordinates_as_different_as_can_be_and_all_come_to_the_same(
+    grid: Grid, members: int, round_id: bytes
 ) -> None:
-    cells = scattered_cells(grid, drawn)
-    assert sorted(cells) == list(range(grid.width))
-    assert cells == scattered_cells(grid, bytes(drawn))
+    new = coordinates(members, grid, round_id)
+    assert new == coordinates(members, grid, bytes(round_id))
+    counts = Counter(new)
+    assert sum(counts.values()) == members
+    assert len(counts) == min(members, grid.width)
+    assert max(counts.values()) == -(-members // grid.width)
+    assert set(counts) <= set(range(grid.width))
 
 
-def test_scattered_cells_stand_as_the_documents_say() -> None:
-    assert scattered_cells(Grid(8, 2), bytes(32)) == (5, 0, 2, 3, 6, 7, 4, 1)
+def test_places_stand_for_the_cells_in_an_order_that_the_round_draws() -> None:
+    grid = Grid(8, 2)
+    assert coordinates(8, grid, bytes(32)) == (5, 0, 2, 3, 6, 7, 4, 1)
+    assert coordinates(3, grid, bytes(32)) == (5, 0, 2)
+    assert coordinates(10, grid, bytes(32))[8:] == (5, 0), "and begins again"
+    assert coordinates(8, grid, b"\1" * 32) != coordinates(8, grid, bytes(32))
+
+
+def test_peers_who_begin_anywhere_come_to_fill_the_grid_evenly() -> None:
+    grid, order = Grid(16, 2), random.Random(7)
+    indices = [random_index(order, grid) for _ in range(grid.cells)]
+    largest = [max(map(len, groups_of(indices)))]
+    for _ in range(8):
+        average([Fraction()] * len(indices), [Fraction(1)] * len(indices), indices, grid, order)
+        largest.append(max(map(len, groups_of(indices))))
+    assert largest[0] > 20
+    assert largest[-1] <= 17
 
 
 def test_all_members_carry_the_weight_of_their_group_in_equal_shares() -> None:
@@ -240,8 +256,7 @@ def test_all_members_carry_the_weight_of_their_group_in_equal_shares() -> None:
         lambda: grid_shape(4, 1),
         lambda: grid_shape(2**MOST_DIMENSIONS + 1, 2),
         lambda: numbered_index(-1, Grid(2, 2)),
-        lambda: next_index((1,), 0, Grid(2, 2)),
-        lambda: next_index((1, 1), -1, Grid(2, 2)),
+        lambda: coordinates(0, Grid(2, 2), bytes(32)),
         lambda: carried_weight(1.0, 0),
         lambda: carried_weight(float("nan"), 1),
         lambda: carried_weight(-1.0, 1),
