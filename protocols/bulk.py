@@ -15,7 +15,7 @@ gives up after the method's `stall_seconds` without. A trickle is no progress: a
 `PROGRESS_BYTES` have to come in each such period. What has left a sender may be under way for
 longer than that (a megabyte in the buffers of a slow uplink), and the sender cannot see it move.
 So a side that is receiving and has nothing to send says ALIVE now and then, an empty frame, and
-whoever waits for it knows that its bytes arrive.
+whoever waits for it, or for room to send more, knows that its bytes arrive.
 
 Easy to get wrong: a chunk that is cut short by cancellation leaves the stream out of step, so
 cancelling a send or a receive resets it. And the side that serves learns of a reset only when it
@@ -114,12 +114,13 @@ class Transfer(Generic[Accepted, Sent, Received]):
         self._opener = opener
         self._accepted: Accepted | None = None
         self._on_accept: Callable[[], None] | None = None
-        hashed = bulk.hashed or state.guard.hashes_chunks
-        self._sent = ChunkCount(hashed)
-        self._received = ChunkCount(hashed)
+        self._hashed = bulk.hashed or state.guard.hashes_chunks
+        self._sent = ChunkCount(self._hashed)
+        self._received = ChunkCount(self._hashed)
         self._sent_closing = False
         self._cut = False  # a frame of ours was begun and not finished
         self._sending = trio.Lock()
+        self._send_patience = trio.CancelScope()  # of the frame that is being sent
         self._last_sent = trio.current_time()
         self._slice_bytes = SLOW_SLICE_BYTES
         self._receiving = False
@@ -158,6 +159,11 @@ class Transfer(Generic[Accepted, Sent, Received]):
         return self._received.chunk_bytes
 
     @property
+    def received_digest(self) -> bytes:
+        """The hash over the chunks received so far, as the closing message has it at the end."""
+        return self._received.digest
+
+    @property
     def may_say_error(self) -> bool:
         """Whether ERROR can still follow: not behind a cut frame, nor behind our closing."""
         return not self._cut and not self._sent_closing
@@ -182,6 +188,16 @@ class Transfer(Generic[Accepted, Sent, Received]):
         await self._send(message_frame(ACCEPT, encode(AcceptHead(envelope)), body), None)
 
     # Sending
+
+    def send_alike(self, count: ChunkCount) -> None:
+        """The same chunks go out on several transfers: `count` counts and hashes them for all.
+
+        Said before the first chunk; whoever makes the chunks adds them to `count`. At the closing
+        message all that was counted there must have been sent here.
+        """
+        if self._sent.chunks:
+            raise ProtocolMisuse("What is hashed elsewhere is hashed there from the first chunk.")
+        self._sent = ChunkCount(self._hashed, alike=count if self._hashed else None)
 
     async def send_chunk(self, chunk: bytes | bytearray | memoryview) -> None:
         """Send the bytes of a contiguous buffer; it may be reused when this returns."""
@@ -237,9 +253,15 @@ class Transfer(Generic[Accepted, Sent, Received]):
 
     async def _send_frame(self, start: bytes, rest: memoryview | None) -> None:
         self._cut = True
+        self._send_patience = trio.CancelScope()
         try:
             self._slice_bytes = await send_exactly(
-                self._stream, start, rest, self._bulk.stall_seconds, self._slice_bytes
+                self._stream,
+                start,
+                rest,
+                self._bulk.stall_seconds,
+                self._slice_bytes,
+                self._send_patience,
             )
             self._cut = False
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -347,7 +369,18 @@ class Transfer(Generic[Accepted, Sent, Received]):
         return result
 
     async def _fill(self, destination: memoryview) -> None:
-        await receive_exactly(self._stream, destination, self._bulk.stall_seconds, self.say_alive)
+        stall_seconds = self._bulk.stall_seconds
+        await receive_exactly(self._stream, destination, stall_seconds, self._on_progress)
+
+    async def _on_progress(self) -> None:
+        self._note_heard()
+        await self.say_alive()
+
+    def _note_heard(self) -> None:
+        """The other side is at work: give what we are sending to it as much time again."""
+        deadline = trio.current_time() + self._bulk.stall_seconds
+        if self._sending.locked() and self._send_patience.deadline < deadline:
+            self._send_patience.deadline = deadline
 
     async def _receive_header(self) -> bytes | PotluckError | None:
         """The header of the next chunk; None after the closing; an error that they sent."""
@@ -363,6 +396,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
             if header is None:
                 raise MalformedMessage("The transfer ended without a closing message.")
             kind, length = read_frame_header(header, self._limits)
+            self._note_heard()
         if kind == CHUNK:
             if length == 0:
                 raise MalformedMessage("An empty chunk came.")

@@ -29,10 +29,16 @@ async def send_exactly(
     rest: memoryview | None,
     stall_seconds: float,
     slice_bytes: int,
+    patience: trio.CancelScope,
 ) -> int:
-    """Send `start` and then `rest` in slices; how large slices should be from now on."""
+    """Send `start` and then `rest` in slices; how large slices should be from now on.
+
+    `patience` is a fresh scope. Whoever hears that the other side is at work may put off its
+    deadline meanwhile.
+    """
     at = 0
-    with trio.move_on_after(stall_seconds) as patience:
+    patience.deadline = trio.current_time() + stall_seconds
+    with patience:
         await stream.send_all(start)
         while rest is not None and at < len(rest):
             before = trio.current_time()

@@ -15,6 +15,7 @@ import struct
 
 from blake3 import blake3
 
+from protocols.errors import ProtocolMisuse
 from protocols.messages import CloseHead
 
 _TRANSCRIPT = struct.Struct(">QQB")
@@ -26,12 +27,26 @@ def closing_transcript(head: CloseHead, body: bytes) -> bytes:
 
 
 class ChunkCount:
-    """The chunks of one direction so far."""
+    """The chunks of one direction so far.
 
-    def __init__(self, hashed: bool) -> None:
+    With `alike`, which counts and hashes the same chunks for several transfers, this one only
+    counts them and takes the hash from there.
+    """
+
+    def __init__(self, hashed: bool, alike: ChunkCount | None = None) -> None:
         self.chunks = 0
         self.chunk_bytes = 0
-        self._hash = blake3() if hashed else None
+        self._hash = blake3() if hashed and alike is None else None
+        self._alike = alike
+
+    @property
+    def digest(self) -> bytes:
+        """The hash of the chunks so far; empty if they are not hashed."""
+        if self._alike is None:
+            return self._hash.digest() if self._hash is not None else b""
+        if (self._alike.chunks, self._alike.chunk_bytes) != (self.chunks, self.chunk_bytes):
+            raise ProtocolMisuse("The chunks that were sent are not all that were hashed for it.")
+        return self._alike.digest
 
     def add(self, header: bytes, chunk: memoryview) -> None:
         self.chunks += 1
@@ -41,5 +56,4 @@ class ChunkCount:
             self._hash.update(chunk)
 
     def head(self, envelope: bytes = b"") -> CloseHead:
-        digest = self._hash.digest() if self._hash is not None else b""
-        return CloseHead(self.chunks, self.chunk_bytes, digest, envelope)
+        return CloseHead(self.chunks, self.chunk_bytes, self.digest, envelope)

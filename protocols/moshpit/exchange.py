@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from protocols.errors import PotluckError
+from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
-from protocols.moshpit.layout import Layout
-
-if TYPE_CHECKING:
-    from protocols.moshpit.ballots import Ballot, Statement, Suspicion
+from protocols.moshpit.ballots import Ballot, Statement, Suspicion
+from protocols.moshpit.layout import Layout, check_chunk_bytes
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,43 @@ class ExchangePlan:
     layout: Layout
     chunk_bytes: int
     seconds: float = math.inf
+
+    @property
+    def my_place(self) -> int:
+        """Where we are among the members."""
+        return self.place_of(self.me)
+
+    @property
+    def total_weight(self) -> float:
+        return math.fsum(member.weight for member in self.members)
+
+    def place_of(self, index: int) -> int:
+        """Where the member with this place in the roster is among the members."""
+        for place, member in enumerate(self.members):
+            if member.index == index:
+                return place
+        raise ProtocolMisuse(f"Member {index} does not take part in this attempt.")
+
+    def member_of(self, index: int) -> Participant:
+        return self.members[self.place_of(index)]
+
+    def check(self) -> None:
+        """ProtocolMisuse for a plan that nobody can carry out."""
+        indices = [member.index for member in self.members]
+        if indices != sorted(set(indices)) or self.me not in indices:
+            raise ProtocolMisuse(f"The members {indices} are not in order, or {self.me} is not in.")
+        if not all(math.isfinite(one.weight) and one.weight >= 0.0 for one in self.members):
+            raise ProtocolMisuse("The weights of an attempt are finite and not negative.")
+        if not 0.0 < self.total_weight < math.inf:
+            raise ProtocolMisuse("Nobody who takes part in this attempt brings any data.")
+        ends = (self.cuts[0], self.cuts[-1]) if self.cuts else ()
+        if (
+            len(self.cuts) != len(self.members) + 1
+            or list(self.cuts) != sorted(self.cuts)
+            or ends != (0, self.layout.values)
+        ):
+            raise ProtocolMisuse(f"The cuts {self.cuts} do not fit the members and the vector.")
+        check_chunk_bytes(self.chunk_bytes)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,143 @@
+"""The part that this peer reduces: weighted sums, and the bytes that everybody gets of them.
+
+    reduction = Reduction(plan, source, result)
+    reduction.add(sender, number, encoded)                 # sum += w_i / W · x_i
+    await reduction.averaged(number); transfer.send_chunk(reduction.encoded(number))
+
+DeDLOC's equation for a part: (Σ w_i x_i) / Σ w_i, with the weights made to sum to 1 beforehand,
+so that a chunk is finished by the last addition. A sum is kept in float32, in the very place of
+`result` where the average belongs; so senders may be far apart and no window is needed, and a
+slow reader holds up nobody. A finished chunk is encoded once, and its bytes wait *in that place*
+too, until all have been sent them; then they are decoded there. So every member, this one
+included, has what the same bytes decode to, and there is one scratch chunk and nothing else.
+
+Easy to get wrong: chunks are finished in order, because each sender's come in order. Nothing here
+awaits while it changes anything but `averaged`.
+"""
+
+from __future__ import annotations
+
+import trio
+from torch import Tensor, mul
+
+from protocols.chunk_count import ChunkCount
+from protocols.errors import MalformedMessage
+from protocols.moshpit.exchange import ExchangePlan
+from protocols.moshpit.layout import VALUE_BYTES, Chunk, chunks_of
+from protocols.tensors import accumulate, decode_into, encode_into, raw_bytes
+from protocols.wire import chunk_header
+
+
+class NotFiniteReceived(MalformedMessage):
+    """A member sent values that are not finite, or that no honest sender lets pass."""
+
+
+class Reduction:
+    """The sums of our part, and what became of them. `source` is read, `result` written."""
+
+    def __init__(self, plan: ExchangePlan, source: Tensor, result: Tensor) -> None:
+        place = plan.my_place
+        self._source, self._result = source, result
+        self._bytes = raw_bytes(result)
+        total = plan.total_weight
+        self._shares = {member.index: member.weight / total for member in plan.members}
+        self._me = plan.me
+        self.chunks = chunks_of(
+            plan.layout, plan.cuts[place], plan.cuts[place + 1], plan.chunk_bytes
+        )
+        senders = sum(1 for one in plan.members if one.weight > 0.0 and one.index != plan.me)
+        self._missing = [senders] * len(self.chunks)
+        self._begun = 0  # chunks whose sum our own values are in
+        self._untaken = [len(plan.members) - 1] * len(self.chunks)
+        self._scratch = bytearray(max((chunk.encoded_bytes for chunk in self.chunks), default=0))
+        self.finished = 0  # chunks that are averaged and encoded
+        self.count = ChunkCount(hashed=True)
+        self._progress = trio.Event()
+
+    @property
+    def waits_for_nobody(self) -> bool:
+        """Whether all values of the next chunk are there: nobody else brings any."""
+        return not self.is_finished and not self._missing[self.finished]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finished == len(self.chunks)
+
+    @property
+    def digest(self) -> bytes:
+        """What the statement about this part is signed over, once it is finished."""
+        return self.count.digest
+
+    def add(self, member: int, number: int, encoded: memoryview) -> None:
+        """A member's values of one chunk; NotFiniteReceived, and nothing added, if they are bad."""
+        chunk = self.chunks[number]
+        self._begin(number)
+        try:
+            accumulate(self._sum(chunk), chunk.codec, encoded, weight=self._shares[member])
+        except MalformedMessage as error:
+            raise NotFiniteReceived(error.what) from None
+        self._missing[number] -= 1
+        if not self._missing[number]:
+            self.finish_due()
+
+    def finish_due(self, most: int | None = None) -> None:
+        """Encode the chunks that have all their values; at most so many, if a number is given."""
+        stop = len(self.chunks) if most is None else min(self.finished + most, len(self.chunks))
+        before = self.finished
+        while self.finished < stop and not self._missing[self.finished]:
+            self._finish(self.finished)
+        if self.finished > before:
+            self._progress.set()
+            self._progress = trio.Event()
+
+    async def averaged(self, number: int) -> None:
+        """Wait until a chunk is averaged."""
+        while self.finished <= number:
+            await self._progress.wait()
+
+    def encoded(self, number: int) -> memoryview:
+        """The bytes of an averaged chunk, until everybody has taken them."""
+        return self._place(self.chunks[number])
+
+    def taken(self, number: int) -> None:
+        """Somebody was sent an averaged chunk. After the last one our own result has it."""
+        self._untaken[number] -= 1
+        if not self._untaken[number]:
+            self._settle(self.chunks[number])
+
+    def _begin(self, number: int) -> None:
+        """Our own values are the first in every sum; with weight 0 they are zeros."""
+        while self._begun <= number:
+            chunk = self.chunks[self._begun]
+            share = self._shares[self._me]
+            if share > 0.0:
+                mul(self._source[chunk.start : chunk.stop], share, out=self._sum(chunk))
+            else:
+                self._sum(chunk).zero_()
+            self._begun += 1
+
+    def _finish(self, number: int) -> None:
+        self._begin(number)
+        chunk = self.chunks[number]
+        place = self._place(chunk)
+        if chunk.codec != "none":
+            encode_into(self._sum(chunk), chunk.codec, self._scratch, name="the average")
+            place[:] = memoryview(self._scratch)[: chunk.encoded_bytes]
+        self.count.add(chunk_header(chunk.encoded_bytes), place)
+        self.finished = number + 1
+        if not self._untaken[number]:
+            self._settle(chunk)
+
+    def _settle(self, chunk: Chunk) -> None:
+        if chunk.codec == "none":
+            return
+        encoded = memoryview(self._scratch)[: chunk.encoded_bytes]
+        encoded[:] = self._place(chunk)
+        decode_into(self._sum(chunk), chunk.codec, encoded, "float32")
+
+    def _sum(self, chunk: Chunk) -> Tensor:
+        return self._result[chunk.start : chunk.stop]
+
+    def _place(self, chunk: Chunk) -> memoryview:
+        start = VALUE_BYTES * chunk.start
+        return self._bytes[start : start + chunk.encoded_bytes]

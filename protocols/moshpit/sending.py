@@ -1,0 +1,159 @@
+"""Towards one reducer: our values of its part out, its averages back, on the same stream.
+
+With codec none both directions are copies of memory: chunks are sent from where they lie in
+`source`, and averages are received into where they belong in `result`.
+
+Easy to get wrong: the two directions must go on at the same time, or the two sides could each
+wait for the other to read. And when a transfer breaks, what explains it is read, not sent; so
+the sending task leaves the verdict to the receiving one for a moment.
+"""
+
+from __future__ import annotations
+
+import trio
+from torch import Tensor
+
+from protocols.bulk import LAST_WORD_SECONDS, Transfer
+from protocols.errors import MalformedMessage, Unreachable
+from protocols.messages import Empty
+from protocols.moshpit.attempt import Attempt
+from protocols.moshpit.ballots import Statement
+from protocols.moshpit.exchange import Participant
+from protocols.moshpit.layout import VALUE_BYTES, Chunk, chunks_of
+from protocols.moshpit.part_messages import PART, PartClosed, opening_for
+from protocols.moshpit.reducing import NotFiniteReceived
+from protocols.moshpit.statements import counts
+from protocols.moshpit.vector import within
+from protocols.rpc import Rpc
+from protocols.tensors import decode_into, encode_into, raw_bytes
+
+OPEN_SECONDS = 6.0
+"""For dialling and being accepted: eight round trips of a bad link (600 ms), and the time by which
+two members learn at different moments that the attempt has begun."""
+
+LARGEST_FLOAT32 = 3.4028234663852886e38
+
+SenderTransfer = Transfer[Empty, Empty, PartClosed]
+
+
+class PartExchange:
+    """What we have to do with one reducer."""
+
+    def __init__(self, attempt: Attempt, reducer: Participant) -> None:
+        plan = attempt.plan
+        place = plan.place_of(reducer.index)
+        self._attempt, self._reducer = attempt, reducer
+        self._opening = opening_for(plan, place)
+        self._chunks = chunks_of(
+            plan.layout, plan.cuts[place], plan.cuts[place + 1], plan.chunk_bytes
+        )
+        self._brings_data = plan.member_of(plan.me).weight > 0.0
+        self._received = trio.Event()
+
+    async def run(self, rpc: Rpc) -> None:
+        """All of it. What goes wrong ends the attempt; nothing is raised."""
+        attempt, reducer = self._attempt, self._reducer
+        with attempt.blaming(reducer.index, opening=True):
+            async with rpc.open_bulk(
+                reducer.peer, PART, self._opening, timeout=OPEN_SECONDS
+            ) as transfer:
+                attempt.opened(reducer.index)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send, transfer)
+                    with attempt.blaming(reducer.index):
+                        await self._receive_averages(transfer)
+                    self._received.set()
+
+    async def _send(self, transfer: SenderTransfer) -> None:
+        with self._attempt.blaming(self._reducer.index):
+            try:
+                if self._brings_data:
+                    await self._send_values(transfer)
+                await transfer.send_closing(Empty())
+            except Unreachable:
+                with trio.move_on_after(LAST_WORD_SECONDS):
+                    await self._received.wait()
+                raise
+
+    async def _send_values(self, transfer: SenderTransfer) -> None:
+        source = self._attempt.source
+        sending = self._attempt.meter.sending_to(self._reducer.peer)
+        memory = raw_bytes(source)
+        buffer = bytearray(_largest_encoded(self._chunks))
+        for chunk in self._chunks:
+            if chunk.codec == "none":
+                encoded = _place(memory, chunk)
+            else:
+                values = source[chunk.start : chunk.stop]
+                encode_into(values, chunk.codec, buffer, name="a tensor of this peer")
+                encoded = memoryview(buffer)[: chunk.encoded_bytes]
+            with sending:
+                await transfer.send_chunk(encoded)
+            sending.bytes += chunk.encoded_bytes
+
+    async def _receive_averages(self, transfer: SenderTransfer) -> None:
+        attempt, reducer = self._attempt, self._reducer
+        receiving = attempt.meter.receiving_from(reducer.peer)
+        memory = raw_bytes(attempt.result)
+        buffer = bytearray(_largest_encoded(self._chunks))
+        for number, chunk in enumerate(self._chunks):
+            check_size(await transfer.next_chunk_bytes(), chunk, number)
+            place = _place(memory, chunk) if chunk.codec == "none" else memoryview(buffer)
+            encoded = place[: chunk.encoded_bytes]
+            with receiving:
+                await transfer.receive_chunk_into(encoded)
+            receiving.bytes += chunk.encoded_bytes
+            _take(attempt.result[chunk.start : chunk.stop], chunk, encoded)
+            attempt.averages_of[reducer.index] = number + 1
+        check_no_more(await transfer.next_chunk_bytes(), len(self._chunks))
+        closed = await transfer.receive_closing()
+        self._take_statement(transfer.received_digest, closed)
+
+    def _take_statement(self, digest: bytes, closed: PartClosed) -> None:
+        attempt, plan, reducer = self._attempt, self._attempt.plan, self._reducer
+        statement = Statement(reducer.index, digest, closed.signature)
+        if not counts(reducer.peer, plan.round_id, plan.ballot, statement):
+            attempt.suspect(
+                reducer.index, "bad_statement", "It did not sign the averages that it sent."
+            )
+            return
+        attempt.statements[reducer.index] = statement
+        told = min(closed.busy_ms / 1000.0, trio.current_time() - attempt.began)
+        attempt.meter.sending_to(reducer.peer).told_seconds = told
+
+
+def check_size(size: int | None, chunk: Chunk, number: int) -> None:
+    """MalformedMessage unless the chunk that comes next has the only size that it may have."""
+    if size is None:
+        raise MalformedMessage(f"The chunks end after {number:,}, before the part does.")
+    if size != chunk.encoded_bytes:
+        raise MalformedMessage(
+            f"Chunk {number:,} came with {size:,} bytes; {chunk.values:,} values in {chunk.codec} "
+            f"have {chunk.encoded_bytes:,}."
+        )
+
+
+def check_no_more(size: int | None, chunks: int) -> None:
+    if size is not None:
+        raise MalformedMessage(f"More chunks came than the {chunks:,} that the part has.")
+
+
+def _take(destination: Tensor, chunk: Chunk, encoded: memoryview) -> None:
+    """Averages into our result; where nothing is encoded they are there already."""
+    if chunk.codec == "none":
+        if not within(destination, LARGEST_FLOAT32):
+            raise NotFiniteReceived("An average came with values that are not finite.")
+        return
+    try:
+        decode_into(destination, chunk.codec, encoded, "float32")
+    except MalformedMessage as error:
+        raise NotFiniteReceived(error.what) from None
+
+
+def _largest_encoded(chunks: list[Chunk]) -> int:
+    """Room for any chunk that does not go as it lies."""
+    return max((one.encoded_bytes for one in chunks if one.codec != "none"), default=0)
+
+
+def _place(memory: memoryview, chunk: Chunk) -> memoryview:
+    return memory[VALUE_BYTES * chunk.start : VALUE_BYTES * chunk.stop]
