@@ -27,6 +27,7 @@ COMMANDS = (
     "config",
     "bench",
     "simulate",
+    "plan",
     "completion",
 )
 

@@ -49,36 +49,34 @@ class NoSolution(PotluckError):
 
 def limited_shares(members: Members, links: Links) -> tuple[float, ...]:
     """The shares with which the round is shortest under pairwise limits; they add up to 1."""
-    free = best_shares(members)
     links = binding(members, links)
-    # More limits cannot make a round shorter: if they are kept anyway, nothing is better.
-    if limited_seconds(free, members, links) <= shortest_seconds(members) * (1 + _SLACK):
-        return free
-    return programmed_shares(members, links)
+    return _unlimited(members, links) or programmed_shares(members, links)
+
+
+def shortest_limited_seconds(members: Members, links: Links) -> float:
+    """How long the best round takes under pairwise limits, in half of the time."""
+    links = binding(members, links)
+    if _unlimited(members, links):
+        return shortest_seconds(members)
+    programme = _Programme(members, links)
+    return float(programme.shortest().x[-1]) / programme.unit
 
 
 def programmed_shares(members: Members, links: Links) -> tuple[float, ...]:
-    """The same by the linear programme alone, also where no limit asks for it."""
-    n = len(members.up)
-    unit = math.fsum(members.up) / n  # speeds near 1 suit the solver's tolerances
-    members = Members(
-        [up / unit for up in members.up],
-        [down / unit for down in members.down],
-        members.contributes,
-        members.reduces,
-    )
-    rows = _Rows()
-    _add_members(rows, members)
-    for (i, j), limit in links.items():
-        both = members.contributes[i]
-        rows.add({i: 1.0, **({j: 1.0} if both else {}), n: -limit / unit}, 0.0)
-    shortest = _minimise([0.0] * n + [1.0], rows, members.reduces)
-    seconds = float(shortest.x[n]) * (1 + _SLACK)
-    spread = _minimise([0.0] * n + [-1.0], _spreading(rows, members, seconds), members.reduces)
-    found = spread if spread.success else shortest
-    shares = [max(0.0, float(share)) for share in found.x[:n]]
+    """The best shares by the linear programmes alone, also where no limit asks for them."""
+    programme = _Programme(members, links)
+    found = programme.shortest()
+    spread = programme.spread(float(found.x[-1]) * (1 + _SLACK))
+    shares = [max(0.0, float(share)) for share in (spread if spread.success else found).x[:-1]]
     total = math.fsum(shares)
     return quantised([share / total for share in shares])
+
+
+def _unlimited(members: Members, links: Links) -> tuple[float, ...] | None:
+    """The best shares without limits, if they keep the limits. Then nothing can be better."""
+    free = best_shares(members)
+    kept = limited_seconds(free, members, links) <= shortest_seconds(members) * (1 + _SLACK)
+    return free if kept else None
 
 
 def limited_seconds(shares: Sequence[float], members: Members, links: Links) -> float:
@@ -133,26 +131,60 @@ class _Rows:
         return csr_array((values, (rows, columns)), shape=(len(self.bounds), width))
 
 
-def _add_members(rows: _Rows, members: Members) -> None:
-    n, m = len(members.up), sum(members.contributes)
-    for i, (up, down, c) in enumerate(
-        zip(members.up, members.down, members.contributes, strict=True)
-    ):
-        rows.add({i: float(n - 1 - c), n: -up}, -float(c))
-        if not math.isinf(down):
-            rows.add({i: float(m - c - 1), n: -down}, -1.0)
+class _Programme:
+    """The rows of one round. Variables: the shares, then T. Speeds in multiples of `unit`."""
 
+    def __init__(self, members: Members, links: Links) -> None:
+        self.unit = math.fsum(members.up) / len(members.up)  # solvers like numbers near 1
+        self._members = Members(
+            [up / self.unit for up in members.up],
+            [down / self.unit for down in members.down],
+            members.contributes,
+            members.reduces,
+        )
+        self._rows = _Rows()
+        self._add_members()
+        self._add_links(links)
 
-def _spreading(rows: _Rows, members: Members, seconds: float) -> _Rows:
-    """T becomes a number, and the last variable the least w_i / hi_i."""
-    n = len(members.up)
-    spreading = _Rows()
-    for coefficients, bound in zip(rows.coefficients, rows.bounds, strict=True):
-        kept = {column: value for column, value in coefficients.items() if column != n}
-        spreading.add(kept, bound - coefficients[n] * seconds)
-    for i, most in enumerate(greatest_shares(members, seconds)):
-        spreading.add({n: most, i: -1.0}, 0.0)
-    return spreading
+    def shortest(self) -> OptimizeResult:
+        """The least T."""
+        n = len(self._members.up)
+        return _minimise([0.0] * n + [1.0], self._rows, self._members.reduces)
+
+    def spread(self, seconds: float) -> OptimizeResult:
+        """With T as given, and the last variable the least w_i / hi_i: the greatest of those."""
+        n = len(self._members.up)
+        spreading = _Rows()
+        for coefficients, bound in zip(self._rows.coefficients, self._rows.bounds, strict=True):
+            kept = {column: value for column, value in coefficients.items() if column != n}
+            spreading.add(kept, bound - coefficients[n] * seconds)
+        for i, most in enumerate(greatest_shares(self._members, seconds)):
+            spreading.add({n: most, i: -1.0}, 0.0)
+        return _minimise([0.0] * n + [-1.0], spreading, self._members.reduces)
+
+    def _add_members(self) -> None:
+        members = self._members
+        n, m = len(members.up), sum(members.contributes)
+        for i, (up, down, c) in enumerate(
+            zip(members.up, members.down, members.contributes, strict=True)
+        ):
+            self._rows.add({i: float(n - 1 - c), n: -up}, -float(c))
+            if not math.isinf(down):
+                self._rows.add({i: float(m - c - 1), n: -down}, -1.0)
+
+    def _add_links(self, links: Links) -> None:
+        """c_i w_j + w_i ≤ t_ij T. Between two contributors both directions carry the same."""
+        n = len(self._members.up)
+        tightest: dict[tuple[int, int], float] = {}
+        for (i, j), limit in links.items():
+            if self._members.contributes[i] and self._members.contributes[j]:
+                pair = (min(i, j), max(i, j))
+            else:
+                pair = (i, j)
+            tightest[pair] = min(limit / self.unit, tightest.get(pair, math.inf))
+        for (i, j), limit in tightest.items():
+            also = {j: 1.0} if self._members.contributes[i] else {}
+            self._rows.add({i: 1.0, **also, n: -limit}, 0.0)
 
 
 def _minimise(cost: Sequence[float], rows: _Rows, reduces: Sequence[bool]) -> OptimizeResult:

@@ -32,7 +32,9 @@ Choice = tuple[bool, ...]
 # within 200 ms. Counted and not timed: the same peers, the same plan.
 LOOKS = 120_000
 LOOKS_PER_PEER = 6  # Newton's steps for one choice, and its making
-PROGRAMMES = 8  # choices that are judged by a solver, of some milliseconds each
+# Choices that are judged by a solver: two milliseconds each, and more with more limits.
+FEWEST_PROGRAMMES, MOST_PROGRAMMES = 6, 12
+MANY_LIMITS = 100
 HERMITS = 16  # slow downloaders that are tried as the only ones that contribute
 SAME = 1e-9  # relative: speeds that differ by less are the same speed
 
@@ -83,13 +85,13 @@ class Candidate:
         return self.samples > other.samples * (1 + SAME)
 
 
-def choose(peers: Collaborators, limited_seconds: Callable[[Choice], float] | None) -> Candidate:
-    """The best choice found. `limited_seconds` judges one with pairwise limits, where some bind."""
+def choose(
+    peers: Collaborators, limits: int, limited_seconds: Callable[[Choice], float]
+) -> Candidate:
+    """The best choice found. With `limits` pairwise limits each is judged by `limited_seconds`."""
     search = _Search(peers)
     search.run()
-    if limited_seconds is None:
-        return search.best
-    return _choose_with_limits(peers, search, limited_seconds)
+    return _choose_with_limits(peers, search, limits, limited_seconds) if limits else search.best
 
 
 class _Search:
@@ -182,13 +184,17 @@ def crossing(
 
 
 def _choose_with_limits(
-    peers: Collaborators, search: _Search, limited_seconds: Callable[[Choice], float]
+    peers: Collaborators,
+    search: _Search,
+    limits: int,
+    limited_seconds: Callable[[Choice], float],
 ) -> Candidate:
     """The best of what looked best without limits, and of one more crossing with them."""
     solved: dict[Choice, Candidate] = {}
+    programmes = FEWEST_PROGRAMMES if limits > MANY_LIMITS else MOST_PROGRAMMES
 
     def judge(computes: Choice) -> Candidate:
-        if computes not in solved and len(solved) < PROGRAMMES:
+        if computes not in solved and len(solved) < programmes:
             seconds = limited_seconds(computes)
             solved[computes] = Candidate.of(peers, computes, seconds)
         return solved.get(computes) or search.judge(computes)
@@ -197,7 +203,7 @@ def _choose_with_limits(
     promising = sorted(
         search.judged.values(), key=lambda one: (-one.steps, -one.samples, one.computes)
     )
-    for candidate in promising[: PROGRAMMES // 2 - 1]:
+    for candidate in promising[: programmes // 2 - 1]:
         # Limits only make it slower, so what is no better without them need not be solved.
         if candidate.is_better_than(best):
             best = _better_of(best, judge(candidate.computes))

@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from protocols.errors import PotluckError
-from protocols.moshpit.plan_programmes import Links, binding, limited_seconds, limited_shares
+from protocols.moshpit.plan_programmes import (
+    Links,
+    binding,
+    limited_seconds,
+    limited_shares,
+    shortest_limited_seconds,
+)
 from protocols.moshpit.plan_search import Choice, Collaborators, choose
 from protocols.moshpit.plan_shares import Members, equal_shares
 
@@ -91,10 +97,9 @@ def best_strategy(collaboration: Collaboration) -> Strategy:
     )
 
     def limited(computes: Choice) -> float:
-        members = peers.members(computes)
-        return limited_seconds(limited_shares(members, limits), members, limits)
+        return shortest_limited_seconds(peers.members(computes), limits)
 
-    best = choose(peers, limited if limits else None)
+    best = choose(peers, len(limits), limited)
     members = peers.members(best.computes)
     fractions = limited_shares(members, limits)
     seconds = limited_seconds(fractions, members, limits)
