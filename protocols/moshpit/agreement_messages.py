@@ -1,14 +1,15 @@
-"""What members of a round say to each other to end it as one; each travels in `round_messages.Agree`.
+"""What members of a round say to each other to end it as one; `round_messages.Agree` carries it.
 
     ballot 0:      Start ->  ... exchange ...  Holding <-  Accept ->  Accepted <-  Decided ->
     after trouble: Trouble <-  Prepare ->  Promise <-  Open ->  Opened <-  Start ->  (as above)
 
 The arrows are from the coordinator of the ballot (->) or to it (<-). `Query` and `Progress` go
-both ways and say that one is alive, and where one stands; `Outbid` names a higher ballot;
-`Forswear` asks for a vow never to accept anything (answered by a Promise), where no quorum lives.
+both ways and say that one is alive, and where one stands; `Outbid` names a higher ballot. Where
+no quorum lives, `Forswear` asks for a vow never to accept a result (the answer is a `Promise`),
+and `GivenUp` says that the vows are not enough to be certain.
 
 Every type is bounded: at most `LARGEST_GROUP` members, statements and cuts, 32-byte digests. What
-cannot be said by types (indices beyond the roster, members out of order) is in `checking`.
+cannot be said by types (indices beyond the roster, members out of order) is in `message_checks`.
 
 Easy to get wrong: these messages are lost, doubled, delayed and overtaken. Each says all that its
 receiver needs, and receiving one twice is the same as receiving it once.
@@ -24,6 +25,7 @@ from protocols.messages import Message
 from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Digest, Member, Statement, Suspicion
 
 SUSPICIONS_PER_MESSAGE = 32  # the first that one had; a member needs one to be ruled out
+LONGEST_REASON = 200  # characters, of why a round is discarded: for people
 LARGEST_CUT = 1 << 48  # values of a vector: far more than any, and far less than overflows
 
 Members = Annotated[tuple[Member, ...], Meta(min_length=1, max_length=LARGEST_GROUP)]
@@ -33,6 +35,8 @@ Cuts = Annotated[
 ]
 Statements = Annotated[tuple[Statement, ...], Meta(max_length=LARGEST_GROUP)]
 Suspicions = Annotated[tuple[Suspicion, ...], Meta(max_length=SUSPICIONS_PER_MESSAGE)]
+Exclusions = Annotated[tuple[Suspicion, ...], Meta(max_length=LARGEST_GROUP)]
+Reason = Annotated[str, Meta(max_length=LONGEST_REASON)]
 
 
 class Result(Message, frozen=True):
@@ -115,12 +119,12 @@ class Promise(Message, frozen=True, tag="promise"):
 class Open(Message, frozen=True, tag="open"):
     """A quorum has promised and none of it had accepted: nothing before this ballot counts.
 
-    `excluded` are those who are not in the new attempt because of what they did, and why.
+    `excluded` says of everybody who is not in the new attempt why not.
     """
 
     ballot: Ballot
     members: Members
-    excluded: Suspicions = ()
+    excluded: Exclusions = ()
 
 
 class Opened(Message, frozen=True, tag="opened"):
@@ -130,10 +134,11 @@ class Opened(Message, frozen=True, tag="opened"):
 
 
 class Accept(Message, frozen=True, tag="accept"):
-    """Accept this result (None: to discard the round) in this ballot."""
+    """Accept this result (None: to discard the round) in this ballot. `reason` is for people."""
 
     ballot: Ballot
     result: Result | None
+    reason: Reason = ""
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
@@ -146,6 +151,7 @@ class Decided(Message, frozen=True, tag="decided"):
     """The round is over, with this result (None: it is discarded, for certain)."""
 
     result: Result | None
+    reason: Reason = ""
 
 
 class Outbid(Message, frozen=True, tag="outbid"):
@@ -155,9 +161,11 @@ class Outbid(Message, frozen=True, tag="outbid"):
 
 
 class Query(Message, frozen=True, tag="query"):
-    """Where are you? I stand here: the highest ballot that I know of, and of it what I have."""
+    """Are you there, and is there something for me? `ballot` is the highest that I know of,
+    `attempt` the newest whose exchange I have begun."""
 
     ballot: Ballot
+    attempt: Ballot | None = None
 
 
 class Progress(Message, frozen=True, tag="progress"):
@@ -168,6 +176,12 @@ class Progress(Message, frozen=True, tag="progress"):
 
 class Forswear(Message, frozen=True, tag="forswear"):
     """I find no quorum. Vow never to accept a result, unless you have: then nobody can commit."""
+
+    ballot: Ballot
+
+
+class GivenUp(Message, frozen=True, tag="given-up"):
+    """I found no quorum in this ballot, and cannot tell whether others commit: I am in doubt."""
 
     ballot: Ballot
 
@@ -187,4 +201,5 @@ AgreementMessage = (
     | Query
     | Progress
     | Forswear
+    | GivenUp
 )

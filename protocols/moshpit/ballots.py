@@ -25,7 +25,7 @@ from protocols.messages import Message
 LARGEST_GROUP = 256  # members of a round: each sends to each, more is for the grid
 LARGEST_BALLOT_NUMBER = 1023  # an honest round needs its size and a few at most
 DIGEST_BYTES = 32
-LONGEST_SUSPICION = 160  # characters, of the words; the code is for machines
+LONGEST_SUSPICION = 240  # characters, of the words; the code is for machines
 LONGEST_CODE = 24
 
 _RESULT_DOMAIN = b"potluck moshpit result 1"

@@ -71,7 +71,7 @@ class StopExchange:
 
 @dataclass(frozen=True)
 class Decided:
-    """The round is over for this member. Comes exactly once; messages are answered after it, too."""
+    """The round is over for this member. Comes once; messages are still answered after it."""
 
     verdict: Verdict
 

@@ -1,0 +1,144 @@
+"""Who is not in the next attempt, by what members have against each other, and who is a liar.
+
+What breaks a transfer is rarely known to whom it broke for. So what a member reports has a weight:
+
+- *weak*: the transfer ended. The other may have given up because of a third. Counts for nothing
+  at first; when the same two report it in a later attempt again, it counts as the next.
+- *of a pair*: these two could not do business, and one of them has to go. It is the one with
+  whom more members could not; then the one that was complained about more; then the later in the
+  roster.
+- anything else breaks the protocol, and is held against whom it names, except where two say it of
+  each other: then it counts as of a pair.
+
+Who says something of itself (its own data is not finite) is always out.
+
+Lies about results are proven, not believed: `liars` finds two statements with valid signatures of
+one reducer for one part of one attempt that differ.
+
+Easy to get wrong: a signature costs some 100 µs, and a hostile member can show as many statements
+as there are parts. They are checked only where digests differ, and a member that has shown one
+statement without a valid signature is not listened to any further.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from protocols.moshpit.ballots import LONGEST_SUSPICION, Ballot, Statement, Suspicion
+
+WEAK_CODES = frozenset({"cut", "gave_up", "lost", "stopped"})
+PAIR_CODES = frozenset({"unreachable", "absent", "stalled", "slow", "refused", "busy"})
+
+LIED = "lied"
+BAD_STATEMENT = "bad_statement"
+SILENT = "silent"
+
+Verify = Callable[[Ballot, Statement], bool]
+
+
+def clipped(suspicions: Iterable[Suspicion], most: int) -> tuple[Suspicion, ...]:
+    """The first few, with words that are not too long to send."""
+    return tuple(
+        Suspicion(each.member, each.code, each.text[:LONGEST_SUSPICION])
+        for each in list(suspicions)[:most]
+    )
+
+
+class Blame:
+    """What is known of this round's members. Grows by at most one entry for each pair of them."""
+
+    def __init__(self) -> None:
+        self.guilty: dict[int, Suspicion] = {}
+        self._weak: dict[frozenset[int], Ballot] = {}
+        self._pairs: dict[tuple[int, int], Suspicion] = {}  # from, against
+        self._strong: dict[tuple[int, int], Suspicion] = {}
+
+    def convict(self, suspicion: Suspicion) -> None:
+        """This member is out for the rest of the round."""
+        self.guilty.setdefault(suspicion.member, suspicion)
+
+    def complain(self, complainer: int, ballot: Ballot, suspicions: Iterable[Suspicion]) -> None:
+        """Take down what a member reports of the exchange of this ballot. Idempotent."""
+        for suspicion in suspicions:
+            accused = suspicion.member
+            pair = frozenset((complainer, accused))
+            if accused == complainer:
+                self.convict(suspicion)
+            elif suspicion.code in WEAK_CODES:
+                if self._weak.setdefault(pair, ballot) < ballot:
+                    self._pairs.setdefault((complainer, accused), suspicion)
+            elif suspicion.code in PAIR_CODES:
+                self._pairs.setdefault((complainer, accused), suspicion)
+            else:
+                self._strong.setdefault((complainer, accused), suspicion)
+
+    def ruled_out(self, candidates: Iterable[int]) -> dict[int, Suspicion]:
+        """Who of these cannot be in the next attempt, and why."""
+        left = set(candidates)
+        out = {member: self.guilty[member] for member in left & self.guilty.keys()}
+        left -= out.keys()
+        edges = dict(self._pairs)
+        for (complainer, accused), suspicion in self._strong.items():
+            if complainer not in left or accused not in left:
+                continue
+            if (accused, complainer) in self._strong:
+                edges[complainer, accused] = suspicion
+            else:
+                out[accused] = suspicion
+        left -= out.keys()
+        while True:
+            edges = {pair: why for pair, why in edges.items() if left.issuperset(pair)}
+            if not edges:
+                return out
+            worst = _worst(edges)
+            out[worst] = next(why for pair, why in edges.items() if worst in pair)
+            if out[worst].member != worst:
+                other = out[worst].member
+                out[worst] = Suspicion(
+                    worst,
+                    out[worst].code,
+                    f"it and member {other}: {out[worst].text}"[:LONGEST_SUSPICION],
+                )
+            left.discard(worst)
+
+
+def _worst(edges: Iterable[tuple[int, int]]) -> int:
+    """Of members that could not do business in pairs, the one to leave out first."""
+    partners = Counter(member for pair in {frozenset(each) for each in edges} for member in pair)
+    against = Counter(accused for _, accused in edges)
+    return max(partners, key=lambda member: (partners[member], against[member], member))
+
+
+def liars(
+    shown: Mapping[int, tuple[Statement, ...]], attempt: Ballot, verify: Verify
+) -> list[Suspicion]:
+    """Who lied, if members that show these statements hold different results of one attempt."""
+    by_part: dict[int, dict[bytes, list[tuple[int, Statement]]]] = {}
+    for member, statements in sorted(shown.items()):
+        for statement in statements:
+            digests = by_part.setdefault(statement.part, {})
+            digests.setdefault(statement.digest, []).append((member, statement))
+    forgers: set[int] = set()
+    found: list[Suspicion] = []
+    for part, digests in sorted(by_part.items()):
+        if len(digests) < 2:
+            continue
+        told = 0
+        for _digest, showing in sorted(digests.items()):
+            honest = False
+            for member, statement in showing:
+                if member in forgers:
+                    continue
+                if verify(attempt, statement):
+                    honest = True
+                    continue
+                forgers.add(member)
+                found.append(
+                    Suspicion(member, BAD_STATEMENT, f"shows what member {part} has never signed")
+                )
+            told += honest
+        if told > 1:
+            text = f"has signed {told} different results for its part in one attempt"
+            found.append(Suspicion(part, LIED, text))
+    return found

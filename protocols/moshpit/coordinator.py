@@ -1,0 +1,403 @@
+"""One ballot, as its coordinator drives it: from the promises to the decision.
+
+    PREPARING    ask everybody to promise; then re-propose what may be decided already, or
+                 propose a result that all who answered hold, or open a new attempt
+    OPENING      until a quorum has noted the new attempt
+    EXCHANGING   until all of it hold the same result; any trouble is for a next ballot
+    PROPOSING    until a quorum has accepted: decided
+    FORSWEARING  no quorum can be reached: collect vows that make that final, or end in doubt
+
+The first ballot begins with EXCHANGING: all have promised it by joining.
+
+Promises: the result that is proposed in a ballot is proposed in it once; a result is only
+proposed when every member of its attempt that can be reached holds it, with one digest.
+
+Easy to get wrong: the coordinator votes last. As long as it has not accepted its own proposal,
+one member less can have decided without it, and a pair that loses one is certain of its discard.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from protocols.moshpit.acceptor import blocking_of, quorum_of
+from protocols.moshpit.agreement_messages import (
+    SUSPICIONS_PER_MESSAGE,
+    Accept,
+    Acceptance,
+    AgreementMessage,
+    Attempt,
+    Forswear,
+    Held,
+    Holding,
+    Open,
+    Prepare,
+    Promise,
+    Query,
+    Result,
+    Start,
+)
+from protocols.moshpit.ballots import Ballot, Statement, Suspicion, digest_of_result
+from protocols.moshpit.blame import SILENT, Blame, Verify, liars
+from protocols.moshpit.desk import Desk
+
+BALLOTS_BEYOND_SIZE = 2  # each failed attempt costs a member or names a pair; two are for duels
+PREPARE_TRIES = 2  # the second reaches whoever was reconnecting
+RECONNECT_SECONDS = 0.5  # until the second, when too few are left and the calls to them failed
+
+Plan = Callable[[tuple[int, ...]], tuple[int, ...]]
+"""From the members of an attempt to its cuts; () if these cannot do it (nobody reduces)."""
+
+
+class Stage(enum.Enum):
+    PREPARING = "preparing"
+    OPENING = "opening"
+    EXCHANGING = "exchanging"
+    PROPOSING = "proposing"
+    FORSWEARING = "forswearing"
+
+
+class Owner(Protocol):
+    """What a coordinator asks of the member that it belongs to."""
+
+    def conclude(self, result: Result | None, reason: str) -> None:
+        """This is decided."""
+
+    def next_ballot(self) -> None:
+        """Coordinate a higher ballot instead of this."""
+
+    def give_up(self, reason: str) -> None:
+        """End in doubt."""
+
+    def why_discard(self) -> str:
+        """Why no more attempts are to be made; "" if they are."""
+
+
+class Coordinator:
+    """The driver of one ballot of our own."""
+
+    def __init__(
+        self, desk: Desk, owner: Owner, blame: Blame, ballot: Ballot, plan: Plan, verify: Verify
+    ) -> None:
+        self.ballot = ballot
+        self.stage = Stage.PREPARING
+        self._desk = desk
+        self._owner = owner
+        self._blame = blame
+        self._plan = plan
+        self._verify = verify
+        self._quorum = quorum_of(desk.size)
+        self._tries = PREPARE_TRIES
+        self._failed: set[int] = set()  # not reached, and not heard of since
+        self._vows: set[int] = set()
+        self._promises: dict[int, Promise] = {}
+        self._members: tuple[int, ...] = ()
+        self._cuts: tuple[int, ...] = ()
+        self._excluded: tuple[Suspicion, ...] = ()
+        self._opened: set[int] = set()
+        self._joined: set[int] = set()  # have said that they exchange
+        self._heard: set[int] = set()  # since the last watch
+        self._probed: set[int] = set()  # and have not answered yet
+        self._holdings: dict[int, Holding] = {}
+        self._result: Result | None = None
+        self._reason = ""
+        self._accepted: set[int] = set()
+        self._forsworn: set[int] = set()  # have answered that we find no quorum
+
+    # how it goes on
+
+    def begin(self) -> None:
+        """Exchange at once, with everybody: the first ballot."""
+        self._members = tuple(range(self._desk.size))
+        self._cuts = self._plan(self._members)
+        self._exchange()
+
+    def prepare(self) -> None:
+        self._desk.send_to_all(Prepare(self.ballot))
+        self._arm()
+
+    def _choose(self) -> None:
+        """A quorum has promised: what is this ballot for? (Paxos, phase 2a)"""
+        promises = self._promises
+        attempt = max((each.attempt for each in promises.values()), key=lambda each: each.ballot)
+        accepted = self._newest_acceptance(attempt)
+        if accepted is not None:
+            self._propose(accepted.result, "it may have been decided already")
+            return
+        reason = self._owner.why_discard()
+        if not reason and self.ballot.number > self._desk.size + BALLOTS_BEYOND_SIZE:
+            reason = f"{self.ballot.number} ballots were not enough"
+        if reason:
+            self._propose(None, reason)
+            return
+        result = self._result_of_all(attempt)
+        if result is not None:
+            self._propose(result, "")
+        else:
+            self._open()
+
+    def _newest_acceptance(self, attempt: Attempt) -> Acceptance | None:
+        """What was accepted last, unless a later attempt was opened, which made it void."""
+        found = [each.accepted for each in self._promises.values() if each.accepted is not None]
+        newest = max(found, key=lambda each: each.ballot, default=None)
+        return newest if newest is not None and newest.ballot >= attempt.ballot else None
+
+    def _result_of_all(self, attempt: Attempt) -> Result | None:
+        """The result of the last attempt, if a new one could only lose data: everybody who would
+        be in it holds the result of the last."""
+        free = [member for member, each in self._promises.items() if not each.vowed]
+        holders: dict[int, Held] = {}
+        for member in free:
+            held = self._promises[member].held
+            if (
+                held is not None
+                and held.attempt == attempt.ballot
+                and member in attempt.members
+                and held.digest == digest_of_result(held.statements)
+            ):
+                holders[member] = held
+        if len({each.digest for each in holders.values()}) > 1:
+            self._convict_liars(
+                {member: each.statements for member, each in holders.items()}, attempt.ballot
+            )
+            return None
+        wanted = set(free) - self._blame.ruled_out(free).keys()
+        if not holders or not wanted <= holders.keys():
+            return None
+        digest = next(iter(holders.values())).digest
+        return Result(attempt.ballot, attempt.members, digest)
+
+    def _open(self) -> None:
+        """Begin a new attempt with who answered, less who is ruled out."""
+        free = {member for member, each in self._promises.items() if not each.vowed}
+        out = self._blame.ruled_out(free)
+        self._members = tuple(sorted(free - out.keys()))
+        if len(self._members) < 2:
+            self._propose(None, "fewer than two members are left")
+            return
+        self._cuts = self._plan(self._members)
+        if not self._cuts:
+            self._propose(None, "nobody is left who can reduce")
+            return
+        for member in range(self._desk.size):
+            if member not in out and member not in self._members:
+                out[member] = self._blame.guilty.get(member) or Suspicion(
+                    member, SILENT, "did not answer in time"
+                )
+        self._excluded = tuple(out[member] for member in sorted(out))
+        self.stage = Stage.OPENING
+        self._desk.send_to_all(Open(self.ballot, self._members, self._excluded))
+        self._arm()
+
+    def _exchange(self) -> None:
+        self.stage = Stage.EXCHANGING
+        self._desk.disarm("answers")
+        for member in self._members:
+            self._desk.send(member, Start(self.ballot, self._members, self._cuts))
+        self._heard.clear()
+        self._desk.arm("watch", self._desk.timing.silence_seconds / 2)
+
+    def _propose(self, result: Result | None, reason: str) -> None:
+        self.stage = Stage.PROPOSING
+        self._result, self._reason = result, reason
+        self._desk.disarm("watch")
+        self._desk.send_to_others(Accept(self.ballot, result, reason))
+        self._arm()
+        self._vote_last()
+
+    def _vote_last(self) -> None:
+        if len(self._accepted) >= self._quorum:
+            self._owner.conclude(self._result, self._reason)
+        elif len(self._accepted) == self._quorum - 1 and self._desk.me not in self._accepted:
+            self._desk.send(self._desk.me, Accept(self.ballot, self._result, self._reason))
+
+    def _forswear(self) -> None:
+        self.stage = Stage.FORSWEARING
+        self._desk.send_to_all(Forswear(self.ballot))
+        self._arm()
+
+    def discard_instead(self, reason: str) -> None:
+        """The round's time is over. In this ballot nothing else was proposed yet, if it is not
+        already: so this may be."""
+        if self.stage in (Stage.OPENING, Stage.EXCHANGING):
+            self._propose(None, reason)
+
+    # what it is told
+
+    def promised(self, sender: int, promise: Promise) -> None:
+        self._blame.complain(sender, promise.attempt.ballot, promise.suspicions)
+        accepted = promise.accepted
+        if promise.vowed and (accepted is None or accepted.result is None):
+            self._vows.add(sender)
+            if len(self._vows) >= blocking_of(self._desk.size):
+                self._owner.conclude(None, "too few members could be reached")
+                return
+        if self.stage is Stage.PREPARING:
+            self._promises[sender] = promise
+            self._weigh(patient=True)
+        elif self.stage is Stage.FORSWEARING:
+            self._forsworn.add(sender)
+            self._end_if_all_have_forsworn()
+
+    def _weigh(self, *, patient: bool) -> None:
+        """Go on when there is a quorum, and nobody else to wait for."""
+        if len(self._promises) < self._quorum:
+            return
+        attempt = max((each.attempt for each in self._promises.values()), key=lambda a: a.ballot)
+        to_come = self._desk.size - len(self._promises.keys() | self._failed)
+        if not patient or to_come == 0 or self._newest_acceptance(attempt) is not None:
+            self._choose()
+
+    def opened(self, sender: int) -> None:
+        self._opened.add(sender)
+        if self.stage is Stage.OPENING and len(self._opened) >= self._quorum:
+            self._exchange()
+
+    def holding(self, sender: int, holding: Holding) -> None:
+        if self.stage is not Stage.EXCHANGING or sender not in self._members:
+            return
+        self._joined.add(sender)
+        wrong = self._what_is_wrong_with(holding)
+        if wrong:
+            self._blame.convict(Suspicion(sender, "malformed", wrong))
+            self._owner.next_ballot()
+            return
+        self._holdings[sender] = holding
+        if len(self._holdings) == len(self._members):
+            self._compare()
+        else:
+            self._give_up_on_the_rest()
+
+    def _what_is_wrong_with(self, holding: Holding) -> str:
+        parts = [each.part for each in holding.statements]
+        cuts = self._cuts
+        expected = [
+            member for place, member in enumerate(self._members) if cuts[place + 1] > cuts[place]
+        ]
+        if parts != expected:
+            return "has not one statement for each part, in order"
+        if holding.digest != digest_of_result(holding.statements):
+            return "has a digest that is not that of its statements"
+        return ""
+
+    def _compare(self) -> None:
+        """All hold a result: is it one?"""
+        digests = {each.digest for each in self._holdings.values()}
+        if len(digests) == 1:
+            self._propose(Result(self.ballot, self._members, digests.pop()), "")
+            return
+        self._convict_liars(
+            {member: each.statements for member, each in self._holdings.items()}, self.ballot
+        )
+        self._owner.next_ballot()
+
+    def _convict_liars(self, shown: dict[int, tuple[Statement, ...]], attempt: Ballot) -> None:
+        for suspicion in liars(shown, attempt, self._verify):
+            self._blame.convict(suspicion)
+
+    def trouble(self, sender: int, suspicions: tuple[Suspicion, ...]) -> None:
+        self._blame.complain(sender, self.ballot, suspicions[:SUSPICIONS_PER_MESSAGE])
+        if self.stage is Stage.EXCHANGING:
+            self._owner.next_ballot()
+
+    def accepted(self, sender: int) -> None:
+        if self.stage is Stage.PROPOSING:
+            self._accepted.add(sender)
+            self._vote_last()
+
+    def heard(self, sender: int) -> None:
+        """A message of any kind has come from it: it lives."""
+        self._heard.add(sender)
+        self._probed.discard(sender)
+        self._failed.discard(sender)
+
+    def exchanges(self, sender: int) -> None:
+        """It says that it has begun this ballot's exchange."""
+        self._joined.add(sender)
+
+    def unreachable(self, member: int) -> None:
+        self._failed.add(member)
+        if self.stage is Stage.PREPARING:
+            self._weigh(patient=True)
+            if self.stage is Stage.PREPARING and self._no_quorum_left(self._promises.keys()):
+                self._arm(RECONNECT_SECONDS)
+        elif self.stage is Stage.FORSWEARING:
+            self._end_if_all_have_forsworn()
+        elif self.stage is Stage.EXCHANGING and member in self._members:
+            if member not in self._joined:
+                self._owner.next_ballot()  # it was not told to start: the others would wait for it
+            else:
+                self._give_up_on_the_rest()
+        elif self.stage is Stage.OPENING and self._no_quorum_left(self._opened):
+            self._owner.next_ballot()
+        elif self.stage is Stage.PROPOSING and self._no_quorum_left(self._accepted):
+            self._owner.next_ballot()
+
+    def _no_quorum_left(self, answered: AbstractSet[int]) -> bool:
+        return self._desk.size - len(self._failed - answered) < self._quorum
+
+    def _end_if_all_have_forsworn(self) -> None:
+        if len(self._forsworn | self._failed) == self._desk.size:
+            self._owner.give_up("too few members could be reached")
+
+    def _give_up_on_the_rest(self) -> None:
+        """As long as somebody who is there still exchanges, nobody is given up: what is missing
+        may have been sent before its sender went away."""
+        missing = set(self._members) - self._holdings.keys()
+        if missing <= self._failed:
+            self._owner.next_ballot()
+
+    # what it owes others, and its timers
+
+    def owed(self, member: int, exchanges: bool) -> AgreementMessage | None:
+        """What this member has not answered yet, to be said again."""
+        if self.stage is Stage.PREPARING and member not in self._promises:
+            return Prepare(self.ballot)
+        if self.stage is Stage.OPENING and member not in self._opened:
+            return Open(self.ballot, self._members, self._excluded)
+        if self.stage is Stage.EXCHANGING and member in self._members and not exchanges:
+            return Start(self.ballot, self._members, self._cuts)
+        if self.stage is Stage.PROPOSING and member not in self._accepted:
+            return Accept(self.ballot, self._result, self._reason)
+        if self.stage is Stage.FORSWEARING and member not in self._forsworn:
+            return Forswear(self.ballot)
+        return None
+
+    def answers_are_due(self) -> None:
+        if self.stage is Stage.PREPARING:
+            self._tries -= 1
+            if len(self._promises) >= self._quorum:
+                self._weigh(patient=False)
+            elif self._tries == 0:
+                self._forswear()
+            else:
+                for member in range(self._desk.size):
+                    if member not in self._promises:
+                        self._desk.send(member, Prepare(self.ballot))
+                self._arm()
+        elif self.stage is Stage.FORSWEARING:
+            self._owner.give_up("too few members could be reached")
+        elif self.stage in (Stage.OPENING, Stage.PROPOSING):
+            self._owner.next_ballot()
+
+    def watch(self) -> None:
+        """Members show that they live; who has not is asked, and then taken for gone."""
+        if self.stage is not Stage.EXCHANGING:
+            return
+        for member in self._members:
+            if member in self._heard or member in self._holdings or member == self._desk.me:
+                continue
+            if member in self._probed:
+                self._failed.add(member)
+            else:
+                self._probed.add(member)
+                self._desk.send(member, Query(self.ballot))
+        self._heard.clear()
+        self._desk.arm("watch", self._desk.timing.silence_seconds / 2)
+        self._give_up_on_the_rest()
+
+    def _arm(self, seconds: float | None = None) -> None:
+        self._desk.arm("answers", self._desk.timing.answer_seconds if seconds is None else seconds)
