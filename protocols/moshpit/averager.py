@@ -4,15 +4,15 @@
         outcome = await averager.average(vector, weight=samples, epoch=epoch)
 
 One `average` is one round with everybody when all fit into a group, else one round per coordinate
-of the grid (002, algorithm 1): find the group of the round's key, agree on the average with it
-(round.py), take it as one's own, and derive the next index from one's place in that group. After
-a round with total weight W and s members each carries on with the weight W / s, so that the
+of the grid (002, algorithm 1): find the group of the round's key, agree on the average with it,
+take it as one's own, and derive the next index from one's place in that group (walk.py). After a
+round with total weight W and s members each carries on with the weight W / s, so that the
 weighted average stays exact on a full grid.
 
-Promises: the vector is never changed. A round that fails leaves this peer with what it had before
-that round, and the averaging goes on with the next; `Outcome` says how it ended. Everything ends
-with the `async with`; memory is the vector, one result buffer of the same size that is kept for
-the next averaging, and a few chunks.
+Promises: a vector is never changed, unless `overwrite` allows it. What others do, and what the
+network does, raises nothing: it is in the outcome. Everything ends with the `async with`; memory
+is the vector, one result buffer of its size that is kept for the next averaging (two for a grid
+of several rounds without `overwrite`), and a few chunks.
 
 Easy to get wrong: one averaging at a time. A second one, in the background or not, while one
 runs is a ProtocolMisuse.
@@ -22,19 +22,33 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
+import trio
+
+from protocols.dht.service import Dht
+from protocols.errors import ProtocolMisuse
 from protocols.moshpit.background import Averaging
+from protocols.moshpit.bandwidth import Bandwidth
+from protocols.moshpit.buffers import ResultBuffers
+from protocols.moshpit.butterfly import Butterfly
+from protocols.moshpit.grid import Grid, Index, grid_shape, numbered_index, random_index
+from protocols.moshpit.group_round import GroupRounds
+from protocols.moshpit.group_size import best_group_size, failure_rate
+from protocols.moshpit.matchmaking import Matchmaker
 from protocols.moshpit.outcome import Outcome
-from protocols.moshpit.round_statistics import AveragerStatistics
+from protocols.moshpit.round import Shell
+from protocols.moshpit.round_statistics import AveragerStatistics, StatisticsKeeper
 from protocols.moshpit.settings import AveragerSettings
+from protocols.moshpit.switchboard import Switchboard
+from protocols.moshpit.vector import Vector
+from protocols.moshpit.walk import Contribution, Walk
+from protocols.network import Network
+from protocols.rpc import Rpc
 
-if TYPE_CHECKING:
-    from protocols.dht.service import Dht
-    from protocols.moshpit.grid import Grid
-    from protocols.moshpit.vector import Vector
-    from protocols.network import Network
-    from protocols.rpc import Rpc
+CHECKED_IN_PLACE_VALUES = 1 << 18  # a quarter of a million take well under a millisecond
+
+ONE_GROUP = Grid(width=1, dimensions=1)
+"""Without coordinates to distinguish, everybody has the same key."""
 
 
 @asynccontextmanager
@@ -43,14 +57,44 @@ async def open_averager(
 ) -> AsyncIterator[Averager]:
     """An averager of one run on this node, until the block ends. At most one for each rpc.
 
-    The directory's families must contain GROUP (matchmaking.py; node/directory.py has it).
+    The directory's families must contain GROUP (matchmaking.py; node/directory.py has it). Errors
+    of the block come out unwrapped.
     """
-    raise NotImplementedError
-    yield
+    failure: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        averager = Averager(network, rpc, dht, settings, nursery)
+        try:
+            yield averager
+        except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 class Averager:
     """Made by `open_averager`."""
+
+    def __init__(
+        self,
+        network: Network,
+        rpc: Rpc,
+        dht: Dht,
+        settings: AveragerSettings,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._network = network
+        self._nursery = nursery
+        self._group_size = settings.group_size
+        self._bandwidth = Bandwidth()
+        shell = Shell(
+            network, rpc, Butterfly(rpc, network), Switchboard(rpc), self._bandwidth, nursery
+        )
+        self._rounds = GroupRounds(shell, Matchmaker(network, rpc, dht), settings)
+        self._statistics = StatisticsKeeper()
+        self._buffers = ResultBuffers()
+        self._place: tuple[Grid, Index] | None = None
+        self._busy = False
 
     async def average(
         self,
@@ -66,17 +110,22 @@ class Averager:
         """Average this vector with the others of the run that are in the same epoch.
 
         `weight` is how much it counts (samples); 0 is an auxiliary peer, which brings no data,
-        may reduce for the others, and gets the result. `expected` is how many members the caller
-        believes to be there, if it knows: the group forms as soon as they have come. `grid` has
-        several rounds; without one there is one group. `number`, from 0, is this peer's first place in
-        the grid, if the caller numbers the peers; else chance chooses, and later averagings go on
-        from where the last one ended. `overwrite` allows a grid of several rounds to write into
+        may reduce for the others, and gets the result. `expected` is how many peers the caller
+        believes to take part, if it knows: the group forms as soon as they have come. `grid` has
+        several rounds; without one there is one group. `number`, from 0, is this peer's first place
+        in the grid, if the caller numbers the peers; else chance chooses, and later averagings go
+        on from where the last one ended. `overwrite` allows a grid of several rounds to write into
         the vector once the first of them was committed, which saves a second result buffer.
 
         Raises NotFinite (by name, before anything is sent) and ProtocolMisuse. What others do,
         and what the network does, is in the outcome and raises nothing.
         """
-        raise NotImplementedError
+        contribution = Contribution(vector, weight, epoch, expected, grid, number, overwrite)
+        self._begin()
+        try:
+            return await self._average(contribution)
+        finally:
+            self._busy = False
 
     def start(
         self,
@@ -90,8 +139,63 @@ class Averager:
         overwrite: bool = False,
     ) -> Averaging:
         """The same in the background; the vector must not change until it is done."""
-        raise NotImplementedError
+        contribution = Contribution(vector, weight, epoch, expected, grid, number, overwrite)
+        self._begin()  # now, and not only when the task begins
+
+        async def average() -> Outcome:
+            try:
+                return await self._average(contribution)
+            finally:
+                self._busy = False
+
+        averaging = Averaging(average)
+        self._nursery.start_soon(averaging.run)
+        return averaging
 
     def statistics(self) -> AveragerStatistics:
         """Totals since the averager was opened, and the last rounds in full."""
-        raise NotImplementedError
+        return self._statistics.statistics()
+
+    def grid_for(self, peers: int) -> Grid:
+        """The grid for so many peers that needs the fewest attempts, if they go on failing as
+        often as those that this averager has met (DeDLOC, appendix C)."""
+        seen = self._statistics
+        rate = failure_rate(seen.lost, seen.took_part)
+        return grid_shape(peers, max(2, best_group_size(peers, rate, self._group_size)))
+
+    @property
+    def bandwidth(self) -> Bandwidth:
+        """What the exchanges so far have measured."""
+        return self._bandwidth
+
+    async def _average(self, contribution: Contribution) -> Outcome:
+        vector, grid = contribution.vector, contribution.grid or ONE_GROUP
+        if vector.layout.values <= CHECKED_IN_PLACE_VALUES:
+            vector.check_finite()
+        else:
+            await trio.to_thread.run_sync(vector.check_finite)
+        index = self._index(grid, contribution.number)
+        walk = Walk(contribution, grid, index, self._buffers)
+        for _ in range(grid.rounds):
+            step = await self._rounds.run(walk.next_round())
+            self._statistics.add(step.statistics)
+            walk.take(step)
+        self._place = (grid, walk.index)
+        return walk.outcome()
+
+    def _index(self, grid: Grid, number: int | None) -> Index:
+        """Where this peer begins: its number's cell, where it was, or anywhere."""
+        if number is not None:
+            return numbered_index(number, grid)
+        if self._place is not None and self._place[0] == grid:
+            return self._place[1]
+        return random_index(self._network.random, grid)
+
+    def _begin(self) -> None:
+        if self._busy:
+            raise ProtocolMisuse(
+                "This averager is averaging already.",
+                why="It has one result buffer, and a peer is in one group at a time.",
+                advice="Wait for the outcome, or cancel the averaging that runs.",
+            )
+        self._busy = True

@@ -18,6 +18,7 @@ import trio
 
 from protocols.errors import PotluckError
 from protocols.moshpit.outcome import Outcome
+from protocols.remote_errors import again
 
 
 class AveragingCancelled(PotluckError):
@@ -43,7 +44,7 @@ class Averaging:
         """Wait for the end. Raises what `average` would have raised, or AveragingCancelled."""
         await self._ended.wait()
         if self._failure is not None:
-            raise self._failure
+            raise again(self._failure)
         if self._outcome is None:
             raise AveragingCancelled("This averaging was cancelled before it had an outcome.")
         return self._outcome

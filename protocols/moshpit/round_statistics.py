@@ -90,6 +90,8 @@ class AveragerStatistics:
 
     rounds: int
     verdicts: dict[Verdict, int]
+    took_part: int  # members of all rosters that this peer was in, itself not counted
+    lost: int  # those of them whose data did not get into the result
     attempts: int
     bytes_sent: int
     bytes_received: int
@@ -101,6 +103,8 @@ class StatisticsKeeper:
     """Running totals, and a bounded memory of rounds."""
 
     verdicts: dict[Verdict, int] = field(default_factory=dict)
+    took_part: int = 0
+    lost: int = 0
     attempts: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -108,6 +112,9 @@ class StatisticsKeeper:
 
     def add(self, one: RoundStatistics) -> None:
         self.verdicts[one.verdict] = self.verdicts.get(one.verdict, 0) + 1
+        if one.leader is not None:
+            self.took_part += len(one.members) + len(one.excluded) - 1
+            self.lost += len(one.excluded)
         self.attempts += one.attempts
         self.bytes_sent += one.bytes_sent
         self.bytes_received += one.bytes_received
@@ -117,6 +124,8 @@ class StatisticsKeeper:
         return AveragerStatistics(
             rounds=sum(self.verdicts.values()),
             verdicts=dict(self.verdicts),
+            took_part=self.took_part,
+            lost=self.lost,
             attempts=self.attempts,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,

@@ -1,0 +1,169 @@
+"""One round for this peer: find the group, average with it, and say what came of it.
+
+    step = await rounds.run(wanted)                        # one coordinate of the grid
+
+Whatever others or the network do is in the `Step`: no group in time, a round that was discarded,
+one that was committed without us. Only our own mistakes raise.
+
+Easy to get wrong: a peer is alone when nobody else is looking for the group, which is fine, and
+without a group when somebody was and it came to nothing, which may be tried again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+from torch import Tensor
+
+from protocols.errors import PotluckError, ProtocolMisuse
+from protocols.moshpit.agreement import Timing
+from protocols.moshpit.group import Group, NobodyElse, Search, group_key
+from protocols.moshpit.layout import Layout
+from protocols.moshpit.matchmaking import Matchmaker
+from protocols.moshpit.roster import LARGEST_RATE, Offer
+from protocols.moshpit.round import Buffers, Finished, Shell, Task, run_round
+from protocols.moshpit.round_statistics import Excluded, RoundStatistics, Verdict
+from protocols.moshpit.settings import AveragerSettings
+from protocols.moshpit.verdicts import Commit, Discard, LeftOut
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """What this peer brings to a round, and where. `name` is the group's within the round."""
+
+    name: str
+    number: int
+    epoch: int
+    layout: Layout
+    weight: float
+    expected: int | None
+    source: Tensor
+    result: Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """How a round ended. The digest, and the weight of all who are in the result, are there when
+    it was committed."""
+
+    statistics: RoundStatistics
+    group: Group | None = None
+    digest: bytes = b""
+    total_weight: float = 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.statistics.verdict
+
+
+class GroupRounds:
+    """The rounds of one averager."""
+
+    def __init__(self, shell: Shell, matchmaker: Matchmaker, settings: AveragerSettings) -> None:
+        self._shell = shell
+        self._matchmaker = matchmaker
+        self._settings = settings
+
+    async def run(self, wanted: Wanted) -> Step:
+        began = trio.current_time()
+        search = self._search(wanted)
+        try:
+            group = await self._matchmaker.find_group(search)
+        except ProtocolMisuse:
+            raise
+        except NobodyElse as error:
+            return _without_group(search, began, Verdict.ALONE, error)
+        except PotluckError as error:
+            return _without_group(search, began, Verdict.NO_GROUP, error)
+        found = trio.current_time()
+        task = Task(group, wanted.layout, self._settings.chunk_bytes, self._timing())
+        finished = await run_round(self._shell, task, Buffers(wanted.source, wanted.result))
+        return _step(group, finished, began, found)
+
+    def _search(self, wanted: Wanted) -> Search:
+        settings = self._settings
+        return Search(
+            key=group_key(settings.run, wanted.epoch, wanted.number, wanted.name),
+            epoch=wanted.epoch,
+            layout_digest=wanted.layout.digest,
+            offer=self._offer(wanted.weight),
+            group_size=settings.group_size,
+            expected=wanted.expected,
+            matchmaking_seconds=settings.matchmaking_seconds,
+        )
+
+    def _offer(self, weight: float) -> Offer:
+        """What the owner allows, or else what was measured."""
+        now, settings, measured = trio.current_time(), self._settings, self._shell.bandwidth
+        up = settings.up_bytes_per_second or measured.up(now)
+        down = settings.down_bytes_per_second or measured.down(now)
+        return Offer(
+            weight, min(int(up), LARGEST_RATE), min(int(down), LARGEST_RATE), settings.reduces
+        )
+
+    def _timing(self) -> Timing:
+        return Timing(round_seconds=self._settings.round_seconds)
+
+
+def _without_group(search: Search, began: float, verdict: Verdict, error: PotluckError) -> Step:
+    now = trio.current_time()
+    return Step(
+        RoundStatistics(
+            key=search.key,
+            epoch=search.epoch,
+            verdict=verdict,
+            began=began,
+            ended=now,
+            reason=str(error),
+            matchmaking_seconds=now - began,
+        )
+    )
+
+
+def _step(group: Group, finished: Finished, began: float, found: float) -> Step:
+    entries, course = group.roster.entries, finished.course
+    everybody = tuple(range(len(entries)))
+    match finished.verdict:
+        case Commit(members=members, digest=digest):
+            verdict, reason = Verdict.COMMITTED, ""
+        case LeftOut(members=members, digest=digest):
+            verdict, reason = Verdict.LEFT_OUT, "The others have committed without this peer."
+        case Discard(reason=reason, in_doubt=in_doubt):
+            verdict = Verdict.IN_DOUBT if in_doubt else Verdict.DISCARDED
+            members, digest = everybody, b""
+    ended = trio.current_time()
+    statistics = RoundStatistics(
+        key=group.roster.key,
+        epoch=group.roster.epoch,
+        verdict=verdict,
+        began=began,
+        ended=ended,
+        reason=reason,
+        leader=group.roster.leader,
+        exchange_began=course.exchange_began,
+        exchange_ended=course.exchange_ended,
+        members=tuple(entries[member].peer for member in members),
+        excluded=_excluded(group, members, finished),
+        failures=tuple(course.failures),
+        attempts=course.attempts,
+        matchmaking_seconds=found - began,
+        exchange_seconds=course.exchange_seconds,
+        agreement_seconds=ended - found - course.exchange_seconds,
+        bytes_sent=course.bytes_sent,
+        bytes_received=course.bytes_received,
+    )
+    total = float(sum(entries[member].weight for member in members))
+    return Step(statistics, group, digest, total)
+
+
+def _excluded(group: Group, members: tuple[int, ...], finished: Finished) -> tuple[Excluded, ...]:
+    """Who of the list is not in the result, and why: what the group found, or what we saw."""
+    against = {failure.peer: failure.text for failure in reversed(finished.course.failures)}
+    for member, suspicion in finished.excluded.items():
+        against[group.members[member]] = suspicion.text or suspicion.code
+    return tuple(
+        Excluded(peer, against.get(peer, "It did not take part to the end."))
+        for member, peer in enumerate(group.members)
+        if member not in members
+    )

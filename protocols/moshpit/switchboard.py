@@ -1,0 +1,108 @@
+"""Which round a message is for: the `agree` method of `/potluck/allreduce/1.0.0`.
+
+Peers of one group do not all begin at the same instant: the leader's first message may arrive
+while the roster is still on its way to us. Such a call is held, with its answer, until the round
+begins here or `HOLD_SECONDS` are over; its sender waits meanwhile and sends us nothing more. A
+round that is over is remembered for a while, and still answers: a peer that was stopped and
+continues asks what was decided, and is told.
+
+Promises: a message reaches a round only from a member of its roster. What is for a round that is
+not known is refused by name (`UnknownRound`), what is from somebody else (`NotInThisRound`) too.
+Whoever says what no honest member would is named in the log and avoided. Held calls and
+remembered rounds are bounded.
+
+Easy to get wrong: a held call holds no message of *us*. The bound is on others' calls, in total
+and of each peer, so a stranger who names rounds that do not exist holds up himself alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+
+from protocols.errors import Busy, RemoteMisbehaviour
+from protocols.guard import Caller
+from protocols.identity import PeerId
+from protocols.messages import Empty
+from protocols.moshpit.agreement_messages import AgreementMessage
+from protocols.moshpit.part_messages import ALLREDUCE_PROTOCOL
+from protocols.moshpit.round_messages import AGREE, Agree, UnknownRound
+from protocols.rpc import Rpc
+
+HOLD_SECONDS = 2.0  # longer than a roster is under way after its leader has sent it
+MOST_HELD = 256  # calls that wait for a round to begin here
+MOST_HELD_OF_A_PEER = 4  # an honest peer has one: it waits for the answer before it says more
+ROUNDS_REMEMBERED = 16  # a peer that was away for longer has to fetch the state in any case
+
+Receiver = Callable[[PeerId, AgreementMessage], None]
+"""Takes a message of a round; raises NotInThisRound."""
+
+
+class Switchboard:
+    """The rounds of one averager: those that run, those that are over, those that are awaited."""
+
+    def __init__(self, rpc: Rpc) -> None:
+        self._rpc = rpc
+        self._running: dict[bytes, Receiver] = {}
+        self._over: OrderedDict[bytes, Receiver] = OrderedDict()
+        self._awaited: dict[bytes, trio.Event] = {}
+        self._held: Counter[PeerId] = Counter()
+        rpc.serve(AGREE, self._take)
+
+    @contextmanager
+    def running(self, round_id: bytes, receiver: Receiver) -> Iterator[None]:
+        """Bring what is said in this round to `receiver`, until the block ends and, if it ends
+        without an error, for as long as the round is remembered."""
+        self._running[round_id] = receiver
+        began = self._awaited.pop(round_id, None)
+        if began is not None:
+            began.set()
+        try:
+            yield
+            self._over[round_id] = receiver
+            if len(self._over) > ROUNDS_REMEMBERED:
+                self._over.popitem(last=False)
+        finally:
+            del self._running[round_id]
+
+    async def _take(self, caller: Caller, request: Agree) -> Empty:
+        receiver = await self._receiver_of(caller.peer, request.round_id)
+        try:
+            receiver(caller.peer, request.message)
+        except RemoteMisbehaviour as error:
+            self._rpc.blame(caller.peer, ALLREDUCE_PROTOCOL, error)
+            raise
+        return Empty()
+
+    async def _receiver_of(self, peer: PeerId, round_id: bytes) -> Receiver:
+        receiver = self._running.get(round_id) or self._over.get(round_id)
+        if receiver is not None:
+            return receiver
+        await self._wait_for(peer, round_id)
+        receiver = self._running.get(round_id) or self._over.get(round_id)
+        if receiver is None:
+            raise UnknownRound(
+                f"Round {round_id.hex()[:16]} is not known here.",
+                why="This peer is not in it, was started again since, or it was long ago.",
+                advice="Find a group for the next round.",
+            )
+        return receiver
+
+    async def _wait_for(self, peer: PeerId, round_id: bytes) -> None:
+        """Until the round begins here, but not for long."""
+        if self._held.total() >= MOST_HELD or self._held[peer] >= MOST_HELD_OF_A_PEER:
+            raise Busy("Too many messages wait here for rounds that have not begun.")
+        began = self._awaited.setdefault(round_id, trio.Event())
+        self._held[peer] += 1
+        try:
+            with trio.move_on_after(HOLD_SECONDS):
+                await began.wait()
+        finally:
+            self._held[peer] -= 1
+            if self._held[peer] == 0:
+                del self._held[peer]
+            if not began.is_set() and began.statistics().tasks_waiting == 0:
+                self._awaited.pop(round_id, None)

@@ -1,0 +1,222 @@
+"""Nodes that average, in a simulated world: the cast of the tests of rounds.
+
+peers = await averagers(world, 4)
+outcomes = await average_all(peers)
+check_same_result(outcomes, peers)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import trio
+from torch import Tensor
+
+from node.simulated_network import (
+    NodeSettings,
+    SimulatedNetwork,
+    SimulatedWorld,
+)
+from protocols.dht.service import open_dht
+from protocols.dht.settings import DhtSettings
+from protocols.identity import PeerId
+from protocols.moshpit.averager import Averager, open_averager
+from protocols.moshpit.grid import Grid
+from protocols.moshpit.matchmaking import GROUP
+from protocols.moshpit.outcome import Committed, Outcome
+from protocols.moshpit.settings import AveragerSettings
+from protocols.moshpit.vector import Vector
+from protocols.rpc import Rpc, open_rpc
+
+SETTINGS = AveragerSettings(
+    run="test", matchmaking_seconds=5.0, round_seconds=60.0, chunk_bytes=16 << 10
+)
+VALUES = 16 << 10  # 64 KiB: two chunks to each of two reducers
+HOME = NodeSettings(upload_bytes_per_second=100_000.0, download_bytes_per_second=100_000.0)
+"""With it an exchange of `VALUES` among four takes about a second."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An averaging of one peer that has ended."""
+
+    began: float
+    ended: float
+    outcome: Outcome
+    result: Tensor | None  # a copy
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+class AveragingPeer:
+    """A node that averages when it is told to, until the world ends or it is killed."""
+
+    def __init__(
+        self,
+        world: SimulatedWorld,
+        network: SimulatedNetwork,
+        bootstrap: Iterable[str],
+        settings: AveragerSettings,
+    ) -> None:
+        self.world = world
+        self.network = network
+        self.settings = settings
+        self.bootstrap = tuple(bootstrap)
+        self.ready = trio.Event()
+        self.ended: list[Ended] = []
+        self._averager: Averager | None = None
+        self._rpc: Rpc | None = None
+        self._jobs, self._waiting = trio.open_memory_channel[Callable[[], Awaitable[None]]](16)
+        world.start(network, self._run)
+
+    @property
+    def peer(self) -> PeerId:
+        return self.network.peer_id
+
+    @property
+    def averager(self) -> Averager:
+        assert self._averager is not None
+        return self._averager
+
+    @property
+    def rpc(self) -> Rpc:
+        assert self._rpc is not None
+        return self._rpc
+
+    @property
+    def alive(self) -> bool:
+        return not self.network.closed
+
+    def vector(self, values: int = VALUES) -> Vector:
+        """Values that are this peer's alone, and the same in every run."""
+        seed = torch.Generator().manual_seed(self.network.index)
+        return Vector.of({"w": torch.randn(values, generator=seed)})
+
+    def begin(
+        self,
+        vector: Vector | None = None,
+        *,
+        weight: float = 1.0,
+        epoch: int = 0,
+        expected: int | None = None,
+        grid: Grid | None = None,
+        number: int | None = None,
+    ) -> trio.Event:
+        """Average in this peer's process; the event is set when there is an outcome."""
+        done = trio.Event()
+        own = vector if vector is not None else self.vector()
+
+        async def job() -> None:
+            began = trio.current_time()
+            outcome = await self.averager.average(
+                own, weight=weight, epoch=epoch, expected=expected, grid=grid, number=number
+            )
+            result = outcome.result.clone() if isinstance(outcome, Committed) else None
+            self.ended.append(Ended(began, trio.current_time(), outcome, result))
+            done.set()
+
+        self._jobs.send_nowait(job)
+        return done
+
+    def kill(self, *, silently: bool = False) -> None:
+        self.world.crash(self.network, silently=silently)
+
+    async def _run(self, network: SimulatedNetwork) -> None:
+        dht = DhtSettings(bootstrap=self.bootstrap)
+        async with (
+            open_rpc(network) as self._rpc,
+            open_dht(network, self._rpc, families=[GROUP], settings=dht) as directory,
+            open_averager(network, self._rpc, directory, self.settings) as self._averager,
+            trio.open_nursery() as nursery,
+        ):
+            await directory.joined()
+            self.ready.set()
+            async for job in self._waiting:
+                nursery.start_soon(job)
+
+
+def peer_in(
+    world: SimulatedWorld,
+    name: str,
+    others: Sequence[AveragingPeer] = (),
+    *,
+    machine: NodeSettings | None = None,
+    settings: AveragerSettings = SETTINGS,
+) -> AveragingPeer:
+    network = world.add_node(name, machine)
+    return AveragingPeer(world, network, (one.network.address for one in others[:3]), settings)
+
+
+async def averagers(
+    world: SimulatedWorld,
+    count: int,
+    *,
+    machine: NodeSettings | None = None,
+    settings: AveragerSettings = SETTINGS,
+) -> list[AveragingPeer]:
+    """So many that have joined and are ready."""
+    peers: list[AveragingPeer] = []
+    for number in range(count):
+        one = peer_in(world, f"peer-{number}", peers, machine=machine, settings=settings)
+        peers.append(one)
+        if number == 0:
+            continue
+        await one.ready.wait()
+    for one in peers:
+        await one.ready.wait()
+    return peers
+
+
+async def average_all(
+    peers: Sequence[AveragingPeer],
+    *,
+    epoch: int = 0,
+    grid: Grid | None = None,
+    within: float = 60.0,
+) -> list[Ended]:
+    """All of these average once; what came of it at each."""
+    events = [
+        one.begin(epoch=epoch, expected=len(peers), grid=grid, number=number if grid else None)
+        for number, one in enumerate(peers)
+    ]
+    with trio.fail_after(within):
+        for event in events:
+            await event.wait()
+    return [one.ended[-1] for one in peers]
+
+
+def mean_of(peers: Iterable[AveragingPeer]) -> Tensor:
+    """The average of what these bring with equal weights, in double precision."""
+    vectors = [one.vector().values.double() for one in peers]
+    return torch.stack(vectors).mean(dim=0)
+
+
+def check_same_result(ended: Sequence[Ended], counted: Sequence[AveragingPeer]) -> None:
+    """All committed the same bits, which are the average of those who counted, and say so."""
+    first = ended[0].result
+    assert first is not None
+    expected = mean_of(counted)
+    torch.testing.assert_close(first.double(), expected, rtol=1e-5, atol=1e-6)
+    for one in ended:
+        assert isinstance(one.outcome, Committed)
+        assert one.result is not None
+        assert torch.equal(one.result.view(torch.int32), first.view(torch.int32))
+        assert set(one.outcome.members) == {peer.peer for peer in counted}
+
+
+__all__ = [
+    "HOME",
+    "SETTINGS",
+    "VALUES",
+    "AveragingPeer",
+    "Ended",
+    "average_all",
+    "averagers",
+    "check_same_result",
+    "mean_of",
+    "peer_in",
+]

@@ -1,0 +1,98 @@
+"""What this peer believes its connection bears, from what exchanges have measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocols.identity import PeerId
+from protocols.moshpit.bandwidth import (
+    HALF_LIFE_SECONDS,
+    PEERS_KEPT,
+    RECENT_MEASUREMENTS,
+    SMALLEST_BYTES,
+    Bandwidth,
+)
+from protocols.moshpit.exchange import ExchangeReport, LinkUse
+
+ALICE, BOB = PeerId("alice"), PeerId("bob")
+MEGABYTE = 1_000_000
+
+
+def report(sent: int, sending: float, *links: LinkUse) -> ExchangeReport:
+    """An exchange that received half of what it sent, in the same time."""
+    return ExchangeReport(
+        statements=(),
+        result_digest=bytes(32),
+        bytes_sent=sent,
+        bytes_received=sent // 2,
+        opened_seconds=0.0,
+        reduced_seconds=0.0,
+        received_seconds=0.0,
+        seconds=sending,
+        sending_seconds=sending,
+        receiving_seconds=sending,
+        links=links,
+    )
+
+
+def test_nothing_is_known_before_the_first_exchange() -> None:
+    bandwidth = Bandwidth()
+    assert (bandwidth.up(0.0), bandwidth.down(0.0), bandwidth.link(ALICE, 0.0)) == (0, 0, (0, 0))
+
+
+def test_the_best_of_recent_exchanges_counts() -> None:
+    bandwidth = Bandwidth()
+    bandwidth.add(0.0, report(8 * MEGABYTE, 2.0))
+    bandwidth.add(0.0, report(8 * MEGABYTE, 8.0))  # the others were slow
+    assert bandwidth.up(0.0) == 4 * MEGABYTE
+    assert bandwidth.down(0.0) == 2 * MEGABYTE
+
+
+def test_a_connection_that_became_slow_is_believed_to_be_slow_after_some_half_lives() -> None:
+    bandwidth = Bandwidth()
+    bandwidth.add(0.0, report(8 * MEGABYTE, 1.0))
+    assert bandwidth.up(HALF_LIFE_SECONDS) == 4 * MEGABYTE
+    later = 5 * HALF_LIFE_SECONDS
+    bandwidth.add(later, report(8 * MEGABYTE, 8.0))
+    assert bandwidth.up(later) == MEGABYTE
+
+
+def test_after_many_exchanges_the_oldest_are_forgotten() -> None:
+    bandwidth = Bandwidth()
+    bandwidth.add(0.0, report(80 * MEGABYTE, 1.0))
+    for _ in range(RECENT_MEASUREMENTS):
+        bandwidth.add(0.0, report(8 * MEGABYTE, 1.0))
+    assert bandwidth.up(0.0) == 8 * MEGABYTE
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(SMALLEST_BYTES - 1, 1.0), (MEGABYTE, 0.0)])
+def test_what_measures_nothing_does_not_count(size: int, seconds: float) -> None:
+    bandwidth = Bandwidth()
+    bandwidth.add(0.0, report(size, seconds))
+    assert bandwidth.up(0.0) == 0.0
+
+
+def test_each_link_has_its_own_estimate() -> None:
+    bandwidth = Bandwidth()
+    quick = LinkUse(
+        ALICE, bytes_sent=MEGABYTE, bytes_received=0, sending_seconds=0.5, receiving_seconds=0.0
+    )
+    slow = LinkUse(
+        BOB,
+        bytes_sent=MEGABYTE,
+        bytes_received=MEGABYTE,
+        sending_seconds=2.0,
+        receiving_seconds=4.0,
+    )
+    bandwidth.add(0.0, report(2 * MEGABYTE, 2.0, quick, slow))
+    assert bandwidth.link(ALICE, 0.0) == (2 * MEGABYTE, 0.0)
+    assert bandwidth.link(BOB, 0.0) == (MEGABYTE / 2, MEGABYTE / 4)
+
+
+def test_links_of_long_ago_are_forgotten() -> None:
+    bandwidth = Bandwidth()
+    for number in range(PEERS_KEPT + 1):
+        use = LinkUse(PeerId(f"peer-{number}"), MEGABYTE, MEGABYTE, 1.0, 1.0)
+        bandwidth.add(0.0, report(MEGABYTE, 1.0, use))
+    assert bandwidth.link(PeerId("peer-0"), 0.0) == (0.0, 0.0)
+    assert bandwidth.link(PeerId("peer-1"), 0.0) == (MEGABYTE, MEGABYTE)

@@ -1,0 +1,172 @@
+"""An averaging over the grid from round to round, without a network."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import pytest
+import torch
+
+from protocols.identity import PeerId
+from protocols.moshpit.buffers import ResultBuffers
+from protocols.moshpit.grid import Grid, numbered_index
+from protocols.moshpit.group import Group
+from protocols.moshpit.group_round import Step, Wanted
+from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut
+from protocols.moshpit.roster import Entry, Roster, Terms
+from protocols.moshpit.round_statistics import RoundStatistics, Verdict
+from protocols.moshpit.vector import Vector
+from protocols.moshpit.walk import Contribution, Walk
+
+PEERS = tuple(PeerId(f"peer-{number}") for number in range(16))
+
+
+def walk_of(
+    number: int, grid: Grid, weight: float = 1.0, *, overwrite: bool = False, value: float = 0.0
+) -> Walk:
+    vector = Vector.of({"w": torch.full((4,), value or float(number))})
+    contribution = Contribution(
+        vector, weight, epoch=3, expected=grid.cells, number=number, overwrite=overwrite
+    )
+    return Walk(contribution, grid, numbered_index(number, grid), ResultBuffers())
+
+
+def step(
+    verdict: Verdict,
+    members: tuple[PeerId, ...] = PEERS[:2],
+    group: Group | None = None,
+    total_weight: float = 2.0,
+) -> Step:
+    statistics = RoundStatistics(
+        "group/run/3/0/all", 3, verdict, 0.0, 1.0, "a reason", members=members
+    )
+    return Step(statistics, group, b"d" * 32, total_weight)
+
+
+def roster_of(members: tuple[PeerId, ...]) -> Roster:
+    """A list of these that nobody has signed."""
+    entries = tuple(Entry(peer, 1.0, 0, 0, True, bytes(16), bytes(64)) for peer in members)
+    terms = Terms("group/run/3/0/all", 3, bytes(32))
+    return Roster(terms, members[0], 0, bytes(16), entries, bytes(64))
+
+
+def average_together(walks: list[Walk], wanted: list[Wanted]) -> None:
+    """One round of one group as it would be committed."""
+    total = sum(one.weight for one in wanted)
+    mean = sum((one.weight / total) * one.source for one in wanted)
+    assert isinstance(mean, torch.Tensor)
+    members = PEERS[: len(walks)]
+    for one in wanted:
+        assert one.result.data_ptr() != one.source.data_ptr()
+        one.result.copy_(mean)
+    for place, walk in enumerate(walks):
+        group = Group(roster_of(members), place, b"r" * 32)
+        walk.take(step(Verdict.COMMITTED, members, group, total))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("grid", [Grid(2, 2), Grid(4, 2), Grid(2, 4), Grid(3, 3)], ids=str)
+def test_on_a_full_grid_the_weighted_average_is_exact(grid: Grid, overwrite: bool) -> None:
+    chance = random.Random(7)
+    weights = [chance.randrange(1, 100) for _ in range(grid.cells)]
+    walks = [
+        walk_of(number, grid, weight, overwrite=overwrite) for number, weight in enumerate(weights)
+    ]
+    for _ in range(grid.rounds):
+        groups: dict[str, list[tuple[Walk, Wanted]]] = defaultdict(list)
+        for walk in walks:
+            wanted = walk.next_round()
+            groups[wanted.name].append((walk, wanted))
+        for group in groups.values():
+            assert len(group) == grid.width == group[0][1].expected
+            chance.shuffle(group)  # rosters are ordered by hashes
+            average_together([walk for walk, _ in group], [wanted for _, wanted in group])
+    exact = sum(number * weight for number, weight in enumerate(weights)) / sum(weights)
+    for walk in walks:
+        outcome = walk.outcome()
+        assert isinstance(outcome, Committed)
+        torch.testing.assert_close(outcome.result, torch.full((4,), exact))
+        assert outcome.weight == pytest.approx(sum(weights) / grid.cells * grid.width)
+
+
+def test_the_vector_is_not_written_to() -> None:
+    walk = walk_of(1, Grid(2, 4))
+    own = walk.next_round().source.data_ptr()
+    for _ in range(4):
+        wanted = walk.next_round()
+        assert wanted.result.data_ptr() != own
+        walk.take(step(Verdict.COMMITTED))
+
+
+def test_with_overwrite_the_vector_is_the_second_buffer_after_a_commit() -> None:
+    walk = walk_of(1, Grid(2, 4), overwrite=True)
+    own = walk.next_round().source.data_ptr()
+    walk.take(step(Verdict.DISCARDED))
+    assert walk.next_round().result.data_ptr() != own  # nothing else has the values yet
+    walk.take(step(Verdict.COMMITTED))
+    assert walk.next_round().result.data_ptr() == own
+
+
+def test_a_round_that_is_not_committed_changes_neither_values_nor_weight() -> None:
+    walk = walk_of(1, Grid(2, 2), weight=5.0)
+    before = walk.next_round()
+    before.result.fill_(float("nan"))
+    walk.take(step(Verdict.DISCARDED))
+    after = walk.next_round()
+    assert torch.equal(after.source, torch.ones(4))
+    assert after.weight == 5.0
+
+
+def test_an_averaging_is_committed_when_one_of_its_rounds_was() -> None:
+    walk = walk_of(1, Grid(2, 2))
+    walk.next_round().result.fill_(8.0)
+    walk.take(step(Verdict.COMMITTED))
+    walk.next_round()
+    walk.take(step(Verdict.LEFT_OUT))
+    outcome = walk.outcome()
+    assert isinstance(outcome, Committed)
+    assert torch.equal(outcome.result, torch.full((4,), 8.0))
+    assert [one.verdict for one in outcome.rounds] == [Verdict.COMMITTED, Verdict.LEFT_OUT]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "type_"),
+    [
+        (Verdict.DISCARDED, Discarded),
+        (Verdict.IN_DOUBT, Discarded),
+        (Verdict.NO_GROUP, Discarded),
+        (Verdict.LEFT_OUT, LeftOut),
+        (Verdict.ALONE, Alone),
+    ],
+)
+def test_without_a_commit_the_outcome_is_that_of_the_last_round(
+    verdict: Verdict, type_: type
+) -> None:
+    walk = walk_of(1, Grid(1, 1))
+    walk.next_round()
+    walk.take(step(verdict))
+    outcome = walk.outcome()
+    assert isinstance(outcome, type_)
+    if isinstance(outcome, Discarded):
+        assert outcome.in_doubt is (verdict is Verdict.IN_DOUBT)
+        assert outcome.reason == "a reason"
+
+
+def test_a_result_can_be_averaged_further() -> None:
+    buffers = ResultBuffers()
+    vector = Vector.of({"w": torch.zeros(4)})
+    first = buffers.other_than(vector.values)
+    second = buffers.other_than(first)
+    assert second.data_ptr() != first.data_ptr()
+    assert buffers.other_than(second).data_ptr() == first.data_ptr()  # and there are no more
+
+
+def test_whoever_was_alone_stays_in_its_row() -> None:
+    grid = Grid(3, 2)
+    walk = walk_of(5, grid)
+    index = walk.index
+    for _ in range(2):
+        walk.next_round()
+        walk.take(step(Verdict.ALONE))
+    assert walk.index == index
