@@ -20,12 +20,13 @@ from protocols.dht.families import Families
 from protocols.dht.keeper import Keeper
 from protocols.dht.service import Dht, open_dht
 from protocols.dht.settings import DhtSettings
+from protocols.moshpit.matchmaking_messages import GROUP
 from protocols.network import Network
 from protocols.rpc import Rpc
 
 # What potluck's nodes keep in the directory. A room that needs a family of its own declares it
 # here, so that every node takes its slots.
-FAMILIES = Families([REVOCATIONS])
+FAMILIES = Families([REVOCATIONS, GROUP])
 
 
 @asynccontextmanager

@@ -1,19 +1,54 @@
 """Peers with the same key find each other and settle on one signed list of members.
 
     matchmaker = Matchmaker(network, rpc, dht)              # one for each node
+    key = group_key(run, epoch, 0, "all")
     group = await matchmaker.find_group(Search(key, epoch, layout_digest, Offer(weight=32)))
 
-`find_group` returns a `Group`, or raises `NobodyElse`, `Late` or another `NoGroup`.
+Everybody puts a slot under the key and reads the others'. Whoever is first in the hash order of
+those it sees invites them; everybody else asks the first that it knows to be listed. So the two
+sides look for each other at once, and what one does not know yet the other tells it. The first
+closes the list when all have come, signs it, and it is everybody's answer (gathering.py decides,
+group_search.py carries it out).
+
+`find_group` returns a `Group`, or raises `NobodyElse` (this peer is alone), `Late` (a group has
+started without it), or another `NoGroup`.
+
+Promises: all members of a group hold the same list, to the bit, in which each finds its own entry
+as it signed it. A search ends by its deadline and `GRACE_SECONDS`. A dead leader costs one short
+timeout. Nothing here grows with the swarm, only with those under one key.
+
+Easy to get wrong: the list says who was there when it was closed. A member may be gone a moment
+later, and one whose leader fell silent may be in another list by then: it knows no round but the
+one that it was given, and refuses what belongs to another.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from protocols.errors import PotluckError
-from protocols.identity import PeerId
-from protocols.moshpit.roster import Entry, Offer, Roster
+from protocols.errors import ProtocolMisuse
+from protocols.guard import Caller
+from protocols.messages import Empty
+from protocols.moshpit.gathering_effects import Reply
+from protocols.moshpit.group import Group, Late, NobodyElse, NoGroup, Search, group_key
+from protocols.moshpit.group_search import GroupSearch
+from protocols.moshpit.matchmaking_messages import (
+    GROUP,
+    INVITE,
+    INVITED_FOR_NOTHING,
+    JOIN,
+    NOT_HERE,
+    PROTOCOL,
+    STILL_THERE,
+    Invitation,
+    InvitationAnswer,
+    JoinAnswer,
+    JoinReply,
+    JoinRequest,
+)
+from protocols.moshpit.roster import Entry, Offer, Roster, Terms
+from protocols.moshpit.roster_refusals import StaleEpoch
 
 if TYPE_CHECKING:
     from protocols.dht.service import Dht
@@ -21,6 +56,8 @@ if TYPE_CHECKING:
     from protocols.rpc import Rpc
 
 __all__ = [
+    "GROUP",
+    "PROTOCOL",
     "Entry",
     "Group",
     "Late",
@@ -30,60 +67,10 @@ __all__ = [
     "Offer",
     "Roster",
     "Search",
+    "group_key",
 ]
 
-PROTOCOL = "/potluck/moshpit/1.0.0"
-
-
-class NoGroup(PotluckError):
-    """No group was found in time; the text says who was there and why it came to nothing."""
-
-
-class Late(NoGroup):
-    """A group has started under this key without us: the next round is ours."""
-
-
-class NobodyElse(NoGroup):
-    """Nobody else has a live slot under this key: this peer is alone."""
-
-
-@dataclass(frozen=True)
-class Search:
-    """What one search for a group is to know.
-
-    `key`: see `group_key`. `layout_digest`: 32 bytes. `expected`: how many peers the caller knows
-    to come, itself included: the list is closed at once when they have.
-    """
-
-    key: str
-    epoch: int
-    layout_digest: bytes
-    offer: Offer
-    group_size: int = 64
-    expected: int | None = None
-    matchmaking_seconds: float = 10.0
-
-
-@dataclass(frozen=True)
-class Group:
-    """A roster that all of its members hold, and our place in it."""
-
-    roster: Roster
-    me: int
-    round_id: bytes
-
-    @property
-    def members(self) -> tuple[PeerId, ...]:
-        return self.roster.members
-
-    @property
-    def leader(self) -> int:
-        return self.roster.index_of(self.roster.leader)
-
-
-def group_key(run: str, epoch: int, round_number: int, name: str) -> str:
-    """The key of a group in the directory: `group/<run>/<epoch>/<round>/<name>`."""
-    return f"group/{run}/{epoch}/{round_number}/{name}"
+LISTS_REMEMBERED = 32  # of the last searches, to be shown to stragglers; 10 KB for 64 members
 
 
 class Matchmaker:
@@ -91,10 +78,70 @@ class Matchmaker:
 
     def __init__(self, network: Network, rpc: Rpc, dht: Dht) -> None:
         self._network, self._rpc, self._dht = network, rpc, dht
+        self._searches: dict[str, GroupSearch] = {}
+        self._started: OrderedDict[str, Roster] = OrderedDict()
+        rpc.serve(JOIN, self._join)
+        rpc.serve(INVITE, self._invite)
+        rpc.serve(STILL_THERE, _still_there)
 
     async def find_group(self, search: Search) -> Group:
         """A group for this search, by its deadline and one short timeout at the latest.
 
-        Cancelling leaves nothing behind: who waits for this peer is told, the slot is withdrawn.
+        Cancelling leaves nothing behind but a slot that expires: who waits for this peer is sent
+        away, and whoever finds the slot is told that it looks for no group.
         """
-        raise NotImplementedError
+        if search.key in self._searches:
+            raise ProtocolMisuse(f"A group is being looked for under {search.key} already.")
+        self._started.pop(search.key, None)
+        running = GroupSearch(self._network, self._rpc, self._dht, search, self._remember)
+        self._searches[search.key] = running
+        try:
+            return await running.run()
+        finally:
+            del self._searches[search.key]
+
+    def _remember(self, roster: Roster) -> None:
+        self._started[roster.key] = roster
+        self._started.move_to_end(roster.key)
+        if len(self._started) > LISTS_REMEMBERED:
+            self._started.popitem(last=False)
+
+    async def _join(self, caller: Caller, request: JoinRequest) -> JoinAnswer:
+        started = self._started.get(request.terms.key)
+        if started is not None:
+            return JoinAnswer(JoinReply.STARTED, started)
+        search = self._searches.get(request.terms.key)
+        if search is None:
+            self._check_epoch(request.terms)
+            return NOT_HERE
+        return await search.join(caller.peer, request)
+
+    def _invite(self, caller: Caller, invitation: Invitation) -> InvitationAnswer:
+        started = self._started.get(invitation.terms.key)
+        if started is not None:
+            return InvitationAnswer(Reply.STARTED, roster=started)
+        search = self._searches.get(invitation.terms.key)
+        if search is None:
+            self._check_epoch(invitation.terms)
+            return INVITED_FOR_NOTHING
+        return search.invite(caller.peer, invitation)
+
+    def _check_epoch(self, terms: Terms) -> None:
+        """StaleEpoch if this node looks for a group of another epoch of the same run."""
+        run = _run_of(terms.key)
+        for search in self._searches.values():
+            ours = search.terms
+            if _run_of(ours.key) == run and ours.epoch != terms.epoch:
+                raise StaleEpoch(
+                    f"It is for epoch {terms.epoch} of {run}; this peer is at {ours.epoch}.",
+                    why="One of the two is behind.",
+                    advice="Whoever is behind fetches the state of the run and joins then.",
+                )
+
+
+def _run_of(key: str) -> str:
+    return key.split("/", 2)[1]
+
+
+def _still_there(_caller: Caller, _request: Empty) -> Empty:
+    return Empty()

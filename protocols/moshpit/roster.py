@@ -188,7 +188,7 @@ def sign_entry(
         nonce,
         bytes(SIGNATURE_BYTES),
     )
-    check_numbers(unsigned)
+    check_offer(unsigned)
     signature = identity.sign(ENTRY_DOMAIN, canonical_entry(terms, leader, unsigned))
     return Entry(
         unsigned.peer,
@@ -248,18 +248,19 @@ def _own_part(entry: Entry) -> bytes:
 # -- checking
 
 
-def check_numbers(entry: Entry) -> None:
+def check_offer(offer: Offer | Entry) -> None:
     """ImpossibleNumber unless weight and rates are within their bounds."""
-    if not (math.isfinite(entry.weight) and 0.0 <= entry.weight <= LARGEST_WEIGHT):
+    whose = f"the entry of {offer.peer}" if isinstance(offer, Entry) else "this offer"
+    if not (math.isfinite(offer.weight) and 0.0 <= offer.weight <= LARGEST_WEIGHT):
         raise ImpossibleNumber(
-            f"{entry.peer} weighs {entry.weight!r}.",
+            f"The weight in {whose} is {offer.weight!r}.",
             why=f"A weight is a number of samples, from 0 to {LARGEST_WEIGHT:g}.",
             advice="Look at what that peer counts as samples.",
         )
-    for rate in (entry.up_bytes_per_second, entry.down_bytes_per_second):
+    for rate in (offer.up_bytes_per_second, offer.down_bytes_per_second):
         if not 0 <= rate <= LARGEST_RATE:
             raise ImpossibleNumber(
-                f"{entry.peer} carries {rate} bytes per second.",
+                f"A rate in {whose} is {rate} bytes per second.",
                 why=f"A rate is a whole number from 0 to {LARGEST_RATE}.",
                 advice="Leave it out where it is not known.",
             )
@@ -293,7 +294,7 @@ def check_entry(entry: Entry, terms: Terms, leader: PeerId) -> None:
 
     Costs most of a tenth of a millisecond.
     """
-    check_numbers(entry)
+    check_offer(entry)
     if not _is_signed(
         ENTRY_DOMAIN, entry.peer, entry.signature, lambda: canonical_entry(terms, leader, entry)
     ):

@@ -1,0 +1,545 @@
+"""One search for a group: what gathering.py decides, carried out.
+
+Five things run side by side, and each tells the gathering what it has learnt: the slot is
+published, slots are read, time passes, whoever is first is asked to list us, and others are
+invited. The handlers of `join` and `invite` come in from outside (matchmaking.py).
+
+Promise: nothing outlives `run`: joins that still wait are answered, all else is cancelled.
+
+Easy to get wrong: the gathering may change its mind at every call of it, so its effects are
+carried out (`_go_on`) after each, and nothing is remembered here of what it decided before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocols.errors import (
+    Busy,
+    DeadlineExceeded,
+    PotluckError,
+    ProtocolNotServed,
+    Unreachable,
+)
+from protocols.identity import PeerId
+from protocols.messages import LONGEST_MILLISECONDS, Empty
+from protocols.moshpit.gathering import Gathering, GatheringSettings
+from protocols.moshpit.gathering_effects import (
+    Candidate,
+    Effect,
+    End,
+    Ending,
+    Follow,
+    Invite,
+    Lead,
+    Nobody,
+    NotTogether,
+    Probe,
+    Regroup,
+    Reply,
+    SendAway,
+    SendOn,
+    StartedWithoutUs,
+)
+from protocols.moshpit.group import Group, NoGroup, Search, late, nobody_else, not_together
+from protocols.moshpit.known_peers import Absence
+from protocols.moshpit.matchmaking_messages import (
+    INVITE,
+    JOIN,
+    LAYOUT_MARK_BYTES,
+    MOST_PASSED_OVER,
+    NOT_HERE,
+    STILL_THERE,
+    GroupSlot,
+    Invitation,
+    InvitationAnswer,
+    JoinAnswer,
+    JoinReply,
+    JoinRequest,
+    Place,
+    short_enough,
+)
+from protocols.moshpit.roster import (
+    LARGEST_GROUP,
+    NONCE_BYTES,
+    Entry,
+    Roster,
+    Terms,
+    check_entry,
+    check_list,
+    check_own_entry,
+    check_terms,
+    hash_order,
+    sign_entry,
+    sign_roster,
+)
+from protocols.moshpit.roster_refusals import NotSigned, WrongLeader
+
+if TYPE_CHECKING:
+    from protocols.dht.reading import Entry as SlotEntry
+    from protocols.dht.service import Dht
+    from protocols.network import Network
+    from protocols.rpc import Rpc
+
+log = logging.getLogger("potluck.moshpit")
+
+FIRST_READS_SECONDS = (0.02, 0.05, 0.1, 0.2)  # between the first reads of the slots,
+READ_SECONDS = 0.5  # and between all that follow
+FULL_READ_EVERY = 4  # reads; the others ask the first few replicas only
+SLOT_OUTLIVES_SECONDS = 5.0  # the search, so that a peer that is about to come still sees it
+
+SHORTEST_SILENCE_SECONDS = 1.0  # busy machines are silent for some tenths of a second
+SILENT_ROUND_TRIPS = 5.0  # more than that without an answer is no jitter
+NEW_LINK_SECONDS = 3.0  # a dial, a handshake and a stream: eight round trips of 0.35 s
+STILL_THERE_SECONDS = 0.5  # between two looks at a leader that holds our join
+
+MOST_HELD = LARGEST_GROUP + 256  # joins; each is a request of at most 16 KiB, usually half of one
+CHECKED_WITHOUT_A_PAUSE = 8  # signatures, most of a millisecond
+
+
+@dataclass
+class _Ticket:
+    """A join that waits here, and then its answer."""
+
+    peer: PeerId
+    entry: Entry
+    answer: JoinAnswer | None = None
+    answered: trio.Event = field(default_factory=trio.Event)
+
+
+class GroupSearch:
+    """Made by `Matchmaker.find_group`. `started` is told every list that has started."""
+
+    def __init__(
+        self,
+        network: Network,
+        rpc: Rpc,
+        dht: Dht,
+        search: Search,
+        started: Callable[[Roster], None],
+    ) -> None:
+        self.terms: Terms = search.terms
+        self._network, self._rpc, self._dht = network, rpc, dht
+        self._search = search
+        self._started = started
+        self._me = network.peer_id
+        self._began = trio.current_time()
+        self._gathering = Gathering(
+            self._me,
+            self._order,
+            GatheringSettings(
+                search.group_size,
+                search.matchmaking_seconds,
+                search.offer.reduces,
+                search.expected,
+            ),
+            self._began,
+        )
+        self._numbers = itertools.count(1)
+        self._tickets: dict[int, _Ticket] = {}
+        self._shown: dict[PeerId, Roster] = {}
+        self._changed = trio.Event()
+        self._over = trio.Event()
+        self._asking = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+        self._outcome: Group | NoGroup | None = None
+
+    async def run(self) -> Group:
+        """Search, once."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._publish)
+                nursery.start_soon(self._read_slots)
+                nursery.start_soon(self._keep_time)
+                await self._over.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._gathering.stop()
+            for ticket in self._tickets.values():
+                _answer(ticket, NOT_HERE)
+        if isinstance(self._outcome, Group):
+            return self._outcome
+        assert self._outcome is not None
+        raise self._outcome
+
+    def _order(self, peer: PeerId) -> bytes:
+        return hash_order(self.terms.key, peer)
+
+    def _go_on(self) -> None:
+        """Carry out what the gathering has decided."""
+        for effect in self._gathering.effects():
+            self._carry_out(effect)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Follow():
+                self._asking.cancel()
+                self._start(self._follow, effect)
+            case Invite():
+                self._start(self._invite, effect)
+            case Probe(peer):
+                self._start(self._probe, peer)
+            case SendOn(ticket, leader):
+                place = self._place(Candidate(leader))
+                self._answer(ticket, JoinAnswer(JoinReply.SENT_ON, places=(place,)))
+            case SendAway(ticket):
+                self._answer(ticket, NOT_HERE)
+            case Regroup(ticket, group):
+                places = tuple(self._place(one) for one in group)
+                self._answer(ticket, JoinAnswer(JoinReply.REGROUPED, places=places))
+            case Lead(tickets):
+                self._lead(tickets)
+            case End(ending):
+                self._end(ending)
+
+    def _start(self, task: Callable[..., object], *arguments: object) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(task, *arguments)  # type: ignore[arg-type]
+
+    # -- what others ask
+
+    async def join(self, peer: PeerId, request: JoinRequest) -> JoinAnswer:
+        """Hold a join until there is an answer to it."""
+        self._check_join(peer, request)
+        number = next(self._numbers)
+        ticket = self._tickets[number] = _Ticket(peer, request.entry)
+        candidate = Candidate(peer, request.entry.reduces)
+        patience = request.patience_ms / 1000
+        try:
+            self._gathering.join_came(candidate, number, request.passed_over, patience, _now())
+            self._go_on()
+            await ticket.answered.wait()
+        finally:
+            del self._tickets[number]
+            if ticket.answer is None:
+                self._gathering.join_gone(peer, number, _now())
+                self._go_on()
+        return ticket.answer or NOT_HERE
+
+    def _check_join(self, peer: PeerId, request: JoinRequest) -> None:
+        check_terms(request.terms, self.terms)
+        entry = request.entry
+        if entry.peer != peer:
+            raise NotSigned(
+                f"{peer} asks to list {entry.peer}.",
+                why="Everybody joins for itself.",
+                advice="Upgrade whatever made this request.",
+            )
+        if not self._search.offer.reduces or (
+            entry.reduces and self._order(peer) < self._order(self._me)
+        ):
+            raise WrongLeader(
+                f"{self._me} does not lead a group with {peer} in it.",
+                why="It cannot be dialled, or comes later in the order of the hashes.",
+                advice="Upgrade whatever made this request.",
+            )
+        if len(self._tickets) >= MOST_HELD:
+            raise Busy(
+                f"{len(self._tickets)} joins wait here already.",
+                why="A group has no more members than that.",
+                advice="Wait for the next round.",
+            )
+        check_entry(entry, self.terms, self._me)
+
+    def invite(self, peer: PeerId, invitation: Invitation) -> InvitationAnswer:
+        """Somebody leads, it says."""
+        check_terms(invitation.terms, self.terms)
+        self._network.learn_addresses(peer, invitation.addresses)
+        reply, leader = self._gathering.invited(peer, _now())
+        self._go_on()
+        place = None if leader is None else self._place(Candidate(leader))
+        return InvitationAnswer(reply, place)
+
+    # -- slots and time
+
+    async def _publish(self) -> None:
+        reduces = self._search.offer.reduces
+        addresses = short_enough(self._network.addresses()) if reduces else ()
+        mark = self.terms.layout_digest[:LAYOUT_MARK_BYTES]
+        seconds = self._search.matchmaking_seconds + SLOT_OUTLIVES_SECONDS
+        try:
+            await self._dht.put(
+                self.terms.key, GroupSlot(reduces, mark, addresses), seconds, keep_up=False
+            )
+        except PotluckError as error:  # those who joined us know us without it
+            log.warning("nobody keeps our slot under %s: %s", self.terms.key, error)
+
+    async def _read_slots(self) -> None:
+        pauses = itertools.chain(FIRST_READS_SECONDS, itertools.repeat(READ_SECONDS))
+        for number in itertools.count(1):
+            while not self._gathering.looks_for_slots:
+                await self._changed.wait()
+            try:
+                entries = await self._dht.get(
+                    self.terms.key, latest_enough=number % FULL_READ_EVERY != 0
+                )
+            except PotluckError as error:  # those who know us may still invite us
+                log.debug("the slots under %s could not be read: %s", self.terms.key, error)
+            else:
+                self._take_slots(entries.values())
+            self._gathering.slots_were_read(_now())
+            self._go_on()
+            await trio.sleep(next(pauses))
+
+    def _take_slots(self, entries: Iterable[SlotEntry]) -> None:
+        mark = self.terms.layout_digest[:LAYOUT_MARK_BYTES]
+        for entry in entries:
+            slot = entry.value
+            if entry.publisher == self._me or not isinstance(slot, GroupSlot):
+                continue
+            if slot.layout != mark:
+                why = f"it averages another layout, {slot.layout.hex()}"
+                self._gathering.saw_other_layout(entry.publisher, why, _now())
+                continue
+            self._network.learn_addresses(entry.publisher, slot.addresses)
+            candidate = Candidate(entry.publisher, slot.reduces)
+            self._gathering.saw_slot(candidate, entry.sequence, _now())
+
+    async def _keep_time(self) -> None:
+        while True:
+            with trio.move_on_at(self._gathering.next_moment):
+                await self._changed.wait()
+            self._gathering.tick(_now())
+            self._go_on()
+
+    # -- asking to be listed
+
+    async def _follow(self, follow: Follow) -> None:
+        """Ask a leader, and tell the gathering how that ended."""
+        leader = follow.leader
+        entry = sign_entry(
+            self._network.identity, self.terms, leader, self._search.offer, self._nonce()
+        )
+        patience = max(0.0, self._gathering.deadline - _now())
+        request = JoinRequest(
+            self.terms,
+            entry,
+            follow.passed_over[:MOST_PASSED_OVER],
+            min(LONGEST_MILLISECONDS, int(patience * 1000)),
+        )
+        with trio.CancelScope() as scope:
+            self._asking = scope
+            answer = await self._ask(leader, request)
+        if scope.cancelled_caught:
+            return
+        try:
+            if isinstance(answer, PotluckError):
+                raise answer
+            await self._take(leader, entry, answer)
+        except PotluckError as error:
+            log.info("%s does not list us under %s: %s", leader, self.terms.key, error)
+            self._gathering.left_by(leader, absence_of(error), error.what, _now())
+        self._go_on()
+
+    async def _ask(self, leader: PeerId, request: JoinRequest) -> JoinAnswer | PotluckError:
+        """A leader's answer, or why there is none: it was silent, or said so."""
+        answers: list[JoinAnswer | PotluckError] = []
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                answers.append(await self._silence_of(leader))
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            seconds = self._gathering.gives_up_at - _now() + SHORTEST_SILENCE_SECONDS
+            try:
+                answer = await self._rpc.call(leader, JOIN, request, timeout=seconds)
+                answers.append(answer)
+            except PotluckError as error:
+                answers.append(error)
+            nursery.cancel_scope.cancel()
+        return answers[0]
+
+    async def _silence_of(self, leader: PeerId) -> PotluckError:
+        """Returns when a leader does not answer any more."""
+        while True:
+            start = _now()
+            try:
+                await self._rpc.call(
+                    leader, STILL_THERE, Empty(), timeout=self._patience_with(leader)
+                )
+            except PotluckError as error:
+                return error
+            self._gathering.leader_answered(leader, self._round_trip(leader, start), _now())
+            self._go_on()
+            await trio.sleep(STILL_THERE_SECONDS)
+
+    async def _take(self, leader: PeerId, entry: Entry, answer: JoinAnswer) -> None:
+        """Act on an answer to our join. RosterRefused if it is not acceptable."""
+        gathering = self._gathering
+        match answer.reply:
+            case JoinReply.LISTED if answer.roster is not None:
+                roster = answer.roster
+                if roster.leader != leader:
+                    raise WrongLeader(
+                        f"{leader} answered with a list of {roster.leader}.",
+                        why="It is broken or hostile.",
+                        advice="Do not take part in its lists.",
+                    )
+                check_own_entry(roster, entry)
+                await self._check(roster, self._search.group_size, entry)
+                if gathering.listed(leader):
+                    self._is_member(roster)
+            case JoinReply.SENT_ON if answer.places:
+                gathering.sent_on(leader, self._learn(answer.places[0]), _now())
+            case JoinReply.REGROUPED:
+                group = tuple(self._learn(place) for place in answer.places)
+                gathering.regrouped(leader, group, _now())
+            case JoinReply.STARTED if answer.roster is not None:
+                await self._look_at(leader, answer.roster)
+            case _:
+                why = "it looks for no group now"
+                gathering.left_by(leader, Absence.ELSEWHERE, why, _now())
+
+    async def _look_at(self, by: PeerId, roster: Roster) -> None:
+        """Somebody shows a list that has started. RosterRefused unless it proves that."""
+        await self._check(roster, LARGEST_GROUP, None)
+        self._shown[by] = roster
+        self._gathering.shown(by, roster.members, _now())
+
+    async def _check(self, roster: Roster, largest: int, mine: Entry | None) -> None:
+        """`check_roster`, with pauses."""
+        check_list(roster, self.terms, largest)
+        others = [entry for entry in roster.entries if entry != mine]
+        for place, entry in enumerate(others):
+            if place and place % CHECKED_WITHOUT_A_PAUSE == 0:
+                await trio.lowlevel.checkpoint()
+            check_entry(entry, roster.terms, roster.leader)
+
+    # -- inviting
+
+    async def _invite(self, invite: Invite) -> None:
+        peer = invite.peer
+        if not invite.reduces and self._network.link(peer) is None:
+            self._gathering.cannot_be_invited(peer, _now())
+            self._go_on()
+            return
+        invitation = Invitation(self.terms, short_enough(self._network.addresses()))
+        start = _now()
+        try:
+            answer = await self._rpc.call(
+                peer, INVITE, invitation, timeout=self._patience_with(peer)
+            )
+            await self._take_reply(peer, answer, self._round_trip(peer, start))
+        except PotluckError as error:
+            self._gathering.not_met(peer, absence_of(error), error.what, _now())
+        self._go_on()
+
+    async def _take_reply(self, peer: PeerId, answer: InvitationAnswer, seconds: float) -> None:
+        if answer.reply == Reply.STARTED and answer.roster is not None:
+            await self._look_at(peer, answer.roster)
+            return
+        known = answer.reply in (Reply.COMING, Reply.WITH_ANOTHER)
+        reply = Reply(answer.reply) if known else Reply.NOT_HERE
+        leader = None if answer.leader is None else self._learn(answer.leader)
+        self._gathering.invitation_answered(peer, reply, leader, seconds, _now())
+
+    async def _probe(self, peer: PeerId) -> None:
+        try:
+            await self._rpc.call(peer, STILL_THERE, Empty(), timeout=self._patience_with(peer))
+        except PotluckError as error:
+            self._gathering.not_met(peer, absence_of(error), error.what, _now())
+            self._go_on()
+
+    def _patience_with(self, peer: PeerId) -> float:
+        """How long a peer may be silent before it counts as gone."""
+        link = self._network.link(peer)
+        if link is None:
+            return NEW_LINK_SECONDS
+        round_trip = link.round_trip_seconds or 0.0
+        return max(SHORTEST_SILENCE_SECONDS, SILENT_ROUND_TRIPS * round_trip)
+
+    def _round_trip(self, peer: PeerId, start: float) -> float:
+        """What an answer to a call of `start` says of the round trip, without the dialling."""
+        link = self._network.link(peer)
+        if link is not None and link.round_trip_seconds is not None:
+            return min(link.round_trip_seconds, _now() - start)
+        return 0.0
+
+    # -- endings
+
+    def _lead(self, tickets: dict[PeerId, int]) -> None:
+        """Close the list, sign it, and give it to all who wait."""
+        identity = self._network.identity
+        own = sign_entry(identity, self.terms, self._me, self._search.offer, self._nonce())
+        entries = [own, *(self._tickets[number].entry for number in tickets.values())]
+        started_ms = max(0, int(self._network.wall_time() * 1000))
+        roster = sign_roster(identity, self.terms, entries, started_ms, self._nonce())
+        listed = JoinAnswer(JoinReply.LISTED, roster)
+        for number in tickets.values():
+            self._answer(number, listed)
+        self._is_member(roster)
+
+    def _is_member(self, roster: Roster) -> None:
+        self._show_to_all(roster)
+        self._finish(Group(roster, roster.index_of(self._me), roster.round_id))
+
+    def _end(self, ending: Ending) -> None:
+        match ending:
+            case StartedWithoutUs(by):
+                self._show_to_all(self._shown[by])
+                self._finish(late(self._shown[by]))
+            case Nobody(unreachable):
+                self._finish(nobody_else(self.terms.key, unreachable))
+            case NotTogether(reasons):
+                self._finish(not_together(self.terms.key, reasons))
+
+    def _show_to_all(self, roster: Roster) -> None:
+        """It has started; whoever waits here or comes later is shown it."""
+        self._started(roster)
+        for ticket in self._tickets.values():
+            _answer(ticket, JoinAnswer(JoinReply.STARTED, roster))
+
+    def _finish(self, outcome: Group | NoGroup) -> None:
+        self._outcome = outcome
+        self._over.set()
+
+    # -- small steps
+
+    def _answer(self, number: int, answer: JoinAnswer) -> None:
+        ticket = self._tickets.get(number)
+        if ticket is not None:
+            _answer(ticket, answer)
+
+    def _place(self, candidate: Candidate) -> Place:
+        if candidate.peer == self._me:
+            addresses = self._network.addresses()
+        else:
+            addresses = self._network.addresses_of(candidate.peer)
+        return Place(candidate.peer, candidate.reduces, short_enough(addresses))
+
+    def _learn(self, place: Place) -> Candidate:
+        if place.peer != self._me:
+            self._network.learn_addresses(place.peer, place.addresses)
+        return Candidate(place.peer, place.reduces)
+
+    def _nonce(self) -> bytes:
+        return self._network.random.randbytes(NONCE_BYTES)
+
+
+def absence_of(error: PotluckError) -> Absence:
+    """What an error of a call says about the peer that was called."""
+    if isinstance(error, Unreachable | DeadlineExceeded):
+        return Absence.UNREACHABLE
+    if isinstance(error, ProtocolNotServed):
+        return Absence.ELSEWHERE
+    return Absence.AT_ODDS
+
+
+def _answer(ticket: _Ticket, answer: JoinAnswer) -> None:
+    if ticket.answer is None:
+        ticket.answer = answer
+        ticket.answered.set()
+
+
+def _now() -> float:
+    return trio.current_time()

@@ -1,0 +1,229 @@
+"""Whom a gathering knows under its key: who may lead, who is waited for, and who is not. Pure.
+
+A peer is known from its slot, from another's word, or from a message of its own. It counts until
+it is *passed over* (silent, gone, looking for no group, refusing us), and counts again when it is
+heard from, or has put a newer slot.
+
+A leader invites everybody that it knows. It waits for a peer while the invitation is under way,
+and then for as long as the answer deserves: a peer that says it comes has a second to do so; one
+that is with another leader is asked again, for that leader may be dead; one that can only dial out
+cannot be asked at all, and has a second from when it was first seen.
+
+Easy to get wrong: whoever is no longer waited for is not passed over. It may still come.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+
+from protocols.identity import PeerId
+from protocols.moshpit.gathering_effects import Candidate
+from protocols.moshpit.roster import LARGEST_GROUP
+
+MOST_KNOWN = 2 * LARGEST_GROUP  # of more than can be in one group no use can be made
+COMING_SECONDS = 1.0  # from "I come" to the join: one round trip, or a dial
+ASK_AGAIN_SECONDS = 0.25  # a peer that is with another: its leader redirects or is passed over
+MOST_ASKED = 12  # times: in 3 s a dead leader has been passed over by everybody
+PROBED_AT_ONCE = 8  # more dead ones at the head of the order are found by the next eight
+INVITED_AT_ONCE = 32  # a leader opens no more links than this at one moment
+
+
+class Absence(enum.Enum):
+    """Why a peer was passed over."""
+
+    UNREACHABLE = enum.auto()
+    """It cannot be reached, or was silent: as far as we can tell, it is gone."""
+    ELSEWHERE = enum.auto()
+    """It is there, and looks for no group now, or has one."""
+    AT_ODDS = enum.auto()
+    """It is there and looks for a group, and we cannot be in one with it."""
+
+
+@dataclass
+class KnownPeer:
+    """`ask_at`: when to invite it; infinity while there is no need. `waited_until`: a list is not
+    closed without it before, except by its deadline."""
+
+    peer: PeerId
+    place: bytes
+    reduces: bool
+    first_seen: float
+    ask_at: float
+    waited_until: float = math.inf
+    asked: int = 0
+    asking: bool = False
+    sequence: int = -1  # of its newest slot
+    absence: Absence | None = None  # None: it counts
+    reason: str = "it did not join in time"
+    is_silent: bool = False  # it can only dial out, and has not
+
+    def is_newer(self, sequence: int) -> bool:
+        return sequence > self.sequence
+
+    def has_slot(self, sequence: int, now: float) -> None:
+        self.sequence = sequence
+        self._counts_again(now)
+
+    def heard_from(self, now: float) -> None:
+        """It has sent something itself."""
+        self.is_silent = False
+        self._counts_again(now)
+
+    def _counts_again(self, now: float) -> None:
+        if self.absence is not None:
+            self.absence, self.reason = None, "it did not join in time"
+            self.ask_again(now)
+
+    def ask_again(self, now: float) -> None:
+        """It is to be invited, if it was not asked too often."""
+        self.asking = False
+        self.waited_until = math.inf
+        self.ask_at = now
+        self._not_too_often(now)
+
+    def pass_over(self, absence: Absence, reason: str) -> None:
+        self.absence, self.reason = absence, reason
+        self.asking = False
+
+    def comes(self, now: float) -> None:
+        self.asking, self.ask_at = False, math.inf
+        self.waited_until = now + COMING_SECONDS
+
+    def is_with_another(self, now: float) -> None:
+        self.asking = False
+        self.ask_at = now + ASK_AGAIN_SECONDS
+        self._not_too_often(now)
+
+    def _not_too_often(self, now: float) -> None:
+        if self.asked >= MOST_ASKED:
+            self.ask_at, self.waited_until = math.inf, now
+
+    def comes_by_itself(self, now: float) -> None:
+        self.asking, self.ask_at, self.is_silent = False, math.inf, True
+        self.waited_until = max(now, self.first_seen + COMING_SECONDS)
+
+    def is_asked(self) -> None:
+        self.asking, self.ask_at = True, math.inf
+        self.asked += 1
+
+
+class KnownPeers:
+    """Invariant: never more than MOST_KNOWN, never this peer itself; after `restrict` only those of
+    the group count."""
+
+    def __init__(self, me: PeerId, order: Callable[[PeerId], bytes]) -> None:
+        self._me = me
+        self._order = order
+        self._peers: dict[PeerId, KnownPeer] = {}
+        self._group: frozenset[PeerId] | None = None
+
+    @property
+    def is_restricted(self) -> bool:
+        return self._group is not None
+
+    def restrict(self, group: Iterable[Candidate], now: float) -> None:
+        """From now on only these peers count, and they are all known."""
+        group = tuple(group)
+        self._group = frozenset(one.peer for one in group)
+        for candidate in group:
+            self.heard_of(candidate, now)
+
+    def heard_of(self, candidate: Candidate, now: float) -> KnownPeer | None:
+        """The peer as it is known from now on; None if it is not to be known."""
+        peer = candidate.peer
+        if peer == self._me or not self._counts(peer):
+            return None
+        known = self._peers.get(peer)
+        if known is None and len(self._peers) < MOST_KNOWN:
+            place = self._order(peer)
+            known = self._peers[peer] = KnownPeer(peer, place, candidate.reduces, now, ask_at=now)
+        return known
+
+    def get(self, peer: PeerId) -> KnownPeer | None:
+        return self._peers.get(peer) if self._counts(peer) else None
+
+    def reduces(self, peer: PeerId) -> bool:
+        known = self._peers.get(peer)
+        return known is not None and known.reduces
+
+    def pass_over(self, peer: PeerId, absence: Absence, reason: str) -> None:
+        known = self._peers.get(peer)
+        if known is not None:
+            known.pass_over(absence, reason)
+
+    def to_probe(self) -> list[PeerId]:
+        """Of those who can be dialled and come before this peer, the next after the first: all
+        those of whom it would be good to know soon whether they are there."""
+        before = self._order(self._me)
+        able = [one for one in self._there() if one.reduces and one.place < before]
+        able.sort(key=lambda one: one.place)
+        return [one.peer for one in able[1 : 1 + PROBED_AT_ONCE]]
+
+    def first_before(self, peer: PeerId | None) -> KnownPeer | None:
+        """Of those who can be dialled and were not passed over, the first in the order, if it
+        comes before this one."""
+        able = (one for one in self._there() if one.reduces)
+        first = min(able, key=lambda one: one.place, default=None)
+        if first is None or (peer is not None and first.place > self._order(peer)):
+            return None
+        return first
+
+    def passed_over(self) -> tuple[PeerId, ...]:
+        """Those who could lead and do not, in any group."""
+        return tuple(
+            one.peer
+            for one in self._peers.values()
+            if one.reduces and (one.absence is not None or not self._counts(one.peer))
+        )
+
+    def to_invite(self, now: float, joined: Container[PeerId]) -> list[PeerId]:
+        """Whom to invite now; they count as asked."""
+        free = INVITED_AT_ONCE - sum(one.asking for one in self._peers.values())
+        due = [one for one in self._there() if one.ask_at <= now and one.peer not in joined]
+        for one in due[: max(0, free)]:
+            one.is_asked()
+        return [one.peer for one in due[: max(0, free)]]
+
+    def waited_for(self, now: float, joined: Container[PeerId]) -> list[PeerId]:
+        """Who has not joined and may be about to."""
+        return [
+            one.peer for one in self._there() if one.peer not in joined and one.waited_until > now
+        ]
+
+    def next_moment(self, now: float, joined: Container[PeerId]) -> float:
+        """When the next of these two answers will be another."""
+        moments = [
+            moment
+            for one in self._there()
+            if one.peer not in joined
+            for moment in (one.ask_at, one.waited_until)
+            if moment > now
+        ]
+        return min(moments, default=math.inf)
+
+    def reasons(self) -> tuple[tuple[PeerId, str], ...]:
+        """Of those who look for a group as well, why each is not with us."""
+        return tuple(
+            (one.peer, one.reason)
+            for one in self._peers.values()
+            if self._counts(one.peer)
+            and (one.absence is Absence.AT_ODDS or (one.absence is None and not one.is_silent))
+        )
+
+    def unreachable(self) -> tuple[PeerId, ...]:
+        return tuple(
+            one.peer
+            for one in self._peers.values()
+            if one.absence is Absence.UNREACHABLE or (one.absence is None and one.is_silent)
+        )
+
+    def _there(self) -> list[KnownPeer]:
+        return [
+            one for one in self._peers.values() if one.absence is None and self._counts(one.peer)
+        ]
+
+    def _counts(self, peer: PeerId) -> bool:
+        return self._group is None or peer in self._group

@@ -1,0 +1,150 @@
+"""What peers that look for a group say to each other, and the slots under which they meet.
+
+    join         "list me": answered when the list is closed, or when there is a better place
+    invite       "I lead": answered at once
+    still-there  a leader that is waiting, told from one that is gone: answered at once
+
+Easy to get wrong: places (who is where) are hearsay. What they name is dialled, and proves itself
+by its key; nothing else is concluded from them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from protocols.dht.families import Family
+from protocols.messages import Empty, Message, Milliseconds
+from protocols.method import Method
+from protocols.moshpit.gathering_effects import Reply
+from protocols.moshpit.roster import LARGEST_GROUP, Entry, PeerText, Roster, Terms
+from protocols.moshpit.roster_refusals import CODES
+
+PROTOCOL: Final = "/potluck/moshpit/1.0.0"
+
+MOST_ADDRESSES = 6  # of one place: direct ones of both families, and some relays
+LONGEST_ADDRESS = 200  # characters; a relayed one has some 150
+MOST_PASSED_OVER = 128  # that a join names: more dead ones at the head of an order are no order
+LAYOUT_MARK_BYTES = 8  # of the layout's digest: enough to tell layouts apart, no proof of anything
+
+REQUEST_LIMIT_BYTES = 16 << 10
+ANSWER_LIMIT_BYTES = 1 << 20  # a list of 1,024 has some 170 KB, their places at most 400 KB
+SLOT_LIMIT_BYTES = 1_536
+SLOT_BYTES_PER_KEY = 1 << 20
+LONGEST_SLOT_SECONDS = 600.0
+
+Addresses = Annotated[
+    tuple[Annotated[str, Meta(max_length=LONGEST_ADDRESS)], ...], Meta(max_length=MOST_ADDRESSES)
+]
+
+
+class GroupSlot(Message, frozen=True):
+    """What stands under a group's key: somebody looks for this group. No secrets, no promises.
+
+    `layout`: the first bytes of its layout's digest. `addresses`: empty for one that can only dial
+    out.
+    """
+
+    reduces: bool
+    layout: Annotated[bytes, Meta(min_length=LAYOUT_MARK_BYTES, max_length=LAYOUT_MARK_BYTES)]
+    addresses: Addresses = ()
+
+
+GROUP = Family(
+    "group",
+    GroupSlot,
+    value_limit_bytes=SLOT_LIMIT_BYTES,
+    slots_per_key=LARGEST_GROUP,
+    longest_ttl_seconds=LONGEST_SLOT_SECONDS,
+    bytes_per_key=SLOT_BYTES_PER_KEY,
+)
+"""Every node of a swarm that averages declares it (node/directory.py)."""
+
+
+class Place(Message, frozen=True):
+    """Somebody, and where it may be dialled."""
+
+    peer: PeerText
+    reduces: bool = True
+    addresses: Addresses = ()
+
+
+class JoinRequest(Message, frozen=True):
+    """`passed_over`: who comes earlier and did not answer. `patience_ms`: how long the asking peer
+    will wait for the list."""
+
+    terms: Terms
+    entry: Entry
+    passed_over: Annotated[tuple[PeerText, ...], Meta(max_length=MOST_PASSED_OVER)] = ()
+    patience_ms: Milliseconds = 0
+
+
+class JoinReply(enum.IntEnum):
+    """How a join ended. The numbers travel: append, never renumber."""
+
+    LISTED = 1
+    """`roster` is the list, and the asking peer is in it."""
+    SENT_ON = 2
+    """Somebody earlier leads: the first of `places`."""
+    REGROUPED = 3
+    """There were too many: `places` is the group that the asking peer is in now."""
+    STARTED = 4
+    """A group has started without it: `roster`."""
+    NOT_HERE = 5
+    """Nobody looks for this group here."""
+
+
+class JoinAnswer(Message, frozen=True):
+    reply: Annotated[int, Meta(ge=1, le=255)]
+    roster: Roster | None = None
+    places: Annotated[tuple[Place, ...], Meta(max_length=LARGEST_GROUP)] = ()
+
+
+class Invitation(Message, frozen=True):
+    """The sender leads, as far as it knows. `addresses` are its own."""
+
+    terms: Terms
+    addresses: Addresses = ()
+
+
+class InvitationAnswer(Message, frozen=True):
+    """`leader` with WITH_ANOTHER, `roster` with STARTED."""
+
+    reply: Annotated[int, Meta(ge=1, le=255)]
+    leader: Place | None = None
+    roster: Roster | None = None
+
+
+JOIN: Final = Method(
+    PROTOCOL,
+    "join",
+    JoinRequest,
+    JoinAnswer,
+    REQUEST_LIMIT_BYTES,
+    ANSWER_LIMIT_BYTES,
+    errors=CODES,
+    training=True,
+)
+INVITE: Final = Method(
+    PROTOCOL,
+    "invite",
+    Invitation,
+    InvitationAnswer,
+    REQUEST_LIMIT_BYTES,
+    ANSWER_LIMIT_BYTES,
+    errors=CODES,
+    training=True,
+)
+STILL_THERE: Final = Method(PROTOCOL, "still-there", Empty, Empty, 16, 16, training=True)
+
+NOT_HERE = JoinAnswer(JoinReply.NOT_HERE)
+INVITED_FOR_NOTHING = InvitationAnswer(Reply.NOT_HERE)
+
+
+def short_enough(addresses: Iterable[str]) -> tuple[str, ...]:
+    """As many of these addresses as a place may have."""
+    fitting = [one for one in addresses if len(one) <= LONGEST_ADDRESS]
+    return tuple(fitting[:MOST_ADDRESSES])
