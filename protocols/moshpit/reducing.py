@@ -24,6 +24,7 @@ from protocols.chunk_count import ChunkCount
 from protocols.errors import MalformedMessage
 from protocols.moshpit.exchange import ExchangePlan
 from protocols.moshpit.layout import VALUE_BYTES, Chunk, chunks_of
+from protocols.tensor_codecs import SERIAL_VALUES
 from protocols.tensors import accumulate, decode_into, encode_into, raw_bytes
 from protocols.wire import chunk_header
 
@@ -110,10 +111,12 @@ class Reduction:
         while self._begun <= number:
             chunk = self.chunks[self._begun]
             share = self._shares[self._me]
-            if share > 0.0:
-                mul(self._source[chunk.start : chunk.stop], share, out=self._sum(chunk))
-            else:
-                self._sum(chunk).zero_()
+            for start in range(chunk.start, chunk.stop, SERIAL_VALUES):
+                stretch = slice(start, min(start + SERIAL_VALUES, chunk.stop))
+                if share > 0.0:
+                    mul(self._source[stretch], share, out=self._result[stretch])
+                else:
+                    self._result[stretch].zero_()
             self._begun += 1
 
     def _finish(self, number: int) -> None:

@@ -23,15 +23,13 @@ from protocols.moshpit.layout import VALUE_BYTES, Chunk, chunks_of
 from protocols.moshpit.part_messages import PART, PartClosed, opening_for
 from protocols.moshpit.reducing import NotFiniteReceived
 from protocols.moshpit.statements import counts
-from protocols.moshpit.vector import within
 from protocols.rpc import Rpc
+from protocols.tensor_codecs import is_finite
 from protocols.tensors import decode_into, encode_into, raw_bytes
 
 OPEN_SECONDS = 6.0
 """For dialling and being accepted: eight round trips of a bad link (600 ms), and the time by which
 two members learn at different moments that the attempt has begun."""
-
-LARGEST_FLOAT32 = 3.4028234663852886e38
 
 SenderTransfer = Transfer[Empty, Empty, PartClosed]
 
@@ -141,7 +139,7 @@ def check_no_more(size: int | None, chunks: int) -> None:
 def _take(destination: Tensor, chunk: Chunk, encoded: memoryview) -> None:
     """Averages into our result; where nothing is encoded they are there already."""
     if chunk.codec == "none":
-        if not within(destination, LARGEST_FLOAT32):
+        if not is_finite(destination):
             raise NotFiniteReceived("An average came with values that are not finite.")
         return
     try:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.layout import CodecName, Layout, Segment
-from protocols.tensor_codecs import INT8_LARGEST, LARGEST_SCALE, NotFinite
+from protocols.tensor_codecs import INT8_LARGEST, LARGEST_SCALE, NotFinite, within
 
 LARGEST_AVERAGED = 3.0e38
 """Values of a vector are below this: at the very edge of float32 (3.4e38) the rounding of a
@@ -33,8 +33,6 @@ _LARGEST: dict[CodecName, float] = {
     "bfloat16": LARGEST_AVERAGED,
     "blockwise-int8": min(LARGEST_AVERAGED, LARGEST_SCALE * INT8_LARGEST),
 }
-
-CHECKED_VALUES = 1 << 18  # in one go: a megabyte, which stays in the cache of one core
 
 
 class Vector:
@@ -83,10 +81,8 @@ class Vector:
     def check_finite(self) -> None:
         """NotFinite, with the tensor's name, if a value is not finite or beyond its codec."""
         for run in self.layout.runs:
-            for start in range(run.start, run.stop, CHECKED_VALUES):
-                part = self.values[start : min(start + CHECKED_VALUES, run.stop)]
-                if not within(part, _LARGEST[run.codec]):
-                    raise self._not_finite(run.start, run.stop, run.codec)
+            if not within(self.values[run.start : run.stop], _LARGEST[run.codec]):
+                raise self._not_finite(run.start, run.stop, run.codec)
 
     def unpack(self, values: Tensor, into: Mapping[str, Tensor]) -> None:
         """Copy averaged values into tensors of the layout's names and sizes."""
@@ -127,14 +123,6 @@ class Vector:
         raise AssertionError("a value that is not finite is in one of the tensors")
 
 
-def within(values: Tensor, largest: float) -> bool:
-    """Whether all values are finite and at most this, in one pass and without a copy."""
-    if values.numel() == 0:
-        return True
-    low, high = torch.aminmax(values)
-    return -largest <= low.item() and high.item() <= largest  # False where one is NaN
-
-
 def check_values(layout: Layout, values: Tensor, what: str) -> None:
     """ProtocolMisuse unless these are as many float32 values, in one piece, as the layout has."""
     if values.dtype is not torch.float32:
@@ -146,6 +134,3 @@ def check_values(layout: Layout, values: Tensor, what: str) -> None:
             f"{what} must be {layout.values:,} in one dimension, as the layout says, "
             f"not {tuple(values.shape)}."
         )
-
-
-__all__ = ["LARGEST_AVERAGED", "NotFinite", "Vector", "check_values", "within"]
