@@ -49,6 +49,7 @@ class AveragingEffort:
     values: int = 10_000_000
     codec: str = "none"
     rounds: int = 5
+    layout: str = "fork"
     profile: str = ""  # the file (its whole path) for what the first peer did in the rounds
 
 
@@ -77,7 +78,9 @@ async def measure_averaging(
 ) -> dict[str, Any]:
     """The figures, their spread, and what they were measured on. BenchFailed if no round ends."""
     machine, began = machine_facts(), time.monotonic()
-    async with open_swarm(effort.values, effort.codec, factor=lambda number: number + 1.0) as swarm:
+    async with open_swarm(
+        effort.values, effort.codec, lambda number: number + 1.0, layout=effort.layout
+    ) as swarm:
         await swarm.start_all(effort.peers, say)
         await trio.sleep(SETTLE_SECONDS)
         say("the first round")

@@ -1,4 +1,4 @@
-"""A peer that averages, in a process of its own: `python -m node.bench.averaging_peer`.
+"""A peer that averages, in a process of its own: `python -m node.bench.averaging_peer [fork]`.
 
 It has a key, a port, a token, a directory and an averager as every node of a run has, and holds
 one vector. Before each round its values are set to `factor * base`, where the base is random,
@@ -16,6 +16,7 @@ import cProfile
 import gc
 import logging
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ import trio
 from torch import Tensor
 
 from node.bench.admission import admitted
+from node.bench.forking import serve_forks
 from node.bench.orders import obey
 from node.directory import FAMILIES
 from node.libp2p_network import Libp2pSettings, open_libp2p_network
@@ -239,5 +241,11 @@ async def main() -> None:
         nursery.cancel_scope.cancel()
 
 
-if __name__ == "__main__":
+def run() -> None:
     trio.run(main)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["fork"]:
+        serve_forks(run)
+    run()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
@@ -29,10 +29,29 @@ class BenchFailed(PotluckError):
     """A process of the bench did not do what it was asked."""
 
 
-class BenchProcess:
-    """One process. Made by `open_process`."""
+class Running(Protocol):
+    """What there is to a process: a trio.Process is one."""
 
-    def __init__(self, name: str, process: trio.Process) -> None:
+    stdin: trio.abc.SendStream | None
+    stdout: trio.abc.ReceiveStream | None
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def send_signal(self, sig: signal.Signals) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class BenchProcess:
+    """One process. Made by `open_process`, or a `PeerFork`."""
+
+    def __init__(self, name: str, process: Running) -> None:
         self.name = name
         self._process = process
         self._unread = bytearray()

@@ -17,12 +17,11 @@ Easy to get wrong: a survivor's round may have ended before the blow. Its second
 from __future__ import annotations
 
 import random
-import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -35,6 +34,7 @@ from node.bench.averaging_swarm import (
     Talk,
     disagreement,
     open_swarm,
+    ready_to_kill,
     ready_to_stop,
 )
 from node.bench.machine import machine_facts
@@ -222,18 +222,6 @@ class _Survival:
 
     def _names(self, numbers: Iterable[int]) -> set[str]:
         return {self._swarm.peers[number].peer for number in numbers}
-
-
-@asynccontextmanager
-async def ready_to_kill(peer: SwarmPeer) -> AsyncIterator[Callable[[], float]]:
-    """What is yielded kills the peer and says when."""
-
-    def kill() -> float:
-        peer.send_signal(signal.SIGKILL)
-        return time.perf_counter()
-
-    await trio.lowlevel.checkpoint()
-    yield kill
 
 
 def _judge(trial: Trial, this: Round, survivors: Sequence[int], struck_at: float) -> None:

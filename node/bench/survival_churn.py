@@ -122,9 +122,9 @@ class _Churn:
             nursery.cancel_scope.cancel()
         ended = time.perf_counter()
         rest = await self._at_rest(alone)
-        gap = _longest_gap(began, self._seen.completed_at, ended)
+        gap = longest_gap(began, self._seen.completed_at, ended)
         leaks = {
-            "memory_MiB": _memory(censuses, effort.veterans),
+            "memory_MiB": memory_figure(censuses, effort.veterans),
             "tasks": _at_rest_figure("tasks", alone, rest, TASKS_MORE),
             "descriptors": _at_rest_figure("descriptors", alone, rest, DESCRIPTORS_MORE),
         }
@@ -247,12 +247,12 @@ def part_of(this: Round, numbers: Iterable[int]) -> Round:
     return part
 
 
-def _longest_gap(began: float, completed_at: Sequence[float], ended: float) -> float:
+def longest_gap(began: float, completed_at: Sequence[float], ended: float) -> float:
     moments = [began, *completed_at, ended]
     return max(later - earlier for earlier, later in itertools.pairwise(moments))
 
 
-def _memory(
+def memory_figure(
     censuses: Sequence[Mapping[int, dict[str, Any]]], veterans: Iterable[int]
 ) -> dict[str, Any]:
     """The veteran that has grown most: medians of both halves, after warming up."""

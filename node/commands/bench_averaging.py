@@ -54,6 +54,13 @@ def add_parser(kinds: Subparsers) -> None:
         help="how many rounds are measured, after a first one (5)",
     )
     parser.add_argument(
+        "--layout",
+        choices=("fork", "separate"),
+        default="fork",
+        help="whether peers are forked from one process, and share the memory of what it has "
+        "imported, or import everything themselves (fork)",
+    )
+    parser.add_argument(
         "--profile",
         type=Path,
         metavar="FILE",
@@ -97,7 +104,12 @@ def run(arguments: argparse.Namespace) -> int:
     require_a_group(arguments.peers)
     profile = str(arguments.profile.absolute()) if arguments.profile else ""
     effort = AveragingEffort(
-        arguments.peers, arguments.numel, arguments.codec, arguments.rounds, profile
+        arguments.peers,
+        arguments.numel,
+        arguments.codec,
+        arguments.rounds,
+        arguments.layout,
+        profile,
     )
 
     async def measure() -> int:
