@@ -55,6 +55,8 @@ __all__ = [
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
+READING_SECONDS = 0.001  # for whoever is to read a dead node's last words before it sees the end
+
 _PLACE = re.compile(r"/ip4/10\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})/tcp/4001(?:/p2p/\w+)?")
 
 
@@ -177,19 +179,24 @@ class SimulatedWorld:
 
     # -- what befalls nodes ----------------------------------------------------------------
 
-    def crash(self, node: SimulatedNetwork, *, silently: bool = False) -> None:
+    def crash(
+        self, node: SimulatedNetwork, *, silently: bool = False, heard_out: bool = False
+    ) -> None:
         """End a node at once, without a word from it, and cancel all that it runs.
 
         As with SIGKILL its machine closes the connections, so peers learn of it one latency
-        later. `silently` is the power cut: nobody answers any more, and peers notice only when
-        their keep-alive gives up.
+        later; what it sent at its last instant is lost on them, or with `heard_out` read before
+        they see the end. `silently` is the power cut: nobody answers any more, and peers notice
+        only when their keep-alive gives up.
         """
         self.record(Kind.NODE_CRASHED, node)
         node.silent = silently
         if not silently:
             node.stopped_at = None  # a stopped process dies as well, and its machine tells
             for end in node.link_ends():
-                end.say_goodbye("the node was killed")
+                end.say_goodbye(
+                    "the node was killed", after_seconds=READING_SECONDS if heard_out else 0.0
+                )
         node.end(politely=False)
         self._look_at_links()
 
@@ -219,6 +226,17 @@ class SimulatedWorld:
             node.stopped_at = None
             self.record(Kind.NODE_CONTINUED, node)
             self._look_at_links()
+
+    def at_message(self, node: SimulatedNetwork, number: int, what: Callable[[], None]) -> None:
+        """Do this when the node is about to send its message of this number, the next being 1.
+
+        A message is what goes onto the wire at once: a segment of data, an opening, an end. If
+        the node is crashed or stopped by it, the message is not sent (or not before the node goes
+        on). With every number in turn, that is a death at every moment that others can tell.
+        """
+        if number < 1:
+            raise ProtocolMisuse("The next message of a node has the number 1.")
+        node.befall(node.messages_sent + number, what)
 
     def throttle(
         self,

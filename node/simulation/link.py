@@ -141,6 +141,10 @@ class LinkEnd:
     def carry(self, kind: Kind, size: int, deliver: Callable[..., None], *arguments: Any) -> float:
         """Send one message to the other end; returns when it has left our side."""
         now = self._timeline.now()
+        if kind is not Kind.GOODBYE:
+            self.node.about_to_send()
+            if not self.alive:
+                return now  # the node has died instead of sending it
         left = self._pipe.pass_through(self.node.upload.pass_through(now, size), size)
         arrival = max(left + self.path.delay(self.world.chance), self._last_arrival)
         self._last_arrival = arrival
@@ -293,10 +297,15 @@ class LinkEnd:
         self.say_goodbye(why)
         self.break_now(why)
 
-    def say_goodbye(self, why: str) -> None:
+    def say_goodbye(self, why: str, *, after_seconds: float = 0.0) -> None:
         """Tell the other end that this one closes; what was sent before arrives before it."""
-        if self.alive:
-            self.carry(Kind.GOODBYE, 0, self.other.break_now, f"{self.node.name}: {why}")
+        if self.alive and after_seconds:
+            self._timeline.at(self._timeline.now() + after_seconds, self._carry_goodbye, why)
+        elif self.alive:
+            self._carry_goodbye(why)
+
+    def _carry_goodbye(self, why: str) -> None:
+        self.carry(Kind.GOODBYE, 0, self.other.break_now, f"{self.node.name}: {why}")
 
     def break_now(self, why: str) -> None:
         """This end is gone: its streams break, whoever waits for an answer is told."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,8 @@ class SimulatedNetwork(Network):
         self._subscriptions = 0
         self._running: dict[int, trio.CancelScope] = {}
         self._runs = 0
+        self.messages_sent = 0  # to the wire, goodbyes apart
+        self._fates: dict[int, Callable[[], None]] = {}  # what happens instead of which message
 
     def __repr__(self) -> str:
         return f"<simulated node {self.name}>"
@@ -265,6 +267,17 @@ class SimulatedNetwork(Network):
                 yield
             finally:
                 del self._running[number]
+
+    def befall(self, message: int, what: Callable[[], None]) -> None:
+        """Do this when the node is about to send its message of that number, from 1 up."""
+        self._fates[message] = what
+
+    def about_to_send(self) -> None:
+        """Its link ends say so before each message."""
+        self.messages_sent += 1
+        what = self._fates.pop(self.messages_sent, None)
+        if what is not None:
+            what()
 
     def _check_open(self) -> None:
         if self.closed:

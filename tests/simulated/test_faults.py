@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import trio
 
@@ -10,12 +12,14 @@ from node.simulated_network import (
     NodeSettings,
     SimulatedNetwork,
     SimulatedWorld,
+    run_simulation,
 )
 from protocols.errors import Unreachable
-from protocols.network import Reach
+from protocols.network import Reach, Stream
 from tests.simulated.worlds import (
     LATENCY_SECONDS,
     PROTOCOL,
+    SETTINGS,
     echo,
     joined,
     pair,
@@ -330,6 +334,56 @@ async def test_connections_are_lost_for_no_reason_at_the_rate_that_was_set(
                 breaks += 1
                 await first.connect(second.peer_id)
     assert 500 < breaks < 700  # 600 expected, give or take four deviations
+
+
+# Something at a node's k-th message
+
+
+@pytest.mark.parametrize("heard_out", [False, True])
+def test_a_node_dies_instead_of_sending_its_third_message(heard_out: bool) -> None:
+    heard = run_simulation(last_words, heard_out, settings=SETTINGS)
+    assert heard == (b"one two " if heard_out else b"")
+
+
+async def last_words(world: SimulatedWorld, heard_out: bool) -> bytes:
+    """What is read of a node that dies instead of sending its third word."""
+    dying, other = world.add_node("dying"), world.add_node("other")
+    world.introduce(dying, other)
+    heard = bytearray()
+
+    async def hear(stream: Stream) -> None:
+        with suppress(trio.BrokenResourceError):
+            async for piece in stream:
+                heard.extend(piece)
+
+    other.serve(PROTOCOL, hear)
+
+    async def speak(node: SimulatedNetwork) -> None:
+        stream = await node.open(other.peer_id, PROTOCOL)
+        world.at_message(node, 3, lambda: world.crash(node, heard_out=heard_out))
+        for piece in (b"one ", b"two ", b"three "):
+            await stream.send_all(piece)
+
+    world.start(dying, speak)
+    await trio.sleep(1)
+    assert dying.closed
+    assert other.links() == ()
+    return bytes(heard)
+
+
+@simulated
+async def test_a_node_stops_instead_of_sending_a_message_and_sends_it_when_it_goes_on(
+    world: SimulatedWorld,
+) -> None:
+    stopping, other = world.add_node("stopping"), world.add_node("other")
+    world.introduce(stopping, other)
+    other.serve(PROTOCOL, echo)
+    stream = await stopping.open(other.peer_id, PROTOCOL)
+    world.at_message(stopping, 1, lambda: world.stop(stopping))
+    await stream.send_all(b"late")
+    await trio.sleep(1)
+    world.resume(stopping)
+    assert await time_of(read_exactly(stream, 4)) < 10 * LATENCY_SECONDS
 
 
 # Not let in
