@@ -59,6 +59,10 @@ from protocols.rpc import Rpc
 
 MOST_FAILURES = 64  # kept of one round for its statistics
 
+PART_OF_WHAT_IS_LEFT = 0.5
+"""One attempt may take this part of what is left of the round's time. Then whoever is furthest
+behind is named, and there is still time to average without it."""
+
 
 @dataclass(frozen=True)
 class Shell:
@@ -141,6 +145,7 @@ class Round:
             verify=self._is_stated,
             check_cuts=self._plan.objection_to,
         )
+        self._deadline = trio.current_time() + task.timing.round_seconds
         self._course = Course()
         self._exchanges: dict[Ballot, trio.CancelScope] = {}
         self._one_exchange = trio.Lock()
@@ -287,6 +292,7 @@ class Round:
             cuts=start.cuts,
             layout=self._task.layout,
             chunk_bytes=self._task.chunk_bytes,
+            seconds=(self._deadline - trio.current_time()) * PART_OF_WHAT_IS_LEFT,
         )
 
     # What is remembered
