@@ -19,8 +19,8 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -43,6 +43,7 @@ from node.bench.processes import BenchFailed
 KILL_SECONDS = 5.0  # from the death to the end of the survivors' round
 STOP_SECONDS = 10.0
 NEXT_SECONDS = 1.0  # from the call of the next round to its exchange
+NEXT_BESIDE_STOPPED_SECONDS = 2.5  # the directory waits a second for one that is slow, twice
 WARM_ROUNDS = 3
 BEYOND_THE_END = 1.02  # of a round's length: the decision may still be on its way
 IN_SHORT_PHASES = 0.4  # of the moments
@@ -104,6 +105,7 @@ class Trial:
     attempts: int = 0
     members: int = 0
     victim_said: str = ""
+    survivors_s: dict[str, float] = field(default_factory=dict)  # their longest of each phase
     next_start_s: float = 0.0
     failures: list[str] = field(default_factory=list)
 
@@ -125,9 +127,9 @@ async def measure_survival(
         "phases": {name: round(value, 4) for name, value in asdict(phases).items()},
     }
     if kills:
-        result["kill"] = _summary(kills, KILL_SECONDS)
+        result["kill"] = _summary(kills, KILL_SECONDS, NEXT_SECONDS)
     if stops:
-        result["stop"] = _summary(stops, STOP_SECONDS)
+        result["stop"] = _summary(stops, STOP_SECONDS, NEXT_BESIDE_STOPPED_SECONDS)
     return result | {
         "met": all(result[kind]["met"] for kind in ("kill", "stop") if kind in result),
         "settings": asdict(effort),
@@ -140,7 +142,7 @@ class _Survival:
     """One swarm and the trials on it."""
 
     def __init__(self, swarm: AveragingSwarm, chance: random.Random, say: Talk) -> None:
-        self.phases = Phases(0.0, 0.0, 0.0)
+        self._undisturbed: deque[Round] = deque(maxlen=WARM_ROUNDS)
         self._swarm = swarm
         self._chance = chance
         self._say = say
@@ -148,16 +150,22 @@ class _Survival:
 
     async def warm_up(self) -> None:
         """Some rounds that nobody disturbs: how long their phases are."""
-        rounds = [await self._whole_round() for _ in range(1 + WARM_ROUNDS)]
-        self.phases = _usual_phases(rounds[1:])
+        for _ in range(1 + WARM_ROUNDS):  # the first one is slower
+            await self._whole_round()
+
+    @property
+    def phases(self) -> Phases:
+        """As they were in the last rounds that nobody disturbed: a machine's speed changes."""
+        return _usual_phases(self._undisturbed)
 
     async def trials(self, kind: str, count: int, blow: Blow) -> list[Trial]:
         trials = []
         for number in range(count):
             victim = self._chance.choice(sorted(self._swarm.peers))
             name = self._swarm.peers[victim].peer
-            moment = self.phases.random_moment(self._chance)
-            trial = Trial(round(moment, 4), self.phases.at(moment), victim, name)
+            phases = self.phases
+            moment = phases.random_moment(self._chance)
+            trial = Trial(round(moment, 4), phases.at(moment), victim, name)
             self._say(
                 f"{kind} {number + 1} of {count}: peer {victim + 1} after {moment:.3f} s, "
                 f"in the {trial.phase}"
@@ -208,6 +216,7 @@ class _Survival:
         failure = _failure(this, self._names(everybody), digests, self._swarm.codec)
         if failure:
             raise BenchFailed("A round failed in which nobody was hit.", why=failure)
+        self._undisturbed.append(this)
         return this
 
     async def _round_of(self, numbers: Sequence[int]) -> Round:
@@ -235,7 +244,12 @@ def _judge(trial: Trial, this: Round, survivors: Sequence[int], struck_at: float
     trial.too_late = ended_at < struck_at
     first = this.answers[survivors[0]]
     trial.leader_hit = first["phases"].get("leader") == trial.victim_name
-    trial.attempts = max(this.answers[number]["phases"].get("attempts", 0) for number in survivors)
+    phases = [this.answers[number]["phases"] for number in survivors]
+    trial.attempts = max(one.get("attempts", 0) for one in phases)
+    trial.survivors_s = {
+        name: round(max(one.get(f"{name}_seconds", 0.0) for one in phases), 3)
+        for name in ("matchmaking", "exchange", "agreement")
+    }
     trial.members = len(first.get("members", ()))
     if any(this.answers[number]["verdict"] != "committed" for number in survivors):
         trial.failures.append(this.verdicts())
@@ -263,7 +277,7 @@ async def _lives(peer: SwarmPeer) -> bool:
     return not await peer.process.has_ended()
 
 
-def _usual_phases(rounds: Sequence[Round]) -> Phases:
+def _usual_phases(rounds: Collection[Round]) -> Phases:
     exchange = statistics.median(one.exchange_seconds for one in rounds)
     whole = statistics.median(one.seconds for one in rounds)
     matchmaking = statistics.median(_matchmaking_seconds(one) for one in rounds)
@@ -276,7 +290,7 @@ def _matchmaking_seconds(this: Round) -> float:
     return round(max((one.get("matchmaking_seconds", 0.0) for one in phases), default=0.0), 4)
 
 
-def _summary(trials: Sequence[Trial], bar_seconds: float) -> dict[str, Any]:
+def _summary(trials: Sequence[Trial], bar_seconds: float, bar_start: float) -> dict[str, Any]:
     """All trials of one kind in figures."""
     in_time = [trial for trial in trials if not trial.too_late]
     worst = max((trial.seconds for trial in trials), default=0.0)
@@ -289,13 +303,13 @@ def _summary(trials: Sequence[Trial], bar_seconds: float) -> dict[str, Any]:
         "seconds_p50": statistics.median(trial.seconds for trial in in_time) if in_time else 0.0,
         "bar_seconds": bar_seconds,
         "next_start_s_worst": worst_start,
-        "bar_next_start_s": NEXT_SECONDS,
+        "bar_next_start_s": bar_start,
         "too_late": len(trials) - len(in_time),
         "leaders_hit": sum(trial.leader_hit for trial in trials),
         "phases_hit": dict(Counter(trial.phase for trial in trials)),
         "members": dict(Counter(str(trial.members) for trial in trials)),
         "repeated": sum(trial.attempts > 1 for trial in trials),
-        "met": not failures and worst <= bar_seconds and worst_start <= NEXT_SECONDS,
+        "met": not failures and worst <= bar_seconds and worst_start <= bar_start,
         "failures": failures,
         "details": [asdict(trial) for trial in trials],
     }
