@@ -31,7 +31,7 @@ from protocols.identity import Identity
 from protocols.moshpit.ballots import LONGEST_SUSPICION, Statement, Suspicion
 from protocols.moshpit.exchange import ExchangePlan, Participant
 from protocols.moshpit.link_meter import LinkMeter
-from protocols.moshpit.part_messages import GaveUp
+from protocols.moshpit.part_messages import GaveUp, StaleAttempt
 from protocols.moshpit.reducing import NotFiniteReceived, Reduction
 from protocols.moshpit.statements import make_statement
 from protocols.tensor_codecs import NotFinite
@@ -201,7 +201,8 @@ def _code_of(error: PotluckError, opening: bool) -> str:
             return "stalled"
         case Unreachable():
             return "cut"
-        case GaveUp():
+        case GaveUp() | StaleAttempt():
+            # It has ended its attempt, perhaps for a third one's sake: nothing against it.
             return "gave_up"
         case Refused():
             return "refused"
