@@ -98,7 +98,10 @@ class BenchProcess:
     async def _line(self) -> bytes:
         assert self._process.stdout is not None
         while (end := self._unread.find(b"\n")) < 0:
-            data = await self._process.stdout.receive_some()
+            try:
+                data = await self._process.stdout.receive_some()
+            except trio.BrokenResourceError:  # it was killed, and had not read its last order
+                return b""
             if not data or len(self._unread) > LONGEST_ANSWER_BYTES:
                 return b""
             self._unread += data

@@ -45,7 +45,6 @@ STOP_SECONDS = 10.0
 NEXT_SECONDS = 1.0  # from the call of the next round to its exchange
 NEXT_BESIDE_STOPPED_SECONDS = 2.5  # the directory waits a second for one that is slow, twice
 WARM_ROUNDS = 3
-BEYOND_THE_END = 1.02  # of a round's length: the decision may still be on its way
 IN_SHORT_PHASES = 0.4  # of the moments
 
 # Made ready before the round, so that the blow itself takes no time; it says when it fell
@@ -83,7 +82,7 @@ class Phases:
 
     def random_moment(self, chance: random.Random) -> float:
         """Seconds after the start of a round."""
-        end = self.seconds * BEYOND_THE_END
+        end = self.seconds
         if chance.random() >= IN_SHORT_PHASES:
             return chance.uniform(0.0, end)
         if chance.random() < 0.5:
