@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,7 @@ class AveragingPeer:
         return {
             "memory_bytes": memory_in_use() or 0,
             "tasks": trio.lowlevel.current_statistics().tasks_living,
+            "tasks_by_name": _tasks_by_name(),
             "descriptors": _descriptors(),
             "links": len(self._network.links()),
         }
@@ -226,6 +228,17 @@ def _phases_of(last: RoundStatistics, offset: float) -> dict[str, Any]:
 
 def _moment(trio_time: float | None, offset: float) -> float | None:
     return None if trio_time is None else trio_time + offset
+
+
+def _tasks_by_name() -> dict[str, int]:
+    """What the tasks of this process are at, to tell which of them are too many."""
+    root = trio.lowlevel.current_root_task()
+    found, names = [root] if root else [], Counter[str]()
+    while found:
+        task = found.pop()
+        names[task.name] += 1
+        found += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+    return dict(names)
 
 
 def _descriptors() -> int:

@@ -31,6 +31,7 @@ LONGEST_GAP_SECONDS = 30.0  # without a completed round
 MOST_VETERANS = 3
 LEAST_ALIVE = 3  # fewer are not killed
 CENSUS_SECONDS = 2.0  # between two looks at what the veterans hold
+CENSUSES_ALONE = 4
 WARM_UP_SHARE = 0.2  # of the time: caches fill, and allocators take what they will keep
 MEMORY_GROWTH_BYTES = 16 << 20  # of a median over half the time: what an allocator may scatter
 REST_SECONDS = 40.0  # for what remembers the dead to forget them
@@ -104,9 +105,7 @@ class _Churn:
         effort = self._effort
         for number in effort.veterans:
             await self._start(number)
-        await self._round()
-        await self._round()
-        alone = await self._census()
+        alone = await self._alone()
         for number in range(len(effort.veterans), effort.peers):
             self._say(f"starting peer {number + 1} of {effort.peers}")
             await self._start(number)
@@ -120,28 +119,29 @@ class _Churn:
                     censuses.append(await self._census())
                     self._say(self._progress(time.perf_counter() - began))
             nursery.cancel_scope.cancel()
-        ended = time.perf_counter()
+        ended, seen = time.perf_counter(), self._seen
+        self._seen = _Seen(failures=seen.failures)
         rest = await self._at_rest(alone)
-        gap = longest_gap(began, self._seen.completed_at, ended)
+        gap = longest_gap(began, seen.completed_at, ended)
         leaks = {
             "memory_MiB": memory_figure(censuses, effort.veterans),
             "tasks": _at_rest_figure("tasks", alone, rest, TASKS_MORE),
             "descriptors": _at_rest_figure("descriptors", alone, rest, DESCRIPTORS_MORE),
         }
-        met = gap <= LONGEST_GAP_SECONDS and not self._seen.failures
+        met = gap <= LONGEST_GAP_SECONDS and not seen.failures
         return {
             "longest_gap_s": round(gap, 2),
             "bar_gap_s": LONGEST_GAP_SECONDS,
-            "rounds": self._seen.rounds,
-            "rounds_completed": len(self._seen.completed_at),
-            "rounds_split": self._seen.split,
-            "members_p50": statistics.median(self._seen.members or [0]),
-            "verdicts": self._seen.verdicts,
-            "kills": self._seen.kills,
-            "starts": self._seen.starts,
+            "rounds": seen.rounds,
+            "rounds_completed": len(seen.completed_at),
+            "rounds_split": seen.split,
+            "members_p50": statistics.median(seen.members or [0]),
+            "verdicts": seen.verdicts,
+            "kills": seen.kills,
+            "starts": seen.starts,
             "leaks": leaks,
             "met": met and all(leak["met"] for leak in leaks.values()),
-            "failures": self._seen.failures[:FAILURES_TOLD],
+            "failures": seen.failures[:FAILURES_TOLD],
         }
 
     async def _start(self, number: int) -> None:
@@ -206,6 +206,17 @@ class _Churn:
 
     async def _census(self) -> dict[int, dict[str, Any]]:
         return await self._swarm.ask_all("totals", self._effort.veterans)
+
+    async def _alone(self) -> dict[int, dict[str, Any]]:
+        """What the veterans hold at most while there is nobody else yet."""
+        censuses = []
+        for _ in range(CENSUSES_ALONE):
+            await self._round()
+            censuses.append(await self._census())
+        return {
+            number: max((census[number] for census in censuses), key=lambda held: held["tasks"])
+            for number in self._effort.veterans
+        }
 
     async def _at_rest(self, alone: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         """What the veterans hold when nobody else is left, once they have come to rest."""
@@ -281,9 +292,17 @@ def _at_rest_figure(
 ) -> dict[str, Any]:
     """The veteran that holds most more than at the beginning."""
     more, number = max((after[number][name] - before[number][name], number) for number in after)
-    return {
+    figure = {
         "before": before[number][name],
         "after": after[number][name],
         "tolerance": tolerance,
         "met": more <= tolerance,
     }
+    if name == "tasks" and more > tolerance:
+        was, now = (each[number]["tasks_by_name"] for each in (before, after))
+        figure["more_of"] = {
+            task: count - was.get(task, 0)
+            for task, count in now.items()
+            if count > was.get(task, 0)
+        }
+    return figure
