@@ -10,6 +10,7 @@ hang until somebody closed its stdin. A pipe can be waited for like a socket ins
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -54,10 +55,14 @@ def _answer(value: object) -> None:
 
 
 async def lines_of_stdin() -> AsyncIterator[str]:
-    """Each line without its end, until the other end of the pipe is closed."""
+    """Each line without its end, until the other end of the pipe is closed, or is broken.
+
+    A socket is broken when whoever asks is gone without having read the last answer.
+    """
     held = b""
     async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as stdin:
-        async for data in stdin:
-            *lines, held = (held + data).split(b"\n")
-            for line in lines:
-                yield line.decode()
+        with contextlib.suppress(trio.BrokenResourceError):
+            async for data in stdin:
+                *lines, held = (held + data).split(b"\n")
+                for line in lines:
+                    yield line.decode()

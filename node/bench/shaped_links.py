@@ -1,0 +1,71 @@
+"""Cables of limited rate from the peers' networks into one bridge, in the hub's network.
+
+             eth0 of peer i ════ cable ════ port i of the hub
+    tbf at both ends: what leaves the peer is its upload, what leaves the hub its download
+
+Everything is laid by the processes that it belongs to, in networks of their own, and is gone with
+them (own_network.py).
+
+Easy to get wrong: a queue that is short in bytes drops whole windows of 16 senders that come at
+once, and one that is long keeps acknowledgements waiting for seconds. What it is here, in time, is
+what a home router has. It is one queue for all connections, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from node.bench.processes import BenchProcess
+
+NET = "10.77.0.0/16"
+BURST_BYTES = 8 << 10  # a few frames: what is sent above the rate after a pause
+QUEUE_MILLISECONDS = 300
+MTU = 1500
+
+
+def host_of(peer: int) -> str:
+    """The address of a peer in the lab."""
+    return f"10.77.{peer // 250}.{peer % 250 + 1}"
+
+
+def hub_commands() -> list[str]:
+    return ["ip link set lo up", "ip link add bridge0 type bridge", "ip link set bridge0 up"]
+
+
+def port_commands(peer: int, process_id: int, mbps: float) -> list[str]:
+    """At the hub: a cable to the network of that process, and its download."""
+    port = f"port{peer}"
+    return [
+        f"ip link add {port} mtu {MTU} type veth peer name eth0 mtu {MTU} netns {process_id}",
+        f"ip link set {port} gso_max_segs 1 master bridge0 up",
+        *_limits(port, mbps),
+    ]
+
+
+def peer_commands(peer: int, mbps: float) -> list[str]:
+    """At the peer: its end of the cable, and its upload."""
+    return [
+        "ip link set lo up",
+        f"ip addr add {host_of(peer)}/{NET.split('/')[1]} dev eth0",
+        "ip link set eth0 gso_max_segs 1 up",
+        *_limits("eth0", mbps),
+    ]
+
+
+def _limits(device: str, mbps: float) -> list[str]:
+    return [
+        f"tc qdisc add dev {device} root tbf rate {round(mbps * 1e6)}bit "
+        f"burst {BURST_BYTES} latency {QUEUE_MILLISECONDS}ms",
+    ]
+
+
+async def lay_cables(
+    hub: BenchProcess, peers: Sequence[BenchProcess], mbps: Sequence[float]
+) -> None:
+    """Put each process into a network of its own, and connect them all."""
+    await hub.ask("leave")
+    await hub.ask("configure", commands=hub_commands())
+    for number, (process, rate) in enumerate(zip(peers, mbps, strict=True)):
+        await process.ask("leave")
+        await hub.ask("configure", commands=port_commands(number, process.process_id, rate))
+        await process.ask("configure", commands=peer_commands(number, rate))
