@@ -1,0 +1,239 @@
+"""One real round on the simulated network, from a signed list to its decision.
+
+    ended = one_round("rrda", fate=Fate(member=2, message=17, how="killed"))
+    ended.check()
+
+The cast names the members in the order of the list: `r` brings data and reduces, `d` brings data
+and can only dial out, `a` is auxiliary: it reduces, and brings nothing. Every member runs
+`run_round` as a node does, with an rpc, a butterfly and a switchboard of its own; only the search
+for the group is left out, and the list is made here. So a member's first message is the first of
+the round, and something can befall it instead of any of its messages.
+
+What must hold afterwards is in `RoundEnded.check`: whoever commits holds the same bits, which are
+the average of the same members in every part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import trio
+from torch import Tensor
+
+from node.simulated_network import (
+    LinkSettings,
+    NodeSettings,
+    SimulatedNetwork,
+    SimulatedWorld,
+    WorldSettings,
+    run_simulation,
+)
+from protocols.moshpit.agreement import Timing
+from protocols.moshpit.bandwidth import Bandwidth
+from protocols.moshpit.butterfly import Butterfly
+from protocols.moshpit.group import Group
+from protocols.moshpit.layout import Layout, Segment
+from protocols.moshpit.roster import (
+    NONCE_BYTES,
+    Offer,
+    Roster,
+    Terms,
+    hash_order,
+    sign_entry,
+    sign_roster,
+)
+from protocols.moshpit.round import Buffers, Finished, Shell, Task, run_round
+from protocols.moshpit.switchboard import Switchboard
+from protocols.moshpit.verdicts import Commit, Discard, LeftOut
+from protocols.rpc import open_rpc
+
+LATENCY_SECONDS = 0.01
+CHUNK_BYTES = 4_096
+VALUES_OF_A_PART = 2_048  # two chunks: one is under way while the other is reduced
+ROUND_SECONDS = 30.0
+LONGEST_SECONDS = 600.0  # of virtual time: whoever waits longer waits for ever
+
+WORLD = WorldSettings(link=LinkSettings(latency_seconds=LATENCY_SECONDS))
+
+How = Literal["killed", "killed and heard out", "stopped"]
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What befalls one member instead of its message of this number, the first being 1.
+
+    A stopped one goes on when the round is over for the others.
+    """
+
+    member: int
+    message: int
+    how: How = "killed"
+
+
+@dataclass
+class Member:
+    """One member's round. `finished` stays None where it died before the end."""
+
+    place: int
+    weight: float
+    network: SimulatedNetwork
+    values: Tensor
+    result: Tensor
+    finished: Finished | None = None
+    ended: float = 0.0
+    done: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def committed(self) -> Commit | None:
+        verdict = None if self.finished is None else self.finished.verdict
+        return verdict if isinstance(verdict, Commit) else None
+
+
+@dataclass(frozen=True)
+class RoundEnded:
+    """A round that is over for everybody who lives. Moments are of the world's clock."""
+
+    members: tuple[Member, ...]
+    fate: Fate | None
+    befell: float | None  # when, if the member sent that many messages
+    messages_sent: tuple[int, ...]
+
+    @property
+    def survivors(self) -> list[Member]:
+        victim = self.fate.member if self.fate and self.befell is not None else None
+        return [one for one in self.members if one.place != victim]
+
+    @property
+    def seconds_after(self) -> float:
+        """From what befell a member until the round was over for all others."""
+        assert self.befell is not None
+        return max(one.ended for one in self.survivors) - self.befell
+
+    def check(self) -> None:
+        """The promise of a round. Raises AssertionError, with the fate that broke it."""
+        commits = [(one, one.committed) for one in self.members if one.committed is not None]
+        for one, commit in commits:
+            first, agreed = commits[0]
+            assert commit == agreed, f"{self.fate}: {commit} at {one.place} is not {agreed}"
+            expected = self.average_of(agreed.members)
+            torch.testing.assert_close(one.result.double(), expected, rtol=1e-5, atol=1e-6)
+            same = torch.equal(one.result.view(torch.int32), first.result.view(torch.int32))
+            assert same, f"{self.fate}: members {first.place} and {one.place} differ"
+        for one in self.members:
+            self._check_end(one, [commit for _, commit in commits])
+
+    def _check_end(self, one: Member, commits: list[Commit]) -> None:
+        """Nobody hangs, and nobody believes of the others what is not so."""
+        if one.finished is None:
+            assert one not in self.survivors, f"{self.fate}: member {one.place} has not ended"
+            return
+        match one.finished.verdict:
+            case LeftOut(members=members):
+                assert commits, f"{self.fate}: {one.place} was left out of what nobody committed"
+                assert commits[0].members == members, f"{self.fate}: {one.place} was told wrongly"
+            case Discard(in_doubt=False):
+                assert not commits, f"{self.fate}: {one.place} is sure, and others committed"
+
+    def average_of(self, members: tuple[int, ...]) -> Tensor:
+        """What these members' values come to by weight, in double precision."""
+        counted = [self.members[place] for place in members]
+        total = sum(one.weight for one in counted)
+        shares = [one.values.double() * (one.weight / total) for one in counted]
+        return torch.stack(shares).sum(dim=0)
+
+
+def one_round(cast: str, fate: Fate | None = None, *, seed: int = 0) -> RoundEnded:
+    """A round of this cast, in a world of its own."""
+    return run_simulation(_round, cast, fate, seed=seed, settings=WORLD)
+
+
+async def _round(world: SimulatedWorld, cast: str, fate: Fate | None) -> RoundEnded:
+    layout = Layout((Segment("w", VALUES_OF_A_PART * len(cast), "none"),))
+    terms = Terms("group/test/0/0/all", 0, layout.digest)
+    networks = _nodes(world, terms, cast)
+    for one in networks:  # as they are when they have found each other
+        for other in networks:
+            if other is not one and other.settings.dialable:
+                await one.connect(other.peer_id)
+    roster = _signed(terms, networks, cast)
+    places = {network.peer_id: network for network in networks}
+    members = tuple(
+        Member(
+            place,
+            entry.weight,
+            places[entry.peer],
+            torch.randn(layout.values, generator=torch.Generator().manual_seed(place)),
+            torch.full((layout.values,), torch.nan),
+        )
+        for place, entry in enumerate(roster.entries)
+    )
+    befell: list[float] = []
+    if fate is not None:
+        _arrange(world, members[fate.member], fate, befell)
+    for one in members:
+        world.start(one.network, _process_of(one, roster, layout))
+    with trio.fail_after(LONGEST_SECONDS):
+        for one in members:
+            if fate is None or one.place != fate.member:
+                await one.done.wait()
+        if fate is not None:
+            world.resume(members[fate.member].network)
+            await members[fate.member].done.wait()
+    sent = tuple(one.network.messages_sent for one in members)
+    return RoundEnded(members, fate, befell[0] if befell else None, sent)
+
+
+def _arrange(world: SimulatedWorld, victim: Member, fate: Fate, befell: list[float]) -> None:
+    def strike() -> None:
+        befell.append(trio.current_time())
+        if fate.how == "stopped":
+            world.stop(victim.network)
+        else:
+            world.crash(victim.network, heard_out=fate.how == "killed and heard out")
+
+    world.at_message(victim.network, fate.message, strike)
+
+
+def _nodes(world: SimulatedWorld, terms: Terms, cast: str) -> list[SimulatedNetwork]:
+    """A node for each of the cast, in the order in which the list will have them."""
+    names = [f"member-{number}" for number in range(len(cast))]
+    names.sort(key=lambda name: hash_order(terms.key, world.identity_of(name).peer_id))
+    networks = [
+        world.add_node(name, NodeSettings(dialable=part != "d"))
+        for name, part in zip(names, cast, strict=True)
+    ]
+    world.introduce(*networks)
+    return networks
+
+
+def _signed(terms: Terms, networks: list[SimulatedNetwork], cast: str) -> Roster:
+    """The list of all of these, with different weights, led by the first that can be dialled."""
+    leader = next(one for one in networks if one.settings.dialable)
+    entries = []
+    for place, (one, part) in enumerate(zip(networks, cast, strict=True)):
+        offer = Offer(0.0 if part == "a" else place + 1.0, reduces=part != "d")
+        nonce = bytes(NONCE_BYTES)
+        entries.append(sign_entry(one.identity, terms, leader.peer_id, offer, nonce))
+    return sign_roster(leader.identity, terms, entries, 0, bytes(NONCE_BYTES))
+
+
+def _process_of(
+    one: Member, roster: Roster, layout: Layout
+) -> Callable[[SimulatedNetwork], Awaitable[None]]:
+    async def process(network: SimulatedNetwork) -> None:
+        async with open_rpc(network) as rpc, trio.open_nursery() as nursery:
+            butterfly, switchboard = Butterfly(rpc, network), Switchboard(rpc)
+            shell = Shell(network, rpc, butterfly, switchboard, Bandwidth(), nursery)
+            group = Group(roster, one.place, roster.round_id)
+            task = Task(group, layout, CHUNK_BYTES, Timing(round_seconds=ROUND_SECONDS))
+            try:
+                one.finished = await run_round(shell, task, Buffers(one.values, one.result))
+                one.ended = trio.current_time()
+            finally:
+                one.done.set()  # also when it was killed
+            await trio.sleep_forever()
+
+    return process
