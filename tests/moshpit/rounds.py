@@ -1,6 +1,6 @@
 """One real round on the simulated network, from a signed list to its decision.
 
-    ended = one_round("rrda", fate=Fate(member=2, message=17, how="killed"))
+    ended = one_round("rrda", Fate(member=2, message=17, how="killed"))
     ended.check()
 
 The cast names the members in the order of the list: `r` brings data and reduces, `d` brings data
@@ -73,7 +73,7 @@ class Fate:
     how: How = "killed"
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """One member's round. `finished` stays None where it died before the end."""
 
@@ -97,45 +97,43 @@ class RoundEnded:
     """A round that is over for everybody who lives. Moments are of the world's clock."""
 
     members: tuple[Member, ...]
-    fate: Fate | None
-    befell: float | None  # when, if the member sent that many messages
+    fates: tuple[Fate, ...]
+    befell: dict[int, float]  # when, of whoever sent so many messages
     messages_sent: tuple[int, ...]
 
     @property
     def survivors(self) -> list[Member]:
-        victim = self.fate.member if self.fate and self.befell is not None else None
-        return [one for one in self.members if one.place != victim]
+        return [one for one in self.members if one.place not in self.befell]
 
     @property
     def seconds_after(self) -> float:
-        """From what befell a member until the round was over for all others."""
-        assert self.befell is not None
-        return max(one.ended for one in self.survivors) - self.befell
+        """From the last thing that befell a member until the round was over for all others."""
+        return max(one.ended for one in self.survivors) - max(self.befell.values())
 
     def check(self) -> None:
         """The promise of a round. Raises AssertionError, with the fate that broke it."""
         commits = [(one, one.committed) for one in self.members if one.committed is not None]
         for one, commit in commits:
             first, agreed = commits[0]
-            assert commit == agreed, f"{self.fate}: {commit} at {one.place} is not {agreed}"
+            assert commit == agreed, f"{self.fates}: {commit} at {one.place} is not {agreed}"
             expected = self.average_of(agreed.members)
             torch.testing.assert_close(one.result.double(), expected, rtol=1e-5, atol=1e-6)
             same = torch.equal(one.result.view(torch.int32), first.result.view(torch.int32))
-            assert same, f"{self.fate}: members {first.place} and {one.place} differ"
+            assert same, f"{self.fates}: members {first.place} and {one.place} differ"
         for one in self.members:
             self._check_end(one, [commit for _, commit in commits])
 
     def _check_end(self, one: Member, commits: list[Commit]) -> None:
         """Nobody hangs, and nobody believes of the others what is not so."""
         if one.finished is None:
-            assert one not in self.survivors, f"{self.fate}: member {one.place} has not ended"
+            assert one not in self.survivors, f"{self.fates}: member {one.place} has not ended"
             return
         match one.finished.verdict:
             case LeftOut(members=members):
-                assert commits, f"{self.fate}: {one.place} was left out of what nobody committed"
-                assert commits[0].members == members, f"{self.fate}: {one.place} was told wrongly"
+                assert commits, f"{self.fates}: {one.place} was left out of what nobody committed"
+                assert commits[0].members == members, f"{self.fates}: {one.place} was told wrongly"
             case Discard(in_doubt=False):
-                assert not commits, f"{self.fate}: {one.place} is sure, and others committed"
+                assert not commits, f"{self.fates}: {one.place} is sure, and others committed"
 
     def average_of(self, members: tuple[int, ...]) -> Tensor:
         """What these members' values come to by weight, in double precision."""
@@ -145,12 +143,12 @@ class RoundEnded:
         return torch.stack(shares).sum(dim=0)
 
 
-def one_round(cast: str, fate: Fate | None = None, *, seed: int = 0) -> RoundEnded:
-    """A round of this cast, in a world of its own."""
-    return run_simulation(_round, cast, fate, seed=seed, settings=WORLD)
+def one_round(cast: str, *fates: Fate, seed: int = 0) -> RoundEnded:
+    """A round of this cast, in a world of its own. At most one fate for each member."""
+    return run_simulation(_round, cast, fates, seed=seed, settings=WORLD)
 
 
-async def _round(world: SimulatedWorld, cast: str, fate: Fate | None) -> RoundEnded:
+async def _round(world: SimulatedWorld, cast: str, fates: tuple[Fate, ...]) -> RoundEnded:
     layout = Layout((Segment("w", VALUES_OF_A_PART * len(cast), "none"),))
     terms = Terms("group/test/0/0/all", 0, layout.digest)
     networks = _nodes(world, terms, cast)
@@ -170,25 +168,27 @@ async def _round(world: SimulatedWorld, cast: str, fate: Fate | None) -> RoundEn
         )
         for place, entry in enumerate(roster.entries)
     )
-    befell: list[float] = []
-    if fate is not None:
+    befell: dict[int, float] = {}
+    for fate in fates:
         _arrange(world, members[fate.member], fate, befell)
     for one in members:
         world.start(one.network, _process_of(one, roster, layout))
+    victims = [members[fate.member] for fate in fates]
     with trio.fail_after(LONGEST_SECONDS):
         for one in members:
-            if fate is None or one.place != fate.member:
+            if one not in victims:
                 await one.done.wait()
-        if fate is not None:
-            world.resume(members[fate.member].network)
-            await members[fate.member].done.wait()
+        for one in victims:
+            world.resume(one.network)
+        for one in victims:
+            await one.done.wait()
     sent = tuple(one.network.messages_sent for one in members)
-    return RoundEnded(members, fate, befell[0] if befell else None, sent)
+    return RoundEnded(members, fates, befell, sent)
 
 
-def _arrange(world: SimulatedWorld, victim: Member, fate: Fate, befell: list[float]) -> None:
+def _arrange(world: SimulatedWorld, victim: Member, fate: Fate, befell: dict[int, float]) -> None:
     def strike() -> None:
-        befell.append(trio.current_time())
+        befell[victim.place] = trio.current_time()
         if fate.how == "stopped":
             world.stop(victim.network)
         else:

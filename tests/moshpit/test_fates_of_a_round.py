@@ -8,6 +8,7 @@ groups and some of the larger ones; the soak tests take every one.
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,6 +20,10 @@ from tests.moshpit.rounds import Fate, How, RoundEnded, one_round
 
 OVER_SECONDS: dict[How, float] = {"killed": 5.0, "killed and heard out": 5.0, "stopped": 10.0}
 HOWS = tuple(OVER_SECONDS)
+
+OVER_WITHOUT_MOST_SECONDS = 15.0
+"""When several go. Without most of the list nothing can be decided: the others give it some time
+(Timing.closing_seconds), keep what they had, and say whether they are in doubt."""
 
 
 @functools.cache
@@ -38,7 +43,7 @@ def check_all(cast: str, how: How, every: int = 1) -> None:
     for fate in fates(cast, how, every):
         ended = one_round(cast, fate)
         ended.check()
-        if ended.befell is None:
+        if not ended.befell:
             continue  # the last messages are acknowledgements after the end, and vary by a few
         struck += 1
         assert ended.seconds_after < OVER_SECONDS[how], fate
@@ -50,8 +55,8 @@ def check_all(cast: str, how: How, every: int = 1) -> None:
 def check_committed(ended: RoundEnded) -> None:
     """Two or more are left, and most of the list: nothing may keep them from an average."""
     for one in ended.survivors:
-        assert one.committed is not None, f"{ended.fate}: {one.place} has {one.finished}"
-        assert {other.place for other in ended.survivors} <= set(one.committed.members), ended.fate
+        assert one.committed is not None, f"{ended.fates}: {one.place} has {one.finished}"
+        assert {other.place for other in ended.survivors} <= set(one.committed.members), ended.fates
 
 
 @pytest.mark.parametrize("cast", ["rr", "rrr", "rdra", "ddrr"])
@@ -96,6 +101,43 @@ def test_whoever_stopped_learns_what_was_decided_when_it_goes_on() -> None:
     assert stopped.finished is not None
     assert not isinstance(stopped.finished.verdict, Commit)
     assert stopped.ended > max(one.ended for one in ended.survivors)
+
+
+# Several at once
+
+
+def several_fates(cast: str, count: int, chance: random.Random) -> list[Fate]:
+    """Of different members, at any of their messages or at none."""
+    messages = undisturbed(cast).messages_sent
+    return [
+        Fate(member, chance.randint(1, messages[member] * 5 // 4), chance.choice(HOWS))
+        for member in chance.sample(range(len(cast)), count)
+    ]
+
+
+def check_several(cast: str, count: int, rounds: int) -> None:
+    chance = random.Random(f"{cast} {count}")
+    for _ in range(rounds):
+        ended = one_round(cast, *several_fates(cast, count, chance))
+        ended.check()
+        if ended.befell:
+            assert ended.seconds_after < OVER_WITHOUT_MOST_SECONDS, ended.fates
+        if 2 * len(ended.survivors) > len(cast):
+            check_committed(ended)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cast", "count"), [("rrrrr", 2), ("rrrr", 2), ("rdrra", 3)])
+def test_whoever_is_left_by_several_deaths_ends_as_one(cast: str, count: int) -> None:
+    check_several(cast, count, rounds=12)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("cast", "count"), [("rrrrr", 2), ("rrrrr", 3), ("rrrr", 2), ("rrrr", 3), ("rdrra", 3)]
+)
+def test_whoever_is_left_by_several_deaths_ends_as_one_every_time(cast: str, count: int) -> None:
+    check_several(cast, count, rounds=400)
 
 
 # The checks themselves
