@@ -113,9 +113,11 @@ class Agreement:
     def begin(self, now: float) -> None:
         """Start ballot 0; at `coordinators[0]` only, and once."""
         desk = self._desk
-        if desk.me != desk.coordinators[0] or self._coordinator is not None:
-            raise ProtocolMisuse("Only the leader begins a round, and only once.")
+        if desk.me != desk.coordinators[0]:
+            raise ProtocolMisuse("Only the leader begins a round.")
         desk.now = now
+        if self._following.number > 0 or self._coordinator is not None or self.verdict is not None:
+            return  # it has begun; or so late that the others have gone on without us
         self._coordinator = self._coordinate(self._following)
         self._coordinator.begin()
         self._drain()

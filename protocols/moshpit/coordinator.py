@@ -331,10 +331,13 @@ class Coordinator:
                 self._owner.next_ballot()  # it was not told to start: the others would wait for it
             else:
                 self._give_up_on_the_rest()
-        elif self.stage is Stage.OPENING and self._no_quorum_left(self._opened):
+        elif self._is_short_of_answers():
             self._owner.next_ballot()
-        elif self.stage is Stage.PROPOSING and self._no_quorum_left(self._accepted):
-            self._owner.next_ballot()
+
+    def _is_short_of_answers(self) -> bool:
+        if self.stage is Stage.OPENING:
+            return self._no_quorum_left(self._opened)
+        return self.stage is Stage.PROPOSING and self._no_quorum_left(self._accepted)
 
     def _no_quorum_left(self, answered: AbstractSet[int]) -> bool:
         return self._desk.size - len(self._failed - answered) < self._quorum

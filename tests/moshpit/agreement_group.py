@@ -14,6 +14,7 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from blake3 import blake3
 
@@ -95,6 +96,7 @@ class Group:
         self.members = [self._member(me) for me in range(self.size)]
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._running: dict[int, Ballot] = {}
+        self._doomed: set[tuple[int, Ballot]] = set()
         self._count = 0
         self._asleep: dict[int, list[Callable[[], None]]] = {}
 
@@ -120,12 +122,12 @@ class Group:
     def kill(self, member: int) -> None:
         """Gone at once: its links break, so exchanges with it fail within a moment."""
         self.killed.add(member)
-        self._break_exchanges_with(member, 0.1, "cut")
+        self.break_exchanges_with(member, 0.1, "cut")
 
     def stop(self, member: int) -> None:
         """Silent, as by SIGSTOP: exchanges with it stall."""
         self.stopped.add(member)
-        self._break_exchanges_with(member, 4.0, "stalled")
+        self.break_exchanges_with(member, 4.0, "stalled")
 
     def wake(self, member: int) -> None:
         """Continues, and first does all that has come meanwhile."""
@@ -133,13 +135,16 @@ class Group:
         for what in self._asleep.pop(member, []):
             what()
 
-    def _break_exchanges_with(self, gone: int, after: float, code: str) -> None:
-        for member in list(self._running):
+    def break_exchanges_with(self, gone: int, after: float, code: str) -> None:
+        """Exchanges that still need this member fail, those that had all from it do not."""
+        if gone not in self._running:
+            return
+        for member, ballot in list(self._running.items()):
             starts = [one for _, who, one in self.started if who == member]
             if member != gone and gone in starts[-1].members:
-                ballot = self._running[member]
+                self._doomed.add((member, ballot))
                 failed = Exchange(after, suspicions=(Suspicion(gone, code, "is gone"),))
-                self.at(self.now + after, lambda m=member, b=ballot, f=failed: self._end(m, b, f))
+                self.at(self.now + after, partial(self._end, member, ballot, failed))
 
     # running
 
@@ -167,10 +172,8 @@ class Group:
                     self.started.append((self.now, me, start))
                     self._running[me] = start.ballot
                     ended = self.exchange(self, me, start)
-                    self.at(
-                        self.now + ended.seconds,
-                        lambda b=start.ballot, e=ended: self._end(me, b, e),
-                    )
+                    end = partial(self._end, me, start.ballot, ended)
+                    self.at(self.now + ended.seconds, end)
                 case StopExchange():
                     self._running.pop(me, None)
                 case Decided(verdict):
@@ -180,6 +183,8 @@ class Group:
 
     def _end(self, me: int, ballot: Ballot, ended: Exchange) -> None:
         if me in self.killed or self._running.get(me) != ballot:
+            return
+        if ended.statements and (me, ballot) in self._doomed:
             return
         if me in self.stopped:
             self._asleep.setdefault(me, []).append(lambda: self._end(me, ballot, ended))
@@ -210,6 +215,6 @@ class Group:
             self._carry_out(to)
 
     def _fail(self, sender: int, to: int) -> None:
-        if self.alive(sender) and not self.alive(to) or not self.linked(sender, to):
+        if self.alive(sender) and not (self.alive(to) and self.linked(sender, to)):
             self.members[sender].unreachable(to, self.now)
             self._carry_out(sender)
