@@ -17,8 +17,9 @@ longer than that (a megabyte in the buffers of a slow uplink), and the sender ca
 So a side that is receiving and has nothing to send says ALIVE now and then, an empty frame, and
 whoever waits for it, or for room to send more, knows that its bytes arrive.
 
-Easy to get wrong: a chunk that is cut short by cancellation leaves the stream out of step, so
-cancelling a send or a receive resets it. And the side that serves learns of a reset only when it
+Easy to get wrong: a frame that is cut short by cancellation leaves the stream out of step, so
+cancelling a send, or a receive within a frame, resets it; cancelling the wait for a frame does
+not. And the side that serves learns of a reset only when it
 next sends or receives: a handler that waits for something else should receive meanwhile.
 """
 
@@ -32,6 +33,7 @@ import trio
 
 from protocols.bulk_frames import (
     SLOW_SLICE_BYTES,
+    HeaderReader,
     receive_exactly,
     receive_payload,
     send_exactly,
@@ -47,7 +49,6 @@ from protocols.errors import (
     RemoteMisbehaviour,
     Unreachable,
 )
-from protocols.frame_reader import receive_frame_header
 from protocols.guard import Caller, Exchange, Part
 from protocols.identity import PeerId
 from protocols.messages import (
@@ -123,7 +124,9 @@ class Transfer(Generic[Accepted, Sent, Received]):
         self._send_patience = trio.CancelScope()  # of the frame that is being sent
         self._last_sent = trio.current_time()
         self._slice_bytes = SLOW_SLICE_BYTES
+        self._headers = HeaderReader(stream)
         self._receiving = False
+        self._between_frames = False
         self._receive_failure: PotluckError | None = None
         self._announced: bytes | None = None  # the header of the chunk that comes next
         self._remote_closing: Received | None = None
@@ -351,6 +354,9 @@ class Transfer(Generic[Accepted, Sent, Received]):
         try:
             result = await receive(*what)
             keep_stream = True
+        except trio.Cancelled:
+            keep_stream = self._between_frames
+            raise
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise self._lost() from None
         except PotluckError as error:
@@ -387,8 +393,11 @@ class Transfer(Generic[Accepted, Sent, Received]):
         kind = ALIVE
         while kind == ALIVE:
             with trio.move_on_after(self._bulk.stall_seconds) as patience:
-                header = await receive_frame_header(self._stream)
+                self._between_frames = True
+                header = await self._headers.next()
+                self._between_frames = False
             if patience.cancelled_caught:
+                self._between_frames = False
                 raise DeadlineExceeded(
                     f"Nothing came from {self.peer} for {self._bulk.stall_seconds:g} seconds.",
                     why="It has stopped, or the link carries nothing.",

@@ -14,6 +14,7 @@ import trio
 from protocols.errors import DeadlineExceeded, MalformedMessage
 from protocols.frame_reader import PROGRESS_BYTES, READ_BYTES, stalled
 from protocols.network import Stream
+from protocols.wire import FRAME_HEADER_BYTES
 
 # The step in which a stalled send is noticed. On a slow link a small one, so that slow is not
 # taken for stalled (9 KB/s will do at 30 s); where the last one took no time a large one, which
@@ -21,6 +22,28 @@ from protocols.network import Stream
 SLOW_SLICE_BYTES = 256 << 10
 FAST_SLICE_BYTES = 1 << 20
 FAST_SECONDS = 0.25
+
+
+class HeaderReader:
+    """The headers of frames, one after the other. A cancelled `next` loses nothing."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._header = bytearray(FRAME_HEADER_BYTES)
+        self._received = 0
+
+    async def next(self) -> bytes | None:
+        """The next five bytes, or None if the stream ends before them."""
+        while self._received < FRAME_HEADER_BYTES:
+            with memoryview(self._header) as view, view[self._received :] as rest:
+                more = await self._stream.receive_into(rest)
+            if more == 0 and self._received == 0:
+                return None
+            if more == 0:
+                raise MalformedMessage("The stream ended in the middle of a frame's header.")
+            self._received += more
+        self._received = 0
+        return bytes(self._header)
 
 
 async def send_exactly(

@@ -23,9 +23,16 @@ class BusyClock:
     """The time in which at least one thing was going on: `with clock:` around each."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self._seconds = 0.0
         self._going_on = 0
         self._since = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """So far, what goes on now included."""
+        if not self._going_on:
+            return self._seconds
+        return self._seconds + trio.current_time() - self._since
 
     def __enter__(self) -> None:
         if self._going_on == 0:
@@ -35,7 +42,7 @@ class BusyClock:
     def __exit__(self, *_error: object) -> None:
         self._going_on -= 1
         if self._going_on == 0:
-            self.seconds += trio.current_time() - self._since
+            self._seconds += trio.current_time() - self._since
 
 
 class Direction:

@@ -4,8 +4,10 @@
     OPEN   PartOpening                  ->
                                         <-    ACCEPT
     CHUNK  of the sender's values       ->  <-  CHUNK  of the average      (both cut alike)
-    CLOSE                               ->  <-  CLOSE  PartClosed
+                                        <-    CLOSE  PartClosed
+    CLOSE                               ->
 
+A sender closes its direction when all averages are there: until then it may say ALIVE.
 The opening says all that the two must agree on before a byte of data moves, and refusals say by
 name what they did not. Every other failure ends the transfer with `GaveUp`, which tells whoever
 waits whom the reducer was waiting for.
@@ -36,6 +38,8 @@ ALLREDUCE_PROTOCOL = "/potluck/allreduce/1.0.0"
 STALL_SECONDS = 4.0
 """Without a sign of life a member is given up. A stopped process holds the others for this long,
 the agreement on a new attempt comes on top, and all of it has to fit into ten seconds."""
+
+ALIVE_SECONDS = STALL_SECONDS / 4  # Transfer.say_alive finds it due no sooner
 
 OPENING_LIMIT_BYTES = 512  # three digests of 32 bytes and some numbers
 LONGEST_BUSY_MS = 0x7FFF_FFFF

@@ -15,8 +15,8 @@ from protocols.messages import Empty
 from protocols.moshpit.attempt import Attempt
 from protocols.moshpit.exchange import ExchangePlan, Participant
 from protocols.moshpit.part_messages import (
+    ALIVE_SECONDS,
     LONGEST_BUSY_MS,
-    STALL_SECONDS,
     GaveUp,
     NotAMember,
     PartClosed,
@@ -27,8 +27,6 @@ from protocols.moshpit.part_messages import (
     plan_digest,
 )
 from protocols.moshpit.sending import check_no_more, check_size
-
-ALIVE_SECONDS = STALL_SECONDS / 4  # Transfer.say_alive finds it due no sooner
 
 ReducerTransfer = Transfer[Empty, PartClosed, Empty]
 

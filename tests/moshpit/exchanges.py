@@ -143,9 +143,13 @@ def among(
     sources: Sequence[Tensor] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     seconds: float = float("inf"),
+    window_bytes: int = 1 << 20,
     seed: int = 0,
 ) -> Result:
-    """Run a scenario with a member for each weight, which all know each other."""
+    """Run a scenario with a member for each weight, which all know each other.
+
+    The windows of all streams to a slow reader fill the buffer before it, as on a real line.
+    """
     vector = layout or layout_of("none", "none")
 
     async def in_world(world: SimulatedWorld) -> Result:
@@ -169,7 +173,8 @@ def among(
                 peers.append(Peer(index, network, rpc, butterfly, plan, source, result))
             return await scenario(Exchanging(world, tuple(peers)))
 
-    settings = WorldSettings(link=LinkSettings(latency_seconds=LATENCY_SECONDS))
+    link = LinkSettings(latency_seconds=LATENCY_SECONDS)
+    settings = WorldSettings(link=link, window_bytes=window_bytes)
     return run_simulation(in_world, seed=seed, settings=settings)
 
 

@@ -336,11 +336,41 @@ def test_cancelling_a_send_or_receive_in_the_middle_of_a_chunk_resets_the_stream
                     await transfer.send_chunk(bytes(CHUNK_LIMIT))
             with pytest.raises(Unreachable):
                 await transfer.send_chunk(b"x")
-        async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
+
+        async def slow(
+            _caller: Caller, transfer: Transfer[Number, Number, Number], _opening: Text
+        ) -> None:
+            await transfer.accept(Number(0))
+            await transfer.send_chunk(bytes(CHUNK_LIMIT))
+
+        pair.answering.serve_bulk(HASHED, slow)
+        pair.world.throttle(pair.bob, upload_bytes_per_second=CHUNK_LIMIT / 2)
+        async with pair.asking.open_bulk(pair.bob_id, HASHED, Text(), timeout=5) as transfer:
             with trio.move_on_after(1):
                 await transfer.receive_chunk()
             with pytest.raises(Unreachable):
                 await transfer.receive_chunk()
+
+    between_two(scenario)
+
+
+def test_cancelling_the_wait_for_a_chunk_loses_nothing() -> None:
+    async def scenario(pair: Pair) -> None:
+        async def late(
+            _caller: Caller, transfer: Transfer[Number, Number, Number], _opening: Text
+        ) -> None:
+            await transfer.accept(Number(0))
+            await trio.sleep(2)
+            await transfer.send_chunk(b"late")
+            await transfer.finish(Number(0))
+
+        pair.answering.serve_bulk(UPLOAD, late)
+        async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
+            for _ in range(3):
+                with trio.move_on_after(0.5):
+                    await transfer.receive_chunk()
+            assert await transfer.receive_chunk() == b"late"
+            await transfer.finish(Number(0))
 
     between_two(scenario)
 
