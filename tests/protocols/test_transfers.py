@@ -342,6 +342,7 @@ def test_cancelling_a_send_or_receive_in_the_middle_of_a_chunk_resets_the_stream
         ) -> None:
             await transfer.accept(Number(0))
             await transfer.send_chunk(bytes(CHUNK_LIMIT))
+            await trio.sleep(1000)
 
         pair.answering.serve_bulk(HASHED, slow)
         pair.world.throttle(pair.bob, upload_bytes_per_second=CHUNK_LIMIT / 2)
