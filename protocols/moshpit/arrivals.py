@@ -25,7 +25,7 @@ GAPS = 2.0
 
 
 class Arrivals:
-    """Who has come, and when the last one did. Times are those of the caller."""
+    """Who has come, and when the last one did. This peer itself is the first arrival."""
 
     def __init__(self, now: float) -> None:
         self.last = now
@@ -37,11 +37,15 @@ class Arrivals:
         """Note an arrival; whether it is one."""
         if peer in self._came:
             return False
-        if self._came:
-            self._longest_gap = max(self._longest_gap, now - self.last)
+        self._longest_gap = max(self._longest_gap, now - self.last)
         self._came.add(peer)
         self.last = now
         return True
+
+    def looked(self, now: float) -> None:
+        """The slots were read for the first time: until now nobody could have been seen."""
+        if not self._came:
+            self.last = now
 
     def measured(self, round_trip_seconds: float) -> None:
         """How long an answer of somebody took."""

@@ -31,7 +31,7 @@ peer count again that was passed over.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from protocols.identity import PeerId
@@ -125,6 +125,7 @@ class Gathering:
         self._deadline = now + settings.seconds
         self._give_up = self._deadline + GRACE_SECONDS
         self._expected = settings.expected
+        self._was_read = False
         self._reads_since_arrival = 0
         self._redirects = 0
         self._shown: PeerId | None = None  # who showed a list without us
@@ -145,6 +146,10 @@ class Gathering:
         """Whether reading slots is of use: a follower is told by its leader."""
         return not self.ended and self.following is None
 
+    def is_held(self) -> bool:
+        """Whether a leader that is there holds our join."""
+        return self.following is not None and self._answered and not self.ended
+
     @property
     def gives_up_at(self) -> float:
         return self._give_up
@@ -157,7 +162,23 @@ class Gathering:
         """The search is given up."""
         self.ended = True
 
-    # -- what is read
+    # -- what is known and read
+
+    def remembers(self, group: Sequence[Candidate], now: float) -> bool:
+        """Who was here the last time, and can be reached: perhaps they come again. Whoever will
+        lead them then is asked, or asks, without waiting for slots; nobody is waited for.
+        Returns whether we expect another to lead.
+        """
+        able = [self.me] if self._settings.reduces else []
+        able += [one.peer for one in group if one.reduces]
+        first = min(able, key=self._order, default=self.me)
+        for candidate in group:
+            if first in (self.me, candidate.peer):
+                known = self._known.heard_of(candidate, now)
+                if known is not None:
+                    known.waited_until = now
+        self._reconsider(now)
+        return first != self.me
 
     def saw_slot(self, candidate: Candidate, sequence: int, now: float) -> None:
         """Somebody has a slot under the key."""
@@ -176,6 +197,9 @@ class Gathering:
 
     def slots_were_read(self, now: float) -> None:
         """A read has ended, well or not."""
+        if not self._was_read:
+            self._was_read = True
+            self._arrivals.looked(now)
         self._reads_since_arrival += 1
         self.tick(now)
 
@@ -199,12 +223,13 @@ class Gathering:
             self._effects.append(SendAway(ticket))
             return
         known.heard_from(now)
+        known.reduces = candidate.reduces  # in its own signed words
         held = self._held[candidate.peer] = _Held(ticket, frozenset(passed_over))
         patience = max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
         self._deadline = min(self._deadline, now + patience)
         self._arrived(known, now)
         if self._answered and self.following is not None:
-            self._send_on(candidate.peer, held)
+            self._send_on(candidate.peer, held, now)
         self._reconsider(now)
 
     def join_gone(self, peer: PeerId, ticket: int, now: float) -> None:
@@ -241,7 +266,7 @@ class Gathering:
             return
         self._answered = True
         for peer, held in list(self._held.items()):
-            self._send_on(peer, held)
+            self._send_on(peer, held, now)
         self.tick(now)
 
     def listed(self, leader: PeerId) -> bool:
@@ -287,13 +312,20 @@ class Gathering:
 
     # -- what anybody may say
 
-    def shown(self, by: PeerId, members: Iterable[PeerId], now: float) -> None:
-        """Somebody, whom we had asked, shows a well-signed list under our key that has started."""
+    def shown(
+        self, by: PeerId, members: Iterable[PeerId], now: float, *, earlier: bool = False
+    ) -> None:
+        """Somebody, whom we had asked, shows a well-signed list under our key that has started.
+
+        `earlier`: our entry in it is of another search than this. If it is of this one, then our
+        leader died or was silent before its answer came, and we have turned to others since: we
+        are not in it any more, and late.
+        """
         followed = self._let_go_of(by)
         members = tuple(members)
         if self.ended:
             return
-        if self.me in members:  # an earlier list, or one whose answer was lost on its way
+        if earlier:
             self._known.pass_over(by, Absence.ELSEWHERE, "it is in a group of an earlier attempt")
         elif self._known.is_restricted and not followed:
             self._known.pass_over(by, Absence.ELSEWHERE, "it has started in another group")
@@ -464,10 +496,13 @@ class Gathering:
         self.following, self._answered = None, False
         return True
 
-    def _send_on(self, peer: PeerId, held: _Held) -> None:
+    def _send_on(self, peer: PeerId, held: _Held, now: float) -> None:
         if self.following is not None and self.following not in held.passed_over:
             del self._held[peer]
             self._effects.append(SendOn(held.ticket, self.following))
+            known = self._known.get(peer)
+            if known is not None:
+                known.ask_again(now)  # should we lead again
 
     def _end(self, ending: Ending) -> None:
         self.ended = True

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -91,6 +91,7 @@ log = logging.getLogger("potluck.moshpit")
 
 FIRST_READS_SECONDS = (0.02, 0.05, 0.1, 0.2)  # between the first reads of the slots,
 READ_SECONDS = 0.5  # and between all that follow
+PUBLISH_AFTER_SECONDS = 0.15  # the leader of the last time answers sooner, or it is not there
 FULL_READ_EVERY = 4  # reads; the others ask the first few replicas only
 SLOT_OUTLIVES_SECONDS = 5.0  # the search, so that a peer that is about to come still sees it
 
@@ -114,7 +115,8 @@ class _Ticket:
 
 
 class GroupSearch:
-    """Made by `Matchmaker.find_group`. `started` is told every list that has started."""
+    """Made by `Matchmaker.find_group`. `met_before` are those who were in such a group the last
+    time; `started` is told every list that has started."""
 
     def __init__(
         self,
@@ -122,11 +124,13 @@ class GroupSearch:
         rpc: Rpc,
         dht: Dht,
         search: Search,
+        met_before: Sequence[Candidate],
         started: Callable[[Roster], None],
     ) -> None:
         self.terms: Terms = search.terms
         self._network, self._rpc, self._dht = network, rpc, dht
         self._search = search
+        self._met_before = met_before
         self._started = started
         self._me = network.peer_id
         self._began = trio.current_time()
@@ -144,6 +148,7 @@ class GroupSearch:
         self._numbers = itertools.count(1)
         self._tickets: dict[int, _Ticket] = {}
         self._shown: dict[PeerId, Roster] = {}
+        self._nonces: set[bytes] = set()  # of the entries that we signed for others
         self._changed = trio.Event()
         self._over = trio.Event()
         self._asking = trio.CancelScope()
@@ -155,7 +160,10 @@ class GroupSearch:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                nursery.start_soon(self._publish)
+                linked = [one for one in self._met_before if self._network.link(one.peer)]
+                follows = self._gathering.remembers(linked, self._began)
+                self._go_on()
+                nursery.start_soon(self._publish, PUBLISH_AFTER_SECONDS if follows else 0.0)
                 nursery.start_soon(self._read_slots)
                 nursery.start_soon(self._keep_time)
                 await self._over.wait()
@@ -261,7 +269,16 @@ class GroupSearch:
 
     # -- slots and time
 
-    async def _publish(self) -> None:
+    async def _publish(self, after_seconds: float) -> None:
+        """Put the slot, unless we are held by a leader before: then it has a slot, and that will
+        do for as long as it is there."""
+        with trio.move_on_after(after_seconds):
+            while not self._gathering.is_held():
+                await self._changed.wait()
+        while self._gathering.is_held():
+            await self._changed.wait()
+        if self._over.is_set():
+            return
         reduces = self._search.offer.reduces
         addresses = short_enough(self._network.addresses()) if reduces else ()
         mark = self.terms.layout_digest[:LAYOUT_MARK_BYTES]
@@ -316,9 +333,9 @@ class GroupSearch:
     async def _follow(self, follow: Follow) -> None:
         """Ask a leader, and tell the gathering how that ended."""
         leader = follow.leader
-        entry = sign_entry(
-            self._network.identity, self.terms, leader, self._search.offer, self._nonce()
-        )
+        nonce = self._nonce()
+        self._nonces.add(nonce)
+        entry = sign_entry(self._network.identity, self.terms, leader, self._search.offer, nonce)
         patience = max(0.0, self._gathering.deadline - _now())
         request = JoinRequest(
             self.terms,
@@ -403,8 +420,10 @@ class GroupSearch:
     async def _look_at(self, by: PeerId, roster: Roster) -> None:
         """Somebody shows a list that has started. RosterRefused unless it proves that."""
         await self._check(roster, LARGEST_GROUP, None)
+        own = (entry for entry in roster.entries if entry.peer == self._me)
+        earlier = any(entry.nonce not in self._nonces for entry in own)
         self._shown[by] = roster
-        self._gathering.shown(by, roster.members, _now())
+        self._gathering.shown(by, roster.members, _now(), earlier=earlier)
 
     async def _check(self, roster: Roster, largest: int, mine: Entry | None) -> None:
         """`check_roster`, with pauses."""

@@ -25,9 +25,10 @@ from protocols.moshpit.roster import LARGEST_GROUP
 
 MOST_KNOWN = 2 * LARGEST_GROUP  # of more than can be in one group no use can be made
 COMING_SECONDS = 1.0  # from "I come" to the join: one round trip, or a dial
+MOST_PROMISES = 3  # a word and its answer may cross with being sent on to another
 ASK_AGAIN_SECONDS = 0.25  # a peer that is with another: its leader redirects or is passed over
 MOST_ASKED = 12  # times: in 3 s a dead leader has been passed over by everybody
-PROBED_AT_ONCE = 8  # more dead ones at the head of the order are found by the next eight
+PROBED_AT_ONCE = 32  # more dead ones at the head of the order are found after those
 INVITED_AT_ONCE = 32  # a leader opens no more links than this at one moment
 
 
@@ -54,6 +55,7 @@ class KnownPeer:
     ask_at: float
     waited_until: float = math.inf
     asked: int = 0
+    promises: int = 0  # to come
     asking: bool = False
     sequence: int = -1  # of its newest slot
     absence: Absence | None = None  # None: it counts
@@ -64,6 +66,8 @@ class KnownPeer:
         return sequence > self.sequence
 
     def has_slot(self, sequence: int, now: float) -> None:
+        if self.sequence < 0 and not self.asked:
+            self.waited_until = math.inf
         self.sequence = sequence
         self._counts_again(now)
 
@@ -89,8 +93,11 @@ class KnownPeer:
         self.asking = False
 
     def comes(self, now: float) -> None:
-        self.asking, self.ask_at = False, math.inf
-        self.waited_until = now + COMING_SECONDS
+        """It is reminded if it does not, but waited for only once."""
+        self.promises += 1
+        self.asking = False
+        self.ask_at = now + COMING_SECONDS if self.promises < MOST_PROMISES else math.inf
+        self.waited_until = min(self.waited_until, now + COMING_SECONDS)
 
     def is_with_another(self, now: float) -> None:
         self.asking = False

@@ -13,6 +13,9 @@ group_search.py carries it out).
 `find_group` returns a `Group`, or raises `NobodyElse` (this peer is alone), `Late` (a group has
 started without it), or another `NoGroup`.
 
+Those who were in the group of the same run, round and name in the last epoch are known already:
+whoever of them is first now is asked, or asks, at once, and only leaders need a slot.
+
 Promises: all members of a group hold the same list, to the bit, in which each finds its own entry
 as it signed it. A search ends by its deadline and `GRACE_SECONDS`. A dead leader costs one short
 timeout. Nothing here grows with the swarm, only with those under one key.
@@ -25,12 +28,14 @@ one that it was given, and refuses what belongs to another.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from protocols.errors import ProtocolMisuse
 from protocols.guard import Caller
+from protocols.identity import PeerId
 from protocols.messages import Empty
-from protocols.moshpit.gathering_effects import Reply
+from protocols.moshpit.gathering_effects import Candidate, Reply
 from protocols.moshpit.group import Group, Late, NobodyElse, NoGroup, Search, group_key
 from protocols.moshpit.group_search import GroupSearch
 from protocols.moshpit.matchmaking_messages import (
@@ -70,6 +75,7 @@ __all__ = [
     "group_key",
 ]
 
+PLACES_REMEMBERED = 32  # and who was there: a round of each of so many groups
 LISTS_REMEMBERED = 32  # of the last searches, to be shown to stragglers; 10 KB for 64 members
 
 
@@ -80,6 +86,7 @@ class Matchmaker:
         self._network, self._rpc, self._dht = network, rpc, dht
         self._searches: dict[str, GroupSearch] = {}
         self._started: OrderedDict[str, Roster] = OrderedDict()
+        self._met: OrderedDict[str, tuple[Candidate, ...]] = OrderedDict()
         rpc.serve(JOIN, self._join)
         rpc.serve(INVITE, self._invite)
         rpc.serve(STILL_THERE, _still_there)
@@ -93,12 +100,26 @@ class Matchmaker:
         if search.key in self._searches:
             raise ProtocolMisuse(f"A group is being looked for under {search.key} already.")
         self._started.pop(search.key, None)
-        running = GroupSearch(self._network, self._rpc, self._dht, search, self._remember)
+        place = _place_of(search.key)
+        running = GroupSearch(
+            self._network, self._rpc, self._dht, search, self._met.get(place, ()), self._remember
+        )
         self._searches[search.key] = running
         try:
-            return await running.run()
+            group = await running.run()
         finally:
             del self._searches[search.key]
+        members = (Candidate(one.peer, one.reduces) for one in group.roster.entries)
+        self._met[place] = tuple(one for one in members if one.peer != self._network.peer_id)
+        self._met.move_to_end(place)
+        if len(self._met) > PLACES_REMEMBERED:
+            self._met.popitem(last=False)
+        return group
+
+    def forget(self, peers: Collection[PeerId]) -> None:
+        """Do not look for these where they were the last time: they are gone, or as good as."""
+        for place, group in self._met.items():
+            self._met[place] = tuple(one for one in group if one.peer not in peers)
 
     def _remember(self, roster: Roster) -> None:
         self._started[roster.key] = roster
@@ -141,6 +162,12 @@ class Matchmaker:
 
 def _run_of(key: str) -> str:
     return key.split("/", 2)[1]
+
+
+def _place_of(key: str) -> str:
+    """What keys have in common under which the same peers may meet: all but the epoch."""
+    family, run, _epoch, rest = [*key.split("/", 3), "", ""][:4]
+    return f"{family}/{run}/{rest}"
 
 
 def _still_there(_caller: Caller, _request: Empty) -> Empty:

@@ -4,8 +4,8 @@ As few groups as can be, of sizes that differ by one at most, each of peers that
 in the hash order, so that nobody chooses its group. Peers that can only dial out are dealt to the
 groups in turn: every group needs somebody who can be dialled, and one of those to lead it.
 
-Easy to get wrong: with too few that can be dialled not everybody can be placed. Who is left over
-is so by the order as well, and waits for the next round.
+Easy to get wrong: with too few that can be dialled, and where one is left that would be a group
+by itself, not everybody can be placed. Who is left over waits for the next round.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Member = TypeVar("Member")
 def split(
     reducers: Sequence[Member], clients: Sequence[Member], largest: int
 ) -> list[list[Member]]:
-    """Groups of at most `largest` members, each beginning with a reducer. Both sequences are in
-    hash order. A group of one is never made of several: its reducer is placed elsewhere."""
+    """Groups of 2 to `largest` members, each beginning with a reducer, of more members than that.
+    Both sequences are in hash order; whoever is first of all reducers is in the first group."""
     total = len(reducers) + len(clients)
     count = min(-(-total // largest), len(reducers))
     if count < 1:
@@ -32,7 +32,7 @@ def split(
         if len(smallest) >= largest:
             break
         smallest.append(waiting.pop(0))
-    return groups
+    return [group for group in groups if len(group) > 1]
 
 
 def _in_order(members: Sequence[Member], count: int) -> list[list[Member]]:

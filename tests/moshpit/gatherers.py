@@ -52,7 +52,7 @@ def simulated(test: Test) -> Callable[[], None]:
         play(test)
 
     run.__signature__ = inspect.Signature()  # type: ignore[attr-defined]
-    del run.__wrapped__  # type: ignore[attr-defined]
+    del run.__wrapped__
     return run
 
 
