@@ -62,11 +62,13 @@ async def open_averager(
     """
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
-        averager = Averager(network, rpc, dht, settings, nursery)
+        butterfly = Butterfly(rpc, network)
+        averager = Averager(network, rpc, dht, settings, butterfly, nursery)
         try:
             yield averager
         except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
             failure = error
+        averager.close()
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
@@ -81,15 +83,15 @@ class Averager:
         rpc: Rpc,
         dht: Dht,
         settings: AveragerSettings,
+        butterfly: Butterfly,
         nursery: trio.Nursery,
     ) -> None:
         self._network = network
         self._nursery = nursery
         self._group_size = settings.group_size
         self._bandwidth = Bandwidth()
-        shell = Shell(
-            network, rpc, Butterfly(rpc, network), Switchboard(rpc), self._bandwidth, nursery
-        )
+        self._switchboard = Switchboard(rpc)
+        shell = Shell(network, rpc, butterfly, self._switchboard, self._bandwidth, nursery)
         self._rounds = GroupRounds(shell, Matchmaker(network, rpc, dht), settings)
         self._statistics = StatisticsKeeper()
         self._buffers = ResultBuffers()
@@ -167,6 +169,10 @@ class Averager:
     def bandwidth(self) -> Bandwidth:
         """What the exchanges so far have measured."""
         return self._bandwidth
+
+    def close(self) -> None:
+        """Take no more messages. Called by `open_averager`, before the nursery ends."""
+        self._switchboard.close()
 
     async def _average(self, contribution: Contribution) -> Outcome:
         vector, grid = contribution.vector, contribution.grid or ONE_GROUP

@@ -11,21 +11,27 @@ without a group when somebody was and it came to nothing, which may be tried aga
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import trio
 from torch import Tensor
 
 from protocols.errors import PotluckError, ProtocolMisuse
+from protocols.guard import Caller
+from protocols.messages import Empty
 from protocols.moshpit.agreement import Timing
 from protocols.moshpit.group import Group, NobodyElse, Search, group_key
 from protocols.moshpit.layout import Layout
 from protocols.moshpit.matchmaking import Matchmaker
 from protocols.moshpit.roster import LARGEST_RATE, Offer
 from protocols.moshpit.round import Buffers, Finished, Shell, Task, run_round
+from protocols.moshpit.round_messages import SHOW, Show, UnknownRound
 from protocols.moshpit.round_statistics import Excluded, RoundStatistics, Verdict
 from protocols.moshpit.settings import AveragerSettings
 from protocols.moshpit.verdicts import Commit, Discard, LeftOut
+
+log = logging.getLogger("potluck.moshpit")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +70,19 @@ class GroupRounds:
         self._shell = shell
         self._matchmaker = matchmaker
         self._settings = settings
+        shell.rpc.serve(SHOW, self._shown)
+
+    async def _shown(self, caller: Caller, request: Show) -> Empty:
+        """A member brings a list that our leader could not bring us any more."""
+        take = getattr(self._matchmaker, "take_roster", None)
+        if take is None or not await take(request.roster):
+            raise UnknownRound(
+                f"The list of {request.roster.leader} is of no use here.",
+                why="This peer looks for no group under its key, or has found another one.",
+                advice="Average without it.",
+            )
+        log.info("%s has shown us the list of %s", caller.peer, request.roster.leader)
+        return Empty()
 
     async def run(self, wanted: Wanted) -> Step:
         began = trio.current_time()

@@ -40,6 +40,7 @@ from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, ExchangeRep
 from protocols.moshpit.group import Group
 from protocols.moshpit.layout import Layout
 from protocols.moshpit.outbox import Outbox
+from protocols.moshpit.pulse import Pulse
 from protocols.moshpit.roster import Entry
 from protocols.moshpit.round_messages import NotInThisRound
 from protocols.moshpit.round_plan import RoundPlan
@@ -134,7 +135,8 @@ class Round:
         self._peers = group.members
         self._plan = RoundPlan(entries, task.layout)
         self._places = {peer: place for place, peer in enumerate(self._peers)}
-        self._outbox = Outbox(shell.rpc, shell.nursery, group.round_id, self._peers, self._not_told)
+        self._pulse = Pulse(shell.network, self._peers, self._heard)
+        self._outbox = Outbox(shell.rpc, shell.nursery, group, self._not_told, self._pulse.is_fresh)
         self._agreement = Agreement(
             me=group.me,
             size=len(entries),
@@ -168,6 +170,7 @@ class Round:
         with self._shell.network.link_events() as events:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._watch_links, events)
+                self._nursery.start_soon(self._pulse.follow)
                 self._nursery.start_soon(self._keep_time)
                 if self._task.group.me == self._task.group.leader:
                     self._agreement.begin(trio.current_time())
@@ -200,6 +203,12 @@ class Round:
             if place is not None and event.reach is Reach.NONE:
                 self._note(place, "lost", "The link was lost.")
                 self._lost(place)
+
+    def _heard(self, place: int) -> None:
+        alive = getattr(self._agreement, "alive", None)
+        if alive is not None:
+            alive(place, trio.current_time())
+            self._carry_out()
 
     def _lost(self, place: int) -> None:
         self._agreement.unreachable(place, trio.current_time())

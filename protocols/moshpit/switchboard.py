@@ -32,7 +32,7 @@ from protocols.moshpit.part_messages import ALLREDUCE_PROTOCOL
 from protocols.moshpit.round_messages import AGREE, Agree, UnknownRound
 from protocols.rpc import Rpc
 
-HOLD_SECONDS = 2.0  # longer than a roster is under way after its leader has sent it
+HOLD_SECONDS = 0.5  # while the roster is under way; who has not got it by then is shown it
 MOST_HELD = 256  # calls that wait for a round to begin here
 MOST_HELD_OF_A_PEER = 4  # an honest peer has one: it waits for the answer before it says more
 ROUNDS_REMEMBERED = 16  # a peer that was away for longer has to fetch the state in any case
@@ -52,6 +52,11 @@ class Switchboard:
         self._held: Counter[PeerId] = Counter()
         rpc.serve(AGREE, self._take)
 
+    def close(self) -> None:
+        """The averager ends: from now on no round is known here."""
+        self._running.clear()
+        self._over.clear()
+
     @contextmanager
     def running(self, round_id: bytes, receiver: Receiver) -> Iterator[None]:
         """Bring what is said in this round to `receiver`, until the block ends and, if it ends
@@ -66,7 +71,7 @@ class Switchboard:
             if len(self._over) > ROUNDS_REMEMBERED:
                 self._over.popitem(last=False)
         finally:
-            del self._running[round_id]
+            self._running.pop(round_id, None)
 
     async def _take(self, caller: Caller, request: Agree) -> Empty:
         receiver = await self._receiver_of(caller.peer, request.round_id)

@@ -22,7 +22,8 @@ from node.simulated_network import (
 from protocols.dht.service import open_dht
 from protocols.dht.settings import DhtSettings
 from protocols.identity import PeerId
-from protocols.moshpit.averager import Averager, open_averager
+from protocols.moshpit.averager import Averager
+from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.grid import Grid
 from protocols.moshpit.matchmaking import GROUP
 from protocols.moshpit.outcome import Committed, Outcome
@@ -61,11 +62,14 @@ class AveragingPeer:
         network: SimulatedNetwork,
         bootstrap: Iterable[str],
         settings: AveragerSettings,
+        kind: type[Butterfly] = Butterfly,
     ) -> None:
         self.world = world
         self.network = network
         self.settings = settings
         self.bootstrap = tuple(bootstrap)
+        self.kind = kind
+        self.values = VALUES
         self.ready = trio.Event()
         self.ended: list[Ended] = []
         self._averager: Averager | None = None
@@ -91,10 +95,10 @@ class AveragingPeer:
     def alive(self) -> bool:
         return not self.network.closed
 
-    def vector(self, values: int = VALUES) -> Vector:
+    def vector(self) -> Vector:
         """Values that are this peer's alone, and the same in every run."""
         seed = torch.Generator().manual_seed(self.network.index)
-        return Vector.of({"w": torch.randn(values, generator=seed)})
+        return Vector.of({"w": torch.randn(self.values, generator=seed)})
 
     def begin(
         self,
@@ -130,13 +134,19 @@ class AveragingPeer:
         async with (
             open_rpc(network) as self._rpc,
             open_dht(network, self._rpc, families=[GROUP], settings=dht) as directory,
-            open_averager(network, self._rpc, directory, self.settings) as self._averager,
             trio.open_nursery() as nursery,
         ):
-            await directory.joined()
-            self.ready.set()
-            async for job in self._waiting:
-                nursery.start_soon(job)
+            self.butterfly = self.kind(self._rpc, network)
+            self._averager = Averager(
+                network, self._rpc, directory, self.settings, self.butterfly, nursery
+            )
+            try:
+                await directory.joined()
+                self.ready.set()
+                async for job in self._waiting:
+                    nursery.start_soon(job)
+            finally:
+                self._averager.close()
 
 
 def peer_in(
@@ -146,9 +156,11 @@ def peer_in(
     *,
     machine: NodeSettings | None = None,
     settings: AveragerSettings = SETTINGS,
+    kind: type[Butterfly] = Butterfly,
 ) -> AveragingPeer:
     network = world.add_node(name, machine)
-    return AveragingPeer(world, network, (one.network.address for one in others[:3]), settings)
+    bootstrap = [one.network.address for one in others[:3]]
+    return AveragingPeer(world, network, bootstrap, settings, kind)
 
 
 async def averagers(
@@ -197,15 +209,42 @@ def mean_of(peers: Iterable[AveragingPeer]) -> Tensor:
 
 def check_same_result(ended: Sequence[Ended], counted: Sequence[AveragingPeer]) -> None:
     """All committed the same bits, which are the average of those who counted, and say so."""
+    for one in ended:
+        assert isinstance(one.outcome, Committed), one.outcome
+        assert set(one.outcome.members) == {peer.peer for peer in counted}
     first = ended[0].result
     assert first is not None
-    expected = mean_of(counted)
-    torch.testing.assert_close(first.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(first.double(), mean_of(counted), rtol=1e-5, atol=1e-6)
     for one in ended:
-        assert isinstance(one.outcome, Committed)
         assert one.result is not None
         assert torch.equal(one.result.view(torch.int32), first.view(torch.int32))
-        assert set(one.outcome.members) == {peer.peer for peer in counted}
+
+
+def counted(ended: Sequence[Ended], peers: Sequence[AveragingPeer]) -> list[AveragingPeer]:
+    """The members as the first of the outcomes says."""
+    outcome = ended[0].outcome
+    assert isinstance(outcome, Committed)
+    return [one for one in peers if one.peer in outcome.members]
+
+
+def check_no_private_mix(ended: Iterable[Ended], peers: Sequence[AveragingPeer]) -> int:
+    """Whatever befell them: two results are the same, to the bit, or have no member in common,
+    and each is the average of its members. How many have committed."""
+    committed = [one for one in ended if isinstance(one.outcome, Committed)]
+    results: dict[bytes, tuple[frozenset[PeerId], Tensor]] = {}
+    for one in committed:
+        assert isinstance(one.outcome, Committed)
+        assert one.result is not None
+        digest, members = one.outcome.digest, frozenset(one.outcome.members)
+        known = results.setdefault(digest, (members, one.result))
+        assert known[0] == members
+        assert torch.equal(known[1].view(torch.int32), one.result.view(torch.int32))
+    for members, result in results.values():
+        counted = [one for one in peers if one.peer in members]
+        torch.testing.assert_close(result.double(), mean_of(counted), rtol=1e-5, atol=1e-6)
+        for others, _ in results.values():
+            assert others == members or not others & members
+    return len(committed)
 
 
 __all__ = [
@@ -216,7 +255,9 @@ __all__ = [
     "Ended",
     "average_all",
     "averagers",
+    "check_no_private_mix",
     "check_same_result",
+    "counted",
     "mean_of",
     "peer_in",
 ]

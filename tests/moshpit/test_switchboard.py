@@ -11,11 +11,13 @@ import trio.testing
 
 from node.simulated_network import SimulatedWorld
 from protocols.errors import Busy, MalformedMessage, PotluckError
+from protocols.guard import Caller
 from protocols.identity import PeerId
+from protocols.messages import Empty
 from protocols.moshpit.agreement_messages import AgreementMessage, Query
 from protocols.moshpit.ballots import Ballot
 from protocols.moshpit.outbox import CALL_SECONDS, MOST_WAITING, Outbox
-from protocols.moshpit.round_messages import AGREE, Agree, UnknownRound
+from protocols.moshpit.round_messages import AGREE, SHOW, Agree, Show, UnknownRound
 from protocols.moshpit.switchboard import (
     HOLD_SECONDS,
     MOST_HELD_OF_A_PEER,
@@ -24,9 +26,13 @@ from protocols.moshpit.switchboard import (
 )
 from protocols.rpc import Rpc, open_rpc
 from tests.dht.members import LATENCY_SECONDS, simulated
+from tests.moshpit.unsigned_lists import ROUND, unsigned_group
 
-ROUND = b"1" * 32
 Heard = list[tuple[PeerId, AgreementMessage]]
+
+
+def silent_as_a_stone(_member: int) -> bool:
+    return False
 
 
 def query(number: int = 0) -> Query:
@@ -152,9 +158,9 @@ async def test_messages_arrive_in_order_and_no_member_waits_for_another(
         outbox = Outbox(
             node.talker,
             nursery,
-            ROUND,
-            (silent.peer_id, node.peer),
+            unsigned_group([silent.peer_id, node.peer]),
             lambda member, _error: failed.append(member),
+            silent_as_a_stone,
         )
         with node.switchboard.running(ROUND, node.hear):
             for number in range(20):
@@ -172,7 +178,11 @@ async def test_a_member_that_takes_nothing_does_not_fill_our_memory(world: Simul
     async with listener(world) as node, trio.open_nursery() as nursery:
         errors: list[PotluckError] = []
         outbox = Outbox(
-            node.talker, nursery, ROUND, (node.peer,), lambda _member, error: errors.append(error)
+            node.talker,
+            nursery,
+            unsigned_group([node.peer]),
+            lambda _member, error: errors.append(error),
+            silent_as_a_stone,
         )
         with node.switchboard.running(ROUND, node.hear):
             for number in range(3 * MOST_WAITING):
@@ -180,3 +190,62 @@ async def test_a_member_that_takes_nothing_does_not_fill_our_memory(world: Simul
         await trio.sleep(CALL_SECONDS)
         assert len(node.heard) <= MOST_WAITING
         assert errors == []
+
+
+@simulated
+async def test_a_member_that_does_not_know_the_round_is_shown_its_list(
+    world: SimulatedWorld,
+) -> None:
+    async with listener(world) as node, trio.open_nursery() as nursery:
+        group = unsigned_group([node.peer])
+        shown: list[Show] = []
+
+        async def take(_caller: Caller, request: Show) -> Empty:
+            shown.append(request)
+            nursery.start_soon(take_part)
+            return Empty()
+
+        async def take_part() -> None:
+            with node.switchboard.running(group.round_id, node.hear):
+                await trio.sleep(1.0)
+
+        node.rpc.serve(SHOW, take)
+        errors: list[PotluckError] = []
+        outbox = Outbox(
+            node.talker,
+            nursery,
+            group,
+            lambda _member, error: errors.append(error),
+            silent_as_a_stone,
+        )
+        outbox.post(0, query(1))
+        outbox.post(0, query(2))
+        await trio.sleep(HOLD_SECONDS + 1.0)
+        assert shown == [Show(group.roster)]
+        assert [message for _, message in node.heard] == [query(1), query(2)]
+        assert errors == []
+
+
+@simulated
+async def test_a_member_that_does_not_want_the_list_is_out_of_reach(world: SimulatedWorld) -> None:
+    async with listener(world) as node, trio.open_nursery() as nursery:
+        shown: list[Show] = []
+
+        async def refuse(_caller: Caller, request: Show) -> Empty:
+            shown.append(request)
+            raise UnknownRound("No.")
+
+        node.rpc.serve(SHOW, refuse)
+        errors: list[PotluckError] = []
+        outbox = Outbox(
+            node.talker,
+            nursery,
+            unsigned_group([node.peer]),
+            lambda _member, error: errors.append(error),
+            silent_as_a_stone,
+        )
+        for number in range(2):
+            outbox.post(0, query(number))
+            await trio.sleep(2 * HOLD_SECONDS + 1.0)
+        assert len(shown) == 1  # once is enough
+        assert [type(error) for error in errors] == [UnknownRound, UnknownRound]

@@ -14,10 +14,10 @@ from protocols.moshpit.grid import Grid, numbered_index
 from protocols.moshpit.group import Group
 from protocols.moshpit.group_round import Step, Wanted
 from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut
-from protocols.moshpit.roster import Entry, Roster, Terms
 from protocols.moshpit.round_statistics import RoundStatistics, Verdict
 from protocols.moshpit.vector import Vector
 from protocols.moshpit.walk import Contribution, Walk
+from tests.moshpit.unsigned_lists import unsigned_group
 
 PEERS = tuple(PeerId(f"peer-{number}") for number in range(16))
 
@@ -44,13 +44,6 @@ def step(
     return Step(statistics, group, b"d" * 32, total_weight)
 
 
-def roster_of(members: tuple[PeerId, ...]) -> Roster:
-    """A list of these that nobody has signed."""
-    entries = tuple(Entry(peer, 1.0, 0, 0, True, bytes(16), bytes(64)) for peer in members)
-    terms = Terms("group/run/3/0/all", 3, bytes(32))
-    return Roster(terms, members[0], 0, bytes(16), entries, bytes(64))
-
-
 def average_together(walks: list[Walk], wanted: list[Wanted]) -> None:
     """One round of one group as it would be committed."""
     total = sum(one.weight for one in wanted)
@@ -61,7 +54,7 @@ def average_together(walks: list[Walk], wanted: list[Wanted]) -> None:
         assert one.result.data_ptr() != one.source.data_ptr()
         one.result.copy_(mean)
     for place, walk in enumerate(walks):
-        group = Group(roster_of(members), place, b"r" * 32)
+        group = unsigned_group(members, place)
         walk.take(step(Verdict.COMMITTED, members, group, total))
 
 

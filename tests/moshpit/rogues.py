@@ -1,0 +1,145 @@
+"""Members that are in the list and agree as they should, and exchange as nobody should.
+
+A rogue is a `Butterfly` of another kind. Everything else of its node is ours.
+"""
+
+from __future__ import annotations
+
+import torch
+import trio
+from torch import Tensor
+
+from protocols.bulk import Transfer
+from protocols.chunk_count import ChunkCount
+from protocols.guard import Caller
+from protocols.identity import PeerId
+from protocols.messages import Empty
+from protocols.moshpit.attempt import Attempt
+from protocols.moshpit.butterfly import Butterfly
+from protocols.moshpit.exchange import ExchangePlan, ExchangeReport, Participant
+from protocols.moshpit.layout import Chunk, chunks_of
+from protocols.moshpit.part_messages import PART, PartClosed, PartOpening, opening_for
+from protocols.moshpit.serving import PartService, ReducerTransfer, serve_part
+from protocols.moshpit.statements import make_statement
+from protocols.network import Network
+from protocols.wire import chunk_header
+
+SenderTransfer = Transfer[Empty, Empty, PartClosed]
+
+
+class Silent(Butterfly):
+    """Never begins."""
+
+    async def exchange(
+        self, _plan: ExchangePlan, _source: Tensor, _result: Tensor
+    ) -> ExchangeReport:
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+class RogueSender(Butterfly):
+    """Opens its transfers as it should, and then does something else."""
+
+    async def exchange(
+        self, plan: ExchangePlan, _source: Tensor, _result: Tensor
+    ) -> ExchangeReport:
+        async with trio.open_nursery() as nursery:
+            for place, member in enumerate(plan.members):
+                if member.index != plan.me and plan.cuts[place] < plan.cuts[place + 1]:
+                    nursery.start_soon(self._to, plan, place, member)
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def _to(self, plan: ExchangePlan, place: int, member: Participant) -> None:
+        chunks = chunks_of(plan.layout, plan.cuts[place], plan.cuts[place + 1], plan.chunk_bytes)
+        opening = opening_for(plan, place)
+        async with self._rpc.open_bulk(member.peer, PART, opening, timeout=5.0) as transfer:
+            await self.misbehave(transfer, chunks)
+            await trio.sleep_forever()
+
+    async def misbehave(self, transfer: SenderTransfer, chunks: list[Chunk]) -> None:
+        raise NotImplementedError
+
+
+class SendsNaN(RogueSender):
+    async def misbehave(self, transfer: SenderTransfer, chunks: list[Chunk]) -> None:
+        values = torch.full((chunks[0].encoded_bytes // 4,), float("nan"))
+        await transfer.send_chunk(values.numpy().tobytes())
+
+
+class SendsTooMuch(RogueSender):
+    async def misbehave(self, transfer: SenderTransfer, chunks: list[Chunk]) -> None:
+        await transfer.send_chunk(bytes(chunks[0].encoded_bytes + 4))
+
+
+class SendsTooLittle(RogueSender):
+    async def misbehave(self, transfer: SenderTransfer, chunks: list[Chunk]) -> None:
+        for chunk in chunks[:-1]:
+            await transfer.send_chunk(bytes(chunk.encoded_bytes))
+        await transfer.send_closing(Empty())
+
+
+class SendsTwice(RogueSender):
+    """Its part once more, behind its part."""
+
+    async def misbehave(self, transfer: SenderTransfer, chunks: list[Chunk]) -> None:
+        for chunk in [*chunks, *chunks]:
+            await transfer.send_chunk(bytes(chunk.encoded_bytes))
+
+
+class Trickles(RogueSender):
+    """A slow loris: alive, and never finished."""
+
+    async def misbehave(self, transfer: SenderTransfer, _chunks: list[Chunk]) -> None:
+        while True:
+            await transfer.say_alive()
+            await trio.sleep(1.0)
+
+
+class StopsReading(RogueSender):
+    """Sends what it should, and takes nothing of what it gets."""
+
+    async def misbehave(self, transfer: SenderTransfer, chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            await transfer.send_chunk(bytes(chunk.encoded_bytes))
+
+
+class Liar(Butterfly):
+    """As a reducer it tells one member something else than the others, and signs both."""
+
+    cheated: PeerId | None = None  # set before the exchange; else it is honest
+
+    async def _serve(self, caller: Caller, transfer: ReducerTransfer, opening: PartOpening) -> None:
+        attempt = await self._attempt_for(caller.peer, opening)
+        if caller.peer != self.cheated:
+            await serve_part(attempt, caller.peer, transfer, opening)
+            return
+        sender = next(one for one in attempt.plan.members if one.peer == caller.peer)
+        attempt.arrived(sender.index)
+        with attempt.serving(), attempt.blaming(sender.index):
+            await transfer.accept(Empty())
+            await LyingService(attempt, sender, transfer, self._network).run()
+            attempt.served()
+
+
+class LyingService(PartService):
+    def __init__(
+        self, attempt: Attempt, sender: Participant, transfer: ReducerTransfer, network: Network
+    ) -> None:
+        super().__init__(attempt, sender, transfer)
+        self._network = network
+
+    async def _send_averages(self) -> None:
+        attempt, plan = self._attempt, self._attempt.plan
+        count = ChunkCount(hashed=True)
+        for number, chunk in enumerate(attempt.reduction.chunks):
+            await self._averaged(number)
+            lie = bytes(chunk.encoded_bytes)
+            count.add(chunk_header(len(lie)), memoryview(lie))
+            await self._transfer.send_chunk(lie)
+            attempt.reduction.taken(number)
+        attempt.own_statement()
+        statement = make_statement(
+            self._network.identity, plan.round_id, plan.ballot, plan.me, count.digest
+        )
+        await self._transfer.send_closing(PartClosed(statement.signature))

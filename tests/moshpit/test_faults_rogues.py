@@ -1,0 +1,130 @@
+"""Members that send what nobody should, or nothing, or take nothing: the others average without."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from node.simulated_network import NodeSettings, SimulatedWorld, run_simulation
+from protocols.moshpit.butterfly import Butterfly
+from protocols.moshpit.outcome import Committed
+from protocols.moshpit.settings import AveragerSettings
+from tests.dht.members import SETTINGS as WORLD
+from tests.moshpit.averagers import (
+    HOME,
+    SETTINGS,
+    AveragingPeer,
+    average_all,
+    averagers,
+    check_same_result,
+    peer_in,
+)
+from tests.moshpit.rogues import (
+    Liar,
+    SendsNaN,
+    SendsTooLittle,
+    SendsTooMuch,
+    SendsTwice,
+    Silent,
+    StopsReading,
+    Trickles,
+)
+
+SOON_SECONDS = 10.0
+ATTEMPT_SECONDS = 30.0  # half of what a round of the tests' settings may take
+FAST_BYTES_PER_SECOND, SLOW_BYTES_PER_SECOND = 1_000_000.0, 10_000.0
+FAST = NodeSettings(
+    upload_bytes_per_second=FAST_BYTES_PER_SECOND, download_bytes_per_second=FAST_BYTES_PER_SECOND
+)
+SLOW = NodeSettings(
+    upload_bytes_per_second=SLOW_BYTES_PER_SECOND, download_bytes_per_second=SLOW_BYTES_PER_SECOND
+)
+MANY_VALUES = 128 << 10  # 512 KiB: they take a slow member 52 s
+
+
+async def three_and(world: SimulatedWorld, kind: type[Butterfly]) -> list[AveragingPeer]:
+    """Three honest peers, and one of another kind."""
+    peers = await averagers(world, 3, machine=HOME)
+    rogue = peer_in(world, "rogue", peers, machine=HOME, kind=kind)
+    await rogue.ready.wait()
+    return [*peers, rogue]
+
+
+async def averaged_without_the_last(peers: list[AveragingPeer], within: float) -> None:
+    honest, rogue = peers[:-1], peers[-1]
+    events = [one.begin(epoch=1, expected=len(peers)) for one in peers]
+    with trio.fail_after(within):
+        for event in events[:-1]:
+            await event.wait()
+    ended = [one.ended[-1] for one in honest]
+    check_same_result(ended, honest)
+    for one in ended:
+        assert isinstance(one.outcome, Committed)
+        (left_out,) = one.outcome.left_out
+        assert left_out.peer == rogue.peer
+        assert left_out.reason
+        assert one.outcome.rounds[0].attempts == 2
+
+
+def a_rogue_is_left_out(kind: type[Butterfly], within: float, seed: int = 0) -> None:
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await three_and(world, kind)
+        await averaged_without_the_last(peers, within)
+        check_same_result(await average_all(peers[:-1], epoch=2), peers[:-1])
+
+    run_simulation(scenario, seed=seed, settings=WORLD)
+
+
+def test_values_that_are_not_finite_cost_their_sender_its_place() -> None:
+    a_rogue_is_left_out(SendsNaN, SOON_SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [SendsTooMuch, SendsTooLittle, SendsTwice, Silent, StopsReading],
+    ids=lambda k: k.__name__,
+)
+def test_a_rogue_is_left_out_soon(kind: type[Butterfly]) -> None:
+    a_rogue_is_left_out(kind, SOON_SECONDS)
+
+
+@pytest.mark.slow
+def test_a_slow_loris_is_left_out_when_half_of_the_time_is_over() -> None:
+    a_rogue_is_left_out(Trickles, ATTEMPT_SECONDS + SOON_SECONDS)
+
+
+async def lies(world: SimulatedWorld) -> None:
+    peers = await three_and(world, Liar)
+    liar = peers[-1].butterfly
+    assert isinstance(liar, Liar)
+    liar.cheated = peers[0].peer
+    await averaged_without_the_last(peers, SOON_SECONDS)
+
+
+def test_a_reducer_that_tells_two_stories_is_found_out() -> None:
+    run_simulation(lies, seed=0, settings=WORLD)
+
+
+# F24: a member a hundred times slower than the others
+
+
+async def one_is_slow(
+    world: SimulatedWorld, settings: AveragerSettings, slow_settings: AveragerSettings
+) -> list[AveragingPeer]:
+    peers = await averagers(world, 3, machine=FAST, settings=settings)
+    peers.append(peer_in(world, "slow", peers, machine=SLOW, settings=slow_settings))
+    await peers[-1].ready.wait()
+    for one in peers:
+        one.values = MANY_VALUES
+    return peers
+
+
+async def too_slow(world: SimulatedWorld) -> None:
+    peers = await one_is_slow(world, SETTINGS, SETTINGS)
+    await averaged_without_the_last(peers, ATTEMPT_SECONDS + SOON_SECONDS)
+
+
+@pytest.mark.slow
+def test_a_member_too_slow_for_the_round_is_left_out() -> None:
+    run_simulation(too_slow, seed=0, settings=WORLD)
