@@ -23,6 +23,7 @@ from protocols.errors import (
     DeadlineExceeded,
     PotluckError,
     ProtocolMisuse,
+    ProtocolNotServed,
     Refused,
     RemoteMisbehaviour,
     Unreachable,
@@ -204,7 +205,7 @@ def _code_of(error: PotluckError, opening: bool) -> str:
         case GaveUp() | StaleAttempt():
             # It has ended its attempt, perhaps for a third one's sake: nothing against it.
             return "gave_up"
-        case Refused():
+        case Refused() | ProtocolNotServed():
             return "refused"
     return "gave_up"
 

@@ -62,7 +62,7 @@ class Peer:
     index: int
     network: SimulatedNetwork
     rpc: Rpc
-    butterfly: Butterfly
+    butterfly: Butterfly | None
     plan: ExchangePlan
     source: Tensor
     result: Tensor
@@ -72,6 +72,7 @@ class Peer:
 
     async def exchange(self, plan: ExchangePlan | None = None) -> None:
         """Run the exchange to its end, and keep what came of it."""
+        assert self.butterfly is not None
         try:
             self.report = await self.butterfly.exchange(plan or self.plan, self.source, self.result)
         except ExchangeFailed as failed:
@@ -144,11 +145,13 @@ def among(
     chunk_bytes: int = CHUNK_BYTES,
     seconds: float = float("inf"),
     window_bytes: int = 1 << 20,
+    hostile: Sequence[int] = (),
     seed: int = 0,
 ) -> Result:
     """Run a scenario with a member for each weight, which all know each other.
 
     The windows of all streams to a slow reader fill the buffer before it, as on a real line.
+    Hostile members have no butterfly: the test speaks for them, through their rpc.
     """
     vector = layout or layout_of("none", "none")
 
@@ -169,7 +172,7 @@ def among(
                     ROUND_ID, BALLOT, index, members, cuts, vector, chunk_bytes, seconds
                 )
                 result = torch.full_like(source, float("nan"))
-                butterfly = Butterfly(rpc, network)
+                butterfly = None if index in hostile else Butterfly(rpc, network)
                 peers.append(Peer(index, network, rpc, butterfly, plan, source, result))
             return await scenario(Exchanging(world, tuple(peers)))
 

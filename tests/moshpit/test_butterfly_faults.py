@@ -204,10 +204,12 @@ def test_who_begins_late_finds_the_others_waiting() -> None:
             nursery.start_soon(group[0].exchange)
             nursery.start_soon(group[1].exchange)
             await trio.sleep(OPEN_SECONDS / 2)
-            assert group[2].butterfly.waiting == 2
+            late = group[2].butterfly
+            assert late is not None
+            assert late.waiting == 2
             nursery.start_soon(group[2].exchange)
         group.check_all_hold_the_same()
-        assert group[2].butterfly.waiting == 0
+        assert late.waiting == 0
 
     among(scenario, [1.0] * 3)
 
