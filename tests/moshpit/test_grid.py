@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from fractions import Fraction
 
@@ -266,3 +268,9 @@ def test_what_is_no_grid_is_refused(wrong: object) -> None:
     assert callable(wrong)
     with pytest.raises(ValueError, match=r"\w"):
         wrong()
+
+
+def test_the_grid_is_light() -> None:
+    """What simulates or plans with it starts at once: torch alone would cost a second."""
+    check = "import sys, protocols.moshpit.grid; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
