@@ -28,7 +28,7 @@ import torch
 import trio
 from torch import Tensor
 
-from node.bench.admission import admitted
+from node.bench.admission import RUN, admitted
 from node.bench.forking import serve_forks
 from node.bench.orders import obey
 from node.directory import FAMILIES
@@ -50,7 +50,6 @@ from protocols.token_guard import TokenGuard
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
-RUN = "bench"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 JOIN_SECONDS = 60.0
 BASE_SEED = 0

@@ -27,6 +27,7 @@ from typing import Any
 
 import trio
 
+from node.bench.admission import RUN
 from node.bench.averaging_swarm import (
     AveragingSwarm,
     Round,
@@ -39,6 +40,9 @@ from node.bench.averaging_swarm import (
 )
 from node.bench.machine import machine_facts
 from node.bench.processes import BenchFailed
+from protocols.identity import PeerId
+from protocols.moshpit.group import group_key
+from protocols.moshpit.roster import hash_order
 
 KILL_SECONDS = 5.0  # from the death to the end of the survivors' round
 STOP_SECONDS = 10.0
@@ -46,6 +50,8 @@ NEXT_SECONDS = 1.0  # from the call of the next round to its exchange
 NEXT_BESIDE_STOPPED_SECONDS = 2.5  # the directory waits a second for one that is slow, twice
 WARM_ROUNDS = 3
 IN_SHORT_PHASES = 0.4  # of the moments
+LEADERS = 0.2  # of the victims, besides those that chance finds
+WHOLE_GROUP = "all"  # the averager's name of a group that needs no grid
 
 # Made ready before the round, so that the blow itself takes no time; it says when it fell
 Blow = Callable[[SwarmPeer], AbstractAsyncContextManager[Callable[[], float]]]
@@ -107,6 +113,7 @@ class Trial:
     survivors_s: dict[str, float] = field(default_factory=dict)  # their longest of each phase
     next_start_s: float = 0.0
     failures: list[str] = field(default_factory=list)
+    said: dict[str, Any] = field(default_factory=dict)  # all answers, if something was wrong
 
 
 async def measure_survival(
@@ -160,7 +167,7 @@ class _Survival:
     async def trials(self, kind: str, count: int, blow: Blow) -> list[Trial]:
         trials = []
         for number in range(count):
-            victim = self._chance.choice(sorted(self._swarm.peers))
+            victim = self._draw_victim()
             name = self._swarm.peers[victim].peer
             phases = self.phases
             moment = phases.random_moment(self._chance)
@@ -177,6 +184,14 @@ class _Survival:
             await self._whole_round()
             trials.append(trial)
         return trials
+
+    def _draw_victim(self) -> int:
+        """Anybody, but often the one who is to lead the round."""
+        peers = self._swarm.peers
+        if self._chance.random() >= LEADERS:
+            return self._chance.choice(sorted(peers))
+        key = group_key(RUN, self._epoch + 1, 0, WHOLE_GROUP)
+        return min(peers, key=lambda number: hash_order(key, PeerId(peers[number].peer)))
 
     async def _hit(self, trial: Trial, blow: Blow) -> None:
         """The round with the blow, and the one after it."""
@@ -204,6 +219,8 @@ class _Survival:
             for failure in [_failure(after, self._names(survivors), after_digests, swarm.codec)]
             if failure
         ]
+        if trial.failures:
+            trial.said = {"round": this.answers, "next": after.answers}
         if not await _lives(victim):
             await swarm.end(trial.victim)
 
