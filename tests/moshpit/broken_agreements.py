@@ -1,0 +1,115 @@
+"""Agreements that are wrong in one thing each, so that the checker can show that it would tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from protocols.moshpit import verdicts
+from protocols.moshpit.agreement import Agreement
+from protocols.moshpit.agreement_messages import (
+    Accept,
+    Acceptance,
+    Accepted,
+    Attempt,
+    Forswear,
+    Open,
+    Prepare,
+    Promise,
+    Result,
+    Start,
+)
+from protocols.moshpit.ballots import Ballot, Statement
+from protocols.moshpit.coordinator import Coordinator, Stage
+
+
+class BreaksItsPromise(Agreement):
+    """Accepts in a lower ballot than it has promised."""
+
+    def _take_of_coordinator(
+        self, sender: int, message: Prepare | Open | Start | Accept | Forswear
+    ) -> None:
+        if isinstance(message, Accept) and message.ballot < self._acceptor.promised:
+            self._acceptor.accepted = Acceptance(message.ballot, message.result)
+            self._desk.send(sender, Accepted(message.ballot))
+            return
+        super()._take_of_coordinator(sender, message)
+
+
+class CommitsOnItsOwn(Agreement):
+    """Takes its own whole result for the end of the round, as most systems of this kind do."""
+
+    def exchange_done(
+        self, ballot: Ballot, digest: bytes, statements: tuple[Statement, ...], now: float
+    ) -> None:
+        super().exchange_done(ballot, digest, statements, now)
+        if self.verdict is None and self._held is not None:
+            self._end(verdicts.Commit(ballot, self._acceptor.attempt.members, digest))
+
+
+class CommitsWhatItDoesNotHold(Agreement):
+    def _holds(self, result: Result) -> bool:  # noqa: ARG002
+        return True
+
+
+class StartsWhatIsOver(Agreement):
+    """Begins an exchange of a lower ballot than it has promised, and so writes over a result."""
+
+    def _take_of_coordinator(
+        self, sender: int, message: Prepare | Open | Start | Accept | Forswear
+    ) -> None:
+        if (
+            isinstance(message, Start)
+            and message.ballot < self._acceptor.promised
+            and self._running is None
+        ):
+            self._held, self._running = None, message.ballot
+            start = verdicts.StartExchange(message.ballot, message.members, message.cuts)
+            self._desk.effects.append(start)
+            return
+        super()._take_of_coordinator(sender, message)
+
+
+class VowsFalsely(Agreement):
+    """Vows never to accept a result, and does not say that it has."""
+
+    def _promise(self) -> Promise:
+        self._acceptor.vowed = self._acceptor.vowed or self._following.number > 0
+        promise = super()._promise()
+        return replace(promise, accepted=None) if promise.vowed else promise
+
+
+class _Deaf(Coordinator):
+    def _newest_acceptance(self, attempt: Attempt) -> Acceptance | None:  # noqa: ARG002
+        return None
+
+
+class IgnoresWhatWasAccepted(Agreement):
+    def _coordinate(self, ballot: Ballot) -> Coordinator:
+        return _Deaf(self._desk, self, self._blame, ballot, self._plan, self._verify)
+
+
+class _Undemocratic(Coordinator):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._quorum = self._desk.size // 2
+
+
+class DecidesWithHalf(Agreement):
+    def _coordinate(self, ballot: Ballot) -> Coordinator:
+        return _Undemocratic(self._desk, self, self._blame, ballot, self._plan, self._verify)
+
+
+class _Rash(Coordinator):
+    def _open(self) -> None:
+        super()._open()
+        if self.stage is Stage.OPENING:
+            self._exchange()
+
+
+class WritesOverBeforeItIsNoted(Agreement):
+    """Begins a new attempt before a quorum knows that nothing older counts."""
+
+    def _coordinate(self, ballot: Ballot) -> Coordinator:
+        return _Rash(self._desk, self, self._blame, ballot, self._plan, self._verify)

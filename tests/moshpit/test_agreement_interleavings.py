@@ -1,0 +1,231 @@
+"""No order of events breaks a round: all of them are tried, for two to five members.
+
+The last half shows that the checker would tell: agreements that are wrong in one thing are caught.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from protocols.moshpit.agreement import Agreement
+from protocols.moshpit.agreement_messages import Accept, Decided, Open, Start
+from protocols.moshpit.verdicts import Commit
+from tests.moshpit import broken_agreements as broken
+from tests.moshpit.interleavings import (
+    Broken,
+    Budgets,
+    Interleavings,
+    Step,
+    World,
+    search,
+    walk,
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "budgets"),
+    [
+        (1, Budgets(timers=2, ends=1)),
+        (2, Budgets(deaths=2, timers=1)),
+        (2, Budgets(deaths=1, ends=1)),
+        (2, Budgets(losses=2)),
+        (2, Budgets(doubles=2)),
+        pytest.param(3, Budgets(deaths=1), marks=pytest.mark.slow),
+        pytest.param(3, Budgets(timers=1), marks=pytest.mark.slow),
+        (3, Budgets(losses=1)),
+        (3, Budgets(doubles=1)),
+    ],
+)
+def test_every_order_of_events_keeps_the_promises(size: int, budgets: Budgets) -> None:
+    found = search(Interleavings(size, budgets))
+    assert found.complete
+    assert found.ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "budgets", "detours"),
+    [
+        (3, Budgets(failures=1), None),  # all orders
+        (3, Budgets(deaths=1, ends=1), 1),
+        (3, Budgets(deaths=2, timers=1), 1),
+        (4, Budgets(deaths=1), 2),
+        (5, Budgets(deaths=1), 1),
+    ],
+)
+def test_a_death_at_every_moment_of_many_orders_keeps_them(
+    size: int, budgets: Budgets, detours: int | None
+) -> None:
+    assert search(Interleavings(size, budgets), detours=detours).complete
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("size", "budgets", "detours"),
+    [
+        (2, Budgets(deaths=1, timers=2, doubles=1), None),
+        (2, Budgets(timers=2, losses=1, doubles=1), None),
+        (3, Budgets(deaths=2), None),
+        (3, Budgets(deaths=1, ends=1), 3),
+        (3, Budgets(deaths=2, timers=1), 2),
+        (4, Budgets(deaths=1), None),
+        (3, Budgets(deaths=1, timers=1, losses=1), 3),
+        (4, Budgets(deaths=2), 2),
+        (5, Budgets(deaths=1), 2),
+        (5, Budgets(deaths=2), 1),
+    ],
+)
+def test_every_order_of_events_in_larger_rounds_keeps_them(
+    size: int, budgets: Budgets, detours: int | None
+) -> None:
+    assert search(Interleavings(size, budgets), detours=detours).complete
+
+
+ROUGH = [
+    (3, Budgets(deaths=1, timers=8, failures=2, losses=2, doubles=1, ends=1)),
+    (5, Budgets(deaths=2, timers=10, failures=3, losses=4, doubles=2, ends=2)),
+    (8, Budgets(deaths=3, timers=12, failures=3, losses=6, doubles=2, ends=2)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "budgets"), ROUGH)
+def test_no_walk_through_many_faults_breaks_a_promise(size: int, budgets: Budgets) -> None:
+    space = Interleavings(size, budgets)
+    for seed in range(20):
+        walk(space, Random(seed), 400)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("size", "budgets"), ROUGH)
+def test_none_of_a_thousand_such_walks_does(size: int, budgets: Budgets) -> None:
+    space = Interleavings(size, budgets)
+    for seed in range(1000):
+        walk(space, Random(seed), 600)
+
+
+# the checker can fail
+
+
+@pytest.mark.parametrize(
+    ("wrong", "size", "budgets", "detours"),
+    [
+        (broken.CommitsOnItsOwn, 2, Budgets(deaths=1), None),
+        (broken.VowsFalsely, 2, Budgets(deaths=1), None),
+        (broken.DecidesWithHalf, 2, Budgets(deaths=1, ends=1), None),
+        (broken.StartsWhatIsOver, 2, Budgets(deaths=1, timers=1), None),
+        pytest.param(
+            broken.IgnoresWhatWasAccepted,
+            3,
+            Budgets(timers=2, ends=1),
+            2,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            broken.CommitsWhatItDoesNotHold,
+            3,
+            Budgets(timers=3, ends=1),
+            3,
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_search_finds_out_an_agreement_that(
+    wrong: type[Agreement], size: int, budgets: Budgets, detours: int | None
+) -> None:
+    with pytest.raises(Broken):
+        search(Interleavings(size, budgets, wrong), detours=detours)
+    search(Interleavings(size, budgets), 5_000, detours=detours, progress=False)
+
+
+class Script:
+    """A way through the worlds that a test chooses step by step."""
+
+    def __init__(self, size: int, budgets: Budgets, agreement_type: type[Agreement]) -> None:
+        self.space = Interleavings(size, budgets, agreement_type)
+        self.world: World = self.space.first()
+
+    def go(self, *wanted: Any) -> bool:
+        """Take the step that begins like this, a message by its type. False: there is none."""
+        for step, world in self.space.steps(self.world):
+            if len(step) >= len(wanted) and all(
+                isinstance(part, each) if isinstance(each, type) else part == each
+                for part, each in zip(step, wanted, strict=False)
+            ):
+                self.world = world
+                wrong = self.space.what_is_wrong(world)
+                if wrong:
+                    raise Broken(wrong, [step])
+                return True
+        return False
+
+    def settle(self, members: set[int], but: tuple[type, ...] = ()) -> None:
+        """Carry all messages among these, and end their exchanges, until there are no more."""
+
+        def is_among_them(step: Step) -> bool:
+            if step[0] == "message":
+                return {step[1], step[2]} <= members and not isinstance(step[3], but)
+            return step[0] == "done" and step[1] in members
+
+        while True:
+            found = [each for each in self.space.steps(self.world) if is_among_them(each[0])]
+            if not found:
+                return
+            assert self.go(*found[0][0])
+
+    def take_over(self, member: int) -> None:
+        for name in ("poll", "suspect", "takeover"):
+            assert self.go("timer", member, name)
+
+
+def _a_late_proposal(agreement_type: type[Agreement]) -> Script:
+    """Member 1 gets the round discarded, and then 2 hears of the proposal of a lower ballot."""
+    script = Script(3, Budgets(timers=9, ends=1), agreement_type)
+    assert script.go("begin")
+    script.settle({0, 1, 2}, but=(Accept,))
+    assert script.go("timer", 1, "round")
+    script.take_over(1)
+    script.settle({1, 2})
+    assert script.go("timer", 1, "answers")
+    script.settle({1, 2}, but=(Decided,))
+    script.settle({0, 2})
+    return script
+
+
+def test_who_breaks_its_promise_is_found_out() -> None:
+    _a_late_proposal(Agreement)
+    with pytest.raises(Broken, match="different results are decided"):
+        _a_late_proposal(broken.BreaksItsPromise)
+
+
+def _a_revived_result(agreement_type: type[Agreement]) -> Script:
+    """Of five, 1 alone has accepted the second attempt's result (of 0 to 3). Then 4 begins a third
+    attempt with 0 and 2, of which 2 hears nothing; and 1, with 2 and 3, revives the second's."""
+    script = Script(5, Budgets(timers=99, failures=1), agreement_type)
+    assert script.go("begin")
+    for member in (1, 2, 3):
+        assert script.go("message", 0, member, Start)
+    assert script.go("failed", 0, 4)
+    script.settle({0, 1, 2, 3})
+    assert script.go("timer", 0, "answers")
+    script.settle({0, 1, 2, 3}, but=(Accept,))
+    assert script.go("message", 0, 1, Accept)
+    script.take_over(4)
+    script.settle({0, 2, 4}, but=(Accept, Start, Open))
+    assert script.go("timer", 4, "answers")
+    assert script.go("message", 4, 0, Start) or script.go("message", 4, 0, Open)
+    script.take_over(1)
+    script.settle({1, 2, 3})
+    script.settle({0, 1, 2, 3})
+    return script
+
+
+def test_who_writes_over_a_result_before_a_quorum_has_noted_it_is_found_out() -> None:
+    script = _a_revived_result(Agreement)
+    verdicts = [script.space.locals[each].verdict for each in script.world[0]]
+    assert all(isinstance(each, Commit) for each in verdicts[:4])
+    with pytest.raises(Broken, match="written over"):
+        _a_revived_result(broken.WritesOverBeforeItIsNoted)
