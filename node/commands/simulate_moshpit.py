@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PEERS = 1024
 ROUNDS = 10
 SEED = 7
-MOST_PEERS = 1_000_000  # a round of a million takes seconds, and 100 MB
+MOST_PEERS = 1_000_000  # ten seconds a round, and some hundred MB
 MOST_ROUNDS = 10_000
 
 METHODS = {

@@ -1,8 +1,8 @@
 """A member dies, or stops, instead of any of its messages: the round still ends as one.
 
 Each case is a whole real round (tests/moshpit/rounds.py) in which one member meets its fate
-instead of its k-th message: every member, every k. The default tests take every k in the smaller
-groups and some of the larger ones; the soak tests take every one.
+instead of its k-th message: every member, every k. The default tests take every k in a pair, every
+second of three members, and some of more; the soak tests take every one.
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ def test_a_pair_ends_as_one_whenever_one_of_them_goes(how: How) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS)
-def test_the_others_of_three_commit_whenever_one_goes(how: How) -> None:
-    check_all("rrr", how)
+def test_the_others_of_three_commit_when_one_goes(how: How) -> None:
+    check_all("rrr", how, every=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize(("cast", "every"), [("rrrr", 9), ("rdra", 7), ("rrrrr", 23)])
+@pytest.mark.parametrize(("cast", "every"), [("rrrr", 11), ("rdra", 11), ("rrrrr", 29)])
 def test_the_others_of_more_commit_when_one_goes(cast: str, every: int, how: How) -> None:
     check_all(cast, how, every)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("cast", ["rrrr", "rdra", "ddrr", "drar", "rrrrr", "drdra"])
+@pytest.mark.parametrize("cast", ["rrr", "rrrr", "rdra", "ddrr", "drar", "rrrrr", "drdra"])
 def test_the_others_of_more_commit_whenever_one_goes(cast: str, how: How) -> None:
     check_all(cast, how)
 
