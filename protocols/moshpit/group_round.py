@@ -25,7 +25,7 @@ from protocols.moshpit.group import Group, NobodyElse, Search, group_key
 from protocols.moshpit.layout import Layout
 from protocols.moshpit.matchmaking import Matchmaker
 from protocols.moshpit.roster import LARGEST_RATE, Offer
-from protocols.moshpit.round import Buffers, Finished, Shell, Task, run_round
+from protocols.moshpit.round import Buffers, Course, Finished, Shell, Task, run_round
 from protocols.moshpit.round_messages import SHOW, Show, UnknownRound
 from protocols.moshpit.round_statistics import Excluded, RoundStatistics, Verdict
 from protocols.moshpit.settings import AveragerSettings
@@ -96,6 +96,9 @@ class GroupRounds:
         except PotluckError as error:
             return _without_group(search, began, Verdict.NO_GROUP, error)
         found = trio.current_time()
+        if not any(entry.weight > 0.0 for entry in group.roster.entries):
+            nothing = Finished(Discard("nobody brings any data", in_doubt=False), {}, Course())
+            return _step(group, nothing, began, found)
         task = Task(group, wanted.layout, self._settings.chunk_bytes, self._timing())
         finished = await run_round(self._shell, task, Buffers(wanted.source, wanted.result))
         return _step(group, finished, began, found)
