@@ -17,7 +17,8 @@ from protocols.moshpit.grid import Grid
 from protocols.moshpit.outcome import Alone, Committed
 from protocols.moshpit.round_statistics import RECENT_ROUNDS, Verdict
 from protocols.moshpit.switchboard import ROUNDS_REMEMBERED
-from protocols.moshpit.vector import NotFinite, Vector
+from protocols.moshpit.vector import Vector
+from protocols.tensor_codecs import NotFinite
 from tests.dht.members import SETTINGS as WORLD
 from tests.dht.members import simulated
 from tests.moshpit.averagers import (
