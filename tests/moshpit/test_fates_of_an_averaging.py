@@ -91,7 +91,7 @@ def check_all(count: int, how: How, every: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize(("count", "every"), [(2, 9), (3, 11), (4, 29)])
+@pytest.mark.parametrize(("count", "every"), [(2, 13), (3, 17), (4, 41)])
 def test_the_others_have_one_result_when_a_peer_goes(count: int, every: int, how: How) -> None:
     check_all(count, how, every)
 
