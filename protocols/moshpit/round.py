@@ -205,10 +205,8 @@ class Round:
                 self._lost(place)
 
     def _heard(self, place: int) -> None:
-        alive = getattr(self._agreement, "alive", None)
-        if alive is not None:
-            alive(place, trio.current_time())
-            self._carry_out()
+        self._agreement.alive(place, trio.current_time())
+        self._carry_out()
 
     def _lost(self, place: int) -> None:
         self._agreement.unreachable(place, trio.current_time())

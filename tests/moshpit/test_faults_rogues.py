@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import trio
 
@@ -128,3 +130,28 @@ async def too_slow(world: SimulatedWorld) -> None:
 @pytest.mark.slow
 def test_a_member_too_slow_for_the_round_is_left_out() -> None:
     run_simulation(too_slow, seed=0, settings=WORLD)
+
+
+async def slow_and_planned_for(world: SimulatedWorld) -> None:
+    """Who says how slow it is reduces nothing, and is waited for as long as its own data takes."""
+    fast = dataclasses.replace(
+        SETTINGS,
+        up_bytes_per_second=FAST_BYTES_PER_SECOND,
+        down_bytes_per_second=FAST_BYTES_PER_SECOND,
+        round_seconds=400.0,
+    )
+    slow = dataclasses.replace(
+        fast,
+        up_bytes_per_second=SLOW_BYTES_PER_SECOND,
+        down_bytes_per_second=SLOW_BYTES_PER_SECOND,
+    )
+    peers = await one_is_slow(world, fast, slow)
+    ended = await average_all(peers, within=120.0)
+    check_same_result(ended, peers)
+    # 52 s for its values; with a quarter of the vector to reduce it would be twice as long
+    assert all(52.0 < one.seconds < 60.0 for one in ended)
+
+
+@pytest.mark.slow
+def test_a_slow_member_that_says_so_is_planned_for() -> None:
+    run_simulation(slow_and_planned_for, seed=0, settings=WORLD)
