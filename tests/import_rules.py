@@ -37,6 +37,9 @@ HEAVY_ROOMS = (
     "protocols.accumulation",
     "protocols.experts",
     "node.trainer",
+    # Processes of their own, which hold tensors; no command loads them
+    "node.bench.averaging_peer",
+    "node.bench.shaped_peer",
 )
 
 

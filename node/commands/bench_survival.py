@@ -129,6 +129,7 @@ def _lines(result: dict[str, Any]) -> str:
     if "churn" in result:
         lines += _churn_lines(result["churn"])
     lines += [f"failed: {failure}" for failure in failures]
+    lines += [f"failed, with nobody hit: {one}" for one in result.get("failed_undisturbed", ())]
     lines.append("all as it must be" if result["met"] else "NOT as it must be")
     return "\n".join(lines)
 
