@@ -5,7 +5,8 @@ that arrive one by one leave gaps, and a list that is closed in a gap leaves the
 the quiet period is the longest of
 
     what any network needs at the least          QUIET_SECONDS
-    two round trips to the slowest member, and the time to say that one has come
+    three round trips to the slowest member, which is what it takes to come
+    what the last read of the slots took, twice: a directory with dead replicas is slow for all
     twice the longest gap between two arrivals that was seen in this gathering
 
 and never more than `LONGEST_QUIET_SECONDS`; the gathering's deadline stands above it all.
@@ -22,6 +23,7 @@ QUIET_SECONDS = 0.15  # what a slot takes to be written and seen by a reader, on
 LONGEST_QUIET_SECONDS = 1.0  # gaps beyond that are no pattern to wait for
 ROUND_TRIPS = 3.0  # a slot is written (1), read (1), and its owner asks to join (1)
 GAPS = 2.0
+READS = 2.0
 
 
 class Arrivals:
@@ -31,6 +33,7 @@ class Arrivals:
         self.last = now
         self.slowest_round_trip = 0.0
         self._came: set[PeerId] = set()
+        self._read_seconds = 0.0
         self._longest_gap = 0.0
 
     def came(self, peer: PeerId, now: float) -> bool:
@@ -42,17 +45,18 @@ class Arrivals:
         self.last = now
         return True
 
-    def looked(self, now: float) -> None:
-        """The slots were read for the first time: until now nobody could have been seen."""
-        if not self._came:
+    def looked(self, seconds: float, now: float, *, first: bool) -> None:
+        """The slots were read, which took so long. Before the first time nobody could be seen."""
+        self._read_seconds = seconds
+        if first and not self._came:
             self.last = now
 
     def measured(self, round_trip_seconds: float) -> None:
         """How long an answer of somebody took."""
         self.slowest_round_trip = max(self.slowest_round_trip, round_trip_seconds)
 
-    def slept_until(self, now: float) -> None:
-        """This process did not run for a while: what came meanwhile is still to be read."""
+    def begin_anew(self, now: float) -> None:
+        """Nobody could be seen to come until now."""
         self.last = now
 
     @property

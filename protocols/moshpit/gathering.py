@@ -195,11 +195,10 @@ class Gathering:
         if known is not None and peer != self.following and peer not in self._held:
             known.pass_over(Absence.AT_ODDS, why)
 
-    def slots_were_read(self, now: float) -> None:
-        """A read has ended, well or not."""
-        if not self._was_read:
-            self._was_read = True
-            self._arrivals.looked(now)
+    def slots_were_read(self, seconds: float, now: float) -> None:
+        """A read has ended, well or not, after so long."""
+        self._arrivals.looked(seconds, now, first=not self._was_read)
+        self._was_read = True
         self._reads_since_arrival += 1
         self.tick(now)
 
@@ -278,7 +277,7 @@ class Gathering:
 
     def sent_on(self, leader: PeerId, to: Candidate, now: float) -> None:
         """It names somebody before it."""
-        if not self._let_go_of(leader):
+        if not self._let_go_of(leader, now):
             return
         self._redirects += 1
         honest = self._order(to.peer) < self._order(leader) and to.peer != self.me
@@ -289,13 +288,13 @@ class Gathering:
 
     def left_by(self, leader: PeerId, absence: Absence, why: str, now: float) -> None:
         """It looks for no group, refuses us by name, cannot be reached, or was silent."""
-        if self._let_go_of(leader):
+        if self._let_go_of(leader, now):
             self._known.pass_over(leader, absence, why)
             self._reconsider(now)
 
     def regrouped(self, leader: PeerId, group: tuple[Candidate, ...], now: float) -> None:
         """There were too many under the key; from now on these are all that count."""
-        if not self._let_go_of(leader):
+        if not self._let_go_of(leader, now):
             return
         peers = {one.peer for one in group}
         if self.me not in peers or not 2 <= len(peers) <= self._settings.group_size:
@@ -321,11 +320,13 @@ class Gathering:
         leader died or was silent before its answer came, and we have turned to others since: we
         are not in it any more, and late.
         """
-        followed = self._let_go_of(by)
+        followed = self._let_go_of(by, now)
         members = tuple(members)
         if self.ended:
             return
-        if earlier:
+        if self.following is not None:
+            pass  # our leader knows better: its list, perhaps this very one, may be on its way
+        elif earlier:
             self._known.pass_over(by, Absence.ELSEWHERE, "it is in a group of an earlier attempt")
         elif self._known.is_restricted and not followed:
             self._known.pass_over(by, Absence.ELSEWHERE, "it has started in another group")
@@ -356,6 +357,8 @@ class Gathering:
 
     def not_met(self, peer: PeerId, absence: Absence, why: str, now: float) -> None:
         """Somebody whom we invited or probed cannot be reached, or refuses us by name."""
+        if peer == self.following and not self._answered:
+            self._let_go_of(peer, now)
         known = self._known.get(peer)
         if known is not None and peer not in self._held and peer != self.following:
             known.pass_over(absence, why)
@@ -375,7 +378,7 @@ class Gathering:
         if self.ended:
             return
         if now - self._ticked > STOPPED_SECONDS and now - self.next_moment > STOPPED_SECONDS:
-            self._arrivals.slept_until(now)
+            self._arrivals.begin_anew(now)
             self._reads_since_arrival = 0
             self._deadline = max(self._deadline, now + SHORTEST_PATIENCE_SECONDS)
             self._give_up = max(self._give_up, self._deadline + GRACE_SECONDS)
@@ -410,10 +413,10 @@ class Gathering:
                 self._end(self._why_nothing())
         elif now >= self._probe_at and not self._answered:
             self._probe_at = math.inf
-            self._effects.extend(Probe(peer) for peer in self._known.to_probe())
+            self._effects.extend(Probe(peer) for peer in self._known.to_probe(self.following))
         elif now >= self._give_up:
             leader = self.following
-            self._let_go_of(leader)
+            self._let_go_of(leader, now)
             self._known.pass_over(leader, Absence.AT_ODDS, "it did not close its list in time")
             self._end(self._why_nothing())
 
@@ -489,11 +492,14 @@ class Gathering:
         if self._arrivals.came(known.peer, now):
             self._reads_since_arrival = 0
 
-    def _let_go_of(self, leader: PeerId) -> bool:
-        """Follow this one no more; whether we did."""
+    def _let_go_of(self, leader: PeerId, now: float) -> bool:
+        """Follow this one no more; whether we did. If we lead now, then anew: what came, or did
+        not, while we followed says nothing of when all are here."""
         if leader != self.following or self.ended:
             return False
         self.following, self._answered = None, False
+        self._arrivals.begin_anew(now)
+        self._reads_since_arrival = 0
         return True
 
     def _send_on(self, peer: PeerId, held: _Held, now: float) -> None:

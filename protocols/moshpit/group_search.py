@@ -166,10 +166,12 @@ class GroupSearch:
                 nursery.start_soon(self._publish, PUBLISH_AFTER_SECONDS if follows else 0.0)
                 nursery.start_soon(self._read_slots)
                 nursery.start_soon(self._keep_time)
-                await self._over.wait()
+                try:
+                    await self._over.wait()
+                finally:
+                    self._gathering.stop()  # nothing is started from here on
                 nursery.cancel_scope.cancel()
         finally:
-            self._gathering.stop()
             for ticket in self._tickets.values():
                 _answer(ticket, NOT_HERE)
         if isinstance(self._outcome, Group):
@@ -184,6 +186,8 @@ class GroupSearch:
         """Carry out what the gathering has decided."""
         for effect in self._gathering.effects():
             self._carry_out(effect)
+        if self._gathering.following is None:
+            self._asking.cancel()
         self._changed.set()
         self._changed = trio.Event()
 
@@ -295,6 +299,7 @@ class GroupSearch:
         for number in itertools.count(1):
             while not self._gathering.looks_for_slots:
                 await self._changed.wait()
+            start = _now()
             try:
                 entries = await self._dht.get(
                     self.terms.key, latest_enough=number % FULL_READ_EVERY != 0
@@ -303,13 +308,13 @@ class GroupSearch:
                 log.debug("the slots under %s could not be read: %s", self.terms.key, error)
             else:
                 self._take_slots(entries.values())
-            self._gathering.slots_were_read(_now())
+            self._gathering.slots_were_read(_now() - start, _now())
             self._go_on()
             await trio.sleep(next(pauses))
 
     def _take_slots(self, entries: Iterable[SlotEntry]) -> None:
         mark = self.terms.layout_digest[:LAYOUT_MARK_BYTES]
-        for entry in entries:
+        for entry in sorted(entries, key=lambda one: self._order(one.publisher)):
             slot = entry.value
             if entry.publisher == self._me or not isinstance(slot, GroupSlot):
                 continue

@@ -161,13 +161,13 @@ class KnownPeers:
         if known is not None:
             known.pass_over(absence, reason)
 
-    def to_probe(self) -> list[PeerId]:
-        """Of those who can be dialled and come before this peer, the next after the first: all
-        those of whom it would be good to know soon whether they are there."""
+    def to_probe(self, asked: PeerId) -> list[PeerId]:
+        """Of those who can be dialled and come before this peer, the first beside the one that is
+        asked: it is good to know soon whether they are there."""
         before = self._order(self._me)
         able = [one for one in self._there() if one.reduces and one.place < before]
         able.sort(key=lambda one: one.place)
-        return [one.peer for one in able[1 : 1 + PROBED_AT_ONCE]]
+        return [one.peer for one in able if one.peer != asked][:PROBED_AT_ONCE]
 
     def first_before(self, peer: PeerId | None) -> KnownPeer | None:
         """Of those who can be dialled and were not passed over, the first in the order, if it

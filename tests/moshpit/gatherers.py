@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -135,11 +135,16 @@ class Found:
     groups: dict[PeerId, Group] = field(default_factory=dict)
     errors: dict[PeerId, NoGroup] = field(default_factory=dict)
     seconds: dict[PeerId, float] = field(default_factory=dict)
-    killed: set[PeerId] = field(default_factory=set)
+    news: trio.Event = field(default_factory=trio.Event)
 
     @property
     def ended(self) -> int:
         return len(self.groups) + len(self.errors)
+
+    async def until(self, peers: Collection[PeerId]) -> None:
+        """Until the searches of all these have ended."""
+        while not set(peers) <= self.seconds.keys():
+            await self.news.wait()
 
     @property
     def rosters(self) -> dict[bytes, Group]:
@@ -173,6 +178,8 @@ async def find(
     except NoGroup as error:
         outcome = found.errors[gatherer.peer] = error
     found.seconds[gatherer.peer] = trio.current_time() - start
+    found.news.set()
+    found.news = trio.Event()
     return outcome
 
 

@@ -1,0 +1,450 @@
+"""Who leads, whom a peer asks, and when a list is closed: the decisions of one gathering."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.identity import PeerId
+from protocols.moshpit.arrivals import LONGEST_QUIET_SECONDS, QUIET_SECONDS
+from protocols.moshpit.gathering import GRACE_SECONDS, Gathering, GatheringSettings
+from protocols.moshpit.gathering_effects import (
+    Candidate,
+    Effect,
+    End,
+    Follow,
+    Invite,
+    Lead,
+    Nobody,
+    NotTogether,
+    Probe,
+    Regroup,
+    Reply,
+    SendAway,
+    SendOn,
+    StartedWithoutUs,
+)
+from protocols.moshpit.known_peers import MOST_KNOWN, Absence
+from protocols.moshpit.splitting import split
+from tests.moshpit.gathering_model import Model, by_name, explore, model
+
+A, B, C, D, E = (PeerId(name) for name in "abcde")
+SECONDS = 10.0
+
+
+def gathering(
+    me: PeerId = B,
+    *,
+    expected: int | None = None,
+    group_size: int = 64,
+    reduces: bool = True,
+) -> Gathering:
+    return Gathering(me, by_name, GatheringSettings(group_size, SECONDS, reduces, expected), 0.0)
+
+
+def sees(one: Gathering, *peers: PeerId, now: float = 0.0) -> list[Effect]:
+    for peer in peers:
+        one.saw_slot(Candidate(peer), 1, now)
+    one.slots_were_read(0.0, now)
+    return one.effects()
+
+
+def joins(one: Gathering, *peers: PeerId, now: float = 0.0, **options: bool) -> list[Effect]:
+    for peer in peers:
+        one.join_came(Candidate(peer, **options), by_name(peer)[0], (), SECONDS, now)
+    return one.effects()
+
+
+def passes(one: Gathering, until: float) -> list[Effect]:
+    """Let time pass as it does: with a tick whenever one is due."""
+    effects: list[Effect] = []
+    while not one.ended and one.next_moment < until:
+        one.tick(one.next_moment)
+        effects += one.effects()
+    one.tick(until)
+    return effects + one.effects()
+
+
+def ticket(peer: PeerId) -> int:
+    return by_name(peer)[0]
+
+
+def test_a_peer_asks_the_first_that_it_knows() -> None:
+    one = gathering(D)
+    assert sees(one, B) == [Follow(B, ())]
+    assert sees(one, A, C) == []  # whoever leads is told by them, and sends us on
+
+
+def test_a_peer_that_knows_nobody_earlier_invites_everybody_it_sees() -> None:
+    assert sees(gathering(A), B, C) == [Invite(B, True), Invite(C, True)]
+
+
+def test_a_peer_that_can_only_dial_out_never_leads_and_is_never_asked() -> None:
+    one = gathering(A, reduces=False)
+    assert sees(one, C) == [Follow(C, ())]
+    other = gathering(B)
+    other.saw_slot(Candidate(A, reduces=False), 1, 0.0)
+    assert other.effects() == [Invite(A, False)]
+
+
+def test_the_list_is_closed_when_all_expected_have_joined() -> None:
+    one = gathering(A, expected=3)
+    assert joins(one, B) == []
+    assert joins(one, C) == [Lead({B: ticket(B), C: ticket(C)})]
+
+
+def test_the_list_is_closed_when_the_group_is_full_and_nobody_known_is_missing() -> None:
+    one = gathering(A, group_size=3)
+    sees(one, B, C)
+    assert joins(one, B) == []
+    assert joins(one, C) == [Lead({B: ticket(B), C: ticket(C)})]
+
+
+def test_the_list_is_closed_when_nobody_came_for_a_while() -> None:
+    one = gathering(A)
+    sees(one, B)
+    joins(one, B, now=0.01)
+    sees(one, B, now=0.05)
+    assert one.next_moment == pytest.approx(QUIET_SECONDS)
+    assert passes(one, 0.02 + QUIET_SECONDS) == [Lead({B: ticket(B)})]
+
+
+def test_a_list_is_not_closed_before_somebody_has_looked_again() -> None:
+    one = gathering(A)
+    joins(one, B, now=0.01)
+    one.tick(0.4)
+    assert one.effects() == []
+    assert sees(one, now=0.41) == [Lead({B: ticket(B)})]
+
+
+def test_gaps_between_arrivals_make_it_wait_longer_but_not_for_ever() -> None:
+    one = gathering(A)
+    sees(one)
+    joins(one, B, now=0.1)
+    joins(one, C, now=0.4)
+    sees(one, now=0.5)
+    assert one.next_moment == pytest.approx(0.4 + 2 * 0.3)
+    joins(one, D, now=0.9)
+    joins(one, E, now=1.5)
+    sees(one, now=1.6)
+    assert one.next_moment == pytest.approx(1.5 + LONGEST_QUIET_SECONDS)
+
+
+def test_whoever_has_a_slot_is_waited_for_until_it_is_known_to_be_gone() -> None:
+    one = gathering(A)
+    sees(one, B, C)
+    joins(one, B)
+    assert sees(one, now=0.4) == []
+    one.not_met(C, Absence.UNREACHABLE, "no answer", 0.4)
+    assert one.effects() == [Lead({B: ticket(B)})]
+
+
+def test_at_the_deadline_the_list_is_closed_whoever_is_missing() -> None:
+    one = gathering(A, expected=5)
+    sees(one, B, C)
+    joins(one, B)
+    assert Lead({B: ticket(B)}) in passes(one, SECONDS)
+
+
+def test_a_peer_that_waits_less_long_brings_its_deadline_along_within_bounds() -> None:
+    one = gathering(A, expected=5)
+    sees(one, C)
+    one.join_came(Candidate(B), 1, (), 0.0, 0.5)
+    assert passes(one, 1.49) == []
+    assert passes(one, 1.5) == [Lead({B: 1})]
+
+
+def test_those_who_wait_are_sent_on_only_to_somebody_who_has_answered() -> None:
+    one = gathering(B)
+    joins(one, C, D)
+    assert sees(one, A) == [Follow(A, ())]
+    one.leader_answered(A, 0.01, 0.1)
+    assert one.effects() == [SendOn(ticket(C), A), SendOn(ticket(D), A)]
+    assert joins(one, E) == [SendOn(ticket(E), A)]
+
+
+def test_whoever_has_passed_over_our_leader_waits_here_instead() -> None:
+    one = gathering(B)
+    sees(one, A)
+    one.leader_answered(A, 0.01, 0.1)
+    one.join_came(Candidate(C), 1, (A,), SECONDS, 0.2)
+    assert one.effects() == []
+    one.left_by(A, Absence.UNREACHABLE, "gone", 0.3)
+    assert one.effects() == []
+    sees(one, now=0.31)
+    assert passes(one, 1.0) == [Lead({C: 1})]
+
+
+def test_a_silent_leader_is_passed_over_and_the_next_is_asked() -> None:
+    one = gathering(C)
+    assert sees(one, B, A) == [Follow(B, ())]
+    one.sent_on(B, Candidate(A), 0.1)
+    assert one.effects() == [Follow(A, ())]
+    one.left_by(A, Absence.UNREACHABLE, "gone", 1.1)
+    assert one.effects() == [Follow(B, (A,))]
+
+
+def test_many_dead_peers_at_the_head_of_the_order_cost_one_timeout() -> None:
+    one = gathering(E)
+    one.saw_slot(Candidate(A), 1, 0.0)
+    one.saw_slot(Candidate(B), 1, 0.0)
+    one.saw_slot(Candidate(C), 1, 0.0)
+    assert one.effects() == [Follow(A, ())]
+    one.tick(one.next_moment)
+    assert one.effects() == [Probe(B), Probe(C)]
+    one.not_met(B, Absence.UNREACHABLE, "gone", 1.2)
+    one.left_by(A, Absence.UNREACHABLE, "gone", 1.2)
+    assert one.effects() == [Follow(C, (A, B))]
+    one.not_met(C, Absence.UNREACHABLE, "gone", 1.25)  # the probe of before
+    assert one.following is None
+
+
+def test_a_peer_counts_again_with_a_newer_slot_or_a_word_of_its_own() -> None:
+    one = gathering(B)
+    sees(one, A)
+    one.left_by(A, Absence.UNREACHABLE, "gone", 1.0)
+    assert one.effects() == []
+    assert sees(one, A, now=1.1) == []  # the same slot: a ghost
+    one.saw_slot(Candidate(A), 2, 1.2)
+    assert one.effects() == [Follow(A, ())]
+    one.left_by(A, Absence.UNREACHABLE, "gone", 2.2)
+    assert one.invited(A, 2.3) == (Reply.COMING, None)
+
+
+def test_an_invited_peer_says_with_whom_it_is() -> None:
+    one = gathering(C)
+    assert one.invited(B, 0.0) == (Reply.COMING, None)
+    assert one.invited(A, 0.1) == (Reply.WITH_ANOTHER, B)
+    leader = gathering(A)
+    assert leader.invited(B, 0.0) == (Reply.WITH_ANOTHER, A)
+
+
+def test_a_leader_that_names_an_impossible_one_is_passed_over() -> None:
+    for named in (C, D, B):
+        one = gathering(C)
+        assert sees(one, B) == [Follow(B, ())]
+        one.sent_on(B, Candidate(named), 0.1)
+        assert one.following is None
+
+
+def test_being_sent_to_and_fro_ends() -> None:
+    one = gathering(C)
+    sees(one, B)
+    for turn in range(200):
+        if one.following == B:
+            one.sent_on(B, Candidate(A), turn / 100)
+        elif one.following == A:
+            one.left_by(A, Absence.ELSEWHERE, "not here", turn / 100)
+    assert one.following is None
+
+
+def test_a_peer_alone_waits_until_the_deadline_or_until_it_is_sure() -> None:
+    one = gathering()
+    sees(one)
+    assert passes(one, SECONDS - 0.01) == []
+    assert passes(one, SECONDS) == [End(Nobody(()))]
+    sure = gathering(expected=1)
+    assert sees(sure) == [End(Nobody(()))]
+
+
+def test_the_dead_do_not_make_company() -> None:
+    one = gathering(A)
+    sees(one, B)
+    one.not_met(B, Absence.UNREACHABLE, "no answer", 1.0)
+    assert passes(one, SECONDS) == [End(Nobody((B,)))]
+
+
+def test_others_who_would_not_come_are_named() -> None:
+    one = gathering(A)
+    sees(one, B)
+    one.saw_other_layout(C, "another layout", 0.1)
+    assert passes(one, SECONDS) == [
+        End(NotTogether(((B, "it did not join in time"), (C, "another layout"))))
+    ]
+
+
+def test_a_straggler_is_late_when_it_is_shown_a_larger_group() -> None:
+    one = gathering(C)
+    sees(one, B)
+    one.shown(B, (A, B), 0.2)
+    assert one.effects() == [End(StartedWithoutUs(B))]
+
+
+def test_who_waits_for_its_leader_is_not_late_by_what_others_show_it() -> None:
+    """The list that they show may be the one that is on its way."""
+    one = gathering(B)
+    sees(one, A)
+    one.shown(C, (A, B, C), 0.2)
+    assert one.effects() == []
+    assert one.listed(A)
+
+
+def test_a_group_of_stragglers_that_is_not_smaller_goes_on() -> None:
+    one = gathering(A)
+    joins(one, B, C)
+    one.shown(D, (D, E), 0.1)
+    assert one.effects() == []
+    assert sees(one, now=0.2) == [Lead({B: ticket(B), C: ticket(C)})]
+
+
+def test_a_leader_that_never_closes_is_given_up() -> None:
+    one = gathering(B)
+    sees(one, A)
+    one.leader_answered(A, 0.0, 0.1)
+    assert one.next_moment == SECONDS + GRACE_SECONDS
+    one.tick(SECONDS + GRACE_SECONDS)
+    assert one.effects() == [End(NotTogether(((A, "it did not close its list in time"),)))]
+
+
+def test_after_the_process_was_stopped_the_list_is_not_closed_at_once() -> None:
+    """Those whose joins it still holds may long be elsewhere: first it hears what they said."""
+    one = gathering(A)
+    sees(one, B)
+    joins(one, B, now=0.01)
+    one.tick(60.0)
+    assert one.effects() == []
+    one.join_gone(B, ticket(B), 60.01)
+    one.tick(62.0)
+    assert not any(isinstance(effect, Lead) for effect in one.effects())
+
+
+def test_too_many_become_several_groups_by_order() -> None:
+    one = gathering(A, group_size=3, expected=5)
+    effects = joins(one, B, C, D, E)
+    group = (Candidate(D), Candidate(E))
+    assert effects == [
+        Regroup(ticket(D), group),
+        Regroup(ticket(E), group),
+        Lead({B: ticket(B), C: ticket(C)}),
+    ]
+    other = gathering(D, group_size=3)
+    sees(other, A)
+    other.regrouped(A, group, 1.0)
+    assert other.effects() == [Invite(E, True)]
+    assert joins(other, E, now=1.1) == [Lead({E: ticket(E)})]
+
+
+def test_a_group_that_cannot_be_one_is_not_believed() -> None:
+    for group in ((Candidate(C), Candidate(D)), (Candidate(B),)):
+        one = gathering(B)
+        sees(one, A)
+        one.regrouped(A, group, 1.0)
+        assert one.following is None
+        assert one.leads
+
+
+def test_a_second_join_of_one_peer_replaces_the_first() -> None:
+    one = gathering(A)
+    joins(one, B)
+    one.join_came(Candidate(B), 7, (), SECONDS, 0.1)
+    assert one.effects() == [SendAway(ticket(B))]
+    one.join_gone(B, ticket(B), 0.2)  # of the first: too late to matter
+    assert passes(one, SECONDS) == [Lead({B: 7})]
+
+
+def test_the_number_of_peers_that_are_known_is_bounded() -> None:
+    one = gathering(PeerId(""))
+    for number in range(MOST_KNOWN + 10):
+        one.saw_other_layout(PeerId(f"p{number}"), "another layout", 0.0)
+    one.join_came(Candidate(PeerId("one more")), 1, (), SECONDS, 0.0)
+    assert SendAway(1) in one.effects()
+
+
+def test_who_was_here_the_last_time_is_asked_at_once_and_never_waited_for() -> None:
+    follower = gathering(C)
+    assert follower.remembers([Candidate(A), Candidate(B)], 0.0)
+    assert follower.effects() == [Follow(A, ())]
+    leader = gathering(A)
+    assert not leader.remembers([Candidate(B), Candidate(C)], 0.0)
+    assert leader.effects() == [Invite(B, True), Invite(C, True)]
+    joins(leader, B, now=0.01)
+    sees(leader, now=0.02)
+    assert passes(leader, 0.02 + QUIET_SECONDS) == [Lead({B: ticket(B)})]
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 16))
+def test_splitting_places_whom_it_can(reducers: int, clients: int, largest: int) -> None:
+    able = [f"r{number}" for number in range(reducers)]
+    others = [f"c{number}" for number in range(clients)]
+    groups = split(able, others, largest)
+    placed = [member for group in groups for member in group]
+    assert len(placed) == len(set(placed))
+    for group in groups:
+        assert 2 <= len(group) <= largest
+        assert group[0].startswith("r")
+    if groups and len(able) * largest >= reducers + clients:
+        assert reducers + clients - len(placed) <= 1
+    assert [one for one in placed if one[0] == "r"] == able[: sum(o[0] == "r" for o in placed)]
+
+
+# -- every order, and every moment of a death
+
+
+def all_in_one_list_each(end: Model) -> None:
+    assert set(end.accepted) == set(end.machines)
+    assert sorted(peer for members in end.lists.values() for peer in members) == sorted(
+        end.machines
+    )
+
+
+def survivors_are_together_or_know_why(end: Model) -> None:
+    """Who is in a list was listed by its leader; who is in none is alone, or was shown a list."""
+    for member, leader in end.accepted.items():
+        assert member in end.lists[leader]
+    for peer in end.alive:
+        if peer not in end.accepted and len(end.alive) > 1:
+            assert isinstance(end.endings[peer], StartedWithoutUs)
+
+
+@pytest.mark.parametrize("expected", [None, 2])
+@pytest.mark.parametrize("clients", ["", "a", "b"])
+def test_two_peers_meet_in_whatever_order_they_hear_of_each_other(
+    clients: str, expected: int | None
+) -> None:
+    assert explore(model("ab", clients=clients, expected=expected), all_in_one_list_each) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["a", "b"])
+def test_one_of_two_may_die_at_any_moment(victim: str) -> None:
+    start = model("ab", expected=2, may_die=victim)
+    assert explore(start, survivors_are_together_or_know_why) > 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clients", ["", "a"])
+def test_three_peers_meet_in_whatever_order(clients: str) -> None:
+    start = model("abc", clients=clients, expected=3)
+    assert explore(start, all_in_one_list_each) > 1000
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("clients", ["", "a", "c"])
+@pytest.mark.parametrize("expected", [None, 3])
+@pytest.mark.parametrize("victim", ["a", "b", "c"])
+def test_one_of_three_may_die_at_any_moment(
+    victim: str, expected: int | None, clients: str
+) -> None:
+    start = model("abc", clients=clients, expected=expected, may_die=victim)
+    assert explore(start, survivors_are_together_or_know_why) > 5000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["abc", "abcd", "abcdef"])
+def test_one_of_many_may_die_in_any_of_many_random_orders(names: str) -> None:
+    for seed in range(60):
+        chance = random.Random(f"{names} {seed}")
+        victim = chance.choice(names)
+        clients = "".join(chance.sample(names, chance.randrange(len(names) - 1)))
+        one = model(names, clients=clients, expected=len(names), may_die=victim)
+        while not one.is_over:
+            steps = one.steps()
+            kill = [step for step in steps if step[:3] in ("kil", "cut")]
+            if kill and chance.random() < 0.9:
+                steps = [step for step in steps if step not in kill]
+            one.take(chance.choice(steps))
+        if any(peer not in one.clients for peer in one.alive):
+            survivors_are_together_or_know_why(one)
