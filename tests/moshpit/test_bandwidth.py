@@ -7,6 +7,7 @@ import pytest
 from protocols.identity import PeerId
 from protocols.moshpit.bandwidth import (
     HALF_LIFE_SECONDS,
+    LARGEST_ESTIMATE,
     PEERS_KEPT,
     RECENT_MEASUREMENTS,
     SMALLEST_BYTES,
@@ -59,7 +60,7 @@ def test_a_connection_that_became_slow_is_believed_to_be_slow_after_some_half_li
 
 def test_after_many_exchanges_the_oldest_are_forgotten() -> None:
     bandwidth = Bandwidth()
-    bandwidth.add(0.0, report(80 * MEGABYTE, 1.0))
+    bandwidth.add(0.0, report(40 * MEGABYTE, 1.0))
     for _ in range(RECENT_MEASUREMENTS):
         bandwidth.add(0.0, report(8 * MEGABYTE, 1.0))
     assert bandwidth.up(0.0) == 8 * MEGABYTE
@@ -96,3 +97,10 @@ def test_links_of_long_ago_are_forgotten() -> None:
         bandwidth.add(0.0, report(MEGABYTE, 1.0, use))
     assert bandwidth.link(PeerId("peer-0"), 0.0) == (0.0, 0.0)
     assert bandwidth.link(PeerId("peer-1"), 0.0) == (MEGABYTE, MEGABYTE)
+
+
+def test_what_is_faster_than_any_home_connection_is_equally_fast() -> None:
+    one, other = Bandwidth(), Bandwidth()
+    one.add(0.0, report(400 * MEGABYTE, 1.0))
+    other.add(0.0, report(200 * MEGABYTE, 1.0))
+    assert one.up(0.0) == other.up(0.0) == one.down(0.0) == LARGEST_ESTIMATE
