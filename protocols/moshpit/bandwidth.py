@@ -8,8 +8,8 @@ become slow is believed to be slow after some half-lives.
 
 Pure: moments are arguments. Memory is bounded in rounds and in peers.
 
-Easy to get wrong: a fast machine does not measure its link. And small transfers measure latency: what moved fewer than `SMALLEST_BYTES` is no
-measurement at all, in total or of one link.
+Easy to get wrong: a fast machine does not measure its link. And small transfers measure latency:
+what moved fewer than `SMALLEST_BYTES` is no measurement at all, in total or of one link.
 """
 
 from __future__ import annotations
