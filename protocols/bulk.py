@@ -87,7 +87,11 @@ BulkHandler = Callable[[Caller, "Transfer[Accepted, Closed, Closing]", Opening],
 Raising before or after `accept` ends the transfer with that error on the other side.
 """
 
-JOIN_BYTES = 16 << 10  # a chunk up to this is copied behind its header: one send instead of two
+
+JOIN_BYTES = 65_502
+"""So much of a chunk is copied behind its header: together with that it fills a frame of Yamux in
+a packet of Noise to the byte, where the header alone would be a frame of its own."""
+
 ALIVE_PART = 4  # ALIVE is due after this part of the stall time in which nothing was sent
 LAST_WORD_SECONDS = 1.0  # how long a broken transfer looks for the error that explains it
 
@@ -214,10 +218,8 @@ class Transfer(Generic[Accepted, Sent, Received]):
         header = chunk_header(len(view))
         self._sent.add(header, view)
         self._state.counts.chunk_bytes_sent += len(view)
-        if len(view) <= JOIN_BYTES:
-            await self._send(header + view, None)
-        else:
-            await self._send(header, view)
+        rest = view[JOIN_BYTES:] if len(view) > JOIN_BYTES else None
+        await self._send(b"".join((header, view[:JOIN_BYTES])), rest)
 
     async def send_closing(self, closing: Sent) -> None:
         """Say that no more chunks come from here. The other direction goes on."""
@@ -250,8 +252,14 @@ class Transfer(Generic[Accepted, Sent, Received]):
             raise ProtocolMisuse("Chunks go between accepting and the closing message.")
 
     async def _send(self, start: bytes, rest: memoryview | None) -> None:
-        async with self._sending:
+        try:
+            self._sending.acquire_nowait()  # which `acquire` follows with a turn of the loop
+        except trio.WouldBlock:
+            await self._sending.acquire()
+        try:
             await self._send_frame(start, rest)
+        finally:
+            self._sending.release()
         self._last_sent = trio.current_time()
 
     async def _send_frame(self, start: bytes, rest: memoryview | None) -> None:

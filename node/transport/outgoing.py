@@ -44,6 +44,10 @@ FRAME_PAYLOAD_BYTES = PLAINTEXT_LIMIT_BYTES - HEADER_BYTES
 # frames is bounded in memory too.
 FRAME_COST_BYTES = 64
 
+# A sender that waits for room is woken when this part of what it may queue is left to be sent: so
+# it is woken for many frames, and not for each.
+WAKE_BELOW_FRACTION = 1 / 2
+
 # A peer that measures us has one or two pings under way. Older ones are dropped unanswered.
 PINGS_ANSWERED_AT_ONCE = 64
 
@@ -69,6 +73,7 @@ class Outgoing:
     def __init__(self, settings: YamuxSettings, on_work: Callable[[], None]) -> None:
         self._stream_limit = settings.stream_send_limit_bytes
         self._connection_limit = settings.connection_send_limit_bytes
+        self._wake_below = int(self._stream_limit * WAKE_BELOW_FRACTION)
         self._on_work = on_work
         self._ring: deque[StreamQueue] = deque()
         self._control: deque[StreamQueue] = deque()
@@ -188,7 +193,8 @@ class Outgoing:
             else:
                 queue.in_ring = False
         for queue in made_room:
-            queue.on_room()
+            if queue.queued_bytes <= self._wake_below:
+                queue.on_room()
         if self._go_away is not None and not ring:
             frames.append(encode_header(GO_AWAY, 0, SESSION_STREAM_ID, self._go_away))
             self._go_away = None
