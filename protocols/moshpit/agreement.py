@@ -29,7 +29,6 @@ from protocols.errors import ProtocolMisuse
 from protocols.moshpit import verdicts
 from protocols.moshpit.acceptor import Acceptor, blocking_of
 from protocols.moshpit.agreement_messages import (
-    SUSPICIONS_PER_MESSAGE,
     Accept,
     Accepted,
     AgreementMessage,
@@ -37,7 +36,6 @@ from protocols.moshpit.agreement_messages import (
     Decided,
     Forswear,
     GivenUp,
-    Held,
     Holding,
     Open,
     Opened,
@@ -51,10 +49,12 @@ from protocols.moshpit.agreement_messages import (
     Trouble,
 )
 from protocols.moshpit.ballots import LARGEST_BALLOT_NUMBER, Ballot, Statement, Suspicion
-from protocols.moshpit.blame import Blame, Verify, clipped
+from protocols.moshpit.blame import Blame, Verify
 from protocols.moshpit.coordinator import Coordinator, Plan
 from protocols.moshpit.desk import Desk, Timing
 from protocols.moshpit.message_checks import NotAnHonestMessage, check
+from protocols.moshpit.own_exchange import OwnExchange
+from protocols.moshpit.succession import Succession
 from protocols.moshpit.verdicts import Commit, Discard, Effect, LeftOut, Verdict
 
 __all__ = ["Agreement", "CheckCuts", "Plan", "Timing", "Verify"]
@@ -81,12 +81,12 @@ class Agreement:
         verify: Verify,
         check_cuts: CheckCuts | None = None,
     ) -> None:
-        """`coordinators`: the order of succession, leader first. Whoever is not named in it never
-        takes over: name all, those who can be dialled first."""
+        """`coordinators`: the order of succession, leader first; who is not named comes last."""
         self.verdict: Verdict | None = None
         self.excluded: dict[int, Suspicion] = {}
         """Who is not in the newest attempt that we know of, and why."""
-        self._desk = Desk(me, size, coordinators, timing, now)
+        others = [member for member in range(size) if member not in coordinators]
+        self._desk = Desk(me, size, (*coordinators, *others), timing, now)
         self._plan = plan
         self._verify = verify
         self._check_cuts = check_cuts
@@ -95,18 +95,13 @@ class Agreement:
         self._blame = Blame()
         self._coordinator: Coordinator | None = None
         self._own = first if me == coordinators[0] else None  # our highest ballot
-        self._following = first  # the highest ballot that we know of
-        self._suspected: set[int] = set()  # not heard of since they were found silent
+        self._succession = Succession(self._desk)
+        self._exchange = OwnExchange(self._desk)
         self._untold = False  # our coordinator may not have had our last report
         self._late = False
-        self._running: Ballot | None = None
-        self._held: Held | None = None
-        self._failed: Trouble | None = None
         self._decision: Decided | None = None
         self._desk.arm("round", timing.round_seconds)
         self._desk.arm("end", timing.round_seconds + timing.closing_seconds)
-        if first.coordinator != me:
-            self._desk.arm("poll", timing.poll_seconds)
 
     # what the shell calls
 
@@ -116,9 +111,13 @@ class Agreement:
         if desk.me != desk.coordinators[0]:
             raise ProtocolMisuse("Only the leader begins a round.")
         desk.now = now
-        if self._following.number > 0 or self._coordinator is not None or self.verdict is not None:
+        if (
+            self._succession.following.number > 0
+            or self._coordinator is not None
+            or self.verdict is not None
+        ):
             return  # it has begun; or so late that the others have gone on without us
-        self._coordinator = self._coordinate(self._following)
+        self._coordinator = self._coordinate(self._succession.following)
         self._coordinator.begin()
         self._drain()
 
@@ -138,37 +137,40 @@ class Agreement:
         self._desk.now = now
         if self.verdict is not None or member == self._desk.me:
             return
-        self._suspected.add(member)
+        self._succession.suspect(member)
         if self._coordinator is not None:
             self._coordinator.unreachable(member)
-        elif member == self._following.coordinator:
+        elif member == self._succession.following.coordinator:
             self._untold = True
-            self._succeed()
         self._drain()
+
+    def alive(self, member: int, now: float) -> None:
+        """Bytes have come from this member, though perhaps no message: behind the chunks of a full
+        link, messages wait, and silence means nothing. A call that failed has failed all the same.
+        """
+        self._desk.now = now
+        if self.verdict is None and member != self._desk.me:
+            self._succession.is_not_silent(member)
+            if self._coordinator is not None:
+                self._coordinator.is_not_silent(member)
 
     def exchange_done(
         self, ballot: Ballot, digest: bytes, statements: tuple[Statement, ...], now: float
     ) -> None:
         """The exchange of this ballot has brought the whole result; digest as digest_of_result."""
         self._desk.now = now
-        if self._running != ballot:
-            return  # it was stopped meanwhile, and we have said that we do not hold it
-        self._running = None
-        self._held = Held(ballot, digest, statements)
-        self._report()
-        self._drain()
+        if self._exchange.done(ballot, digest, statements):
+            self._exchange.report(ballot)
+            self._drain()
 
     def exchange_failed(
         self, ballot: Ballot, suspicions: tuple[Suspicion, ...], now: float
     ) -> None:
         """The exchange of this ballot has failed because of these."""
         self._desk.now = now
-        if self._running != ballot:
-            return
-        self._running = None
-        self._failed = Trouble(ballot, clipped(suspicions, SUSPICIONS_PER_MESSAGE))
-        self._report()
-        self._drain()
+        if self._exchange.fail(ballot, suspicions):
+            self._exchange.report(ballot)
+            self._drain()
 
     def tick(self, now: float) -> None:
         """Do what is due; to be called at `next_deadline`, and harmless at any other time."""
@@ -210,7 +212,7 @@ class Agreement:
             if (
                 self._acceptor.promised <= message.ballot == result.attempt
                 and me in result.members
-                and not self._holds(result)
+                and not self._exchange.holds(result)
                 and self.verdict is None
             ):
                 raise NotAnHonestMessage(
@@ -227,9 +229,7 @@ class Agreement:
             )
 
     def _hear(self, sender: int) -> None:
-        self._suspected.discard(sender)
-        if sender == self._following.coordinator:
-            self._desk.disarm("suspect", "takeover")
+        self._succession.hear(sender)
         if self._coordinator is not None:
             self._coordinator.heard(sender)
 
@@ -267,9 +267,9 @@ class Agreement:
             return
         self._follow(ballot)
         self._acceptor.promise(ballot)
-        if self._running is not None and (self._running < ballot or isinstance(message, Accept)):
-            self._desk.effects.append(verdicts.StopExchange(self._running))
-            self._running = None
+        running = self._exchange.running
+        if running is not None and (running < ballot or isinstance(message, Accept)):
+            self._exchange.stop()
         match message:
             case Open(_, members, excluded):
                 if self._acceptor.open(Attempt(ballot, members)):
@@ -290,21 +290,19 @@ class Agreement:
 
     def _take_start(self, start: Start) -> None:
         ballot = start.ballot
-        if self._running == ballot:
+        if self._exchange.running == ballot:
             return
-        if self._reports_on(ballot):
-            self._report()
+        if self._exchange.has_ended(ballot):
+            self._exchange.report(ballot)
             return
         self._acceptor.open(Attempt(ballot, start.members))  # it was, by a quorum
         wrong = self._check_cuts(start.members, start.cuts) if self._check_cuts else ""
         if wrong:
             against = Suspicion(ballot.coordinator, "wrong_plan", wrong)
-            self._failed = Trouble(ballot, clipped([against], 1))
-            self._report()
+            self._exchange.refuse(ballot, (against,))
+            self._exchange.report(ballot)
             return
-        self._held = None  # from here on it is written over
-        self._running = ballot
-        self._desk.effects.append(verdicts.StartExchange(ballot, start.members, start.cuts))
+        self._exchange.start(start)
 
     def _take_of_member(
         self, sender: int, message: Promise | Opened | Holding | Trouble | Accepted
@@ -336,7 +334,7 @@ class Agreement:
             if exchanges:
                 coordinator.exchanges(sender)
             owed = coordinator.owed(sender, exchanges)
-        self._desk.send(sender, owed or Progress(self._following))
+        self._desk.send(sender, owed or Progress(self._succession.following))
 
     def _take_given_up(self, sender: int, ballot: Ballot) -> None:
         if self.verdict is not None:
@@ -344,9 +342,8 @@ class Agreement:
         if ballot == self._acceptor.promised and sender == ballot.coordinator:
             self._acceptor.vow()
             self._end_without_quorum("too few members could be reached")
-        elif sender == self._following.coordinator:
-            self._suspected.add(sender)
-            self._succeed()
+        else:
+            self._succession.suspect(sender)
 
     # ballots
 
@@ -355,84 +352,42 @@ class Agreement:
 
     def _hear_of(self, ballot: Ballot) -> None:
         """Somebody knows of this ballot: if it is higher than ours, ask its coordinator."""
-        if ballot > self._following and self.verdict is None:
-            self._follow(ballot)
+        if self.verdict is None and self._follow(ballot):
             self._ask()
 
-    def _follow(self, ballot: Ballot) -> None:
-        if ballot <= self._following:
-            return
-        self._following = ballot
+    def _follow(self, ballot: Ballot) -> bool:
+        if self.verdict is not None or not self._succession.follow(ballot):
+            return False
         self._untold = False
-        self._desk.disarm("suspect", "takeover")
-        if self._coordinator is not None and self._coordinator.ballot < ballot:
-            self._coordinator = None
-            self._desk.disarm("answers", "watch")
-        if self._coordinator is None and self.verdict is None:
-            self._desk.arm("poll", self._desk.timing.poll_seconds)
+        self._coordinator = None
+        self._desk.disarm("answers", "watch")
+        return True
 
     def _ask(self) -> None:
-        """Show our coordinator that we live, and be shown it."""
-        timing, to = self._desk.timing, self._following.coordinator
         if self._untold:
             self._untold = False
-            self._report()
-        self._desk.send(to, Query(self._following, self._attempt_of_ours()))
-        self._desk.arm("poll", timing.poll_seconds)
-        if "suspect" not in self._desk.timers and "takeover" not in self._desk.timers:
-            self._desk.arm("suspect", timing.silence_seconds - timing.poll_seconds)
-
-    def _succeed(self) -> None:
-        """Our coordinator is gone: take over, unless somebody before us does."""
-        desk = self._desk
-        left = [each for each in desk.coordinators if each not in self._suspected]
-        if desk.me in left and "takeover" not in desk.timers:
-            desk.disarm("suspect")
-            desk.arm("takeover", desk.timing.stagger_seconds * left.index(desk.me))
+            self._exchange.report(self._succession.following)
+        self._succession.ask(self._exchange.newest)
 
     def next_ballot(self) -> None:
         """Coordinate the next ballot (also called by the coordinator of our last)."""
-        number = max(self._following, self._acceptor.promised).number + 1
+        number = max(self._succession.following, self._acceptor.promised).number + 1
         if number > LARGEST_BALLOT_NUMBER:
             self.give_up("there are no ballots left")
             return
-        self._own = self._following = Ballot(number, self._desk.me)
-        self._desk.disarm("suspect", "takeover", "poll", "answers", "watch")
+        self._own = Ballot(number, self._desk.me)
+        self._follow(self._own)
         self._coordinator = self._coordinate(self._own)
         self._coordinator.prepare()
 
-    # what we report
-
-    def _attempt_of_ours(self) -> Ballot | None:
-        """The newest ballot whose exchange we have begun."""
-        begun = [
-            self._running,
-            self._held.attempt if self._held is not None else None,
-            self._failed.ballot if self._failed is not None else None,
-        ]
-        return max((each for each in begun if each is not None), default=None)
-
-    def _reports_on(self, ballot: Ballot) -> bool:
-        return self._running is None and self._attempt_of_ours() == ballot
-
-    def _report(self) -> None:
-        """Tell our coordinator how its exchange has ended here, if it has."""
-        ballot = self._following
-        if self._held is not None and self._held.attempt == ballot:
-            holding = Holding(ballot, self._held.digest, self._held.statements)
-            self._desk.send(ballot.coordinator, holding)
-        elif self._failed is not None and self._failed.ballot == ballot:
-            self._desk.send(ballot.coordinator, self._failed)
-
     def _promise(self) -> Promise:
-        acceptor, failed = self._acceptor, self._failed
-        about = failed is not None and failed.ballot == acceptor.attempt.ballot
+        acceptor = self._acceptor
         return Promise(
             acceptor.promised,
             acceptor.attempt,
             acceptor.accepted,
-            self._held if self.verdict is None else None,
-            failed.suspicions if failed is not None and about else (),
+            self._exchange.held if self.verdict is None else None,
+            self._exchange.complaints(acceptor.attempt.ballot),
             acceptor.vowed,
         )
 
@@ -443,8 +398,7 @@ class Agreement:
             self._ask()
 
     def _suspect(self) -> None:
-        self._suspected.add(self._following.coordinator)
-        self._succeed()
+        self._succession.suspect(self._succession.following.coordinator)
 
     def _answers_are_due(self) -> None:
         if self._coordinator is not None:
@@ -496,14 +450,10 @@ class Agreement:
         result = decided.result
         if result is None:
             self._end(Discard(decided.reason, in_doubt=False))
-        elif self._holds(result):
+        elif self._exchange.holds(result):
             self._end(Commit(result.attempt, result.members, result.digest))
         else:
             self._end(LeftOut(result.attempt, result.members, result.digest))
-
-    def _holds(self, result: Result) -> bool:
-        held = self._held
-        return held is not None and (held.attempt, held.digest) == (result.attempt, result.digest)
 
     def _end_without_quorum(self, reason: str) -> None:
         """In doubt, unless our own vow alone makes a quorum impossible."""
@@ -522,7 +472,5 @@ class Agreement:
         self.verdict = verdict
         self._coordinator = None
         self._desk.timers.clear()
-        if self._running is not None:
-            self._desk.effects.append(verdicts.StopExchange(self._running))
-            self._running = None
+        self._exchange.stop()
         self._desk.effects.append(verdicts.Decided(verdict))

@@ -29,9 +29,7 @@ from protocols.moshpit.agreement_messages import (
     Accept,
     Acceptance,
     AgreementMessage,
-    Attempt,
     Forswear,
-    Held,
     Holding,
     Open,
     Prepare,
@@ -43,9 +41,18 @@ from protocols.moshpit.agreement_messages import (
 from protocols.moshpit.ballots import Ballot, Statement, Suspicion, digest_of_result
 from protocols.moshpit.blame import SILENT, Blame, Verify, liars
 from protocols.moshpit.desk import Desk
+from protocols.moshpit.promises import (
+    free_members,
+    holders,
+    is_at_hand,
+    newest_acceptance,
+    newest_attempt,
+)
 
 BALLOTS_BEYOND_SIZE = 2  # each failed attempt costs a member or names a pair; two are for duels
+MORE_WAITS = 2  # for members whose link is so full that an answer takes some seconds
 PREPARE_TRIES = 2  # the second reaches whoever was reconnecting
+NOBODY_CAN = "nobody of those who are left brings data, or nobody can reduce"
 RECONNECT_SECONDS = 0.5  # until the second, when too few are left and the calls to them failed
 
 Plan = Callable[[tuple[int, ...]], tuple[int, ...]]
@@ -91,6 +98,7 @@ class Coordinator:
         self._verify = verify
         self._quorum = quorum_of(desk.size)
         self._tries = PREPARE_TRIES
+        self._patience = MORE_WAITS
         self._failed: set[int] = set()  # not reached, and not heard of since
         self._vows: set[int] = set()
         self._promises: dict[int, Promise] = {}
@@ -99,7 +107,7 @@ class Coordinator:
         self._excluded: tuple[Suspicion, ...] = ()
         self._opened: set[int] = set()
         self._joined: set[int] = set()  # have said that they exchange
-        self._heard: set[int] = set()  # since the last watch
+        self._heard: set[int] = set()  # since we last began to wait, or watched
         self._probed: set[int] = set()  # and have not answered yet
         self._holdings: dict[int, Holding] = {}
         self._result: Result | None = None
@@ -113,17 +121,18 @@ class Coordinator:
         """Exchange at once, with everybody: the first ballot."""
         self._members = tuple(range(self._desk.size))
         self._cuts = self._plan(self._members)
-        self._exchange()
+        if self._cuts:
+            self._exchange()
+        else:
+            self._propose(None, NOBODY_CAN)
 
     def prepare(self) -> None:
+        self._enter(Stage.PREPARING)
         self._desk.send_to_all(Prepare(self.ballot))
-        self._arm()
 
     def _choose(self) -> None:
         """A quorum has promised: what is this ballot for? (Paxos, phase 2a)"""
-        promises = self._promises
-        attempt = max((each.attempt for each in promises.values()), key=lambda each: each.ballot)
-        accepted = self._newest_acceptance(attempt)
+        accepted = self._newest_acceptance()
         if accepted is not None:
             self._propose(accepted.result, "it may have been decided already")
             return
@@ -133,46 +142,24 @@ class Coordinator:
         if reason:
             self._propose(None, reason)
             return
-        result = self._result_of_all(attempt)
-        if result is not None:
-            self._propose(result, "")
+        attempt = newest_attempt(self._promises)
+        held = holders(self._promises, attempt)
+        if len({each.digest for each in held.values()}) > 1:
+            shown = {member: each.statements for member, each in held.items()}
+            self._convict_liars(shown, attempt.ballot)
+        free = free_members(self._promises)
+        if is_at_hand(held, free - self._blame.ruled_out(free).keys()):
+            digest = next(iter(held.values())).digest
+            self._propose(Result(attempt.ballot, attempt.members, digest), "")
         else:
             self._open()
 
-    def _newest_acceptance(self, attempt: Attempt) -> Acceptance | None:
-        """What was accepted last, unless a later attempt was opened, which made it void."""
-        found = [each.accepted for each in self._promises.values() if each.accepted is not None]
-        newest = max(found, key=lambda each: each.ballot, default=None)
-        return newest if newest is not None and newest.ballot >= attempt.ballot else None
-
-    def _result_of_all(self, attempt: Attempt) -> Result | None:
-        """The result of the last attempt, if a new one could only lose data: everybody who would
-        be in it holds the result of the last."""
-        free = [member for member, each in self._promises.items() if not each.vowed]
-        holders: dict[int, Held] = {}
-        for member in free:
-            held = self._promises[member].held
-            if (
-                held is not None
-                and held.attempt == attempt.ballot
-                and member in attempt.members
-                and held.digest == digest_of_result(held.statements)
-            ):
-                holders[member] = held
-        if len({each.digest for each in holders.values()}) > 1:
-            self._convict_liars(
-                {member: each.statements for member, each in holders.items()}, attempt.ballot
-            )
-            return None
-        wanted = set(free) - self._blame.ruled_out(free).keys()
-        if not holders or not wanted <= holders.keys():
-            return None
-        digest = next(iter(holders.values())).digest
-        return Result(attempt.ballot, attempt.members, digest)
+    def _newest_acceptance(self) -> Acceptance | None:
+        return newest_acceptance(self._promises)
 
     def _open(self) -> None:
         """Begin a new attempt with who answered, less who is ruled out."""
-        free = {member for member, each in self._promises.items() if not each.vowed}
+        free = free_members(self._promises)
         out = self._blame.ruled_out(free)
         self._members = tuple(sorted(free - out.keys()))
         if len(self._members) < 2:
@@ -180,7 +167,7 @@ class Coordinator:
             return
         self._cuts = self._plan(self._members)
         if not self._cuts:
-            self._propose(None, "nobody is left who can reduce")
+            self._propose(None, NOBODY_CAN)
             return
         for member in range(self._desk.size):
             if member not in out and member not in self._members:
@@ -188,24 +175,18 @@ class Coordinator:
                     member, SILENT, "did not answer in time"
                 )
         self._excluded = tuple(out[member] for member in sorted(out))
-        self.stage = Stage.OPENING
+        self._enter(Stage.OPENING)
         self._desk.send_to_all(Open(self.ballot, self._members, self._excluded))
-        self._arm()
 
     def _exchange(self) -> None:
-        self.stage = Stage.EXCHANGING
-        self._desk.disarm("answers")
+        self._enter(Stage.EXCHANGING)
         for member in self._members:
             self._desk.send(member, Start(self.ballot, self._members, self._cuts))
-        self._heard.clear()
-        self._desk.arm("watch", self._desk.timing.silence_seconds / 2)
 
     def _propose(self, result: Result | None, reason: str) -> None:
-        self.stage = Stage.PROPOSING
+        self._enter(Stage.PROPOSING)
         self._result, self._reason = result, reason
-        self._desk.disarm("watch")
         self._desk.send_to_others(Accept(self.ballot, result, reason))
-        self._arm()
         self._vote_last()
 
     def _vote_last(self) -> None:
@@ -215,9 +196,8 @@ class Coordinator:
             self._desk.send(self._desk.me, Accept(self.ballot, self._result, self._reason))
 
     def _forswear(self) -> None:
-        self.stage = Stage.FORSWEARING
+        self._enter(Stage.FORSWEARING)
         self._desk.send_to_all(Forswear(self.ballot))
-        self._arm()
 
     def discard_instead(self, reason: str) -> None:
         """The round's time is over. In this ballot nothing else was proposed yet, if it is not
@@ -246,9 +226,8 @@ class Coordinator:
         """Go on when there is a quorum, and nobody else to wait for."""
         if len(self._promises) < self._quorum:
             return
-        attempt = max((each.attempt for each in self._promises.values()), key=lambda a: a.ballot)
         to_come = self._desk.size - len(self._promises.keys() | self._failed)
-        if not patient or to_come == 0 or self._newest_acceptance(attempt) is not None:
+        if not patient or to_come == 0 or self._newest_acceptance() is not None:
             self._choose()
 
     def opened(self, sender: int) -> None:
@@ -309,10 +288,13 @@ class Coordinator:
             self._vote_last()
 
     def heard(self, sender: int) -> None:
-        """A message of any kind has come from it: it lives."""
+        """A message of any kind has come from it: it lives, and calls get through."""
+        self.is_not_silent(sender)
+        self._failed.discard(sender)
+
+    def is_not_silent(self, sender: int) -> None:
         self._heard.add(sender)
         self._probed.discard(sender)
-        self._failed.discard(sender)
 
     def exchanges(self, sender: int) -> None:
         """It says that it has begun this ballot's exchange."""
@@ -323,7 +305,7 @@ class Coordinator:
         if self.stage is Stage.PREPARING:
             self._weigh(patient=True)
             if self.stage is Stage.PREPARING and self._no_quorum_left(self._promises.keys()):
-                self._arm(RECONNECT_SECONDS)
+                self._desk.arm("answers", RECONNECT_SECONDS)
         elif self.stage is Stage.FORSWEARING:
             self._end_if_all_have_forsworn()
         elif self.stage is Stage.EXCHANGING and member in self._members:
@@ -370,7 +352,11 @@ class Coordinator:
         return None
 
     def answers_are_due(self) -> None:
-        if self.stage is Stage.PREPARING:
+        """Some have not answered. Who shows in other ways that it lives gets more time."""
+        if self._patience > 0 and self._heard - self._answered():
+            self._patience -= 1
+            self._wait_for_answers()
+        elif self.stage is Stage.PREPARING:
             self._tries -= 1
             if len(self._promises) >= self._quorum:
                 self._weigh(patient=False)
@@ -380,11 +366,34 @@ class Coordinator:
                 for member in range(self._desk.size):
                     if member not in self._promises:
                         self._desk.send(member, Prepare(self.ballot))
-                self._arm()
+                self._wait_for_answers()
         elif self.stage is Stage.FORSWEARING:
             self._owner.give_up("too few members could be reached")
         elif self.stage in (Stage.OPENING, Stage.PROPOSING):
             self._owner.next_ballot()
+
+    def _answered(self) -> AbstractSet[int]:
+        answered: dict[Stage, AbstractSet[int]] = {
+            Stage.PREPARING: self._promises.keys(),
+            Stage.OPENING: self._opened,
+            Stage.PROPOSING: self._accepted,
+            Stage.FORSWEARING: self._forsworn,
+        }
+        return answered.get(self.stage, self._heard)
+
+    def _enter(self, stage: Stage) -> None:
+        self.stage = stage
+        self._patience = MORE_WAITS
+        self._desk.disarm("answers", "watch")
+        if stage is Stage.EXCHANGING:
+            self._heard.clear()
+            self._desk.arm("watch", self._desk.timing.silence_seconds / 2)
+        else:
+            self._wait_for_answers()
+
+    def _wait_for_answers(self) -> None:
+        self._heard.clear()
+        self._desk.arm("answers", self._desk.timing.answer_seconds)
 
     def watch(self) -> None:
         """Members show that they live; who has not is asked, and then taken for gone."""
@@ -401,6 +410,3 @@ class Coordinator:
         self._heard.clear()
         self._desk.arm("watch", self._desk.timing.silence_seconds / 2)
         self._give_up_on_the_rest()
-
-    def _arm(self, seconds: float | None = None) -> None:
-        self._desk.arm("answers", self._desk.timing.answer_seconds if seconds is None else seconds)

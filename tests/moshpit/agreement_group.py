@@ -107,7 +107,7 @@ class Group:
 
     def begin(self) -> None:
         self.members[0].begin(self.now)
-        self._carry_out(0)
+        self.carry_out(0)
 
     def at(self, moment: float, what: Callable[[], None]) -> None:
         self._count += 1
@@ -161,9 +161,9 @@ class Group:
                 heapq.heappop(self._events)[2]()
             else:
                 self.members[due[1]].tick(self.now)
-                self._carry_out(due[1])
+                self.carry_out(due[1])
 
-    def _carry_out(self, me: int) -> None:
+    def carry_out(self, me: int) -> None:
         for effect in self.members[me].effects():
             match effect:
                 case Send(to, message):
@@ -195,7 +195,7 @@ class Group:
             self.members[me].exchange_done(ballot, digest, ended.statements, self.now)
         else:
             self.members[me].exchange_failed(ballot, ended.suspicions, self.now)
-        self._carry_out(me)
+        self.carry_out(me)
 
     def _send(self, me: int, to: int, message: AgreementMessage) -> None:
         self.said.append((me, to, message))
@@ -212,9 +212,9 @@ class Group:
             self.at(self.now + self.call_seconds, lambda: self._fail(sender, to))
         else:
             self.members[to].receive(sender, message, self.now)
-            self._carry_out(to)
+            self.carry_out(to)
 
     def _fail(self, sender: int, to: int) -> None:
         if self.alive(sender) and not (self.alive(to) and self.linked(sender, to)):
             self.members[sender].unreachable(to, self.now)
-            self._carry_out(sender)
+            self.carry_out(sender)

@@ -12,12 +12,12 @@ from protocols.moshpit.agreement_messages import (
     Accept,
     Acceptance,
     Accepted,
-    Attempt,
+    Decided,
     Forswear,
+    Held,
     Open,
     Prepare,
     Promise,
-    Result,
     Start,
 )
 from protocols.moshpit.ballots import Ballot, Statement
@@ -44,13 +44,16 @@ class CommitsOnItsOwn(Agreement):
         self, ballot: Ballot, digest: bytes, statements: tuple[Statement, ...], now: float
     ) -> None:
         super().exchange_done(ballot, digest, statements, now)
-        if self.verdict is None and self._held is not None:
+        if self.verdict is None and self._exchange.held is not None:
             self._end(verdicts.Commit(ballot, self._acceptor.attempt.members, digest))
 
 
 class CommitsWhatItDoesNotHold(Agreement):
-    def _holds(self, result: Result) -> bool:  # noqa: ARG002
-        return True
+    def _learn(self, decided: Decided) -> None:
+        result = decided.result
+        if result is not None and self.verdict is None and not self._exchange.holds(result):
+            self._exchange.held = Held(result.attempt, result.digest, ())
+        super()._learn(decided)
 
 
 class StartsWhatIsOver(Agreement):
@@ -62,11 +65,9 @@ class StartsWhatIsOver(Agreement):
         if (
             isinstance(message, Start)
             and message.ballot < self._acceptor.promised
-            and self._running is None
+            and self._exchange.running is None
         ):
-            self._held, self._running = None, message.ballot
-            start = verdicts.StartExchange(message.ballot, message.members, message.cuts)
-            self._desk.effects.append(start)
+            self._exchange.start(message)
             return
         super()._take_of_coordinator(sender, message)
 
@@ -75,13 +76,13 @@ class VowsFalsely(Agreement):
     """Vows never to accept a result, and does not say that it has."""
 
     def _promise(self) -> Promise:
-        self._acceptor.vowed = self._acceptor.vowed or self._following.number > 0
+        self._acceptor.vowed = self._acceptor.vowed or self._succession.following.number > 0
         promise = super()._promise()
         return replace(promise, accepted=None) if promise.vowed else promise
 
 
 class _Deaf(Coordinator):
-    def _newest_acceptance(self, attempt: Attempt) -> Acceptance | None:  # noqa: ARG002
+    def _newest_acceptance(self) -> Acceptance | None:
         return None
 
 

@@ -39,7 +39,6 @@ import msgspec
 from protocols.moshpit.agreement import Agreement, Timing
 from protocols.moshpit.agreement_messages import Result
 from protocols.moshpit.ballots import Ballot, Suspicion, digest_of_result
-from protocols.moshpit.coordinator import Coordinator
 from protocols.moshpit.verdicts import (
     Commit,
     Decided,
@@ -140,9 +139,10 @@ def freeze(value: Any) -> Hashable:
     if callable(value) or not hasattr(value, "__dict__"):
         return value if not callable(value) else None
     state = []
-    value_is_coordinator = isinstance(value, Coordinator)  # these two are its member's, too
     for name, each in sorted(vars(value).items()):
-        if name in ("now", "timing") or (name in ("_owner", "_desk") and value_is_coordinator):
+        if name in ("now", "timing") or (
+            name in ("_owner", "_desk") and not isinstance(value, Agreement)
+        ):
             continue
         state.append(frozenset(each) if name == "timers" else freeze(each))
     return (type(value).__name__, *state)

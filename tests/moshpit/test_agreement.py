@@ -7,13 +7,22 @@ import time
 
 import pytest
 
-from protocols.moshpit.agreement import Timing
+from protocols.moshpit.agreement import Agreement, Timing
 from protocols.moshpit.agreement_messages import Accept, Decided, Prepare, Query, Start
 from protocols.moshpit.ballots import Ballot, Suspicion
-from protocols.moshpit.verdicts import Commit, Discard, LeftOut, StartExchange, Verdict
-from tests.moshpit.agreement_group import TIMING, Exchange, Group, smooth, statement, statements
+from protocols.moshpit.verdicts import Commit, Discard, LeftOut, Send, StartExchange, Verdict
+from tests.moshpit.agreement_group import (
+    TIMING,
+    Exchange,
+    Group,
+    plan,
+    smooth,
+    statement,
+    statements,
+    verify,
+)
 
-ALL_MOMENTS = [0.001 + 0.02 * step for step in range(40)]
+ALL_MOMENTS = [0.001 + 0.028 * step for step in range(26)]  # every step of an undisturbed round
 
 
 def _round(size: int, latency: float = 0.03, exchange_seconds: float = 0.5) -> Group:
@@ -71,7 +80,7 @@ def _after(size: int, how: str, victim: int, moment: float) -> tuple[set[object]
     return ends, max(group.decided_at[member] for member in survivors) - moment
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("size", [2, 3, 4, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_death_at_any_moment_is_over_for_the_survivors_in_under_five_seconds(size: int) -> None:
     worst = 0.0
     for victim, moment in itertools.product(range(size), ALL_MOMENTS):
@@ -81,7 +90,7 @@ def test_a_death_at_any_moment_is_over_for_the_survivors_in_under_five_seconds(s
     assert worst < 5.0
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("size", [2, 3, 4, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_stopped_member_at_any_moment_costs_the_others_under_ten_seconds(size: int) -> None:
     worst = 0.0
     for victim, moment in itertools.product(range(size), ALL_MOMENTS):
@@ -91,7 +100,7 @@ def test_a_stopped_member_at_any_moment_costs_the_others_under_ten_seconds(size:
     assert worst < 10.0
 
 
-@pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_while_a_quorum_lives_one_death_never_costs_the_round(size: int) -> None:
     for victim, moment in itertools.product(range(size), ALL_MOMENTS):
         (end,), _ = _after(size, "kill", victim, moment)
@@ -332,11 +341,41 @@ def test_a_lost_start_costs_an_attempt_and_no_member_if_it_answers_again() -> No
     group._running[0] = Ballot(0, 0)
     group.started.append((0.0, 0, StartExchange(Ballot(0, 0), (0, 1, 2), (0, 10, 20, 30))))
     group.members[0].unreachable(2, 0.0)  # it has not had it, nor has 1
-    group._carry_out(0)
+    group.carry_out(0)
     group.run(until=60.0)
     assert {_kind(verdict) for verdict in group.verdicts.values()} == {
         (Ballot(1, 0), (0, 1, 2), group.verdicts[0].digest)  # type: ignore[union-attr]
     }
+
+
+def test_a_member_whose_link_is_full_gets_more_time_to_answer() -> None:
+    group = _round(3)
+    group.run(until=0.2)
+    group.stop(2)
+    group.members[0].exchange_failed(Ballot(0, 0), (Suspicion(1, "gave_up"),), group.now)
+    group.carry_out(0)
+    group.run(until=1.0)
+    group.members[0].alive(2, group.now)  # bytes of chunks, and no message
+    group.run(until=2.5)
+    group.wake(2)
+    group.run(until=60.0)
+    assert {_kind(verdict) for verdict in group.verdicts.values()} == {
+        (Ballot(1, 0), (0, 1, 2), group.verdicts[0].digest)  # type: ignore[union-attr]
+    }
+
+
+def test_members_who_may_not_lead_take_over_when_all_others_are_gone() -> None:
+    timing = Timing(round_seconds=600.0)
+    alone = Agreement(1, 2, (0,), timing, 0.0, plan=plan, verify=verify)
+    alone.unreachable(0, 0.0)
+    while alone.verdict is None:
+        alone.tick(alone.next_deadline)
+        for effect in alone.effects():
+            if isinstance(effect, Send):
+                alone.unreachable(0, alone.next_deadline - 0.01)
+        assert alone.next_deadline < 5.0 or alone.verdict is not None
+    assert isinstance(alone.verdict, Discard)
+    assert not alone.verdict.in_doubt
 
 
 def test_a_coordinator_votes_last() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from protocols.moshpit.agreement import Agreement
 from protocols.moshpit.agreement_messages import Accept, Decided, Open, Start
-from protocols.moshpit.verdicts import Commit
+from protocols.moshpit.verdicts import Commit, LeftOut
 from tests.moshpit import broken_agreements as broken
 from tests.moshpit.interleavings import (
     Broken,
@@ -124,13 +124,6 @@ def test_none_of_a_thousand_such_walks_does(size: int, budgets: Budgets) -> None
             2,
             marks=pytest.mark.slow,
         ),
-        pytest.param(
-            broken.CommitsWhatItDoesNotHold,
-            3,
-            Budgets(timers=3, ends=1),
-            3,
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_the_search_finds_out_an_agreement_that(
@@ -219,13 +212,19 @@ def _a_revived_result(agreement_type: type[Agreement]) -> Script:
     assert script.go("message", 4, 0, Start) or script.go("message", 4, 0, Open)
     script.take_over(1)
     script.settle({1, 2, 3})
-    script.settle({0, 1, 2, 3})
+    script.settle({0, 1, 2, 3, 4})
     return script
+
+
+def test_who_commits_what_it_does_not_hold_is_found_out() -> None:
+    with pytest.raises(Broken, match="member 4 commits"):
+        _a_revived_result(broken.CommitsWhatItDoesNotHold)
 
 
 def test_who_writes_over_a_result_before_a_quorum_has_noted_it_is_found_out() -> None:
     script = _a_revived_result(Agreement)
     verdicts = [script.space.locals[each].verdict for each in script.world[0]]
     assert all(isinstance(each, Commit) for each in verdicts[:4])
+    assert isinstance(verdicts[4], LeftOut)
     with pytest.raises(Broken, match="written over"):
         _a_revived_result(broken.WritesOverBeforeItIsNoted)

@@ -1,0 +1,92 @@
+"""What has become of one member's own exchanges: one runs, or the last is held, or has failed.
+
+Promise: what is `held` is complete in the result buffer, and nothing has been written over it.
+
+Easy to get wrong: an exchange that is stopped is over here at once. What the shell may still say
+of it (it was all but finished) comes too late: we have promised not to hold it.
+"""
+
+from __future__ import annotations
+
+from protocols.moshpit.agreement_messages import (
+    SUSPICIONS_PER_MESSAGE,
+    Held,
+    Holding,
+    Result,
+    Start,
+    Trouble,
+)
+from protocols.moshpit.ballots import Ballot, Statement, Suspicion
+from protocols.moshpit.blame import clipped
+from protocols.moshpit.desk import Desk
+from protocols.moshpit.verdicts import StartExchange, StopExchange
+
+
+class OwnExchange:
+    """At most one exchange at a time, in the ballot that was started last."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.held: Held | None = None
+        self.failed: Trouble | None = None
+        self.running: Ballot | None = None
+        self._desk = desk
+
+    @property
+    def newest(self) -> Ballot | None:
+        """The ballot of the newest exchange that was begun here, whatever became of it."""
+        begun = [
+            self.running,
+            self.held.attempt if self.held is not None else None,
+            self.failed.ballot if self.failed is not None else None,
+        ]
+        return max((each for each in begun if each is not None), default=None)
+
+    def has_ended(self, ballot: Ballot) -> bool:
+        return self.running is None and self.newest == ballot
+
+    def start(self, start: Start) -> None:
+        """From here on, what was held is written over."""
+        self.held = None
+        self.running = start.ballot
+        self._desk.effects.append(StartExchange(start.ballot, start.members, start.cuts))
+
+    def stop(self) -> None:
+        if self.running is not None:
+            self._desk.effects.append(StopExchange(self.running))
+            self.running = None
+
+    def done(self, ballot: Ballot, digest: bytes, statements: tuple[Statement, ...]) -> bool:
+        """False if it was stopped meanwhile."""
+        if self.running != ballot:
+            return False
+        self.running = None
+        self.held = Held(ballot, digest, statements)
+        return True
+
+    def fail(self, ballot: Ballot, suspicions: tuple[Suspicion, ...]) -> bool:
+        """False if it was stopped meanwhile."""
+        if self.running != ballot:
+            return False
+        self.running = None
+        self.refuse(ballot, suspicions)
+        return True
+
+    def refuse(self, ballot: Ballot, suspicions: tuple[Suspicion, ...]) -> None:
+        """An exchange that is not even begun."""
+        self.failed = Trouble(ballot, clipped(suspicions, SUSPICIONS_PER_MESSAGE))
+
+    def holds(self, result: Result) -> bool:
+        held = self.held
+        return held is not None and (held.attempt, held.digest) == (result.attempt, result.digest)
+
+    def complaints(self, ballot: Ballot) -> tuple[Suspicion, ...]:
+        failed = self.failed
+        return failed.suspicions if failed is not None and failed.ballot == ballot else ()
+
+    def report(self, ballot: Ballot) -> None:
+        """Tell the coordinator of this ballot how its exchange has ended here, if it has."""
+        held, failed = self.held, self.failed
+        if held is not None and held.attempt == ballot:
+            self._desk.send(ballot.coordinator, Holding(ballot, held.digest, held.statements))
+        elif failed is not None and failed.ballot == ballot:
+            self._desk.send(ballot.coordinator, failed)
