@@ -67,8 +67,15 @@ def play(test: Test, *, seed: int = 0, settings: WorldSettings = SETTINGS) -> No
 class Gatherer:
     """A node with a matchmaker. It runs until the world ends or it is killed."""
 
-    def __init__(self, world: SimulatedWorld, network: SimulatedNetwork, joins: str) -> None:
+    def __init__(
+        self,
+        world: SimulatedWorld,
+        network: SimulatedNetwork,
+        joins: str,
+        matchmaker: type[Matchmaker] = Matchmaker,
+    ) -> None:
         self.world, self.network = world, network
+        self._matchmaker_type = matchmaker
         self.ready = trio.Event()
         self._joins = joins
         self.rpc: Rpc
@@ -88,7 +95,7 @@ class Gatherer:
             open_rpc(network) as self.rpc,
             open_dht(network, self.rpc, families=[GROUP], settings=settings) as self.dht,
         ):
-            self.matchmaker = Matchmaker(network, self.rpc, self.dht)
+            self.matchmaker = self._matchmaker_type(network, self.rpc, self.dht)
             self.ready.set()
             await trio.sleep_forever()
 
@@ -108,14 +115,19 @@ class Gatherer:
 
 
 async def gatherers(
-    world: SimulatedWorld, count: int, *, behind_nat: Iterable[int] = (), settle: float = 12.0
+    world: SimulatedWorld,
+    count: int,
+    *,
+    behind_nat: Iterable[int] = (),
+    settle: float = 12.0,
+    matchmaker: type[Matchmaker] = Matchmaker,
 ) -> list[Gatherer]:
     """So many nodes that have met; those with these numbers can only dial out."""
     hidden = set(behind_nat)
     cast: list[Gatherer] = []
     for number in range(count):
         network = world.add_node(f"peer-{number}", BEHIND_NAT if number in hidden else None)
-        one = Gatherer(world, network, cast[0].network.address if cast else "")
+        one = Gatherer(world, network, cast[0].network.address if cast else "", matchmaker)
         await one.ready.wait()
         await one.dht.joined()
         cast.append(one)
