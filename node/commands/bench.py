@@ -1,4 +1,7 @@
-"""`potluck bench`: measure this machine. Each kind of measurement is a subcommand."""
+"""`potluck bench`: measure this machine. Each kind of measurement is a subcommand.
+
+Kinds with much to say about themselves have a module each, `bench_….py`.
+"""
 
 from __future__ import annotations
 
