@@ -26,6 +26,7 @@ from protocols.moshpit.agreement_messages import (
     Opened,
     Prepare,
     Promise,
+    Query,
     Result,
     Start,
     Trouble,
@@ -62,8 +63,6 @@ def check(
         _check_members(message.members, sender, size)
         if any(each.member >= size for each in message.excluded):
             _refuse(sender, "excludes somebody who is not in the round")
-    elif isinstance(message, Prepare | Forswear | Opened):
-        pass
     elif isinstance(message, Accept | Decided):
         _check_result(message.result, sender, size, coordinators)
         if isinstance(message, Accept) and message.result is not None:
@@ -73,6 +72,10 @@ def check(
     elif isinstance(message, Trouble):
         if any(each.member >= size for each in message.suspicions):
             _refuse(sender, "suspects somebody who is not in the round")
+    elif isinstance(message, Query):
+        if message.attempt is not None:
+            _check_ballot(message.attempt, sender, coordinators)
+            _check_not_above(message.attempt, message.ballot, sender)
     elif isinstance(message, Promise):
         _check_promise(message, sender, size, coordinators)
 
