@@ -38,6 +38,10 @@ SCALE_BYTES = 4
 SMALLEST_SCALE = 1.1754943508222875e-38  # smallest normal float32: its inverse is finite
 LARGEST_SCALE = 2.65e36  # × 128 is finite in float32, so no int8 can decode to infinity
 
+ROUNDER = 1.5 * 2.0**23
+"""Added to a float32 below 2^22 it leaves no room for a fraction: so rounds to the nearest, as
+`round_` does, which however uses torch's threads from 2,048 values on (see below)."""
+
 SERIAL_VALUES = 31 * INT8_BLOCK_VALUES
 """What is done in one call to torch. From 32,768 values on it calls its threads, each of which
 spins until the slowest is done: worth it for a model, but on a chunk, and where the cores have
@@ -176,7 +180,7 @@ class BlockwiseInt8Codec:
             # so small a block arrives as zeros; dividing it by infinity makes them
             scales.copy_(torch.where(scale < SMALLEST_SCALE, 0.0, scale))
             divisor = torch.where(scale < SMALLEST_SCALE, math.inf, scale)
-            codes.copy_(torch.div(wide, divisor).round_())
+            codes.copy_(torch.div(wide, divisor).add_(ROUNDER).sub_(ROUNDER))
 
     def decode(self, source: Buffer, destination: Tensor) -> None:
         self._check_scales(source, destination)
