@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,6 +14,8 @@ from protocols.errors import MalformedMessage
 from protocols.messages import decode, encode
 from protocols.moshpit.agreement import Agreement
 from protocols.moshpit.agreement_messages import (
+    LONGEST_REASON,
+    SUSPICIONS_PER_MESSAGE,
     Accept,
     Acceptance,
     Accepted,
@@ -33,7 +37,17 @@ from protocols.moshpit.agreement_messages import (
     Start,
     Trouble,
 )
-from protocols.moshpit.ballots import Ballot, Statement, Suspicion, digest_of_result
+from protocols.moshpit.ballots import (
+    LARGEST_BALLOT_NUMBER,
+    LARGEST_GROUP,
+    LONGEST_CODE,
+    LONGEST_SUSPICION,
+    Ballot,
+    Statement,
+    Suspicion,
+    digest_of_result,
+)
+from protocols.moshpit.coordinator import BALLOTS_BEYOND_SIZE, MORE_WAITS
 from protocols.moshpit.message_checks import NotAnHonestMessage
 from protocols.moshpit.round_messages import Agree
 from tests.moshpit.agreement_group import TIMING, Group, plan, statements, verify
@@ -284,3 +298,25 @@ def _wild(random: Random) -> AgreementMessage:
             random.choice(ballots), (0, 1, 2), random.choice([DIGEST, bytes(32)])
         )
     return type(one)(**fields)
+
+
+def test_the_page_says_what_the_messages_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text(encoding="utf-8")
+    section = page.partition("## The agreement of a round")[2].partition("\n## ")[0]
+    for message in ONE_OF_EACH:
+        assert f"| `{type(message).__struct_config__.tag}`" in section
+    accept = encode(Accept(FIRST, Result(FIRST, (0, 1, 2), bytes(32))))
+    shown = re.findall(r"^    ((?:[0-9a-f]{2} )+)", section, re.MULTILINE)
+    told = bytes.fromhex("".join(shown))
+    assert accept == told[:-1] + bytes(32) + told[-1:]
+    for limit in (
+        f"at most {LARGEST_GROUP}.",
+        f"number (0 to {LARGEST_BALLOT_NUMBER:,})",
+        f"code (1 to {LONGEST_CODE} characters), text (up to {LONGEST_SUSPICION})",
+        f"{SUSPICIONS_PER_MESSAGE} suspicions in a message; a reason has up to {LONGEST_REASON}",
+        f"answers within {TIMING.answer_seconds} s",
+        f"gets up to {TIMING.answer_seconds * (1 + MORE_WAITS)} s",
+        f"more than n + {BALLOTS_BEYOND_SIZE} ballots",
+        f"waits {TIMING.stagger_seconds} s longer",
+    ):
+        assert limit in " ".join(section.split()), limit
