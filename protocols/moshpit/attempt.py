@@ -147,15 +147,17 @@ class Attempt:
             self.all_served.set()
 
     def furthest_behind(self) -> int:
-        """Whom to name when the time is over: a sender we still wait for, else a reducer."""
-        if not self.reduction.is_finished:
-            weighted = [member.index for member in self.senders if member.weight > 0.0]
+        """Whom to name when the time is over: a sender whose values we still wait for, else a
+        reducer, else one that takes our averages; ourselves only where there is nobody else."""
+        weighted = [member.index for member in self.senders if member.weight > 0.0]
+        if weighted and not self.reduction.is_finished:
             return min(weighted, key=lambda index: self.values_of.get(index, -1))
         reducers = [member.index for member in self.reducers]
         unfinished = [index for index in reducers if index not in self.statements]
         if unfinished:
             return min(unfinished, key=lambda index: self.averages_of.get(index, -1))
-        return min(member.index for member in self.senders)
+        closing = [member.index for member in self.senders] or reducers or [self.plan.me]
+        return min(closing, key=lambda index: self.values_of.get(index, -1))
 
     # Handlers that serve others, in tasks that are not ours
 

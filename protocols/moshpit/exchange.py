@@ -69,6 +69,8 @@ class ExchangePlan:
             raise ProtocolMisuse(f"The members {indices} are not in order, or {self.me} is not in.")
         if not all(math.isfinite(one.weight) and one.weight >= 0.0 for one in self.members):
             raise ProtocolMisuse("The weights of an attempt are finite and not negative.")
+        if not self.seconds >= 0.0:
+            raise ProtocolMisuse(f"An attempt cannot take {self.seconds} seconds.")
         if not 0.0 < self.total_weight < math.inf:
             raise ProtocolMisuse("Nobody who takes part in this attempt brings any data.")
         ends = (self.cuts[0], self.cuts[-1]) if self.cuts else ()

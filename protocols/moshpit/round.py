@@ -64,6 +64,10 @@ PART_OF_WHAT_IS_LEFT = 0.5
 """One attempt may take this part of what is left of the round's time. Then whoever is furthest
 behind is named, and there is still time to average without it."""
 
+SHORTEST_ATTEMPT_SECONDS = 1.0
+"""What an attempt gets in any case: where the coordinator allows the round more time than we do,
+nobody is to be named for that. The agreement ends it soon."""
+
 
 @dataclass(frozen=True)
 class Shell:
@@ -299,7 +303,10 @@ class Round:
             cuts=start.cuts,
             layout=self._task.layout,
             chunk_bytes=self._task.chunk_bytes,
-            seconds=(self._deadline - trio.current_time()) * PART_OF_WHAT_IS_LEFT,
+            seconds=max(
+                SHORTEST_ATTEMPT_SECONDS,
+                (self._deadline - trio.current_time()) * PART_OF_WHAT_IS_LEFT,
+            ),
         )
 
     # What is remembered

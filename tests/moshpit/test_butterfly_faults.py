@@ -171,6 +171,22 @@ def test_who_is_furthest_behind_is_named_when_the_time_is_over() -> None:
     among(scenario, [1.0] * 3, seconds=10.0, layout=layout_of("none", values=40_000))
 
 
+def test_also_one_that_only_takes_averages_is_named_when_the_time_is_over() -> None:
+    async def scenario(group: Exchanging) -> None:
+        await group.exchange(1)  # which brings no data, and does not begin
+        assert group[0].code == "slow 1"
+
+    among(scenario, [1.0, 0.0], seconds=2.0)  # less than it takes to be absent
+
+
+def test_an_attempt_of_one_that_takes_no_time_names_nobody_else() -> None:
+    async def scenario(group: Exchanging) -> None:
+        await group.exchange()
+        assert group[0].code == "slow 0"
+
+    among(scenario, [1.0], seconds=0.0)
+
+
 def test_a_cancelled_exchange_leaves_nothing_behind_and_the_next_attempt_is_whole() -> None:
     async def scenario(group: Exchanging) -> None:
         for peer in group.peers:
