@@ -66,12 +66,15 @@ SHORTEST_PATIENCE_SECONDS = 1.0
 REGROUP_SECONDS = 3.0
 """A group that was split off has this long to meet: its members are all there and waiting."""
 
-SHARE_WAITED_FOR_MISSING = 0.25
+SHARE_WAITED_FOR_MISSING = 0.15
 """Of the matchmaking time: so long without an arrival, and a list is closed although fewer have
 come than were expected. Some may have died since they were counted."""
 
 MOST_REDIRECTS = 32
 """Honest chains are as long as a random order has records: 7 for 1,024 peers."""
+
+NAME_AGAIN_SECONDS = 0.5
+"""A peer that could not reach our leader waits here, and is sent to it again after this."""
 
 PROBE_AFTER_SECONDS = 0.25
 """When the one we follow has not answered by then, the next in the order are probed meanwhile: a
@@ -97,6 +100,7 @@ class _Held:
 
     ticket: int
     passed_over: frozenset[PeerId]
+    since: float
 
 
 class Gathering:
@@ -223,7 +227,7 @@ class Gathering:
             return
         known.heard_from(now)
         known.reduces = candidate.reduces  # in its own signed words
-        held = self._held[candidate.peer] = _Held(ticket, frozenset(passed_over))
+        held = self._held[candidate.peer] = _Held(ticket, frozenset(passed_over), now)
         patience = max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
         self._deadline = min(self._deadline, now + patience)
         self._arrived(known, now)
@@ -249,6 +253,11 @@ class Gathering:
             return Reply.NOT_HERE, None
         known.heard_from(now)
         self._arrived(known, now)
+        silent = self.following
+        if silent not in (None, by) and not self._answered and self._probe_at == math.inf:
+            assert silent is not None
+            self._let_go_of(silent, now)
+            self._known.pass_over(silent, Absence.UNREACHABLE, "it was silent")
         self._reconsider(now)
         if self.following == by:
             return Reply.COMING, None
@@ -264,13 +273,21 @@ class Gathering:
         if leader != self.following or self._answered or self.ended:
             return
         self._answered = True
-        for peer, held in list(self._held.items()):
-            self._send_on(peer, held, now)
+        self._send_all_on(now)
         self.tick(now)
 
     def listed(self, leader: PeerId) -> bool:
         """It has sent the list, and the list is good. Whether we are a member now."""
         if leader != self.following or self.ended:
+            return False
+        self.ended = True
+        return True
+
+    def adopted(self) -> bool:
+        """Somebody has shown the list of a leader that we had asked in this search, with our entry
+        in it as we signed it. Whether we are a member now: it may be the only way left, if that
+        leader died while it handed out its list."""
+        if self.ended:
             return False
         self.ended = True
         return True
@@ -282,6 +299,7 @@ class Gathering:
         self._redirects += 1
         honest = self._order(to.peer) < self._order(leader) and to.peer != self.me
         named = self._known.heard_of(to, now) if honest else None
+        self._known.is_named(to.peer, now)
         if named is None or self._redirects > MOST_REDIRECTS:
             self._known.pass_over(leader, Absence.AT_ODDS, "it named an impossible leader")
         self._reconsider(now)
@@ -316,9 +334,8 @@ class Gathering:
     ) -> None:
         """Somebody, whom we had asked, shows a well-signed list under our key that has started.
 
-        `earlier`: our entry in it is of another search than this. If it is of this one, then our
-        leader died or was silent before its answer came, and we have turned to others since: we
-        are not in it any more, and late.
+        `earlier`: our entry in it is of another search than this. (If it is of this one, we are a
+        member: `adopted`.)
         """
         followed = self._let_go_of(by, now)
         members = tuple(members)
@@ -391,7 +408,12 @@ class Gathering:
         if self.ended:
             return math.inf
         if self.following is not None:
-            return self._give_up if self._answered else min(self._give_up, self._probe_at)
+            moments = [self._give_up]
+            if self._answered:
+                moments += [held.since + NAME_AGAIN_SECONDS for held in self._held.values()]
+            else:
+                moments.append(self._probe_at)
+            return min(moments)
         moments = [self._deadline, self._known.next_moment(self._ticked, self._held)]
         quiet = self._closes_when_quiet_at()
         if quiet > self._ticked:
@@ -411,6 +433,8 @@ class Gathering:
                 self._lead(now)
             elif now >= self._deadline or self._shown is not None:
                 self._end(self._why_nothing())
+        elif self._answered and self._held:
+            self._send_all_on(now)
         elif now >= self._probe_at and not self._answered:
             self._probe_at = math.inf
             self._effects.extend(Probe(peer) for peer in self._known.to_probe(self.following))
@@ -502,8 +526,15 @@ class Gathering:
         self._reads_since_arrival = 0
         return True
 
+    def _send_all_on(self, now: float) -> None:
+        for peer, held in list(self._held.items()):
+            self._send_on(peer, held, now)
+
     def _send_on(self, peer: PeerId, held: _Held, now: float) -> None:
-        if self.following is not None and self.following not in held.passed_over:
+        """To our leader; somebody who has passed it over, after a while: it is there for us."""
+        if self.following is None:
+            return
+        if self.following not in held.passed_over or now >= held.since + NAME_AGAIN_SECONDS:
             del self._held[peer]
             self._effects.append(SendOn(held.ticket, self.following))
             known = self._known.get(peer)

@@ -101,6 +101,7 @@ NEW_LINK_SECONDS = 3.0  # a dial, a handshake and a stream: eight round trips of
 STILL_THERE_SECONDS = 0.5  # between two looks at a leader that holds our join
 
 MOST_HELD = LARGEST_GROUP + 256  # joins; each is a request of at most 16 KiB, usually half of one
+ADDRESSES_IN_A_LIST = 3  # of each member: all members get those of all
 CHECKED_WITHOUT_A_PAUSE = 8  # signatures, most of a millisecond
 
 
@@ -108,8 +109,7 @@ CHECKED_WITHOUT_A_PAUSE = 8  # signatures, most of a millisecond
 class _Ticket:
     """A join that waits here, and then its answer."""
 
-    peer: PeerId
-    entry: Entry
+    request: JoinRequest
     answer: JoinAnswer | None = None
     answered: trio.Event = field(default_factory=trio.Event)
 
@@ -148,7 +148,7 @@ class GroupSearch:
         self._numbers = itertools.count(1)
         self._tickets: dict[int, _Ticket] = {}
         self._shown: dict[PeerId, Roster] = {}
-        self._nonces: set[bytes] = set()  # of the entries that we signed for others
+        self._signed: dict[bytes, tuple[PeerId, Entry]] = {}  # by nonce; for this leader
         self._changed = trio.Event()
         self._over = trio.Event()
         self._asking = trio.CancelScope()
@@ -222,8 +222,9 @@ class GroupSearch:
     async def join(self, peer: PeerId, request: JoinRequest) -> JoinAnswer:
         """Hold a join until there is an answer to it."""
         self._check_join(peer, request)
+        self._network.learn_addresses(peer, request.addresses)
         number = next(self._numbers)
-        ticket = self._tickets[number] = _Ticket(peer, request.entry)
+        ticket = self._tickets[number] = _Ticket(request)
         candidate = Candidate(peer, request.entry.reduces)
         patience = request.patience_ms / 1000
         try:
@@ -283,8 +284,7 @@ class GroupSearch:
             await self._changed.wait()
         if self._over.is_set():
             return
-        reduces = self._search.offer.reduces
-        addresses = short_enough(self._network.addresses()) if reduces else ()
+        reduces, addresses = self._search.offer.reduces, self._own_addresses()
         mark = self.terms.layout_digest[:LAYOUT_MARK_BYTES]
         seconds = self._search.matchmaking_seconds + SLOT_OUTLIVES_SECONDS
         try:
@@ -339,14 +339,15 @@ class GroupSearch:
         """Ask a leader, and tell the gathering how that ended."""
         leader = follow.leader
         nonce = self._nonce()
-        self._nonces.add(nonce)
         entry = sign_entry(self._network.identity, self.terms, leader, self._search.offer, nonce)
+        self._signed[nonce] = (leader, entry)
         patience = max(0.0, self._gathering.deadline - _now())
         request = JoinRequest(
             self.terms,
             entry,
             follow.passed_over[:MOST_PASSED_OVER],
             min(LONGEST_MILLISECONDS, int(patience * 1000)),
+            self._own_addresses(),
         )
         with trio.CancelScope() as scope:
             self._asking = scope
@@ -409,6 +410,9 @@ class GroupSearch:
                     )
                 check_own_entry(roster, entry)
                 await self._check(roster, self._search.group_size, entry)
+                for place in answer.places:
+                    if place.peer in roster.members:
+                        self._learn(place)
                 if gathering.listed(leader):
                     self._is_member(roster)
             case JoinReply.SENT_ON if answer.places:
@@ -424,11 +428,25 @@ class GroupSearch:
 
     async def _look_at(self, by: PeerId, roster: Roster) -> None:
         """Somebody shows a list that has started. RosterRefused unless it proves that."""
+        if await self.take(roster):
+            return
         await self._check(roster, LARGEST_GROUP, None)
-        own = (entry for entry in roster.entries if entry.peer == self._me)
-        earlier = any(entry.nonce not in self._nonces for entry in own)
         self._shown[by] = roster
+        earlier = self._me in roster.members
         self._gathering.shown(by, roster.members, _now(), earlier=earlier)
+
+    async def take(self, roster: Roster) -> bool:
+        """Become a member by a list that somebody shows, if it is that of a leader that we asked
+        in this search, and our entry is in it as we signed it."""
+        own = next((entry for entry in roster.entries if entry.peer == self._me), None)
+        if own is None or self._signed.get(own.nonce) != (roster.leader, own):
+            return False
+        await self._check(roster, self._search.group_size, own)
+        if not self._gathering.adopted():
+            return False
+        self._is_member(roster)
+        self._go_on()
+        return True
 
     async def _check(self, roster: Roster, largest: int, mine: Entry | None) -> None:
         """`check_roster`, with pauses."""
@@ -495,10 +513,16 @@ class GroupSearch:
         """Close the list, sign it, and give it to all who wait."""
         identity = self._network.identity
         own = sign_entry(identity, self.terms, self._me, self._search.offer, self._nonce())
-        entries = [own, *(self._tickets[number].entry for number in tickets.values())]
+        joins = [self._tickets[number].request for number in tickets.values()]
+        entries = [own, *(join.entry for join in joins)]
         started_ms = max(0, int(self._network.wall_time() * 1000))
         roster = sign_roster(identity, self.terms, entries, started_ms, self._nonce())
-        listed = JoinAnswer(JoinReply.LISTED, roster)
+        places = tuple(
+            Place(join.entry.peer, join.entry.reduces, join.addresses[:ADDRESSES_IN_A_LIST])
+            for join in joins
+            if join.addresses
+        )
+        listed = JoinAnswer(JoinReply.LISTED, roster, places)
         for number in tickets.values():
             self._answer(number, listed)
         self._is_member(roster)
@@ -545,6 +569,9 @@ class GroupSearch:
         if place.peer != self._me:
             self._network.learn_addresses(place.peer, place.addresses)
         return Candidate(place.peer, place.reduces)
+
+    def _own_addresses(self) -> tuple[str, ...]:
+        return short_enough(self._network.addresses()) if self._search.offer.reduces else ()
 
     def _nonce(self) -> bytes:
         return self._network.random.randbytes(NONCE_BYTES)

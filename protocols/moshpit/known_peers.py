@@ -26,6 +26,7 @@ from protocols.moshpit.roster import LARGEST_GROUP
 MOST_KNOWN = 2 * LARGEST_GROUP  # of more than can be in one group no use can be made
 COMING_SECONDS = 1.0  # from "I come" to the join: one round trip, or a dial
 MOST_PROMISES = 3  # a word and its answer may cross with being sent on to another
+MOST_NAMED = 8
 ASK_AGAIN_SECONDS = 0.25  # a peer that is with another: its leader redirects or is passed over
 MOST_ASKED = 12  # times: in 3 s a dead leader has been passed over by everybody
 PROBED_AT_ONCE = 32  # more dead ones at the head of the order are found after those
@@ -56,6 +57,7 @@ class KnownPeer:
     waited_until: float = math.inf
     asked: int = 0
     promises: int = 0  # to come
+    named: int = 0  # times that others said that it leads
     asking: bool = False
     sequence: int = -1  # of its newest slot
     absence: Absence | None = None  # None: it counts
@@ -179,12 +181,22 @@ class KnownPeers:
         return first
 
     def passed_over(self) -> tuple[PeerId, ...]:
-        """Those who could lead and do not, in any group."""
+        """Those who could lead, and whom it is no use to name to us. Whoever only was not there
+        yet is none of them."""
         return tuple(
             one.peer
             for one in self._peers.values()
-            if one.reduces and (one.absence is not None or not self._counts(one.peer))
+            if one.reduces
+            and (one.absence not in (None, Absence.ELSEWHERE) or not self._counts(one.peer))
         )
+
+    def is_named(self, peer: PeerId, now: float) -> None:
+        """Somebody who has its answer says that this peer leads. So it counts again, a few times:
+        it may have begun since, or have been silent for a moment."""
+        known = self.get(peer)
+        if known is not None and known.named < MOST_NAMED:
+            known.named += 1
+            known.heard_from(now)
 
     def to_invite(self, now: float, joined: Container[PeerId]) -> list[PeerId]:
         """Whom to invite now; they count as asked."""

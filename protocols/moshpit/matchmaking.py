@@ -116,6 +116,15 @@ class Matchmaker:
             self._met.popitem(last=False)
         return group
 
+    async def take_roster(self, roster: Roster) -> bool:
+        """A member shows a list that its leader could not bring us any more: whether we are a
+        member by it. We are if we look for that group, asked that leader in this search, and find
+        our entry as we signed it; the search then ends with this group. RosterRefused, by name,
+        for a list that is not well signed.
+        """
+        search = self._searches.get(roster.key)
+        return search is not None and await search.take(roster)
+
     def forget(self, peers: Collection[PeerId]) -> None:
         """Do not look for these where they were the last time: they are gone, or as good as."""
         for place, group in self._met.items():

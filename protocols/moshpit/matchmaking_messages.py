@@ -74,19 +74,21 @@ class Place(Message, frozen=True):
 
 class JoinRequest(Message, frozen=True):
     """`passed_over`: who comes earlier and did not answer. `patience_ms`: how long the asking peer
-    will wait for the list."""
+    will wait for the list. `addresses`: where the others may dial it."""
 
     terms: Terms
     entry: Entry
     passed_over: Annotated[tuple[PeerText, ...], Meta(max_length=MOST_PASSED_OVER)] = ()
     patience_ms: Milliseconds = 0
+    addresses: Addresses = ()
 
 
 class JoinReply(enum.IntEnum):
     """How a join ended. The numbers travel: append, never renumber."""
 
     LISTED = 1
-    """`roster` is the list, and the asking peer is in it."""
+    """`roster` is the list, and the asking peer is in it; `places` says where members may be
+    dialled."""
     SENT_ON = 2
     """Somebody earlier leads: the first of `places`."""
     REGROUPED = 3

@@ -9,9 +9,9 @@ message, unless its receiver is dead.
 
 from __future__ import annotations
 
+import copy
 import hashlib
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocols.identity import PeerId
@@ -76,6 +76,23 @@ class Model:
     @property
     def is_over(self) -> bool:
         return all(self.machines[peer].ended for peer in self.alive) and not self.letters
+
+    def clone(self) -> Model:
+        """A world that goes its own way from here."""
+        other = copy.copy(self)
+        other.machines = {peer: _clone_of(one) for peer, one in self.machines.items()}
+        other.letters = [copy.copy(letter) for letter in self.letters]
+        other.published, other.dead = set(self.published), set(self.dead)
+        other.waiting, other.lists = dict(self.waiting), dict(self.lists)
+        other.accepted, other.endings = dict(self.accepted), dict(self.endings)
+        return other
+
+    def fingerprint(self) -> bytes:
+        """Equal for worlds that are equal."""
+        state = dict(vars(self))
+        machines = [_fingerprint_of(one) for one in state.pop("machines").values()]
+        sets = [sorted(state.pop(name)) for name in ("published", "dead")]
+        return f"{machines} {sets} {state}".encode()
 
     # -- what can happen
 
@@ -182,7 +199,11 @@ class Model:
             if machine.listed(other):
                 self.accepted[me] = other
         elif letter.kind == "shown":
-            machine.shown(other, letter.peers, now)
+            if me not in letter.peers:
+                machine.shown(other, letter.peers, now)
+            elif machine.adopted():
+                self.accepted[me] = self._leader_of(letter.peers)
+                self._show_the_rest(me, letter.peers)
         elif letter.kind == "invite":
             self._answer_invitation(machine, other)
         elif letter.kind == "reply":
@@ -217,6 +238,9 @@ class Model:
         else:
             reply, leader = machine.invited(by, self.now)
         self._post(Letter("reply", machine.me, by, leader=leader, reply=reply))
+
+    def _leader_of(self, members: tuple[PeerId, ...]) -> PeerId:
+        return min(member for member in members if member not in self.clients)
 
     def _started_of(self, peer: PeerId) -> tuple[PeerId, ...]:
         leader = self.accepted.get(peer)
@@ -288,12 +312,13 @@ def explore(start: Model, check: Callable[[Model], None], most: int = 1_000_000)
     """Go through every state once, and check each that is an end. How many states there are."""
     seen: set[bytes] = set()
     ends = 0
-    waiting: list[bytes] = [pickle.dumps(start)]
+    waiting = [start]
     while waiting:
-        frozen = waiting.pop()
-        for after in _followers(frozen):
-            copy = pickle.dumps(after)
-            digest = hashlib.blake2b(copy, digest_size=16).digest()
+        before = waiting.pop()
+        for step in before.steps():
+            after = before.clone()
+            after.take(step)
+            digest = hashlib.blake2b(after.fingerprint(), digest_size=16).digest()
             if digest in seen:
                 continue
             seen.add(digest)
@@ -303,14 +328,26 @@ def explore(start: Model, check: Callable[[Model], None], most: int = 1_000_000)
                 check(after)
                 ends += 1
             else:
-                waiting.append(copy)
+                waiting.append(after)
     assert ends
     return len(seen)
 
 
-def _followers(frozen: bytes) -> Iterator[Model]:
-    steps = pickle.loads(frozen).steps()  # noqa: S301 - made above
-    for step in steps:
-        copy: Model = pickle.loads(frozen)  # noqa: S301
-        copy.take(step)
-        yield copy
+def _clone_of(machine: Gathering) -> Gathering:
+    """A gathering that goes its own way from here."""
+    other = copy.copy(machine)
+    held, known = machine._held, machine._known
+    other._held = {peer: copy.copy(one) for peer, one in held.items()}
+    other._arrivals = copy.copy(machine._arrivals)
+    other._arrivals._came = set(machine._arrivals._came)
+    other._known = copy.copy(known)
+    other._known._peers = {peer: copy.copy(one) for peer, one in known._peers.items()}
+    other._effects = list(machine._effects)
+    return other
+
+
+def _fingerprint_of(machine: Gathering) -> str:
+    state = dict(vars(machine))
+    arrivals, known = vars(state.pop("_arrivals")), vars(state.pop("_known"))
+    came = sorted(arrivals["_came"])
+    return f"{state} {arrivals | {'_came': came}} {known['_peers']} {known['_group']}"

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from protocols.identity import PeerId
 from protocols.moshpit.arrivals import LONGEST_QUIET_SECONDS, QUIET_SECONDS
-from protocols.moshpit.gathering import GRACE_SECONDS, Gathering, GatheringSettings
+from protocols.moshpit.gathering import (
+    GRACE_SECONDS,
+    NAME_AGAIN_SECONDS,
+    Gathering,
+    GatheringSettings,
+)
 from protocols.moshpit.gathering_effects import (
     Candidate,
     Effect,
@@ -172,10 +177,43 @@ def test_whoever_has_passed_over_our_leader_waits_here_instead() -> None:
     one.leader_answered(A, 0.01, 0.1)
     one.join_came(Candidate(C), 1, (A,), SECONDS, 0.2)
     assert one.effects() == []
+    assert one.next_moment == pytest.approx(0.2 + NAME_AGAIN_SECONDS)
     one.left_by(A, Absence.UNREACHABLE, "gone", 0.3)
     assert one.effects() == []
     sees(one, now=0.31)
     assert passes(one, 1.0) == [Lead({C: 1})]
+
+
+def test_whoever_has_passed_over_our_leader_is_sent_to_it_again_after_a_while() -> None:
+    """It may have been there a moment too early. Else the leader would wait for it in vain."""
+    one = gathering(B)
+    sees(one, A)
+    one.leader_answered(A, 0.01, 0.1)
+    one.join_came(Candidate(C), 1, (A,), SECONDS, 0.2)
+    one.tick(0.2 + NAME_AGAIN_SECONDS)
+    assert one.effects() == [SendOn(1, A)]
+    sent = gathering(C)
+    sees(sent, A)
+    sent.left_by(A, Absence.UNREACHABLE, "silent", 0.1)
+    sees(sent, B, now=0.2)
+    sent.sent_on(B, Candidate(A), 0.7)
+    assert sent.following == A
+
+
+def test_who_was_not_there_yet_is_not_named_as_passed_over() -> None:
+    one = gathering(C)
+    sees(one, A)
+    one.left_by(A, Absence.ELSEWHERE, "it looks for no group now", 0.1)
+    assert sees(one, B, now=0.2) == [Follow(B, ())]
+
+
+def test_a_leader_that_is_there_ends_the_waiting_for_one_that_is_silent() -> None:
+    one = gathering(C)
+    sees(one, A)
+    one.effects()
+    assert one.invited(B, 0.1) == (Reply.WITH_ANOTHER, A)
+    one.tick(one.next_moment)
+    assert one.invited(B, 0.4) == (Reply.COMING, None)
 
 
 def test_a_silent_leader_is_passed_over_and_the_next_is_asked() -> None:

@@ -85,7 +85,8 @@ def test_peers_that_arrive_over_two_seconds_are_one_group_if_they_expect_each_ot
     async def scenario(world: SimulatedWorld) -> None:
         cast = await gatherers(world, count, behind_nat=hidden, settle=2.0)
         delays = [chance.uniform(0.0, 2.0) for _ in cast]
-        found = await find_all(cast, [one.search(expected=count) for one in cast], delays)
+        searches = [one.search(expected=count, seconds=20.0) for one in cast]
+        found = await find_all(cast, searches, delays)
         assert len(found.groups) == count
         assert len(found.rosters) == 1
         assert found.slowest <= max(delays) + OVERHEAD_SECONDS
@@ -149,7 +150,7 @@ def test_a_peer_that_vanishes_while_the_others_wait_costs_one_timeout(how: str, 
         for one in cast:
             world.start(
                 one.network,
-                lambda _network, one=one: find(one, one.search(expected=5), found),  # type: ignore[misc]
+                lambda _network, one=one: find(one, one.search(expected=5, seconds=20.0), found),  # type: ignore[misc]
             )
         await trio.sleep(0.4)
         victim = in_order(cast)[place]
@@ -161,7 +162,7 @@ def test_a_peer_that_vanishes_while_the_others_wait_costs_one_timeout(how: str, 
         await trio.sleep(SHORTEST_SILENCE_SECONDS + 0.6)
         world.start(
             missing.network,
-            lambda _network: find(missing, missing.search(expected=4), found),
+            lambda _network: find(missing, missing.search(expected=4, seconds=20.0), found),
         )
         await found.until(survivors | {missing.peer})
         found.check()
