@@ -26,8 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from protocols.errors import ProtocolMisuse
-from protocols.moshpit import verdicts
-from protocols.moshpit.acceptor import Acceptor, blocking_of
+from protocols.moshpit.acceptor import Acceptor
 from protocols.moshpit.agreement_messages import (
     Accept,
     Accepted,
@@ -44,7 +43,6 @@ from protocols.moshpit.agreement_messages import (
     Progress,
     Promise,
     Query,
-    Result,
     Start,
     Trouble,
 )
@@ -52,10 +50,11 @@ from protocols.moshpit.ballots import LARGEST_BALLOT_NUMBER, Ballot, Statement, 
 from protocols.moshpit.blame import Blame, Verify
 from protocols.moshpit.coordinator import Coordinator, Plan
 from protocols.moshpit.desk import Desk, Timing
+from protocols.moshpit.ending import TIME_IS_OVER, Ending
 from protocols.moshpit.message_checks import NotAnHonestMessage, check
 from protocols.moshpit.own_exchange import OwnExchange
 from protocols.moshpit.succession import Succession
-from protocols.moshpit.verdicts import Commit, Discard, Effect, LeftOut, Verdict
+from protocols.moshpit.verdicts import Effect, Verdict
 
 __all__ = ["Agreement", "CheckCuts", "Plan", "Timing", "Verify"]
 
@@ -82,7 +81,6 @@ class Agreement:
         check_cuts: CheckCuts | None = None,
     ) -> None:
         """`coordinators`: the order of succession, leader first; who is not named comes last."""
-        self.verdict: Verdict | None = None
         self.excluded: dict[int, Suspicion] = {}
         """Who is not in the newest attempt that we know of, and why."""
         others = [member for member in range(size) if member not in coordinators]
@@ -97,11 +95,15 @@ class Agreement:
         self._own = first if me == coordinators[0] else None  # our highest ballot
         self._succession = Succession(self._desk)
         self._exchange = OwnExchange(self._desk)
+        self._ending = Ending(self._desk, self._acceptor, self._exchange)
         self._untold = False  # our coordinator may not have had our last report
-        self._late = False
-        self._decision: Decided | None = None
         self._desk.arm("round", timing.round_seconds)
         self._desk.arm("end", timing.round_seconds + timing.closing_seconds)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How the round has ended for this member; None: it has not."""
+        return self._ending.verdict
 
     # what the shell calls
 
@@ -221,8 +223,8 @@ class Agreement:
                 )
         if (
             isinstance(message, Decided)
-            and self._decision is not None
-            and message.result != self._decision.result
+            and self._ending.decision is not None
+            and message.result != self._ending.decision.result
         ):
             raise NotAnHonestMessage(
                 f"Member {sender} says that something else was decided than is known here."
@@ -239,13 +241,13 @@ class Agreement:
             self._take(desk.me, desk.inbox.popleft())
 
     def _take(self, sender: int, message: AgreementMessage) -> None:
-        if self._decision is not None:
+        if self._ending.decision is not None:
             if isinstance(message, _ASKS) and sender != self._desk.me:
-                self._desk.send(sender, self._decision)
+                self._desk.send(sender, self._ending.decision)
             return
         match message:
-            case Decided(result, reason):
-                self._learn(Decided(result, reason))
+            case Decided():
+                self._ending.learn(message)
             case Query():
                 self._take_query(sender, message)
             case Outbid(ballot) | Progress(ballot):
@@ -307,7 +309,7 @@ class Agreement:
     def _take_of_member(
         self, sender: int, message: Promise | Opened | Holding | Trouble | Accepted
     ) -> None:
-        coordinator = self._coordinator
+        coordinator = self._coordinator if self.verdict is None else None
         if coordinator is None or message.ballot != coordinator.ballot:
             return  # late, for a ballot that is over
         match message:
@@ -341,14 +343,16 @@ class Agreement:
             return
         if ballot == self._acceptor.promised and sender == ballot.coordinator:
             self._acceptor.vow()
-            self._end_without_quorum("too few members could be reached")
+            self._ending.end_without_quorum("too few members could be reached")
         else:
             self._succession.suspect(sender)
 
     # ballots
 
     def _coordinate(self, ballot: Ballot) -> Coordinator:
-        return Coordinator(self._desk, self, self._blame, ballot, self._plan, self._verify)
+        return Coordinator(
+            self._desk, self, self._ending, self._blame, ballot, self._plan, self._verify
+        )
 
     def _hear_of(self, ballot: Ballot) -> None:
         """Somebody knows of this ballot: if it is higher than ours, ask its coordinator."""
@@ -373,7 +377,7 @@ class Agreement:
         """Coordinate the next ballot (also called by the coordinator of our last)."""
         number = max(self._succession.following, self._acceptor.promised).number + 1
         if number > LARGEST_BALLOT_NUMBER:
-            self.give_up("there are no ballots left")
+            self._ending.give_up("there are no ballots left")
             return
         self._own = Ballot(number, self._desk.me)
         self._follow(self._own)
@@ -409,13 +413,13 @@ class Agreement:
             self._coordinator.watch()
 
     def _round_is_late(self) -> None:
-        self._late = True
+        self._ending.why_discard = TIME_IS_OVER
         if self._coordinator is not None:
-            self._coordinator.discard_instead(self.why_discard())
+            self._coordinator.discard_instead(TIME_IS_OVER)
 
     def _time_is_over(self) -> None:
         self._acceptor.vow()
-        self.give_up("the round's time was over")
+        self._ending.give_up(TIME_IS_OVER)
 
     _timers: ClassVar[dict[str, Callable[[Agreement], None]]] = {
         "poll": _poll_is_due,
@@ -426,51 +430,3 @@ class Agreement:
         "round": _round_is_late,
         "end": _time_is_over,
     }
-
-    # the end
-
-    def why_discard(self) -> str:
-        return "the round's time was over" if self._late else ""
-
-    def conclude(self, result: Result | None, reason: str) -> None:
-        """Our ballot has decided: tell everybody."""
-        decided = Decided(result, reason)
-        self._desk.send_to_others(decided)
-        self._learn(decided)
-
-    def give_up(self, reason: str) -> None:
-        """No quorum is to be found: say so, and end."""
-        self._desk.send_to_others(GivenUp(self._acceptor.promised))
-        self._end_without_quorum(reason)
-
-    def _learn(self, decided: Decided) -> None:
-        self._decision = decided
-        if self.verdict is not None:
-            return  # in doubt it was, and stays: the values are dropped
-        result = decided.result
-        if result is None:
-            self._end(Discard(decided.reason, in_doubt=False))
-        elif self._exchange.holds(result):
-            self._end(Commit(result.attempt, result.members, result.digest))
-        else:
-            self._end(LeftOut(result.attempt, result.members, result.digest))
-
-    def _end_without_quorum(self, reason: str) -> None:
-        """In doubt, unless our own vow alone makes a quorum impossible."""
-        acceptor = self._acceptor
-        if (
-            blocking_of(self._desk.size) == 1
-            and acceptor.vowed
-            and not acceptor.has_accepted_a_result
-        ):
-            self._learn(Decided(None, reason))
-            return
-        acceptor.close()
-        self._end(Discard(reason, in_doubt=True))
-
-    def _end(self, verdict: Verdict) -> None:
-        self.verdict = verdict
-        self._coordinator = None
-        self._desk.timers.clear()
-        self._exchange.stop()
-        self._desk.effects.append(verdicts.Decided(verdict))

@@ -41,6 +41,7 @@ from protocols.moshpit.agreement_messages import (
 from protocols.moshpit.ballots import Ballot, Statement, Suspicion, digest_of_result
 from protocols.moshpit.blame import SILENT, Blame, Verify, liars
 from protocols.moshpit.desk import Desk
+from protocols.moshpit.ending import Ending
 from protocols.moshpit.promises import (
     free_members,
     holders,
@@ -68,31 +69,30 @@ class Stage(enum.Enum):
 
 
 class Owner(Protocol):
-    """What a coordinator asks of the member that it belongs to."""
-
-    def conclude(self, result: Result | None, reason: str) -> None:
-        """This is decided."""
+    """The member that a coordinator belongs to."""
 
     def next_ballot(self) -> None:
         """Coordinate a higher ballot instead of this."""
-
-    def give_up(self, reason: str) -> None:
-        """End in doubt."""
-
-    def why_discard(self) -> str:
-        """Why no more attempts are to be made; "" if they are."""
 
 
 class Coordinator:
     """The driver of one ballot of our own."""
 
     def __init__(
-        self, desk: Desk, owner: Owner, blame: Blame, ballot: Ballot, plan: Plan, verify: Verify
+        self,
+        desk: Desk,
+        owner: Owner,
+        ending: Ending,
+        blame: Blame,
+        ballot: Ballot,
+        plan: Plan,
+        verify: Verify,
     ) -> None:
         self.ballot = ballot
         self.stage = Stage.PREPARING
         self._desk = desk
         self._owner = owner
+        self._ending = ending
         self._blame = blame
         self._plan = plan
         self._verify = verify
@@ -136,7 +136,7 @@ class Coordinator:
         if accepted is not None:
             self._propose(accepted.result, "it may have been decided already")
             return
-        reason = self._owner.why_discard()
+        reason = self._ending.why_discard
         if not reason and self.ballot.number > self._desk.size + BALLOTS_BEYOND_SIZE:
             reason = f"{self.ballot.number} ballots were not enough"
         if reason:
@@ -191,7 +191,7 @@ class Coordinator:
 
     def _vote_last(self) -> None:
         if len(self._accepted) >= self._quorum:
-            self._owner.conclude(self._result, self._reason)
+            self._ending.conclude(self._result, self._reason)
         elif len(self._accepted) == self._quorum - 1 and self._desk.me not in self._accepted:
             self._desk.send(self._desk.me, Accept(self.ballot, self._result, self._reason))
 
@@ -213,7 +213,7 @@ class Coordinator:
         if promise.vowed and (accepted is None or accepted.result is None):
             self._vows.add(sender)
             if len(self._vows) >= blocking_of(self._desk.size):
-                self._owner.conclude(None, "too few members could be reached")
+                self._ending.conclude(None, "too few members could be reached")
                 return
         if self.stage is Stage.PREPARING:
             self._promises[sender] = promise
@@ -326,7 +326,7 @@ class Coordinator:
 
     def _end_if_all_have_forsworn(self) -> None:
         if len(self._forsworn | self._failed) == self._desk.size:
-            self._owner.give_up("too few members could be reached")
+            self._ending.give_up("too few members could be reached")
 
     def _give_up_on_the_rest(self) -> None:
         """As long as somebody who is there still exchanges, nobody is given up: what is missing
@@ -368,7 +368,7 @@ class Coordinator:
                         self._desk.send(member, Prepare(self.ballot))
                 self._wait_for_answers()
         elif self.stage is Stage.FORSWEARING:
-            self._owner.give_up("too few members could be reached")
+            self._ending.give_up("too few members could be reached")
         elif self.stage in (Stage.OPENING, Stage.PROPOSING):
             self._owner.next_ballot()
 

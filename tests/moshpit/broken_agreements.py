@@ -12,6 +12,7 @@ from protocols.moshpit.agreement_messages import (
     Accept,
     Acceptance,
     Accepted,
+    AgreementMessage,
     Decided,
     Forswear,
     Held,
@@ -45,15 +46,15 @@ class CommitsOnItsOwn(Agreement):
     ) -> None:
         super().exchange_done(ballot, digest, statements, now)
         if self.verdict is None and self._exchange.held is not None:
-            self._end(verdicts.Commit(ballot, self._acceptor.attempt.members, digest))
+            self._ending.end(verdicts.Commit(ballot, self._acceptor.attempt.members, digest))
 
 
 class CommitsWhatItDoesNotHold(Agreement):
-    def _learn(self, decided: Decided) -> None:
-        result = decided.result
-        if result is not None and self.verdict is None and not self._exchange.holds(result):
+    def _take(self, sender: int, message: AgreementMessage) -> None:
+        if isinstance(message, Decided) and message.result is not None:
+            result = message.result
             self._exchange.held = Held(result.attempt, result.digest, ())
-        super()._learn(decided)
+        super()._take(sender, message)
 
 
 class StartsWhatIsOver(Agreement):
@@ -88,7 +89,8 @@ class _Deaf(Coordinator):
 
 class IgnoresWhatWasAccepted(Agreement):
     def _coordinate(self, ballot: Ballot) -> Coordinator:
-        return _Deaf(self._desk, self, self._blame, ballot, self._plan, self._verify)
+        shared = (self._desk, self, self._ending, self._blame)
+        return _Deaf(*shared, ballot, self._plan, self._verify)
 
 
 class _Undemocratic(Coordinator):
@@ -99,7 +101,9 @@ class _Undemocratic(Coordinator):
 
 class DecidesWithHalf(Agreement):
     def _coordinate(self, ballot: Ballot) -> Coordinator:
-        return _Undemocratic(self._desk, self, self._blame, ballot, self._plan, self._verify)
+        return _Undemocratic(
+            self._desk, self, self._ending, self._blame, ballot, self._plan, self._verify
+        )
 
 
 class _Rash(Coordinator):
@@ -113,4 +117,5 @@ class WritesOverBeforeItIsNoted(Agreement):
     """Begins a new attempt before a quorum knows that nothing older counts."""
 
     def _coordinate(self, ballot: Ballot) -> Coordinator:
-        return _Rash(self._desk, self, self._blame, ballot, self._plan, self._verify)
+        shared = (self._desk, self, self._ending, self._blame)
+        return _Rash(*shared, ballot, self._plan, self._verify)

@@ -126,6 +126,9 @@ def clone(value: Any, done: dict[int, Any]) -> Any:
     return made
 
 
+SHARED = ("_owner", "_desk", "_ending", "_blame", "_acceptor", "_exchange")  # the agreement's
+
+
 def freeze(value: Any) -> Hashable:
     """Equal for two local states from which the same will follow."""
     if isinstance(value, msgspec.Struct | enum.Enum):
@@ -140,9 +143,7 @@ def freeze(value: Any) -> Hashable:
         return value if not callable(value) else None
     state = []
     for name, each in sorted(vars(value).items()):
-        if name in ("now", "timing") or (
-            name in ("_owner", "_desk") and not isinstance(value, Agreement)
-        ):
+        if name in ("now", "timing") or (name in SHARED and not isinstance(value, Agreement)):
             continue
         state.append(frozenset(each) if name == "timers" else freeze(each))
     return (type(value).__name__, *state)
