@@ -224,12 +224,17 @@ class KnownPeers:
         return min(moments, default=math.inf)
 
     def reasons(self) -> tuple[tuple[PeerId, str], ...]:
-        """Of those who look for a group as well, why each is not with us."""
+        """Of those who look for a group as well, why each is not with us. Whoever was put into a
+        group with us has looked for one, whatever became of it."""
         return tuple(
             (one.peer, one.reason)
             for one in self._peers.values()
             if self._counts(one.peer)
-            and (one.absence is Absence.AT_ODDS or (one.absence is None and not one.is_silent))
+            and (
+                self.is_restricted
+                or one.absence is Absence.AT_ODDS
+                or (one.absence is None and not one.is_silent)
+            )
         )
 
     def unreachable(self) -> tuple[PeerId, ...]:

@@ -374,6 +374,16 @@ def test_a_group_that_cannot_be_one_is_not_believed() -> None:
         assert one.leads
 
 
+def test_a_group_that_was_split_off_and_has_died_is_not_being_alone() -> None:
+    one = gathering(C, group_size=2, reduces=False)
+    sees(one, A)
+    one.regrouped(A, (Candidate(B), Candidate(C, reduces=False)), 1.0)
+    assert one.effects() == [Follow(B, (A,))]
+    one.left_by(B, Absence.UNREACHABLE, "gone", 2.0)
+    (end,) = passes(one, 6.0)
+    assert end == End(NotTogether(((B, "gone"),)))
+
+
 def test_a_second_join_of_one_peer_replaces_the_first() -> None:
     one = gathering(A)
     joins(one, B)
