@@ -38,7 +38,8 @@ from protocols.moshpit.agreement_messages import (
     Result,
     Start,
 )
-from protocols.moshpit.ballots import Ballot, Statement, Suspicion, digest_of_result
+from protocols.moshpit.attempt import ExchangeUnderWay
+from protocols.moshpit.ballots import Ballot, Statement, Suspicion
 from protocols.moshpit.blame import SILENT, Blame, Verify, liars
 from protocols.moshpit.desk import Desk
 from protocols.moshpit.ending import Ending
@@ -102,14 +103,10 @@ class Coordinator:
         self._failed: set[int] = set()  # not reached, and not heard of since
         self._vows: set[int] = set()
         self._promises: dict[int, Promise] = {}
-        self._members: tuple[int, ...] = ()
-        self._cuts: tuple[int, ...] = ()
+        self._attempt = ExchangeUnderWay((), ())
         self._excluded: tuple[Suspicion, ...] = ()
         self._opened: set[int] = set()
-        self._joined: set[int] = set()  # have said that they exchange
         self._heard: set[int] = set()  # since we last began to wait, or watched
-        self._probed: set[int] = set()  # and have not answered yet
-        self._holdings: dict[int, Holding] = {}
         self._result: Result | None = None
         self._reason = ""
         self._accepted: set[int] = set()
@@ -119,9 +116,9 @@ class Coordinator:
 
     def begin(self) -> None:
         """Exchange at once, with everybody: the first ballot."""
-        self._members = tuple(range(self._desk.size))
-        self._cuts = self._plan(self._members)
-        if self._cuts:
+        everybody = tuple(range(self._desk.size))
+        self._attempt = ExchangeUnderWay(everybody, self._plan(everybody))
+        if self._attempt.cuts:
             self._exchange()
         else:
             self._propose(None, NOBODY_CAN)
@@ -161,27 +158,28 @@ class Coordinator:
         """Begin a new attempt with who answered, less who is ruled out."""
         free = free_members(self._promises)
         out = self._blame.ruled_out(free)
-        self._members = tuple(sorted(free - out.keys()))
-        if len(self._members) < 2:
+        members = tuple(sorted(free - out.keys()))
+        if len(members) < 2:
             self._propose(None, "fewer than two members are left")
             return
-        self._cuts = self._plan(self._members)
-        if not self._cuts:
+        self._attempt = ExchangeUnderWay(members, self._plan(members))
+        if not self._attempt.cuts:
             self._propose(None, NOBODY_CAN)
             return
         for member in range(self._desk.size):
-            if member not in out and member not in self._members:
+            if member not in out and member not in members:
                 out[member] = self._blame.guilty.get(member) or Suspicion(
                     member, SILENT, "did not answer in time"
                 )
         self._excluded = tuple(out[member] for member in sorted(out))
         self._enter(Stage.OPENING)
-        self._desk.send_to_all(Open(self.ballot, self._members, self._excluded))
+        self._desk.send_to_all(Open(self.ballot, members, self._excluded))
 
     def _exchange(self) -> None:
         self._enter(Stage.EXCHANGING)
-        for member in self._members:
-            self._desk.send(member, Start(self.ballot, self._members, self._cuts))
+        members = self._attempt.members
+        for member in members:
+            self._desk.send(member, Start(self.ballot, members, self._attempt.cuts))
 
     def _propose(self, result: Result | None, reason: str) -> None:
         self._enter(Stage.PROPOSING)
@@ -236,42 +234,20 @@ class Coordinator:
             self._exchange()
 
     def holding(self, sender: int, holding: Holding) -> None:
-        if self.stage is not Stage.EXCHANGING or sender not in self._members:
+        attempt = self._attempt
+        if self.stage is not Stage.EXCHANGING or sender not in attempt.members:
             return
-        self._joined.add(sender)
-        wrong = self._what_is_wrong_with(holding)
+        wrong = attempt.take(sender, holding)
         if wrong:
             self._blame.convict(Suspicion(sender, "malformed", wrong))
             self._owner.next_ballot()
-            return
-        self._holdings[sender] = holding
-        if len(self._holdings) == len(self._members):
-            self._compare()
-        else:
+        elif attempt.missing:
             self._give_up_on_the_rest()
-
-    def _what_is_wrong_with(self, holding: Holding) -> str:
-        parts = [each.part for each in holding.statements]
-        cuts = self._cuts
-        expected = [
-            member for place, member in enumerate(self._members) if cuts[place + 1] > cuts[place]
-        ]
-        if parts != expected:
-            return "has not one statement for each part, in order"
-        if holding.digest != digest_of_result(holding.statements):
-            return "has a digest that is not that of its statements"
-        return ""
-
-    def _compare(self) -> None:
-        """All hold a result: is it one?"""
-        digests = {each.digest for each in self._holdings.values()}
-        if len(digests) == 1:
-            self._propose(Result(self.ballot, self._members, digests.pop()), "")
-            return
-        self._convict_liars(
-            {member: each.statements for member, each in self._holdings.items()}, self.ballot
-        )
-        self._owner.next_ballot()
+        elif len(attempt.digests) == 1:
+            self._propose(Result(self.ballot, attempt.members, holding.digest), "")
+        else:
+            self._convict_liars(attempt.shown, self.ballot)
+            self._owner.next_ballot()
 
     def _convict_liars(self, shown: dict[int, tuple[Statement, ...]], attempt: Ballot) -> None:
         for suspicion in liars(shown, attempt, self._verify):
@@ -294,11 +270,11 @@ class Coordinator:
 
     def is_not_silent(self, sender: int) -> None:
         self._heard.add(sender)
-        self._probed.discard(sender)
+        self._attempt.is_live(sender)
 
     def exchanges(self, sender: int) -> None:
         """It says that it has begun this ballot's exchange."""
-        self._joined.add(sender)
+        self._attempt.joined.add(sender)
 
     def unreachable(self, member: int) -> None:
         self._failed.add(member)
@@ -308,8 +284,8 @@ class Coordinator:
                 self._desk.arm("answers", RECONNECT_SECONDS)
         elif self.stage is Stage.FORSWEARING:
             self._end_if_all_have_forsworn()
-        elif self.stage is Stage.EXCHANGING and member in self._members:
-            if member not in self._joined:
+        elif self.stage is Stage.EXCHANGING and member in self._attempt.members:
+            if member not in self._attempt.joined:
                 self._owner.next_ballot()  # it was not told to start: the others would wait for it
             else:
                 self._give_up_on_the_rest()
@@ -329,22 +305,20 @@ class Coordinator:
             self._ending.give_up("too few members could be reached")
 
     def _give_up_on_the_rest(self) -> None:
-        """As long as somebody who is there still exchanges, nobody is given up: what is missing
-        may have been sent before its sender went away."""
-        missing = set(self._members) - self._holdings.keys()
-        if missing <= self._failed:
+        if self._attempt.missing <= self._failed:
             self._owner.next_ballot()
 
     # what it owes others, and its timers
 
     def owed(self, member: int, exchanges: bool) -> AgreementMessage | None:
         """What this member has not answered yet, to be said again."""
+        attempt = self._attempt
         if self.stage is Stage.PREPARING and member not in self._promises:
             return Prepare(self.ballot)
         if self.stage is Stage.OPENING and member not in self._opened:
-            return Open(self.ballot, self._members, self._excluded)
-        if self.stage is Stage.EXCHANGING and member in self._members and not exchanges:
-            return Start(self.ballot, self._members, self._cuts)
+            return Open(self.ballot, attempt.members, self._excluded)
+        if self.stage is Stage.EXCHANGING and member in attempt.members and not exchanges:
+            return Start(self.ballot, attempt.members, attempt.cuts)
         if self.stage is Stage.PROPOSING and member not in self._accepted:
             return Accept(self.ballot, self._result, self._reason)
         if self.stage is Stage.FORSWEARING and member not in self._forsworn:
@@ -399,14 +373,10 @@ class Coordinator:
         """Members show that they live; who has not is asked, and then taken for gone."""
         if self.stage is not Stage.EXCHANGING:
             return
-        for member in self._members:
-            if member in self._heard or member in self._holdings or member == self._desk.me:
-                continue
-            if member in self._probed:
-                self._failed.add(member)
-            else:
-                self._probed.add(member)
-                self._desk.send(member, Query(self.ballot))
+        to_probe, gone = self._attempt.to_probe(self._heard | {self._desk.me})
+        self._failed |= gone
+        for member in sorted(to_probe):
+            self._desk.send(member, Query(self.ballot))
         self._heard.clear()
         self._desk.arm("watch", self._desk.timing.silence_seconds / 2)
         self._give_up_on_the_rest()
