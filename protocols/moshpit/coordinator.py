@@ -38,11 +38,11 @@ from protocols.moshpit.agreement_messages import (
     Result,
     Start,
 )
-from protocols.moshpit.attempt import ExchangeUnderWay
 from protocols.moshpit.ballots import Ballot, Statement, Suspicion
 from protocols.moshpit.blame import SILENT, Blame, Verify, liars
 from protocols.moshpit.desk import Desk
 from protocols.moshpit.ending import Ending
+from protocols.moshpit.exchange_under_way import ExchangeUnderWay
 from protocols.moshpit.promises import (
     free_members,
     holders,
