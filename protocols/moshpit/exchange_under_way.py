@@ -1,219 +1,63 @@
-"""One attempt at a round while it runs: what is known so far, and whom it fails for.
+"""The exchange of one ballot, as its coordinator sees it: who has begun, who holds, who is gone.
 
-The tasks of an attempt (sending.py towards the reducers, serving.py towards the senders) share
-this. The first suspicion ends them all: the scopes of our own tasks are cancelled, and the
-handlers that serve others tell these, where a frame is not just under way, whom we gave up for.
-
-Promise: `over` is set once and stays. When `handlers_gone` has returned after that, nothing
-touches `source` or `result` any more.
-
-Easy to get wrong: the *first* suspicion is the cause, the later ones are its echo. When one member
-dies everybody gives up, and each of the others then sees transfers of the rest end.
+Easy to get wrong: as long as somebody who is there still exchanges, nobody is given up. What is
+missing may have been sent before its sender went away; and whoever has reported its result is
+needed no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Set as AbstractSet
 
-import trio
-from torch import Tensor
-
-from protocols.errors import (
-    Busy,
-    DeadlineExceeded,
-    PotluckError,
-    ProtocolMisuse,
-    ProtocolNotServed,
-    Refused,
-    RemoteMisbehaviour,
-    Unreachable,
-)
-from protocols.identity import Identity
-from protocols.moshpit.ballots import LONGEST_SUSPICION, Statement, Suspicion
-from protocols.moshpit.exchange import ExchangePlan, Participant
-from protocols.moshpit.link_meter import LinkMeter
-from protocols.moshpit.part_messages import GaveUp, StaleAttempt
-from protocols.moshpit.reducing import NotFiniteReceived, Reduction
-from protocols.moshpit.statements import make_statement
-from protocols.tensor_codecs import NotFinite
+from protocols.moshpit.agreement_messages import Holding
+from protocols.moshpit.ballots import Statement, digest_of_result
 
 
-class Attempt:
-    """What all tasks of one exchange share."""
+class ExchangeUnderWay:
+    """Who of the members has got how far."""
 
-    def __init__(
-        self, identity: Identity, plan: ExchangePlan, source: Tensor, result: Tensor
-    ) -> None:
-        self.plan = plan
-        self.source, self.result = source, result
-        self.began = trio.current_time()
-        self.meter = LinkMeter()
-        self.reduction = Reduction(plan, source, result)
-        self.statements: dict[int, Statement] = {}
-        self.suspicion: Suspicion | None = None
-        self.over: str | None = None
-        self.averages_of: dict[int, int] = {}
-        """How many averaged chunks have come from each reducer."""
-        self.values_of: dict[int, int] = {}
-        """How many chunks of values have come from each sender; a key for each that is here."""
-        self.all_arrived = trio.Event()
-        self.all_served = trio.Event()
-        self.opened_seconds = self.reduced_seconds = self.received_seconds = 0.0
-        self._identity = identity
-        self._served = 0
-        self._scopes: set[trio.CancelScope] = set()
-        self._handlers = 0
-        self._handler_left = trio.Event()
+    def __init__(self, members: tuple[int, ...], cuts: tuple[int, ...]) -> None:
+        self.members = members
+        self.cuts = cuts
+        self.joined: set[int] = set()  # have said that they have begun
+        self._holdings: dict[int, Holding] = {}
+        self._probed: set[int] = set()  # were asked whether they live, and have not answered
 
-    # Who takes part
+    def take(self, member: int, holding: Holding) -> str:
+        """What is wrong with this report; "" if nothing is."""
+        self.joined.add(member)
+        parts = [each.part for each in holding.statements]
+        expected = [
+            reducer
+            for place, reducer in enumerate(self.members)
+            if self.cuts[place + 1] > self.cuts[place]
+        ]
+        if parts != expected:
+            return "has not one statement for each part, in order"
+        if holding.digest != digest_of_result(holding.statements):
+            return "has a digest that is not that of its statements"
+        self._holdings[member] = holding
+        return ""
+
+    def is_live(self, member: int) -> None:
+        self._probed.discard(member)
+
+    def to_probe(self, heard: AbstractSet[int]) -> tuple[set[int], set[int]]:
+        """Of those who are still to report, and were not heard: who is to be asked whether it
+        lives, and who was asked before and is taken for gone."""
+        silent = set(self.members) - self._holdings.keys() - heard
+        gone = silent & self._probed
+        self._probed |= silent
+        return silent - gone, gone
 
     @property
-    def others(self) -> tuple[Participant, ...]:
-        return tuple(member for member in self.plan.members if member.index != self.plan.me)
+    def missing(self) -> set[int]:
+        return set(self.members) - self._holdings.keys()
 
     @property
-    def reducers(self) -> tuple[Participant, ...]:
-        """The others that reduce something, in an order that differs from member to member.
-
-        Everybody starts with who comes after it, so that not all begin with the same reducer.
-        """
-        members, cuts, mine = self.plan.members, self.plan.cuts, self.plan.my_place
-        places = [(mine + step) % len(members) for step in range(1, len(members))]
-        return tuple(members[place] for place in places if cuts[place] < cuts[place + 1])
+    def digests(self) -> set[bytes]:
+        return {each.digest for each in self._holdings.values()}
 
     @property
-    def senders(self) -> tuple[Participant, ...]:
-        """The others that open a transfer to us: all of them, if we reduce anything."""
-        return self.others if self.reduction.chunks else ()
-
-    # How it ends
-
-    def suspect(self, member: int, code: str, text: str) -> None:
-        """End the attempt because of this member, unless it has ended already."""
-        if self.over is None:
-            self.suspicion = Suspicion(member, code, _cut(text))
-            self.stop(f"Gave up on member {member}: {text}")
-
-    def stop(self, reason: str) -> None:
-        """End everything; the others are told this reason. Never waits."""
-        if self.over is None:
-            self.over = reason
-            for scope in self._scopes:
-                scope.cancel()
-
-    @contextmanager
-    def blaming(self, member: int, *, opening: bool = False) -> Iterator[None]:
-        """Whatever fails between us and this member ends the attempt, with a suspicion."""
-        try:
-            yield
-        except NotFinite as error:  # our own values, or sums
-            self.suspect(self.plan.me, "not_finite", error.what)
-        except ProtocolMisuse:
-            raise
-        except PotluckError as error:
-            self.suspect(member, _code_of(error, opening), error.what)
-
-    @contextmanager
-    def within(self) -> Iterator[None]:
-        """Run the block until the attempt is over."""
-        scope = trio.CancelScope()
-        self._scopes.add(scope)
-        if self.over is not None:
-            scope.cancel()
-        try:
-            with scope:
-                yield
-        finally:
-            self._scopes.discard(scope)
-
-    # How far it is
-
-    def opened(self, reducer: int) -> None:
-        """A reducer has accepted our transfer."""
-        self.averages_of[reducer] = 0
-        if len(self.averages_of) == len(self.reducers):
-            self.opened_seconds = trio.current_time() - self.began
-
-    def arrived(self, sender: int) -> None:
-        """A sender has opened its transfer."""
-        self.values_of[sender] = 0
-        if len(self.values_of) == len(self.senders):
-            self.all_arrived.set()
-
-    def served(self) -> None:
-        """A sender has had everything from us."""
-        self._served += 1
-        if self._served == len(self.senders):
-            self.all_served.set()
-
-    def furthest_behind(self) -> int:
-        """Whom to name when the time is over: a sender whose values we still wait for, else a
-        reducer, else one that takes our averages; ourselves only where there is nobody else."""
-        weighted = [member.index for member in self.senders if member.weight > 0.0]
-        if weighted and not self.reduction.is_finished:
-            return min(weighted, key=lambda index: self.values_of.get(index, -1))
-        reducers = [member.index for member in self.reducers]
-        unfinished = [index for index in reducers if index not in self.statements]
-        if unfinished:
-            return min(unfinished, key=lambda index: self.averages_of.get(index, -1))
-        closing = [member.index for member in self.senders] or reducers or [self.plan.me]
-        return min(closing, key=lambda index: self.values_of.get(index, -1))
-
-    # Handlers that serve others, in tasks that are not ours
-
-    @contextmanager
-    def serving(self) -> Iterator[None]:
-        """Run a handler's block until the attempt is over."""
-        self._handlers += 1
-        try:
-            with self.within():
-                yield
-        finally:
-            self._handlers -= 1
-            self._handler_left.set()
-            self._handler_left = trio.Event()
-
-    async def handlers_gone(self) -> None:
-        """Wait until no handler works for this attempt any more. Soon, once it is over."""
-        while self._handlers:
-            await self._handler_left.wait()
-
-    # Our own part
-
-    def own_statement(self) -> Statement:
-        """Made once, when our part is finished."""
-        me, plan = self.plan.me, self.plan
-        if me not in self.statements:
-            digest = self.reduction.digest
-            self.statements[me] = make_statement(
-                self._identity, plan.round_id, plan.ballot, me, digest
-            )
-            self.reduced_seconds = trio.current_time() - self.began
-        return self.statements[me]
-
-
-def _code_of(error: PotluckError, opening: bool) -> str:
-    match error:
-        case DeadlineExceeded() | Unreachable() if opening:
-            return "unreachable"
-        case NotFiniteReceived():
-            return "not_finite"
-        case RemoteMisbehaviour():
-            return "malformed"
-        case DeadlineExceeded():
-            return "stalled"
-        case Unreachable():
-            return "cut"
-        case GaveUp() | StaleAttempt():
-            # It has ended its attempt, perhaps for a third one's sake: nothing against it.
-            return "gave_up"
-        case Busy():
-            return "busy"
-        case Refused() | ProtocolNotServed():
-            return "refused"
-    return "gave_up"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_SUSPICION else text[: LONGEST_SUSPICION - 1] + "…"
+    def shown(self) -> dict[int, tuple[Statement, ...]]:
+        return {member: each.statements for member, each in self._holdings.items()}
