@@ -74,8 +74,7 @@ class GroupRounds:
 
     async def _shown(self, caller: Caller, request: Show) -> Empty:
         """A member brings a list that our leader could not bring us any more."""
-        take = getattr(self._matchmaker, "take_roster", None)
-        if take is None or not await take(request.roster):
+        if not await self._matchmaker.take_roster(request.roster):
             raise UnknownRound(
                 f"The list of {request.roster.leader} is of no use here.",
                 why="This peer looks for no group under its key, or has found another one.",
@@ -101,7 +100,9 @@ class GroupRounds:
             return _step(group, nothing, began, found)
         task = Task(group, wanted.layout, self._settings.chunk_bytes, self._timing())
         finished = await run_round(self._shell, task, Buffers(wanted.source, wanted.result))
-        return _step(group, finished, began, found)
+        step = _step(group, finished, began, found)
+        self._matchmaker.forget({one.peer for one in step.statistics.excluded})
+        return step
 
     def _search(self, wanted: Wanted) -> Search:
         settings = self._settings

@@ -18,6 +18,7 @@ from protocols.method import Method
 from protocols.moshpit.agreement_messages import AgreementMessage
 from protocols.moshpit.part_messages import ALLREDUCE_PROTOCOL
 from protocols.moshpit.roster import Roster
+from protocols.moshpit.roster_refusals import CODES
 from protocols.moshpit.statements import ROUND_ID_BYTES
 
 AGREE_LIMIT_BYTES = 1 << 20  # the statements of 1,024 reducers have less than 200 KiB
@@ -60,6 +61,6 @@ SHOW: Final = Method(
     Show,
     Empty,
     request_limit_bytes=AGREE_LIMIT_BYTES,
-    errors={"unknown-round": UnknownRound},
+    errors={"unknown-round": UnknownRound, **CODES},
     training=True,
 )

@@ -204,7 +204,8 @@ def test_a_full_grid_averages_exactly(grid: Grid) -> None:
 
 
 async def a_death_on_the_grid(world: SimulatedWorld) -> None:
-    """The rest of the grid goes on; those who met the dead have its group's survivors' average."""
+    """The rest of the grid goes on. Who met the dead, and is late for its next group, keeps the
+    average of its first."""
     grid = Grid(3, 2)
     peers = await averagers(world, grid.cells, machine=HOME)
     events = [
@@ -216,8 +217,9 @@ async def a_death_on_the_grid(world: SimulatedWorld) -> None:
     ended = await all_ended(survivors, [events[peers.index(one)] for one in survivors])
     mean = mean_of(survivors)
     for one in ended:
-        # not exact, for the cell of the dead stays empty; each value had a variance of 1
-        assert (result_of(one).double() - mean).square().mean() < 0.1
+        # not exact, for the cell of the dead stays empty; each value had a variance of 1, and the
+        # mean of two has one of 1/2
+        assert (result_of(one).double() - mean).square().mean() < 0.5
     again = await average_all(survivors, epoch=1)
     check_same_result(again, survivors)
 
