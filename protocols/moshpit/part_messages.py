@@ -141,5 +141,5 @@ def opening_for(plan: ExchangePlan, reducer_place: int) -> PartOpening:
 
 def plan_digest(plan: ExchangePlan) -> bytes:
     """32 bytes that agree when members, weights, cuts and chunks do."""
-    members = [(member.index, str(member.peer), member.weight) for member in plan.members]
+    members = [(one.index, str(one.peer), float(one.weight)) for one in plan.members]
     return blake3(_PLAN_DOMAIN + encode((members, plan.cuts, plan.chunk_bytes))).digest()

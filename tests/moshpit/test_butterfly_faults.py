@@ -261,10 +261,11 @@ def test_a_flaky_link_ends_the_exchange_and_costs_nobody_its_name() -> None:
     among(scenario, [1.0] * 3, layout=layout_of("none", values=20_000))
 
 
+@pytest.mark.slow
 def test_memory_beside_source_and_result_is_a_chunk_for_each_stream() -> None:
     """Four members with a slow reader among them, whose averages wait for it. 4 × 400 kB."""
     chunk_bytes, members = 4_096, 4
-    layout = layout_of("float16", values=200_000)
+    layout = layout_of("float16", values=100_000)
 
     async def scenario(group: Exchanging) -> int:
         group.world.throttle(group[3].network, download_bytes_per_second=100_000)

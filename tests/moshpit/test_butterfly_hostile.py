@@ -146,11 +146,11 @@ def test_who_is_no_member_is_refused_and_disturbs_nobody() -> None:
 
 
 def test_a_part_that_is_opened_twice_counts_once() -> None:
-    layout = layout_of("none", values=40_000)
+    layout = layout_of("none", values=8_000)
 
     async def scenario(group: Exchanging) -> None:
         for peer in group.peers:
-            group.world.throttle(peer.network, upload_bytes_per_second=100_000)
+            group.world.throttle(peer.network, upload_bytes_per_second=30_000)
         told: list[PotluckError | None] = []
 
         async def again() -> None:

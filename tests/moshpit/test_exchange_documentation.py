@@ -1,0 +1,95 @@
+"""docs/protocols.md says of the exchange what the code does, number for number."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from blake3 import blake3
+
+from protocols.identity import Identity, verify
+from protocols.moshpit.ballots import Ballot
+from protocols.moshpit.butterfly import MOST_WAITING, MOST_WAITING_OF_PEER
+from protocols.moshpit.exchange import ExchangePlan, Participant
+from protocols.moshpit.layout import (
+    LARGEST_CHUNK_BYTES,
+    LONGEST_SEGMENT_NAME,
+    SMALLEST_CHUNK_BYTES,
+    Layout,
+    Segment,
+)
+from protocols.moshpit.part_messages import (
+    ALLREDUCE_PROTOCOL,
+    PART,
+    STALL_SECONDS,
+    PartOpening,
+    plan_digest,
+)
+from protocols.moshpit.sending import OPEN_SECONDS
+from protocols.moshpit.statements import make_statement
+from protocols.moshpit.vector import LARGEST_AVERAGED
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()
+SECTION = DOCUMENT.split("## The exchange of a round\n")[1].split("\n## ")[0]
+WORDS = " ".join(SECTION.split())
+
+LAYOUT = Layout((Segment("weight", 10, "float16"), Segment("bias", 3)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"the bulk method `{PART.name}` of `{ALLREDUCE_PROTOCOL}`",
+        f"name (1 to {LONGEST_SEGMENT_NAME} characters)",
+        f"from {SMALLEST_CHUNK_BYTES:,} bytes to {LARGEST_CHUNK_BYTES >> 20} MiB",
+        f"The stall time is {STALL_SECONDS:g} s",
+        f"for at most {OPEN_SECONDS:g} s; {MOST_WAITING_OF_PEER} of a peer",
+        f"and {MOST_WAITING} in all, may wait",
+        f"beyond {LARGEST_AVERAGED:.2e}".replace("e+", "e"),
+    ],
+)
+def test_numbers_are_those_of_the_code(words: str) -> None:
+    assert words in WORDS
+
+
+def test_every_refusal_is_named() -> None:
+    assert all(f"`{code}`" in SECTION for code in PART.errors)
+
+
+def test_every_suspicion_is_explained() -> None:
+    source = (Path(__file__).parents[2] / "protocols" / "moshpit").glob("*.py")
+    raised = set()
+    for file in source:
+        text = file.read_text()
+        raised |= set(re.findall(r'suspect\(\s*[^,"]+,\s*"(\w+)"', text))
+        if file.name == "attempt.py":
+            raised |= set(re.findall(r'return "(\w+)"', text))
+    assert raised
+    assert all(f"`{code}`" in SECTION for code in raised), raised
+
+
+def test_the_fields_of_the_opening_are_in_order() -> None:
+    described = re.search(r"\| PartOpening \| (.*) \|", SECTION)
+    assert described is not None
+    assert len(described[1].split(", ")) == len(PartOpening.__struct_fields__)
+
+
+def test_digests_are_made_as_described() -> None:
+    layout = msgspec.msgpack.encode([[["weight", 10, "float16"], ["bias", 3, "none"]]])
+    assert LAYOUT.digest == blake3(b"potluck moshpit layout 1\0" + layout).digest()
+    me = Identity.from_seed(bytes(32)).peer_id
+    plan = ExchangePlan(
+        bytes(32), Ballot(0, 0), 0, (Participant(0, me, 2.0),), (0, 13), LAYOUT, 4_096
+    )
+    attempt = msgspec.msgpack.encode([[[0, me, 2.0]], [0, 13], 4_096])
+    assert plan_digest(plan) == blake3(b"potluck moshpit attempt 1\0" + attempt).digest()
+
+
+def test_a_statement_is_signed_as_described() -> None:
+    identity = Identity.from_seed(bytes(32))
+    round_id, digest = bytes(range(32)), bytes(reversed(range(32)))
+    statement = make_statement(identity, round_id, Ballot(3, 1), 2, digest)
+    message = round_id + bytes([0, 3, 0, 1, 0, 2]) + digest
+    assert verify(b"potluck moshpit part 1", identity.peer_id, statement.signature, message)
