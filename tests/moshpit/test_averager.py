@@ -246,7 +246,7 @@ def objects_and_tensors() -> tuple[int, int]:
 
 
 async def many_rounds(world: SimulatedWorld, rounds: int) -> None:
-    peers = await averagers(world, 3)
+    peers = await averagers(world, 2)
     for one in peers:
         one.values = 1 << 10
     sizes: list[tuple[int, int]] = []
