@@ -90,7 +90,7 @@ def is_finite(values: Tensor) -> bool:
 
 
 def within(values: Tensor, largest: float) -> bool:
-    """Whether no value is larger than this, nor NaN, whatever its sign. In one fast pass."""
+    """Whether no value of a flat tensor is larger than this, nor NaN, whatever its sign."""
     for start in range(0, values.numel(), SERIAL_VALUES):
         low, high = torch.aminmax(values[start : start + SERIAL_VALUES])
         if not (-largest <= low.item() and high.item() <= largest):  # NaN is in no order
