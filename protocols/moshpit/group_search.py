@@ -22,13 +22,10 @@ import trio
 
 from protocols.errors import (
     Busy,
-    DeadlineExceeded,
     PotluckError,
-    ProtocolNotServed,
-    Unreachable,
 )
 from protocols.identity import PeerId
-from protocols.messages import LONGEST_MILLISECONDS, Empty
+from protocols.messages import LONGEST_MILLISECONDS
 from protocols.moshpit.gathering import Gathering, GatheringSettings
 from protocols.moshpit.gathering_effects import (
     Candidate,
@@ -55,7 +52,6 @@ from protocols.moshpit.matchmaking_messages import (
     LAYOUT_MARK_BYTES,
     MOST_PASSED_OVER,
     NOT_HERE,
-    STILL_THERE,
     GroupSlot,
     Invitation,
     InvitationAnswer,
@@ -65,6 +61,7 @@ from protocols.moshpit.matchmaking_messages import (
     Place,
     short_enough,
 )
+from protocols.moshpit.patience import Patience, absence_of
 from protocols.moshpit.roster import (
     LARGEST_GROUP,
     NONCE_BYTES,
@@ -72,9 +69,9 @@ from protocols.moshpit.roster import (
     Roster,
     Terms,
     check_entry,
-    check_list,
     check_own_entry,
     check_terms,
+    check_with_pauses,
     hash_order,
     sign_entry,
     sign_roster,
@@ -95,14 +92,10 @@ PUBLISH_AFTER_SECONDS = 0.15  # the leader of the last time answers sooner, or i
 FULL_READ_EVERY = 4  # reads; the others ask the first few replicas only
 SLOT_OUTLIVES_SECONDS = 5.0  # the search, so that a peer that is about to come still sees it
 
-SHORTEST_SILENCE_SECONDS = 1.0  # busy machines are silent for some tenths of a second
-SILENT_ROUND_TRIPS = 5.0  # more than that without an answer is no jitter
-NEW_LINK_SECONDS = 3.0  # a dial, a handshake and a stream: eight round trips of 0.35 s
-STILL_THERE_SECONDS = 0.5  # between two looks at a leader that holds our join
 
+JOIN_OUTLIVES_SECONDS = 1.0  # the gathering, which ends it when it gives a leader up
 MOST_HELD = LARGEST_GROUP + 256  # joins; each is a request of at most 16 KiB, usually half of one
 ADDRESSES_IN_A_LIST = 3  # of each member: all members get those of all
-CHECKED_WITHOUT_A_PAUSE = 8  # signatures, most of a millisecond
 
 
 @dataclass
@@ -129,6 +122,7 @@ class GroupSearch:
     ) -> None:
         self.terms: Terms = search.terms
         self._network, self._rpc, self._dht = network, rpc, dht
+        self._patience = Patience(network, rpc)
         self._search = search
         self._met_before = met_before
         self._started = started
@@ -369,11 +363,11 @@ class GroupSearch:
         async with trio.open_nursery() as nursery:
 
             async def watch() -> None:
-                answers.append(await self._silence_of(leader))
+                answers.append(await self._patience.silence_of(leader, self._answered))
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(watch)
-            seconds = self._gathering.gives_up_at - _now() + SHORTEST_SILENCE_SECONDS
+            seconds = self._gathering.gives_up_at - _now() + JOIN_OUTLIVES_SECONDS
             try:
                 answer = await self._rpc.call(leader, JOIN, request, timeout=seconds)
                 answers.append(answer)
@@ -382,19 +376,9 @@ class GroupSearch:
             nursery.cancel_scope.cancel()
         return answers[0]
 
-    async def _silence_of(self, leader: PeerId) -> PotluckError:
-        """Returns when a leader does not answer any more."""
-        while True:
-            start = _now()
-            try:
-                await self._rpc.call(
-                    leader, STILL_THERE, Empty(), timeout=self._patience_with(leader)
-                )
-            except PotluckError as error:
-                return error
-            self._gathering.leader_answered(leader, self._round_trip(leader, start), _now())
-            self._go_on()
-            await trio.sleep(STILL_THERE_SECONDS)
+    def _answered(self, leader: PeerId, round_trip_seconds: float) -> None:
+        self._gathering.leader_answered(leader, round_trip_seconds, _now())
+        self._go_on()
 
     async def _take(self, leader: PeerId, entry: Entry, answer: JoinAnswer) -> None:
         """Act on an answer to our join. RosterRefused if it is not acceptable."""
@@ -449,13 +433,7 @@ class GroupSearch:
         return True
 
     async def _check(self, roster: Roster, largest: int, mine: Entry | None) -> None:
-        """`check_roster`, with pauses."""
-        check_list(roster, self.terms, largest)
-        others = [entry for entry in roster.entries if entry != mine]
-        for place, entry in enumerate(others):
-            if place and place % CHECKED_WITHOUT_A_PAUSE == 0:
-                await trio.lowlevel.checkpoint()
-            check_entry(entry, roster.terms, roster.leader)
+        await check_with_pauses(roster, self.terms, mine, largest)
 
     # -- inviting
 
@@ -469,9 +447,9 @@ class GroupSearch:
         start = _now()
         try:
             answer = await self._rpc.call(
-                peer, INVITE, invitation, timeout=self._patience_with(peer)
+                peer, INVITE, invitation, timeout=self._patience.seconds_with(peer)
             )
-            await self._take_reply(peer, answer, self._round_trip(peer, start))
+            await self._take_reply(peer, answer, self._patience.round_trip(peer, start))
         except PotluckError as error:
             self._gathering.not_met(peer, absence_of(error), error.what, _now())
         self._go_on()
@@ -487,25 +465,10 @@ class GroupSearch:
 
     async def _probe(self, peer: PeerId) -> None:
         try:
-            await self._rpc.call(peer, STILL_THERE, Empty(), timeout=self._patience_with(peer))
+            await self._patience.probe(peer)
         except PotluckError as error:
             self._gathering.not_met(peer, absence_of(error), error.what, _now())
             self._go_on()
-
-    def _patience_with(self, peer: PeerId) -> float:
-        """How long a peer may be silent before it counts as gone."""
-        link = self._network.link(peer)
-        if link is None:
-            return NEW_LINK_SECONDS
-        round_trip = link.round_trip_seconds or 0.0
-        return max(SHORTEST_SILENCE_SECONDS, SILENT_ROUND_TRIPS * round_trip)
-
-    def _round_trip(self, peer: PeerId, start: float) -> float:
-        """What an answer to a call of `start` says of the round trip, without the dialling."""
-        link = self._network.link(peer)
-        if link is not None and link.round_trip_seconds is not None:
-            return min(link.round_trip_seconds, _now() - start)
-        return 0.0
 
     # -- endings
 
@@ -575,15 +538,6 @@ class GroupSearch:
 
     def _nonce(self) -> bytes:
         return self._network.random.randbytes(NONCE_BYTES)
-
-
-def absence_of(error: PotluckError) -> Absence:
-    """What an error of a call says about the peer that was called."""
-    if isinstance(error, Unreachable | DeadlineExceeded):
-        return Absence.UNREACHABLE
-    if isinstance(error, ProtocolNotServed):
-        return Absence.ELSEWHERE
-    return Absence.AT_ODDS
 
 
 def _answer(ticket: _Ticket, answer: JoinAnswer) -> None:

@@ -31,6 +31,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Annotated
 
+import trio
 from blake3 import blake3
 from msgspec import Meta
 
@@ -69,6 +70,8 @@ LARGEST_WEIGHT = 1e15  # samples: beyond it float64 sums lose whole samples
 LARGEST_RATE = 1 << 50  # bytes per second: a petabyte, so that sums stay far inside 64 bits
 LARGEST_EPOCH = (1 << 63) - 1
 LARGEST_TIME_MS = 1 << 53
+
+CHECKED_WITHOUT_A_PAUSE = 8  # signatures, most of a millisecond
 
 _KEY_LENGTH = struct.Struct(">H")
 _EPOCH = struct.Struct(">Q")
@@ -357,6 +360,20 @@ def check_roster(
     for entry in roster.entries:
         if entry != mine:
             check_entry(entry, roster.terms, roster.leader)
+
+
+async def check_with_pauses(
+    roster: Roster, ours: Terms, mine: Entry | None = None, largest: int = LARGEST_GROUP
+) -> None:
+    """`check_roster`, which takes 6 ms for 64 members, with others running in between."""
+    check_list(roster, ours, largest)
+    if mine is not None:
+        check_own_entry(roster, mine)
+    others = [entry for entry in roster.entries if entry != mine]
+    for place, entry in enumerate(others):
+        if place and place % CHECKED_WITHOUT_A_PAUSE == 0:
+            await trio.lowlevel.checkpoint()
+        check_entry(entry, roster.terms, roster.leader)
 
 
 def check_own_entry(roster: Roster, mine: Entry) -> None:
