@@ -8,7 +8,8 @@ What breaks a transfer is rarely known to whom it broke for. So what a member re
   whom more members could not; then the one that was complained about more; then the later in the
   roster.
 - anything else breaks the protocol, and is held against whom it names, except where two say it of
-  each other: then it counts as of a pair.
+  each other: then it counts as of a pair. A member that says it of several others loses to them, by
+  the same rule as a pair: nobody can have everybody else left out.
 
 Who says something of itself (its own data is not finite) is always out.
 
@@ -16,14 +17,15 @@ Lies about results are proven, not believed: `liars` finds two statements with v
 one reducer for one part of one attempt that differ.
 
 Easy to get wrong: a signature costs some 100 µs, and a hostile member can show as many statements
-as there are parts. They are checked only where digests differ, and a member that has shown one
-statement without a valid signature is not listened to any further.
+as there are parts. They are checked only where digests differ, each once however many members show
+it, and a member that has shown one without a valid signature is not listened to any further.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
+from functools import cache, partial
 
 from protocols.moshpit.ballots import LONGEST_SUSPICION, Ballot, Statement, Suspicion
 
@@ -78,29 +80,29 @@ class Blame:
         left = set(candidates)
         out = {member: self.guilty[member] for member in left & self.guilty.keys()}
         left -= out.keys()
-        edges = dict(self._pairs)
-        for (complainer, accused), suspicion in self._strong.items():
-            if complainer not in left or accused not in left:
-                continue
-            if (accused, complainer) in self._strong:
-                edges[complainer, accused] = suspicion
-            else:
-                out[accused] = suspicion
-        left -= out.keys()
-        while True:
-            edges = {pair: why for pair, why in edges.items() if left.issuperset(pair)}
-            if not edges:
-                return out
-            worst = _worst(edges)
-            out[worst] = next(why for pair, why in edges.items() if worst in pair)
-            if out[worst].member != worst:
-                other = out[worst].member
-                out[worst] = Suspicion(
-                    worst,
-                    out[worst].code,
-                    f"it and member {other}: {out[worst].text}"[:LONGEST_SUSPICION],
-                )
-            left.discard(worst)
+        mutual = {pair: why for pair, why in self._strong.items() if pair[::-1] in self._strong}
+        one_sided = {pair: why for pair, why in self._strong.items() if pair not in mutual}
+        for edges in (one_sided, {**self._pairs, **mutual}):
+            found = _resolved(edges, left)
+            out.update(found)
+            left -= found.keys()
+        return out
+
+
+def _resolved(
+    complaints: Mapping[tuple[int, int], Suspicion], candidates: Set[int]
+) -> dict[int, Suspicion]:
+    """Who has to go until no two of the candidates are left that have a complaint."""
+    left, out = set(candidates), dict[int, Suspicion]()
+    while edges := {pair: why for pair, why in complaints.items() if left.issuperset(pair)}:
+        worst = _worst(edges)
+        why = next(why for pair, why in edges.items() if worst in pair)
+        if why.member != worst:
+            text = f"it and member {why.member}: {why.text}"[:LONGEST_SUSPICION]
+            why = Suspicion(worst, why.code, text)
+        out[worst] = why
+        left.discard(worst)
+    return out
 
 
 def _worst(edges: Iterable[tuple[int, int]]) -> int:
@@ -121,6 +123,7 @@ def liars(
             digests.setdefault(statement.digest, []).append((member, statement))
     forgers: set[int] = set()
     found: list[Suspicion] = []
+    signed = cache(partial(verify, attempt))  # honest members show the very same statements
     for part, digests in sorted(by_part.items()):
         if len(digests) < 2:
             continue
@@ -130,7 +133,7 @@ def liars(
             for member, statement in showing:
                 if member in forgers:
                     continue
-                if verify(attempt, statement):
+                if signed(statement):
                     honest = True
                     continue
                 forgers.add(member)

@@ -29,17 +29,10 @@ class OwnExchange:
         self.held: Held | None = None
         self.failed: Trouble | None = None
         self.running: Ballot | None = None
+        self.newest: Ballot | None = None
+        """The ballot of the newest exchange that was begun here, whatever became of it. None is
+        begun twice: a start may be told again when its exchange has been stopped."""
         self._desk = desk
-
-    @property
-    def newest(self) -> Ballot | None:
-        """The ballot of the newest exchange that was begun here, whatever became of it."""
-        begun = [
-            self.running,
-            self.held.attempt if self.held is not None else None,
-            self.failed.ballot if self.failed is not None else None,
-        ]
-        return max((each for each in begun if each is not None), default=None)
 
     def has_ended(self, ballot: Ballot) -> bool:
         return self.running is None and self.newest == ballot
@@ -47,7 +40,7 @@ class OwnExchange:
     def start(self, start: Start) -> None:
         """From here on, what was held is written over."""
         self.held = None
-        self.running = start.ballot
+        self.running = self.newest = start.ballot
         self._desk.effects.append(StartExchange(start.ballot, start.members, start.cuts))
 
     def stop(self) -> None:
@@ -73,6 +66,7 @@ class OwnExchange:
 
     def refuse(self, ballot: Ballot, suspicions: tuple[Suspicion, ...]) -> None:
         """An exchange that is not even begun."""
+        self.newest = ballot
         self.failed = Trouble(ballot, clipped(suspicions, SUSPICIONS_PER_MESSAGE))
 
     def holds(self, result: Result) -> bool:

@@ -10,7 +10,15 @@ import pytest
 from protocols.moshpit.agreement import Agreement, Timing
 from protocols.moshpit.agreement_messages import Accept, Decided, Prepare, Query, Start
 from protocols.moshpit.ballots import Ballot, Suspicion
-from protocols.moshpit.verdicts import Commit, Discard, LeftOut, Send, StartExchange, Verdict
+from protocols.moshpit.verdicts import (
+    Commit,
+    Discard,
+    LeftOut,
+    Send,
+    StartExchange,
+    StopExchange,
+    Verdict,
+)
 from tests.moshpit.agreement_group import (
     TIMING,
     Exchange,
@@ -346,6 +354,17 @@ def test_a_lost_start_costs_an_attempt_and_no_member_if_it_answers_again() -> No
     assert {_kind(verdict) for verdict in group.verdicts.values()} == {
         (Ballot(1, 0), (0, 1, 2), group.verdicts[0].digest)  # type: ignore[union-attr]
     }
+
+
+def test_an_exchange_that_was_stopped_is_not_begun_again() -> None:
+    member, ballot = Group(3).members[1], Ballot(0, 0)
+    start = Start(ballot, (0, 1, 2), plan((0, 1, 2)))
+    for message in (start, Accept(ballot, None), start):  # the last one late, and told again
+        member.receive(0, message, 0.1)
+    assert [type(each) for each in member.effects() if not isinstance(each, Send)] == [
+        StartExchange,
+        StopExchange,
+    ]
 
 
 def test_a_member_whose_link_is_full_gets_more_time_to_answer() -> None:

@@ -1,0 +1,74 @@
+"""Who is left out of the next attempt, by what members have said; and who is proven a liar."""
+
+from __future__ import annotations
+
+from protocols.moshpit.ballots import Ballot, Statement, Suspicion
+from protocols.moshpit.blame import BAD_STATEMENT, LIED, Blame, liars
+from tests.moshpit.agreement_group import statement, verify
+
+FIRST, SECOND = Ballot(0, 0), Ballot(1, 1)
+
+
+def _out(said: dict[int, list[Suspicion]], size: int = 4, ballot: Ballot = FIRST) -> set[int]:
+    blame = Blame()
+    for complainer, suspicions in said.items():
+        blame.complain(complainer, ballot, suspicions)
+    return set(blame.ruled_out(range(size)))
+
+
+def test_who_breaks_the_protocol_towards_one_member_is_left_out() -> None:
+    assert _out({3: [Suspicion(1, "malformed")]}) == {1}
+
+
+def test_who_breaks_the_protocol_towards_all_is_left_out_alone() -> None:
+    assert _out({member: [Suspicion(1, "malformed")] for member in (0, 2, 3)}) == {1}
+
+
+def test_nobody_can_have_everybody_else_left_out() -> None:
+    assert _out({3: [Suspicion(member, "malformed") for member in range(3)]}) == {3}
+
+
+def test_two_that_call_each_other_malformed_lose_one_of_them() -> None:
+    assert _out({0: [Suspicion(2, "malformed")], 2: [Suspicion(0, "malformed")]}) == {2}
+
+
+def test_of_a_pair_the_one_goes_with_whom_more_could_not() -> None:
+    assert _out({0: [Suspicion(1, "stalled")], 2: [Suspicion(0, "stalled")]}) == {0}
+
+
+def test_a_transfer_that_merely_ended_counts_when_it_happens_again() -> None:
+    blame = Blame()
+    blame.complain(0, FIRST, [Suspicion(1, "cut")])
+    blame.complain(0, FIRST, [Suspicion(1, "cut")])
+    assert not blame.ruled_out(range(3))
+    blame.complain(1, SECOND, [Suspicion(0, "cut")])
+    assert set(blame.ruled_out(range(3))) == {0}
+
+
+def test_who_is_ruled_out_is_told_by_its_own_name() -> None:
+    blame = Blame()
+    blame.complain(2, FIRST, [Suspicion(0, "stalled", "4 s"), Suspicion(1, "stalled", "4 s")])
+    (why,) = blame.ruled_out(range(3)).values()
+    assert why == Suspicion(2, "stalled", "it and member 0: 4 s")
+
+
+def test_each_statement_is_checked_once_however_many_show_it() -> None:
+    honest = tuple(statement(FIRST, part) for part in range(16))
+    forged = tuple(Statement(each.part, bytes(32), each.signature) for each in honest)
+    shown = dict.fromkeys(range(15), honest) | {15: forged}
+    checked = []
+
+    def counted(ballot: Ballot, one: Statement) -> bool:
+        checked.append(one)
+        return verify(ballot, one)
+
+    (found,) = liars(shown, FIRST, counted)
+    assert (found.member, found.code) == (15, BAD_STATEMENT)
+    assert len(checked) <= len(honest) + 1
+
+
+def test_two_signed_statements_for_one_part_prove_the_lie_of_its_reducer() -> None:
+    true = (statement(FIRST, 0), statement(FIRST, 1))
+    false = (statement(FIRST, 0), statement(FIRST, 1, b"something else"))
+    (found,) = liars({0: true, 1: true, 2: false}, FIRST, verify)
+    assert (found.member, found.code) == (1, LIED)
