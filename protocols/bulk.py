@@ -87,11 +87,6 @@ BulkHandler = Callable[[Caller, "Transfer[Accepted, Closed, Closing]", Opening],
 Raising before or after `accept` ends the transfer with that error on the other side.
 """
 
-
-JOIN_BYTES = 65_502
-"""So much of a chunk is copied behind its header: together with that it fills a frame of Yamux in
-a packet of Noise to the byte, where the header alone would be a frame of its own."""
-
 ALIVE_PART = 4  # ALIVE is due after this part of the stall time in which nothing was sent
 LAST_WORD_SECONDS = 1.0  # how long a broken transfer looks for the error that explains it
 
@@ -218,8 +213,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
         header = chunk_header(len(view))
         self._sent.add(header, view)
         self._state.counts.chunk_bytes_sent += len(view)
-        rest = view[JOIN_BYTES:] if len(view) > JOIN_BYTES else None
-        await self._send(b"".join((header, view[:JOIN_BYTES])), rest)
+        await self._send(header, view)
 
     async def send_closing(self, closing: Sent) -> None:
         """Say that no more chunks come from here. The other direction goes on."""
@@ -399,6 +393,10 @@ class Transfer(Generic[Accepted, Sent, Received]):
     async def _receive_header(self) -> bytes | PotluckError | None:
         """The header of the next chunk; None after the closing; an error that they sent."""
         kind = ALIVE
+        header = self._headers.next_now()  # once: frames that are there must not hold the loop
+        if header is not None:
+            kind, length = read_frame_header(header, self._limits)
+            self._note_heard()
         while kind == ALIVE:
             with trio.move_on_after(self._bulk.stall_seconds) as patience:
                 self._between_frames = True
@@ -414,6 +412,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
                 raise MalformedMessage("The transfer ended without a closing message.")
             kind, length = read_frame_header(header, self._limits)
             self._note_heard()
+        assert header is not None
         if kind == CHUNK:
             if length == 0:
                 raise MalformedMessage("An empty chunk came.")

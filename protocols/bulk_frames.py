@@ -32,6 +32,15 @@ class HeaderReader:
         self._header = bytearray(FRAME_HEADER_BYTES)
         self._received = 0
 
+    def next_now(self) -> bytes | None:
+        """The next five bytes, if they are there already."""
+        with memoryview(self._header) as view, view[self._received :] as rest:
+            self._received += self._stream.receive_now(rest)
+        if self._received < FRAME_HEADER_BYTES:
+            return None
+        self._received = 0
+        return bytes(self._header)
+
     async def next(self) -> bytes | None:
         """The next five bytes, or None if the stream ends before them."""
         while self._received < FRAME_HEADER_BYTES:
@@ -59,23 +68,27 @@ async def send_exactly(
     `patience` is a fresh scope. Whoever hears that the other side is at work may put off its
     deadline meanwhile.
     """
-    at = 0
-    patience.deadline = trio.current_time() + stall_seconds
+    before = trio.current_time()
+    patience.deadline = before + stall_seconds
     with patience:
-        await stream.send_all(start)
-        while rest is not None and at < len(rest):
-            before = trio.current_time()
-            patience.deadline = before + stall_seconds
-            await stream.send_all(rest[at : at + slice_bytes])
+        if rest is None:
+            await stream.send_all(start)
+            return slice_bytes
+        at = 0
+        while True:
+            part = rest[at : at + slice_bytes]
+            await (stream.send_parts(start, part) if at == 0 else stream.send_all(part))
             at += slice_bytes
-            fast = trio.current_time() - before < FAST_SECONDS
-            slice_bytes = FAST_SLICE_BYTES if fast else SLOW_SLICE_BYTES
-    if patience.cancelled_caught:
-        raise DeadlineExceeded(
-            f"The other side took nothing for {stall_seconds:g} seconds.",
-            why="It has stopped reading, or the link carries nothing.",
-        )
-    return slice_bytes
+            now = trio.current_time()
+            slice_bytes = FAST_SLICE_BYTES if now - before < FAST_SECONDS else SLOW_SLICE_BYTES
+            if at >= len(rest):
+                return slice_bytes
+            before = now
+            patience.deadline = now + stall_seconds
+    raise DeadlineExceeded(
+        f"The other side took nothing for {stall_seconds:g} seconds.",
+        why="It has stopped reading, or the link carries nothing.",
+    )
 
 
 async def receive_exactly(
@@ -85,8 +98,11 @@ async def receive_exactly(
     on_progress: Callable[[], Awaitable[None]],
 ) -> None:
     """Fill `destination`, straight from the stream; `on_progress` runs now and then meanwhile."""
-    received, length = 0, len(destination)
-    progress_at = PROGRESS_BYTES
+    received, length = stream.receive_now(destination), len(destination)
+    if received == length:
+        await trio.lowlevel.checkpoint()
+        return
+    progress_at = received + PROGRESS_BYTES
     with trio.move_on_after(stall_seconds) as patience:
         while received < length:
             count = await stream.receive_into(destination[received:])

@@ -107,6 +107,17 @@ class Stream(HalfCloseableStream):
         An empty buffer is a ValueError, as `receive_some(0)` is.
         """
 
+    def receive_now(self, buffer: memoryview | bytearray) -> int:  # noqa: ARG002  others use it
+        """Write what is there already into `buffer`, without waiting; how much that was.
+
+        0 says nothing about the stream, and a network may always answer it: then wait.
+        """
+        return 0
+
+    async def send_parts(self, start: bytes, rest: memoryview) -> None:
+        """Send both, one behind the other, in one step; else as `send_all`."""
+        await self.send_all(b"".join((start, rest)))
+
     @abstractmethod
     def reset(self) -> None:
         """Drop the stream at once in both directions. Never blocks."""

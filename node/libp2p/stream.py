@@ -43,8 +43,14 @@ class Libp2pStream(Stream):
     async def receive_into(self, buffer: memoryview | bytearray) -> int:
         return await self._muxed.receive_into(buffer)
 
+    def receive_now(self, buffer: memoryview | bytearray) -> int:
+        return self._muxed.receive_now(buffer)
+
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self._muxed.send_all(data)
+
+    async def send_parts(self, start: bytes, rest: memoryview) -> None:
+        await self._muxed.send_all(start, rest)
 
     async def wait_send_all_might_not_block(self) -> None:
         """Returns at once, which trio allows: nothing of ours builds on this method."""

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from node.transport.connection import YamuxConnection
 
 
+# A reader that takes what it waited for within this time of its arrival is not the brake. A process
+# that is busy with a batch of packets, or has lost the processor to another, needs some of it.
+PROMPT_SECONDS = 0.02
+
+
 class Ending(enum.Enum):
     """Why a stream can do no more, if it cannot."""
 
@@ -74,6 +79,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
         self._receiver_waits: trio.Event | None = None
         self._sender_waits: trio.Event | None = None
         self._is_receiving = False
+        self._awaited_at = -PROMPT_SECONDS  # when bytes came that the receiver waited for
         self._is_sending = False
         self._write_lock = trio.Lock()
 
@@ -101,15 +107,27 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
         self._account_for(size)
         return size
 
+    def receive_now(self, buffer: bytearray | memoryview) -> int:
+        """Write what is there into `buffer`; 0 if that is nothing, or the end. Never waits."""
+        if self._is_receiving:
+            raise trio.BusyResourceError("another task is receiving on this stream")
+        if not self._unread:
+            return 0
+        size = self._unread.take_into(memoryview(buffer).cast("B"))
+        self._account_for(size)
+        return size
+
     # ---- trio's face: sending
 
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue `data`, waiting while the queue or the peer's window is full."""
+    async def send_all(
+        self, data: bytes | bytearray | memoryview, more: memoryview | None = None
+    ) -> None:
+        """Queue `data`, and `more` behind it, waiting while the queue or the window is full."""
         if self._is_sending:
             raise trio.BusyResourceError("another task is sending on this stream")
         self._is_sending = True
         try:
-            await self._send(data)
+            await self._send(data, more)
         finally:
             self._is_sending = False
 
@@ -250,7 +268,9 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
             return
         self._unread.append(piece)
         self._connection.unread_bytes += len(piece)
-        self._wake_receiver()
+        if self._receiver_waits is not None:
+            self._awaited_at = trio.current_time()
+            self._wake_receiver()
 
     def on_credit(self, size: int) -> None:
         self._send_window.grant(size)
@@ -304,8 +324,12 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
         connection.unread_bytes -= size
         if not size or self._peer_finished or self._ending is not None:
             return
+        now = trio.current_time()
         credit = self._receive_window.consumed(
-            size, trio.current_time(), connection.round_trip_seconds
+            size,
+            now,
+            connection.round_trip_seconds,
+            starving=not self._unread and now - self._awaited_at < PROMPT_SECONDS,
         )
         if credit:
             connection.outgoing.add_control(self._queue, credit=credit)
@@ -324,10 +348,9 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
 
     # ---- sending
 
-    async def _send(self, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
-        position, end = 0, len(view)
+    async def _send(self, data: bytes | bytearray | memoryview, more: memoryview | None) -> None:
+        view, rest = _bytes_of(data), _bytes_of(more or b"")
+        position, border, end = 0, len(view), len(view) + len(rest)
         outgoing, window, queue = self._connection.outgoing, self._send_window, self._queue
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_can_send()
@@ -347,8 +370,16 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
                 continue
             window.take(size)
             header = encode_header(DATA, 0, self.stream_id, size)
-            outgoing.add_data(queue, b"".join((header, view[position : position + size])))
-            position += size
+            then = position + size
+            parts: tuple[bytes | memoryview, ...]
+            if position >= border:
+                parts = (header, rest[position - border : then - border])
+            elif then <= border:
+                parts = (header, view[position:then])
+            else:
+                parts = (header, view[position:], rest[: then - border])
+            outgoing.add_data(queue, b"".join(parts))
+            position = then
         if not waited:
             await trio.lowlevel.cancel_shielded_checkpoint()
 
@@ -416,3 +447,8 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]  # the library is untyped
         if ending is Ending.RESET_BY_US:
             raise trio.ClosedResourceError(ending.value)
         raise trio.BrokenResourceError(f"{ending.value}{self._connection.why_ended(ending)}")
+
+
+def _bytes_of(data: bytes | bytearray | memoryview) -> memoryview:
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")

@@ -4,9 +4,11 @@ A receive window starts at Yamux's 256 KiB and follows the reader: whatever the 
 consumed within one round trip, twice that is what the sender needs in flight so as never to
 wait (one half travels while the other is being used). A window that was used up almost whole in
 one round trip was the brake, so that it says nothing about the link: it quadruples. So one stream
-fills a long fat link after two or three round trips. A reader that stops never makes its window
-grow, nor does one that stops and then drains at the speed of memory what had piled up: what counts
-is what was both received and consumed within the round trip.
+fills a long fat link after two or three round trips. And whatever the times say, on a machine
+that is short of processors: when a sender has used up its window and the reader waits for more,
+the window is the brake. A reader that stops never makes its window grow, nor does one that stops
+and then drains at the speed of memory what had piled up: what counts is what was both received
+and consumed within the round trip, or was waited for.
 
 Growth is paid from a budget that all streams of a connection share.
 
@@ -94,10 +96,17 @@ class ReceiveWindow:
         self._credit -= size
         self._received_in_round += size
 
-    def consumed(self, size: int, now: float, round_trip_seconds: float | None) -> int:
-        """The application took `size` bytes. Returns the credit to send to the peer, often 0."""
+    def consumed(
+        self, size: int, now: float, round_trip_seconds: float | None, *, starving: bool = False
+    ) -> int:
+        """The application took `size` bytes. Returns the credit to send to the peer, often 0.
+
+        `starving`: it waited for them, took all there was, and has come at once.
+        """
         self._unreturned += size
         growth = self._growth(size, now, round_trip_seconds)
+        if starving and not self._credit and not growth:
+            growth = self._grow_to(WINDOW_PER_CONSUMED_AS_BRAKE * self.size_bytes)
         if not growth and self._unreturned * UPDATES_PER_WINDOW < self.size_bytes:
             return 0
         return self._return_credit(growth)
@@ -137,7 +146,10 @@ class ReceiveWindow:
         self._round_began = now
         self._consumed_in_round = 0
         self._received_in_round = 0
-        growth = min(wanted, self._limit) - self.size_bytes
+        return self._grow_to(wanted)
+
+    def _grow_to(self, wanted_bytes: int) -> int:
+        growth = min(wanted_bytes, self._limit) - self.size_bytes
         if growth <= 0:
             return 0
         granted = self._budget.promise_growth(growth)

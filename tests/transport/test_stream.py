@@ -61,6 +61,38 @@ async def test_receive_into_fills_a_buffer_without_gathering_first() -> None:
             await receiver.receive_some(0)
 
 
+async def test_receive_now_takes_what_is_there_and_never_waits() -> None:
+    async with joined_pair() as (near, far):
+        sender, receiver = await stream_pair(near, far)
+        buffer = bytearray(4)
+        assert receiver.receive_now(buffer) == 0
+        await sender.send_all(b"abcdef")
+        await trio.testing.wait_all_tasks_blocked()
+        assert receiver.receive_now(buffer) == 4
+        assert receiver.receive_now(buffer) == 2
+        assert buffer == b"efcd"
+        await sender.send_eof()
+        await trio.testing.wait_all_tasks_blocked()
+        assert receiver.receive_now(buffer) == 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.receive_some)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(trio.BusyResourceError):
+                sender.receive_now(buffer)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("first", [0, 5, 65_507, 65_508, 200_000])
+async def test_two_parts_go_out_as_one(first: int) -> None:
+    data = bytes(range(256)) * 1000
+    async with joined_pair() as (near, far):
+        sender, receiver = await stream_pair(near, far)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.send_all, data[:first], memoryview(data)[first:])
+            assert await read_exactly(receiver, len(data)) == data
+        assert near.bytes_sent < len(data) + 1000
+
+
 async def test_the_library_face_reads_and_writes_and_raises_at_the_end() -> None:
     async with joined_pair() as (near, far):
         sender, receiver = await stream_pair(near, far)

@@ -61,6 +61,22 @@ def test_a_window_that_is_the_brake_quadruples_every_round_trip() -> None:
         assert receiver.size_bytes == pytest.approx(expected * MIB, rel=0.01)
 
 
+def test_a_window_that_a_waiting_reader_sees_used_up_quadruples_whatever_the_times() -> None:
+    receiver = ReceiveWindow(LIMIT, WindowBudget(LIMIT))
+    receiver.received(INITIAL_WINDOW_BYTES)
+    credit = receiver.consumed(INITIAL_WINDOW_BYTES, 100.0, None, starving=True)
+    assert credit == 4 * INITIAL_WINDOW_BYTES
+    assert receiver.size_bytes == 4 * INITIAL_WINDOW_BYTES
+
+
+def test_a_reader_that_waits_for_a_sender_with_window_left_does_not_make_it_grow() -> None:
+    receiver = ReceiveWindow(LIMIT, WindowBudget(LIMIT))
+    for turn in range(10):
+        receiver.received(INITIAL_WINDOW_BYTES - 1)
+        receiver.consumed(INITIAL_WINDOW_BYTES - 1, turn * 1.0, None, starving=True)
+    assert receiver.size_bytes == INITIAL_WINDOW_BYTES
+
+
 def test_a_reader_that_stops_never_makes_a_window_grow() -> None:
     receiver = window()
     drain(receiver, 0.0, ROUND_TRIP)
