@@ -27,7 +27,7 @@ import trio
 
 from protocols.dht.service import Dht
 from protocols.errors import ProtocolMisuse
-from protocols.moshpit.background import Averaging
+from protocols.moshpit.background import Averaging, AveragingCancelled
 from protocols.moshpit.bandwidth import Bandwidth
 from protocols.moshpit.buffers import ResultBuffers
 from protocols.moshpit.butterfly import Butterfly
@@ -69,6 +69,8 @@ async def open_averager(
         except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
             failure = error
         averager.close()
+        with trio.CancelScope(shield=True):  # cancelled, it ends at its next step
+            await averager.idle()
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
@@ -96,7 +98,10 @@ class Averager:
         self._statistics = StatisticsKeeper()
         self._buffers = ResultBuffers()
         self._place: tuple[Grid, Index] | None = None
-        self._busy = False
+        self._running: trio.CancelScope | None = None
+        self._idle = trio.Event()
+        self._idle.set()
+        self._closed = False
 
     async def average(
         self,
@@ -119,15 +124,13 @@ class Averager:
         on from where the last one ended. `overwrite` allows a grid of several rounds to write into
         the vector once the first of them was committed, which saves a second result buffer.
 
-        Raises NotFinite (by name, before anything is sent) and ProtocolMisuse. What others do,
-        and what the network does, is in the outcome and raises nothing.
+        Raises NotFinite (by name, before anything is sent), ProtocolMisuse, and AveragingCancelled
+        if the averager ends meanwhile. What others do, and what the network does, is in the
+        outcome and raises nothing.
         """
         contribution = Contribution(vector, weight, epoch, expected, grid, number, overwrite)
         self._begin()
-        try:
-            return await self._average(contribution)
-        finally:
-            self._busy = False
+        return await self._average(contribution)
 
     def start(
         self,
@@ -144,13 +147,7 @@ class Averager:
         contribution = Contribution(vector, weight, epoch, expected, grid, number, overwrite)
         self._begin()  # now, and not only when the task begins
 
-        async def average() -> Outcome:
-            try:
-                return await self._average(contribution)
-            finally:
-                self._busy = False
-
-        averaging = Averaging(average)
+        averaging = Averaging(lambda: self._average(contribution))
         self._nursery.start_soon(averaging.run)
         return averaging
 
@@ -171,10 +168,29 @@ class Averager:
         return self._bandwidth
 
     def close(self) -> None:
-        """Take no more messages. Called by `open_averager`, before the nursery ends."""
+        """Take no more messages, and cancel the averaging that runs, in whatever task it does.
+        Called by `open_averager`, before the nursery ends."""
+        self._closed = True
         self._switchboard.close()
+        if self._running is not None:
+            self._running.cancel()
+
+    async def idle(self) -> None:
+        """Wait until no averaging runs."""
+        await self._idle.wait()
 
     async def _average(self, contribution: Contribution) -> Outcome:
+        try:
+            with trio.CancelScope() as self._running:
+                if self._closed:
+                    self._running.cancel()
+                return await self._walk(contribution)
+            raise AveragingCancelled("The averager ended before there was an outcome.")
+        finally:
+            self._running = None
+            self._idle.set()
+
+    async def _walk(self, contribution: Contribution) -> Outcome:
         vector, grid = contribution.vector, contribution.grid or ONE_GROUP
         if vector.layout.values <= CHECKED_IN_PLACE_VALUES:
             vector.check_finite()
@@ -198,10 +214,12 @@ class Averager:
         return random_index(self._network.random, grid)
 
     def _begin(self) -> None:
-        if self._busy:
+        if self._closed:
+            raise ProtocolMisuse("This averager has ended.")
+        if not self._idle.is_set():
             raise ProtocolMisuse(
                 "This averager is averaging already.",
                 why="It has one result buffer, and a peer is in one group at a time.",
                 advice="Wait for the outcome, or cancel the averaging that runs.",
             )
-        self._busy = True
+        self._idle = trio.Event()

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
-from protocols.moshpit.roster import LARGEST_GROUP, Offer, Roster, Terms, check_offer
+from protocols.moshpit.ballots import LARGEST_GROUP
+from protocols.moshpit.roster import Offer, Roster, Terms, check_offer
 
 SHORTEST_MATCHMAKING_SECONDS = 0.1
 LONGEST_MATCHMAKING_SECONDS = 300.0  # whoever waits longer is better off with a step of its own
@@ -60,17 +61,8 @@ class Search:
     matchmaking_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 2 <= self.group_size <= LARGEST_GROUP:
-            raise ProtocolMisuse(
-                f"A group of at most {self.group_size} was asked for.",
-                why=f"Groups have 2 to {LARGEST_GROUP} members.",
-            )
-        seconds = self.matchmaking_seconds
-        if not SHORTEST_MATCHMAKING_SECONDS <= seconds <= LONGEST_MATCHMAKING_SECONDS:
-            raise ProtocolMisuse(
-                f"A search of {seconds} seconds was asked for.",
-                why=f"It takes {SHORTEST_MATCHMAKING_SECONDS} to {LONGEST_MATCHMAKING_SECONDS}.",
-            )
+        check_group_size(self.group_size)
+        check_matchmaking_seconds(self.matchmaking_seconds)
         if self.expected is not None and self.expected < 1:
             raise ProtocolMisuse(f"{self.expected} peers are expected, the searching one included.")
         check_offer(self.offer)
@@ -78,6 +70,24 @@ class Search:
     @property
     def terms(self) -> Terms:
         return Terms(self.key, self.epoch, self.layout_digest)
+
+
+def check_group_size(group_size: int) -> None:
+    """ProtocolMisuse if no agreement could be reached in a group of so many."""
+    if not 2 <= group_size <= LARGEST_GROUP:
+        raise ProtocolMisuse(
+            f"A group of at most {group_size} was asked for.",
+            why=f"Groups have 2 to {LARGEST_GROUP} members.",
+        )
+
+
+def check_matchmaking_seconds(seconds: float) -> None:
+    """ProtocolMisuse if nobody can be found in so short a time, or should wait for so long."""
+    if not SHORTEST_MATCHMAKING_SECONDS <= seconds <= LONGEST_MATCHMAKING_SECONDS:
+        raise ProtocolMisuse(
+            f"A search of {seconds} seconds was asked for.",
+            why=f"It takes {SHORTEST_MATCHMAKING_SECONDS} to {LONGEST_MATCHMAKING_SECONDS}.",
+        )
 
 
 @dataclass(frozen=True)

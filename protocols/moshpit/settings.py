@@ -8,7 +8,12 @@ takes the median of those who know.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from protocols.errors import ProtocolMisuse
+from protocols.moshpit.group import check_group_size, check_matchmaking_seconds
+from protocols.moshpit.layout import check_chunk_bytes
 
 MATCHMAKING_SECONDS = 10.0
 """How long at most a group forms. A warm group of known size is complete in a tenth of a second."""
@@ -41,6 +46,8 @@ class AveragerSettings:
     - `reduces`: False for a peer that can only dial out; it sends and gets results, reduces no
       part, and never leads.
     - `chunk_bytes`: encoded bytes of a chunk; all members of a round must say the same.
+
+    ProtocolMisuse where a value makes no sense: it would only show in the middle of a round.
     """
 
     run: str
@@ -51,3 +58,13 @@ class AveragerSettings:
     down_bytes_per_second: float = 0.0
     reduces: bool = True
     chunk_bytes: int = CHUNK_BYTES
+
+    def __post_init__(self) -> None:
+        check_group_size(self.group_size)
+        check_matchmaking_seconds(self.matchmaking_seconds)
+        check_chunk_bytes(self.chunk_bytes)
+        if not 0.0 < self.round_seconds < math.inf:
+            raise ProtocolMisuse(f"A round cannot take {self.round_seconds} seconds.")
+        for rate in (self.up_bytes_per_second, self.down_bytes_per_second):
+            if not 0.0 <= rate < math.inf:
+                raise ProtocolMisuse(f"A connection does not bear {rate} bytes per second.")

@@ -31,6 +31,7 @@ from protocols.moshpit.grid import (
 from protocols.moshpit.group import Group
 from protocols.moshpit.group_round import Step, Wanted
 from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut, Outcome
+from protocols.moshpit.roster import LARGEST_EPOCH, LARGEST_WEIGHT
 from protocols.moshpit.round_statistics import RoundStatistics, Verdict
 from protocols.moshpit.vector import Vector
 
@@ -46,6 +47,15 @@ class Contribution:
     grid: Grid | None = None
     number: int | None = None
     overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.weight <= LARGEST_WEIGHT:
+            raise ProtocolMisuse(
+                f"A weight of {self.weight} was asked for.",
+                why=f"A weight is a number of samples, from 0 to {LARGEST_WEIGHT:g}.",
+            )
+        if not 0 <= self.epoch <= LARGEST_EPOCH:
+            raise ProtocolMisuse(f"There is no epoch {self.epoch}: they count from 0.")
 
 
 class Walk:

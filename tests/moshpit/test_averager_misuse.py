@@ -1,0 +1,77 @@
+"""What an averager refuses of its own caller, by name and before anything is sent; and its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import trio
+
+from node.simulated_network import SimulatedWorld
+from protocols.errors import ProtocolMisuse
+from protocols.moshpit.background import AveragingCancelled
+from protocols.moshpit.ballots import LARGEST_GROUP
+from tests.dht.members import simulated
+from tests.moshpit.averagers import SETTINGS, averagers
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"group_size": 1},
+        {"group_size": LARGEST_GROUP + 1},  # could be listed, and could not agree
+        {"matchmaking_seconds": 0.0},
+        {"matchmaking_seconds": math.nan},
+        {"round_seconds": 0.0},
+        {"round_seconds": math.nan},
+        {"up_bytes_per_second": math.nan},
+        {"down_bytes_per_second": -1.0},
+        {"chunk_bytes": 100},
+    ],
+)
+def test_settings_that_would_fail_in_the_middle_of_a_round_are_refused(
+    change: dict[str, Any],
+) -> None:
+    with pytest.raises(ProtocolMisuse):
+        dataclasses.replace(SETTINGS, **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weight": math.nan},
+        {"weight": -1.0},
+        {"weight": 1e300},
+        {"epoch": -1},
+        {"epoch": 1 << 63},
+        {"expected": 0},
+    ],
+)
+def test_numbers_that_no_member_may_bring_are_refused(change: dict[str, Any]) -> None:
+    @simulated
+    async def averaging(world: SimulatedWorld) -> None:
+        (peer,) = await averagers(world, 1)
+        with pytest.raises(ProtocolMisuse):
+            await peer.averager.average(peer.vector(), **{"weight": 1.0, "epoch": 0, **change})
+
+    averaging()
+
+
+@simulated
+async def test_an_averaging_in_another_task_ends_with_its_averager(world: SimulatedWorld) -> None:
+    peers = await averagers(world, 2)
+    averager, vector = peers[0].averager, peers[0].vector()
+
+    async def average() -> None:
+        with pytest.raises(AveragingCancelled):
+            await averager.average(vector, weight=1.0, epoch=0, expected=3)
+
+    with trio.fail_after(1.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(average)
+            await trio.sleep(0.05)
+            averager.close()
+    with pytest.raises(ProtocolMisuse, match="ended"):
+        await averager.average(vector, weight=1.0, epoch=0)
