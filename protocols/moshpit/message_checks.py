@@ -70,6 +70,8 @@ def check(
     elif isinstance(message, Holding):
         _check_statements(message.statements, sender, size)
     elif isinstance(message, Trouble):
+        if not message.suspicions:
+            _refuse(sender, "ends an attempt and names nobody")
         if any(each.member >= size for each in message.suspicions):
             _refuse(sender, "suspects somebody who is not in the round")
     elif isinstance(message, Query):

@@ -201,6 +201,13 @@ def _preparing() -> Agreement:
     return agreement
 
 
+def test_trouble_that_names_nobody_is_refused_and_costs_no_ballot() -> None:
+    agreement = _preparing()
+    with pytest.raises(NotAnHonestMessage, match="names nobody"):
+        agreement.receive(2, Trouble(Ballot(1, 1), ()), 0.1)
+    assert agreement.effects() == []
+
+
 @pytest.mark.parametrize(
     "promise",
     [
