@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocols.identity import PeerId
+from protocols.moshpit.arrivals import Arrivals
+from protocols.moshpit.closing_time import ClosingTime
 from protocols.moshpit.gathering import Gathering, GatheringSettings
 from protocols.moshpit.gathering_effects import (
     Candidate,
@@ -29,10 +31,15 @@ from protocols.moshpit.gathering_effects import (
     SendOn,
     StartedWithoutUs,
 )
-from protocols.moshpit.known_peers import Absence
+from protocols.moshpit.known_peers import Absence, KnownPeers
+from protocols.moshpit.lead_or_follow import LeadOrFollow
+from protocols.moshpit.waiting_joins import WaitingJoins
 
 POLL_SECONDS = 0.1
 ANSWERS_TO_JOINS = ("list", "on", "away", "regroup", "shown")
+PARTS = {Gathering, LeadOrFollow, ClosingTime, WaitingJoins, Arrivals, KnownPeers}
+"""What a machine is made of. They may hold dicts, lists and sets, which hold no parts."""
+SETS = ("_came",)
 LATEST = 20.0  # by then everybody must have come to an end
 
 
@@ -335,19 +342,43 @@ def explore(start: Model, check: Callable[[Model], None], most: int = 1_000_000)
 
 def _clone_of(machine: Gathering) -> Gathering:
     """A gathering that goes its own way from here."""
-    other = copy.copy(machine)
-    held, known = machine._held, machine._known
-    other._held = {peer: copy.copy(one) for peer, one in held.items()}
-    other._arrivals = copy.copy(machine._arrivals)
-    other._arrivals._came = set(machine._arrivals._came)
-    other._known = copy.copy(known)
-    other._known._peers = {peer: copy.copy(one) for peer, one in known._peers.items()}
-    other._effects = list(machine._effects)
-    return other
+    clone = _copy(machine, {})
+    assert isinstance(clone, Gathering)
+    return clone
+
+
+def _copy(part: object, done: dict[object, object]) -> object:
+    """A copy of this part and all others that it holds, in which what was one is one."""
+    clone = done.get(part)
+    if clone is None:
+        clone = done[part] = copy.copy(part)
+        state = vars(clone)
+        for name, value in state.items():
+            kind = type(value)
+            if kind in PARTS:
+                state[name] = _copy(value, done)
+            elif kind is dict:
+                state[name] = {key: copy.copy(one) for key, one in value.items()}
+            elif kind is list or kind is set:
+                state[name] = value.copy()  # of what never changes
+    return clone
 
 
 def _fingerprint_of(machine: Gathering) -> str:
-    state = dict(vars(machine))
-    arrivals, known = vars(state.pop("_arrivals")), vars(state.pop("_known"))
-    came = sorted(arrivals["_came"])
-    return f"{state} {arrivals | {'_came': came}} {known['_peers']} {known['_group']}"
+    """Of all that may change in it; what is in several parts of it is told once."""
+    told: list[str] = []
+    done: set[object] = set()
+    parts: list[object] = [machine]
+    while parts:
+        part = parts.pop()
+        if part in done:
+            continue
+        done.add(part)
+        for name, value in vars(part).items():
+            if type(value) in PARTS:
+                parts.append(value)
+            elif name in SETS:
+                told.append(f"{name} {sorted(value)}")
+            else:
+                told.append(f"{name} {value}")
+    return " ".join(told)

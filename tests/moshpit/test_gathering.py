@@ -10,12 +10,8 @@ from hypothesis import strategies as st
 
 from protocols.identity import PeerId
 from protocols.moshpit.arrivals import LONGEST_QUIET_SECONDS, QUIET_SECONDS
-from protocols.moshpit.gathering import (
-    GRACE_SECONDS,
-    NAME_AGAIN_SECONDS,
-    Gathering,
-    GatheringSettings,
-)
+from protocols.moshpit.closing_time import GRACE_SECONDS
+from protocols.moshpit.gathering import Gathering, GatheringSettings
 from protocols.moshpit.gathering_effects import (
     Candidate,
     Effect,
@@ -34,6 +30,7 @@ from protocols.moshpit.gathering_effects import (
 )
 from protocols.moshpit.known_peers import MOST_KNOWN, Absence
 from protocols.moshpit.splitting import split
+from protocols.moshpit.waiting_joins import NAME_AGAIN_SECONDS
 from tests.moshpit.gathering_model import Model, by_name, explore, model
 
 A, B, C, D, E = (PeerId(name) for name in "abcde")

@@ -1,0 +1,131 @@
+"""When a leader closes its list, and until when anybody waits for one. Pure.
+
+A list that closes late costs every member; one that closes early leaves somebody behind. So it is
+closed as soon as one of these holds, and at least one other has joined:
+
+    as many have joined as were expected
+    all that are known have joined (or are no longer waited for), and the group is full
+    all that are known have joined, and nobody new came for a quiet while (arrivals.py), in which
+    the slots were read at least once
+    it is time
+
+Promise: nobody's messages can put the deadline off. Joins bring it nearer: whoever joins says for
+how long it will wait, and the list is closed by then.
+
+Easy to get wrong: what came, or did not, while nobody could be seen to come says nothing. After
+following somebody else, and after this process or machine was stopped, the quiet begins anew.
+"""
+
+from __future__ import annotations
+
+from protocols.identity import PeerId
+from protocols.moshpit.arrivals import Arrivals
+from protocols.moshpit.known_peers import KnownPeers
+from protocols.moshpit.waiting_joins import WaitingJoins
+
+GRACE_SECONDS = 2.0
+"""A follower waits for its leader's list this much longer than its own deadline: the leader may
+have begun later, and hears of our deadline only when we join."""
+
+SHORTEST_PATIENCE_SECONDS = 1.0
+"""Whatever a follower says of its deadline, its leader gathers for so long after its join."""
+
+REGROUP_SECONDS = 3.0
+"""A group that was split off has this long to meet: its members are all there and waiting."""
+
+SHARE_WAITED_FOR_MISSING = 0.15
+"""Of the matchmaking time: so long without an arrival, and a list is closed although fewer have
+come than were expected. Some may have died since they were counted."""
+
+
+class ClosingTime:
+    """Of one gathering. A leader closes by `deadline`; a follower waits until `gives_up_at`."""
+
+    def __init__(
+        self,
+        known: KnownPeers,
+        joins: WaitingJoins,
+        *,
+        seconds: float,
+        group_size: int,
+        expected: int | None,
+        now: float,
+    ) -> None:
+        self.deadline = now + seconds
+        self.gives_up_at = self.deadline + GRACE_SECONDS
+        self._known = known
+        self._joins = joins
+        self._seconds = seconds
+        self._group_size = group_size
+        self._expected = expected
+        self._arrivals = Arrivals(now)
+        self._was_read = False
+        self._reads_since_arrival = 0
+
+    # -- what happens
+
+    def came(self, peer: PeerId, now: float) -> None:
+        """We have heard from this peer, or seen its slot; only the first time counts."""
+        if self._arrivals.came(peer, now):
+            self._reads_since_arrival = 0
+
+    def joined(self, patience_seconds: float, now: float) -> None:
+        """Somebody waits here now, and will for so long."""
+        patience = max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
+        self.deadline = min(self.deadline, now + patience)
+
+    def looked(self, seconds: float, now: float) -> None:
+        """A read of the slots has ended, well or not, after so long."""
+        self._arrivals.looked(seconds, now, first=not self._was_read)
+        self._was_read = True
+        self._reads_since_arrival += 1
+
+    def measured(self, round_trip_seconds: float) -> None:
+        """How long an answer of somebody took."""
+        self._arrivals.measured(round_trip_seconds)
+
+    def begin_anew(self, now: float) -> None:
+        """Nobody could be seen to come until now."""
+        self._arrivals.begin_anew(now)
+        self._reads_since_arrival = 0
+
+    def was_stopped(self, now: float) -> None:
+        """This process or machine did not run until now."""
+        self.begin_anew(now)
+        self.deadline = max(self.deadline, now + SHORTEST_PATIENCE_SECONDS)
+        self.gives_up_at = max(self.gives_up_at, self.deadline + GRACE_SECONDS)
+
+    def regrouped(self, members: int, now: float) -> None:
+        """We were put into a group of so many, which is still to meet."""
+        self._expected = members
+        self.deadline = now + REGROUP_SECONDS
+        self.gives_up_at = self.deadline + GRACE_SECONDS
+
+    # -- what that means
+
+    def has_come(self, now: float) -> bool:
+        """Whether to close the list now, with those who wait."""
+        if not self._joins:
+            return False
+        count = 1 + len(self._joins)
+        if now >= self.deadline or (self._expected is not None and count >= self._expected):
+            return True
+        if self._known.waited_for(now, self._joins):
+            return False
+        if count >= self._group_size and self._expected is None:
+            return True
+        return now >= self.quiet_at and self._reads_since_arrival > 0
+
+    def nobody_comes(self, now: float) -> bool:
+        """Whether it is sure before the deadline that nobody will join, while nobody has."""
+        if self._known.is_restricted:
+            return now >= self.quiet_at
+        return self._expected == 1 and self._reads_since_arrival > 0
+
+    @property
+    def quiet_at(self) -> float:
+        """From when on it is quiet, if nobody comes; later while more are expected."""
+        if self._expected is None or self._known.is_restricted:
+            return self._arrivals.quiet_from
+        missing = SHARE_WAITED_FOR_MISSING * self._seconds
+        return self._arrivals.last + max(self._arrivals.quiet_seconds, missing)
