@@ -49,7 +49,7 @@ class Search:
     - `group_size`: the most members of a group that this peer leads, or takes part in.
     - `expected`: how many peers the caller knows to come, itself included.
     - `matchmaking_seconds`: the deadline of the list. The search ends then, or one short timeout
-      (`gathering.GRACE_SECONDS`) later.
+      (`closing_time.GRACE_SECONDS`) later.
     """
 
     key: str
