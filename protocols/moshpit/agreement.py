@@ -51,7 +51,8 @@ from protocols.moshpit.blame import Blame, Verify
 from protocols.moshpit.coordinator import Coordinator, Plan
 from protocols.moshpit.desk import Desk, Timing
 from protocols.moshpit.ending import TIME_IS_OVER, Ending
-from protocols.moshpit.message_checks import NotAnHonestMessage, check
+from protocols.moshpit.memory_checks import check_against_memory
+from protocols.moshpit.message_checks import check
 from protocols.moshpit.own_exchange import OwnExchange
 from protocols.moshpit.succession import Succession
 from protocols.moshpit.verdicts import Effect, Verdict
@@ -128,7 +129,9 @@ class Agreement:
         round could not have sent it."""
         desk = self._desk
         check(message, sender, desk.me, desk.size, desk.coordinators)
-        self._check_against_what_we_know(sender, message)
+        check_against_memory(
+            sender, message, desk.me, self._own, self._acceptor, self._exchange, self._ending
+        )
         desk.now = now
         self._hear(sender)
         self._take(sender, message)
@@ -197,38 +200,6 @@ class Agreement:
         return effects
 
     # messages
-
-    def _check_against_what_we_know(self, sender: int, message: AgreementMessage) -> None:
-        """What no honest member would say to *us*, by what we remember."""
-        me = self._desk.me
-        if (
-            not isinstance(message, Decided)
-            and message.ballot.coordinator == me
-            and (self._own is None or message.ballot > self._own)
-        ):
-            raise NotAnHonestMessage(
-                f"Member {sender} names ballot {message.ballot}, which we have never begun."
-            )
-        if isinstance(message, Accept) and message.result is not None:
-            result = message.result
-            if (
-                self._acceptor.promised <= message.ballot == result.attempt
-                and me in result.members
-                and not self._exchange.holds(result)
-                and self.verdict is None
-            ):
-                raise NotAnHonestMessage(
-                    f"Member {sender} proposes the result of ballot {result.attempt}, "
-                    "of which we do not hold that result."
-                )
-        if (
-            isinstance(message, Decided)
-            and self._ending.decision is not None
-            and message.result != self._ending.decision.result
-        ):
-            raise NotAnHonestMessage(
-                f"Member {sender} says that something else was decided than is known here."
-            )
 
     def _hear(self, sender: int) -> None:
         self._succession.hear(sender)
