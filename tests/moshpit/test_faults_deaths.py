@@ -80,6 +80,7 @@ def test_one_of_four_dies_and_the_others_hold_one_result(
     run_simulation(one_of_four_dies, phase, part, leader_dies, seed=0, settings=WORLD)
 
 
+@pytest.mark.slow
 def test_a_member_that_dies_in_the_exchange_is_left_out() -> None:
     undisturbed(4, 1)
     run_simulation(one_of_four_dies, EXCHANGE, 0.5, False, seed=1, settings=WORLD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.identity import PeerId
@@ -410,6 +410,7 @@ def test_who_was_here_the_last_time_is_asked_at_once_and_never_waited_for() -> N
     assert passes(leader, 0.02 + QUIET_SECONDS) == [Lead({B: ticket(B)})]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 16))
 def test_splitting_places_whom_it_can(reducers: int, clients: int, largest: int) -> None:
     able = [f"r{number}" for number in range(reducers)]

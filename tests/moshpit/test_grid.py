@@ -38,6 +38,7 @@ FULL_GRIDS = [
 full_grids = st.sampled_from(FULL_GRIDS)
 small_grids = st.sampled_from([grid for grid in FULL_GRIDS if grid.cells <= 256])
 chance = st.integers(0, 2**32).map(random.Random)
+few = settings(max_examples=20, deadline=None)  # each is a whole grid
 
 
 def groups_of(indices: list[Index]) -> list[list[int]]:
@@ -66,7 +67,7 @@ def average(
             indices[peer] = next_index(indices[peer], coordinate)
 
 
-@settings(max_examples=40)
+@few
 @given(full_grids, chance)
 def test_a_full_grid_averages_exactly_whatever_order_the_rosters_have(
     grid: Grid, order: random.Random
@@ -80,7 +81,7 @@ def test_a_full_grid_averages_exactly_whatever_order_the_rosters_have(
     assert set(values) == {mean}
 
 
-@settings(max_examples=40)
+@few
 @given(full_grids, chance)
 def test_a_full_grid_averages_exactly_by_weight(grid: Grid, order: random.Random) -> None:
     indices = [numbered_index(peer, grid) for peer in range(grid.cells)]
@@ -92,7 +93,7 @@ def test_a_full_grid_averages_exactly_by_weight(grid: Grid, order: random.Random
     assert set(values) == {mean}
 
 
-@settings(max_examples=40)
+@few
 @given(small_grids, chance, st.integers(0, 300))
 def test_any_grid_keeps_the_weighted_sum(grid: Grid, order: random.Random, peers: int) -> None:
     indices = [random_index(order, grid) for _ in range(peers)]
@@ -109,7 +110,7 @@ def test_any_grid_keeps_the_weighted_sum(grid: Grid, order: random.Random, peers
     assert of_all() == before
 
 
-@settings(max_examples=40)
+@few
 @given(full_grids, chance)
 def test_a_full_grid_stays_full(grid: Grid, order: random.Random) -> None:
     cells = set(itertools.product(range(grid.width), repeat=grid.dimensions))
@@ -119,6 +120,7 @@ def test_a_full_grid_stays_full(grid: Grid, order: random.Random) -> None:
         average([Fraction()] * len(indices), [Fraction(1)] * len(indices), indices, grid, order)
 
 
+@few
 @given(st.integers(2, 12), st.integers(2, 3), st.integers(1, 400), chance)
 def test_nobody_meets_a_member_of_the_last_group_in_the_next(
     width: int, dimensions: int, peers: int, order: random.Random
@@ -132,7 +134,7 @@ def test_nobody_meets_a_member_of_the_last_group_in_the_next(
             assert all(len(before & set(group)) <= 1 for before in met)
 
 
-@settings(max_examples=40)
+@few
 @given(small_grids, st.integers(1, 60), chance)
 def test_no_group_outgrows_the_grid_where_each_peer_has_a_cell_of_its_own(
     grid: Grid, rounds: int, order: random.Random
@@ -191,6 +193,7 @@ def test_a_grid_has_the_fewest_dimensions_and_then_the_fewest_cells(
     assert grid_shape(peers, group_size) == shape
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**6), st.integers(2, 2 * LARGEST_WIDTH))
 def test_everybody_has_a_cell_and_no_group_is_too_large(peers: int, group_size: int) -> None:
     grid = grid_shape(peers, group_size)
@@ -210,6 +213,7 @@ def test_peers_without_a_number_come_to_stand_everywhere_alike() -> None:
     assert all(850 < count < 1150 for count in counts.values())
 
 
+@settings(deadline=None)
 @given(full_grids, st.integers(1, 3 * 40), st.binary(min_size=32, max_size=32))
 def test_members_get_coordinates_as_different_as_can_be_and_all_come_to_the_same(
     grid: Grid, members: int, round_id: bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.errors import ProtocolMisuse
@@ -19,6 +19,7 @@ from protocols.moshpit.group_size import (
 rates = st.floats(0.0, 0.9)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 200), rates, st.integers(2, 250))
 def test_no_other_size_takes_fewer_attempts(peers: int, rate: float, most: int) -> None:
     best = best_group_size(peers, rate, most)
@@ -28,12 +29,14 @@ def test_no_other_size_takes_fewer_attempts(peers: int, rate: float, most: int) 
         assert ours <= expected_attempts(peers, size, rate) * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 10_000), rates, rates)
 def test_less_reliable_peers_never_make_larger_groups(peers: int, one: float, other: float) -> None:
     low, high = min(one, other), max(one, other)
     assert best_group_size(peers, high, peers) <= best_group_size(peers, low, peers)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10_000), st.integers(2, 100))
 def test_so_many_rounds_reach_everybody_and_one_less_does_not(peers: int, size: int) -> None:
     rounds = rounds_needed(peers, size)

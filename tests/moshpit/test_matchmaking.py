@@ -361,6 +361,7 @@ def test_more_than_a_group_may_have_become_several_and_nobody_is_left_out(count:
     play(scenario)
 
 
+@pytest.mark.slow
 @simulated
 async def test_who_is_warm_puts_no_slot_unless_it_leads(world: SimulatedWorld) -> None:
     cast = await gatherers(world, 6)

@@ -163,7 +163,7 @@ def test_no_other_shares_are_faster(members: Members) -> None:
         assert seconds_of(shares, members) >= ours * (1 - 1e-12)
 
 
-@many
+@few
 @given(some_contribute(most=12), st.randoms(use_true_random=False))
 def test_the_order_of_the_list_changes_no_bit_of_it(
     members: Members, chance: random.Random
@@ -187,7 +187,7 @@ def test_shares_add_up_to_one_exactly(members: Members) -> None:
     assert all(not share or one for share, one in zip(shares, members.reduces, strict=True))
 
 
-@many
+@few
 @given(some_contribute(most=12), st.floats(1e-3, 1e3))
 def test_faster_links_for_all_change_no_share(members: Members, factor: float) -> None:
     faster = members._replace(
