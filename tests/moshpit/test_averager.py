@@ -172,6 +172,7 @@ async def test_peers_average_in_the_background(world: SimulatedWorld) -> None:
         torch.testing.assert_close(outcome.result.double(), mean_of(peers), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @simulated
 async def test_one_that_is_cancelled_leaves_the_others_to_average(world: SimulatedWorld) -> None:
     peers = await averagers(world, 4, machine=HOME)

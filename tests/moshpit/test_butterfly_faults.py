@@ -74,6 +74,7 @@ def test_a_member_that_is_stopped_is_given_up_after_the_stall(moment: float) -> 
     among(scenario, [1.0] * 4)
 
 
+@pytest.mark.slow
 def test_a_slow_member_is_waited_for_and_nobody_takes_anybody_for_stalled() -> None:
     """Its part takes it four times as long as a stopped member is waited for."""
 
@@ -89,6 +90,7 @@ def test_a_slow_member_is_waited_for_and_nobody_takes_anybody_for_stalled() -> N
     assert seconds > 3 * STALL_SECONDS
 
 
+@pytest.mark.slow
 def test_a_chunk_may_take_longer_to_send_than_the_stall() -> None:
     async def scenario(group: Exchanging) -> float:
         group.world.throttle(group[1].network, upload_bytes_per_second=SLOW_BYTES_PER_SECOND)
@@ -101,6 +103,7 @@ def test_a_chunk_may_take_longer_to_send_than_the_stall() -> None:
     assert among(scenario, [1.0] * 3, layout=layout, chunk_bytes=1 << 20) > 3 * STALL_SECONDS
 
 
+@pytest.mark.slow
 def test_a_chunk_may_take_longer_to_receive_than_the_stall() -> None:
     async def scenario(group: Exchanging) -> float:
         group.world.throttle(group[1].network, download_bytes_per_second=100_000)

@@ -86,6 +86,7 @@ async def one_pauses(world: SimulatedWorld, seconds: float) -> None:
     check_same_result([one.ended[-1] for one in peers], peers)
 
 
+@pytest.mark.slow
 def test_a_short_pause_costs_nobody_anything() -> None:
     undisturbed(4, 0)
     run_simulation(one_pauses, 1.0, seed=0, settings=WORLD)

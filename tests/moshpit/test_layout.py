@@ -39,7 +39,7 @@ fractions = st.lists(st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0]), min_size=1, ma
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(segments, fractions, st.sampled_from([SMALLEST_CHUNK_BYTES, 10_000, 1 << 20]))
 def test_parts_and_their_chunks_cover_every_value_once(
     layout: Layout, some: list[float], chunk_bytes: int
@@ -56,7 +56,7 @@ def test_parts_and_their_chunks_cover_every_value_once(
     assert at == layout.values
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(segments, fractions)
 def test_cuts_are_near_the_fractions_and_a_fraction_of_nothing_is_an_empty_part(
     layout: Layout, some: list[float]

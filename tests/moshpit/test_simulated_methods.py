@@ -65,6 +65,7 @@ def test_where_the_grid_is_well_used_moshpit_outruns_random_groups(peers: int, g
     assert lines["moshpit"][10] < lines["random"][10] / 10
 
 
+@pytest.mark.slow
 def test_only_where_the_grid_is_sparse_random_groups_fall_as_fast() -> None:
     def rates(peers: int) -> dict[str, float]:
         """What is left of the deviation after a round, once the first pass is over."""
