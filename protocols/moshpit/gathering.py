@@ -115,10 +115,6 @@ class Gathering:
         return self._course.following
 
     @property
-    def leads(self) -> bool:
-        return not self.ended and self.following is None and self._settings.reduces
-
-    @property
     def looks_for_slots(self) -> bool:
         """Whether reading slots is of use: a follower is told by its leader."""
         return not self.ended and self.following is None

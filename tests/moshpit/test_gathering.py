@@ -334,6 +334,15 @@ def test_a_leader_that_never_closes_is_given_up() -> None:
     assert one.effects() == [End(NotTogether(((A, "it did not close its list in time"),)))]
 
 
+def test_a_leader_that_never_closes_is_given_up_also_while_somebody_waits_here() -> None:
+    one = gathering(B)
+    sees(one, A)
+    one.leader_answered(A, 0.0, 0.1)
+    one.join_came(Candidate(C), 1, (A,), SECONDS, SECONDS + GRACE_SECONDS - 0.1)
+    one.tick(SECONDS + GRACE_SECONDS)
+    assert [type(effect) for effect in one.effects()] == [End]
+
+
 def test_after_the_process_was_stopped_the_list_is_not_closed_at_once() -> None:
     """Those whose joins it still holds may long be elsewhere: first it hears what they said."""
     one = gathering(A)
