@@ -377,7 +377,7 @@ def test_a_group_that_cannot_be_one_is_not_believed() -> None:
         sees(one, A)
         one.regrouped(A, group, 1.0)
         assert one.following is None
-        assert one.leads
+        assert not one.ended
 
 
 def test_a_group_that_was_split_off_and_has_died_is_not_being_alone() -> None:
