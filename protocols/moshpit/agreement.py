@@ -160,11 +160,20 @@ class Agreement:
                 self._coordinator.is_not_silent(member)
 
     def exchange_done(
-        self, ballot: Ballot, digest: bytes, statements: tuple[Statement, ...], now: float
+        self,
+        ballot: Ballot,
+        digest: bytes,
+        statements: tuple[Statement, ...],
+        now: float,
+        contradicted: tuple[int, ...] = (),
     ) -> None:
-        """The exchange of this ballot has brought the whole result; digest as digest_of_result."""
+        """The exchange of this ballot has brought the whole result; digest as digest_of_result.
+
+        `contradicted`: by whom, who holds another. Such a result is shown and never committed, so
+        a coordinator that lied as a reducer cannot bring two members to commit each its own.
+        """
         self._desk.now = now
-        if self._exchange.done(ballot, digest, statements):
+        if self._exchange.done(ballot, digest, statements, contradicted):
             self._exchange.report(ballot)
             self._drain()
 
@@ -218,7 +227,7 @@ class Agreement:
             return
         match message:
             case Decided():
-                self._ending.learn(message)
+                self._take_decided(sender, message)
             case Query():
                 self._take_query(sender, message)
             case Outbid(ballot) | Progress(ballot):
@@ -229,6 +238,17 @@ class Agreement:
                 self._take_of_coordinator(sender, message)
             case Promise() | Opened() | Holding() | Trouble() | Accepted():
                 self._take_of_member(sender, message)
+
+    def _take_decided(self, sender: int, decided: Decided) -> None:
+        """Nobody coordinates a doubtful result to its end: who claims that it has is not believed,
+        but anybody else who has learnt it is."""
+        result, following = decided.result, self._succession.following.coordinator
+        if result is not None and self.verdict is None and self._exchange.doubts(result):
+            if sender in (following, result.attempt.coordinator) and sender != self._desk.me:
+                self._succession.distrust(sender)
+            if not self._succession.trusts(sender):
+                return
+        self._ending.learn(decided)
 
     def _take_of_coordinator(
         self, sender: int, message: Prepare | Open | Start | Accept | Forswear
@@ -249,6 +269,9 @@ class Agreement:
                     self.excluded = {each.member: each for each in excluded}
                     self._desk.send(sender, Opened(ballot))
                     return
+            case Accept(_, result) if self._exchange.doubts(result):
+                self._succession.distrust(sender)
+                return
             case Accept(_, result):
                 if self._acceptor.accept(ballot, result):
                     self._desk.send(sender, Accepted(ballot))

@@ -34,6 +34,7 @@ Cuts = Annotated[
     Meta(min_length=2, max_length=LARGEST_GROUP + 1),
 ]
 Statements = Annotated[tuple[Statement, ...], Meta(max_length=LARGEST_GROUP)]
+Contradicted = Annotated[tuple[Member, ...], Meta(max_length=LARGEST_GROUP)]
 Suspicions = Annotated[tuple[Suspicion, ...], Meta(max_length=SUSPICIONS_PER_MESSAGE)]
 Exclusions = Annotated[tuple[Suspicion, ...], Meta(max_length=LARGEST_GROUP)]
 Reason = Annotated[str, Meta(max_length=LONGEST_REASON)]
@@ -65,11 +66,15 @@ class Attempt(Message, frozen=True):
 
 
 class Held(Message, frozen=True):
-    """A member's own result of one attempt, with the statements that it is made of."""
+    """A member's own result of one attempt, with the statements that it is made of.
+
+    `contradicted`: by whom, who told it at the end of the exchange that theirs is another.
+    """
 
     attempt: Ballot
     digest: Digest
     statements: Statements
+    contradicted: Contradicted = ()
 
 
 class Start(Message, frozen=True, tag="start"):
@@ -81,11 +86,12 @@ class Start(Message, frozen=True, tag="start"):
 
 
 class Holding(Message, frozen=True, tag="holding"):
-    """I have the whole result of this ballot's exchange."""
+    """I have the whole result of this ballot's exchange; these have told me that theirs differs."""
 
     ballot: Ballot
     digest: Digest
     statements: Statements
+    contradicted: Contradicted = ()
 
 
 class Trouble(Message, frozen=True, tag="trouble"):

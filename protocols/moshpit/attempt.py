@@ -30,7 +30,12 @@ from protocols.errors import (
     Unreachable,
 )
 from protocols.identity import Identity
-from protocols.moshpit.ballots import LONGEST_SUSPICION, Statement, Suspicion
+from protocols.moshpit.ballots import (
+    LONGEST_SUSPICION,
+    Statement,
+    Suspicion,
+    digest_of_parts,
+)
 from protocols.moshpit.exchange import ExchangePlan, Participant
 from protocols.moshpit.link_meter import LinkMeter
 from protocols.moshpit.part_messages import GaveUp, StaleAttempt
@@ -59,9 +64,14 @@ class Attempt:
         """How many chunks of values have come from each sender; a key for each that is here."""
         self.all_arrived = trio.Event()
         self.all_served = trio.Event()
+        self.whole = trio.Event()
+        """Our result is complete, and `result_digest` is its digest."""
+        self.result_digest = b""
         self.opened_seconds = self.reduced_seconds = self.received_seconds = 0.0
         self._identity = identity
         self._served = 0
+        self._digests: dict[int, bytes] = {}  # of the parts that are here
+        self._told: dict[int, set[bytes]] = {}  # which result each of the others says it has
         self._scopes: set[trio.CancelScope] = set()
         self._handlers = 0
         self._handler_left = trio.Event()
@@ -147,17 +157,35 @@ class Attempt:
         if self._served == len(self.senders):
             self.all_served.set()
 
+    def has_part(self, reducer: int, digest: bytes) -> None:
+        """All averages of a part are here."""
+        self._digests[reducer] = digest
+        if len(self._digests) == len(self.reducers) + bool(self.reduction.chunks):
+            self.result_digest = digest_of_parts(self._digests)
+            self.whole.set()
+
+    def told(self, member: int, digest: bytes) -> None:
+        """Another member says in a closing message which result it has."""
+        self._told.setdefault(member, set()).add(digest)
+
+    def contradicted_by(self) -> tuple[int, ...]:
+        """Who has another result than we; known when all have closed their transfers."""
+        told = sorted(self._told.items())
+        return tuple(member for member, digests in told if digests != {self.result_digest})
+
     def furthest_behind(self) -> int:
         """Whom to name when the time is over: a sender whose values we still wait for, else a
-        reducer, else one that takes our averages; ourselves only where there is nobody else."""
+        reducer whose averages we do, else who has not closed its transfer; ourselves only where
+        there is nobody else."""
         weighted = [member.index for member in self.senders if member.weight > 0.0]
         if weighted and not self.reduction.is_finished:
             return min(weighted, key=lambda index: self.values_of.get(index, -1))
         reducers = [member.index for member in self.reducers]
-        unfinished = [index for index in reducers if index not in self.statements]
+        unfinished = [index for index in reducers if index not in self._digests]
         if unfinished:
             return min(unfinished, key=lambda index: self.averages_of.get(index, -1))
-        closing = [member.index for member in self.senders] or reducers or [self.plan.me]
+        others = [member.index for member in self.senders] or reducers or [self.plan.me]
+        closing = [index for index in others if index not in self._told] or others
         return min(closing, key=lambda index: self.values_of.get(index, -1))
 
     # Handlers that serve others, in tasks that are not ours
@@ -190,6 +218,7 @@ class Attempt:
                 self._identity, plan.round_id, plan.ballot, me, digest
             )
             self.reduced_seconds = trio.current_time() - self.began
+            self.has_part(me, digest)
         return self.statements[me]
 
 

@@ -13,7 +13,7 @@ these are the proof that the reducer told them different things.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from blake3 import blake3
@@ -66,8 +66,13 @@ class Suspicion(Message, frozen=True, gc=False):
 
 def digest_of_result(statements: Iterable[Statement]) -> bytes:
     """The digest of a whole result: of the parts' digests, in the order of the parts."""
+    return digest_of_parts({statement.part: statement.digest for statement in statements})
+
+
+def digest_of_parts(digests: Mapping[int, bytes]) -> bytes:
+    """The same, from the digest of each reducer's part."""
     hasher = blake3(_RESULT_DOMAIN)
-    for statement in sorted(statements, key=lambda each: each.part):
-        hasher.update(statement.part.to_bytes(2, "big"))
-        hasher.update(statement.digest)
+    for part, digest in sorted(digests.items()):
+        hasher.update(part.to_bytes(2, "big"))
+        hasher.update(digest)
     return hasher.digest()

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from functools import cache, partial
 
+from protocols.moshpit.agreement_messages import Held, Holding
 from protocols.moshpit.ballots import LONGEST_SUSPICION, Ballot, Statement, Suspicion
 
 WEAK_CODES = frozenset({"cut", "gave_up", "lost", "stopped"})
@@ -34,6 +35,7 @@ PAIR_CODES = frozenset({"unreachable", "absent", "stalled", "slow", "refused", "
 
 LIED = "lied"
 BAD_STATEMENT = "bad_statement"
+DENIED = "denied"
 SILENT = "silent"
 
 Verify = Callable[[Ballot, Statement], bool]
@@ -110,6 +112,18 @@ def _worst(edges: Iterable[tuple[int, int]]) -> int:
     partners = Counter(member for pair in {frozenset(each) for each in edges} for member in pair)
     against = Counter(accused for _, accused in edges)
     return max(partners, key=lambda member: (partners[member], against[member], member))
+
+
+def denials(mine: Held | Holding, shown: Mapping[int, Held | Holding]) -> list[Suspicion]:
+    """What a member has against those who told it that they hold another result, and now show the
+    same: they deny it here, or did there. Of those who do hold another, somebody else is to blame.
+    """
+    text = "told this one of another result than it shows"
+    return [
+        Suspicion(member, DENIED, text)
+        for member in mine.contradicted
+        if member in shown and shown[member].digest == mine.digest
+    ]
 
 
 def liars(

@@ -25,7 +25,7 @@ from protocols.errors import Busy, ProtocolMisuse
 from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.attempt import Attempt
-from protocols.moshpit.ballots import Ballot, digest_of_result
+from protocols.moshpit.ballots import Ballot
 from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, ExchangeReport
 from protocols.moshpit.part_messages import PART, PartOpening, StaleAttempt
 from protocols.moshpit.sending import OPEN_SECONDS, PartExchange
@@ -169,7 +169,7 @@ def _report(attempt: Attempt) -> ExchangeReport:
     statements = tuple(attempt.statements[index] for index in sorted(attempt.statements))
     return ExchangeReport(
         statements=statements,
-        result_digest=digest_of_result(statements),
+        result_digest=attempt.result_digest,
         bytes_sent=meter.bytes_sent,
         bytes_received=meter.bytes_received,
         opened_seconds=attempt.opened_seconds,
@@ -179,4 +179,5 @@ def _report(attempt: Attempt) -> ExchangeReport:
         sending_seconds=meter.sending_seconds,
         receiving_seconds=meter.receiving_seconds,
         links=meter.uses(),
+        contradicted_by=attempt.contradicted_by(),
     )

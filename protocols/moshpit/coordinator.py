@@ -19,7 +19,7 @@ one member less can have decided without it, and a pair that loses one is certai
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -30,6 +30,7 @@ from protocols.moshpit.agreement_messages import (
     Acceptance,
     AgreementMessage,
     Forswear,
+    Held,
     Holding,
     Open,
     Prepare,
@@ -38,8 +39,8 @@ from protocols.moshpit.agreement_messages import (
     Result,
     Start,
 )
-from protocols.moshpit.ballots import Ballot, Statement, Suspicion
-from protocols.moshpit.blame import SILENT, Blame, Verify, liars
+from protocols.moshpit.ballots import Ballot, Suspicion
+from protocols.moshpit.blame import SILENT, Blame, Verify, denials, liars
 from protocols.moshpit.desk import Desk
 from protocols.moshpit.ending import Ending
 from protocols.moshpit.exchange_under_way import ExchangeUnderWay
@@ -141,9 +142,7 @@ class Coordinator:
             return
         attempt = newest_attempt(self._promises)
         held = holders(self._promises, attempt)
-        if len({each.digest for each in held.values()}) > 1:
-            shown = {member: each.statements for member, each in held.items()}
-            self._convict_liars(shown, attempt.ballot)
+        self._judge(held, attempt.ballot)
         free = free_members(self._promises)
         if is_at_hand(held, free - self._blame.ruled_out(free).keys()):
             digest = next(iter(held.values())).digest
@@ -243,15 +242,20 @@ class Coordinator:
             self._owner.next_ballot()
         elif attempt.missing:
             self._give_up_on_the_rest()
-        elif len(attempt.digests) == 1:
+        elif attempt.is_agreed:
             self._propose(Result(self.ballot, attempt.members, holding.digest), "")
         else:
-            self._convict_liars(attempt.shown, self.ballot)
+            self._judge(attempt.shown, self.ballot)
             self._owner.next_ballot()
 
-    def _convict_liars(self, shown: dict[int, tuple[Statement, ...]], attempt: Ballot) -> None:
-        for suspicion in liars(shown, attempt, self._verify):
+    def _judge(self, shown: Mapping[int, Held | Holding], attempt: Ballot) -> None:
+        """Who lied, if members hold different results of this attempt, or were told of others."""
+        for suspicion in liars(
+            {member: each.statements for member, each in shown.items()}, attempt, self._verify
+        ):
             self._blame.convict(suspicion)
+        for member, each in shown.items():
+            self._blame.complain(member, attempt, denials(each, shown))
 
     def trouble(self, sender: int, suspicions: tuple[Suspicion, ...]) -> None:
         self._blame.complain(sender, self.ballot, suspicions[:SUSPICIONS_PER_MESSAGE])

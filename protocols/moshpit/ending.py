@@ -42,7 +42,7 @@ class Ending:
         result = decided.result
         if result is None:
             self.end(Discard(decided.reason, in_doubt=False))
-        elif self._exchange.holds(result):
+        elif self._exchange.holds(result) and not self._exchange.doubts(result):
             self.end(Commit(result.attempt, result.members, result.digest))
         else:
             self.end(LeftOut(result.attempt, result.members, result.digest))

@@ -102,6 +102,7 @@ class ExchangeReport:
     `result_digest`: equal at two members if and only if their results are. The phases are seconds
     from the start: all transfers open, our own part reduced, all results here, everything closed.
     The two busy times are those in which any transfer was sending (or receiving).
+    `contradicted_by`: who says that its result is another. Then some reducer told two stories.
     """
 
     statements: tuple[Statement, ...]
@@ -115,6 +116,7 @@ class ExchangeReport:
     sending_seconds: float
     receiving_seconds: float
     links: tuple[LinkUse, ...]
+    contradicted_by: tuple[int, ...] = ()
 
 
 class ExchangeFailed(PotluckError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from protocols.moshpit.agreement_messages import Holding
-from protocols.moshpit.ballots import Statement, digest_of_result
+from protocols.moshpit.ballots import digest_of_result
 
 
 class ExchangeUnderWay:
@@ -55,9 +55,11 @@ class ExchangeUnderWay:
         return set(self.members) - self._holdings.keys()
 
     @property
-    def digests(self) -> set[bytes]:
-        return {each.digest for each in self._holdings.values()}
+    def is_agreed(self) -> bool:
+        """Whether those who have reported hold one result, and nobody told any of them another."""
+        shown = self._holdings.values()
+        return len({each.digest for each in shown}) == 1 and not any(e.contradicted for e in shown)
 
     @property
-    def shown(self) -> dict[int, tuple[Statement, ...]]:
-        return {member: each.statements for member, each in self._holdings.items()}
+    def shown(self) -> dict[int, Holding]:
+        return dict(self._holdings)

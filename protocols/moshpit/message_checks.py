@@ -69,6 +69,7 @@ def check(
             _check_not_above(message.result.attempt, message.ballot, sender)
     elif isinstance(message, Holding):
         _check_statements(message.statements, sender, size)
+        _check_members(message.contradicted or [0], sender, size)
     elif isinstance(message, Trouble):
         if not message.suspicions:
             _refuse(sender, "ends an attempt and names nobody")
@@ -96,6 +97,7 @@ def _check_promise(message: Promise, sender: int, size: int, coordinators: Seque
         _check_ballot(message.held.attempt, sender, coordinators)
         _check_not_above(message.held.attempt, message.ballot, sender)
         _check_statements(message.held.statements, sender, size)
+        _check_members(message.held.contradicted or [0], sender, size)
     if any(each.member >= size for each in message.suspicions):
         _refuse(sender, "suspects somebody who is not in the round")
 

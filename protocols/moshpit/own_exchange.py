@@ -1,6 +1,7 @@
 """What has become of one member's own exchanges: one runs, or the last is held, or has failed.
 
 Promise: what is `held` is complete in the result buffer, and nothing has been written over it.
+A result that is *contradicted* is held, because it proves who lied; it is never committed.
 
 Easy to get wrong: an exchange that is stopped is over here at once. What the shell may still say
 of it (it was all but finished) comes too late: we have promised not to hold it.
@@ -48,12 +49,18 @@ class OwnExchange:
             self._desk.effects.append(StopExchange(self.running))
             self.running = None
 
-    def done(self, ballot: Ballot, digest: bytes, statements: tuple[Statement, ...]) -> bool:
+    def done(
+        self,
+        ballot: Ballot,
+        digest: bytes,
+        statements: tuple[Statement, ...],
+        contradicted: tuple[int, ...],
+    ) -> bool:
         """False if it was stopped meanwhile."""
         if self.running != ballot:
             return False
         self.running = None
-        self.held = Held(ballot, digest, statements)
+        self.held = Held(ballot, digest, statements, contradicted)
         return True
 
     def fail(self, ballot: Ballot, suspicions: tuple[Suspicion, ...]) -> bool:
@@ -73,6 +80,15 @@ class OwnExchange:
         held = self.held
         return held is not None and (held.attempt, held.digest) == (result.attempt, result.digest)
 
+    def doubts(self, result: Result | None) -> bool:
+        """Whether this is what we hold, and somebody has told us that it has another."""
+        return (
+            result is not None
+            and self.held is not None
+            and self.holds(result)
+            and bool(self.held.contradicted)
+        )
+
     def complaints(self, ballot: Ballot) -> tuple[Suspicion, ...]:
         failed = self.failed
         return failed.suspicions if failed is not None and failed.ballot == ballot else ()
@@ -81,6 +97,7 @@ class OwnExchange:
         """Tell the coordinator of this ballot how its exchange has ended here, if it has."""
         held, failed = self.held, self.failed
         if held is not None and held.attempt == ballot:
-            self._desk.send(ballot.coordinator, Holding(ballot, held.digest, held.statements))
+            report = Holding(ballot, held.digest, held.statements, held.contradicted)
+            self._desk.send(ballot.coordinator, report)
         elif failed is not None and failed.ballot == ballot:
             self._desk.send(ballot.coordinator, failed)

@@ -4,10 +4,11 @@
     OPEN   PartOpening                  ->
                                         <-    ACCEPT
     CHUNK  of the sender's values       ->  <-  CHUNK  of the average      (both cut alike)
-                                        <-    CLOSE  PartClosed
-    CLOSE                               ->
+    CLOSE  PartTaken                    ->
+                                        <-    CLOSE  PartClosed            (each when it is whole)
 
-A sender closes its direction when all averages are there: until then it may say ALIVE.
+Each closes its direction when it has its *whole* result, from all reducers: both closing messages
+carry the digest of that, and each side compares. Until then it says ALIVE.
 The opening says all that the two must agree on before a byte of data moves, and refusals say by
 name what they did not. Every other failure ends the transfer with `GaveUp`, which tells whoever
 waits whom the reducer was waiting for.
@@ -65,13 +66,21 @@ class PartOpening(Message, frozen=True):
     plan: Digest
 
 
+class PartTaken(Message, frozen=True):
+    """The digest of the sender's whole result."""
+
+    result: Digest
+
+
 class PartClosed(Message, frozen=True):
-    """The reducer's signature over what it sent, and how long the sender's part took to come.
+    """The reducer's signature over what it sent, the digest of its whole result, and how long the
+    sender's part took to come.
 
     `busy_ms` is a measurement of the link that only the receiving end can make.
     """
 
     signature: Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+    result: Digest
     busy_ms: Annotated[int, Meta(ge=0, le=LONGEST_BUSY_MS)] = 0
 
 
@@ -104,7 +113,7 @@ PART = BulkMethod(
     "part",
     opening=PartOpening,
     accepted=Empty,
-    closing=Empty,
+    closing=PartTaken,
     closed=PartClosed,
     chunk_limit_bytes=LARGEST_CHUNK_BYTES,
     message_limit_bytes=OPENING_LIMIT_BYTES,

@@ -50,7 +50,7 @@ def holders(promises: Promises, attempt: Attempt) -> dict[int, Held]:
 
 
 def is_at_hand(held: Mapping[int, Held], wanted: AbstractSet[int]) -> bool:
-    """Whether all who would be in a new attempt hold one result of the last: a new one could only
-    lose the data of who is not there any more."""
+    """Whether all who would be in a new attempt hold one result of the last, and would commit it:
+    a new one could only lose the data of who is not there any more."""
     one = len({each.digest for each in held.values()}) == 1
-    return one and wanted <= held.keys()
+    return one and wanted <= held.keys() and not any(held[each].contradicted for each in wanted)

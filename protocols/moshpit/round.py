@@ -277,7 +277,11 @@ class Round:
         else:
             self._measure(report)
             self._agreement.exchange_done(
-                start.ballot, report.result_digest, report.statements, trio.current_time()
+                start.ballot,
+                report.result_digest,
+                report.statements,
+                trio.current_time(),
+                report.contradicted_by,
             )
         finally:
             course.exchange_ended = trio.current_time()

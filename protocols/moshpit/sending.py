@@ -5,11 +5,14 @@ With codec none both directions are copies of memory: chunks are sent from where
 
 Easy to get wrong: the two directions must go on at the same time, or the two sides could each
 wait for the other to read. Behind a closing message nothing can say that we are alive, so ours
-follows when the averages are here. And when a transfer breaks, what explains it is read, not
-sent; so the sending task leaves the verdict to the receiving one for a moment.
+follows when our whole result is here, also from the other reducers. And when a transfer breaks,
+what explains it is read, not sent; so the sending task leaves the verdict to the receiving one for
+a moment.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import trio
 from torch import Tensor
@@ -21,7 +24,13 @@ from protocols.moshpit.attempt import Attempt
 from protocols.moshpit.ballots import Statement
 from protocols.moshpit.exchange import Participant
 from protocols.moshpit.layout import VALUE_BYTES, Chunk, chunks_of
-from protocols.moshpit.part_messages import ALIVE_SECONDS, PART, PartClosed, opening_for
+from protocols.moshpit.part_messages import (
+    ALIVE_SECONDS,
+    PART,
+    PartClosed,
+    PartTaken,
+    opening_for,
+)
 from protocols.moshpit.reducing import NotFiniteReceived
 from protocols.moshpit.statements import counts
 from protocols.rpc import Rpc
@@ -32,7 +41,7 @@ OPEN_SECONDS = 6.0
 """For dialling and being accepted: eight round trips of a bad link (600 ms), and the time by which
 two members learn at different moments that the attempt has begun."""
 
-SenderTransfer = Transfer[Empty, Empty, PartClosed]
+SenderTransfer = Transfer[Empty, PartTaken, PartClosed]
 
 
 class PartExchange:
@@ -47,8 +56,7 @@ class PartExchange:
             plan.layout, plan.cuts[place], plan.cuts[place + 1], plan.chunk_bytes
         )
         self._brings_data = plan.member_of(plan.me).weight > 0.0
-        self._all_here = trio.Event()  # the averages
-        self._received = trio.Event()  # and the closing message, or a reason why not
+        self._received = trio.Event()  # all, to the closing message, or a reason why not
 
     async def run(self, rpc: Rpc) -> None:
         """All of it. What goes wrong ends the attempt; nothing is raised."""
@@ -69,8 +77,8 @@ class PartExchange:
             try:
                 if self._brings_data:
                     await self._send_values(transfer)
-                await self._stay_alive(transfer)
-                await transfer.send_closing(Empty())
+                await until_whole(self._attempt, transfer)
+                await transfer.send_closing(PartTaken(self._attempt.result_digest))
             except Unreachable:
                 with trio.move_on_after(LAST_WORD_SECONDS):
                     await self._received.wait()
@@ -92,13 +100,6 @@ class PartExchange:
                 await transfer.send_chunk(encoded)
             sending.bytes += chunk.encoded_bytes
 
-    async def _stay_alive(self, transfer: SenderTransfer) -> None:
-        """Keep our direction open until all averages are here, so that ALIVE can be said."""
-        while not self._all_here.is_set():
-            await transfer.say_alive()
-            with trio.move_on_after(ALIVE_SECONDS):
-                await self._all_here.wait()
-
     async def _receive_averages(self, transfer: SenderTransfer) -> None:
         attempt, reducer = self._attempt, self._reducer
         receiving = attempt.meter.receiving_from(reducer.peer)
@@ -113,7 +114,7 @@ class PartExchange:
             receiving.bytes += chunk.encoded_bytes
             _take(attempt.result[chunk.start : chunk.stop], chunk, encoded)
             attempt.averages_of[reducer.index] = number + 1
-        self._all_here.set()
+        attempt.has_part(reducer.index, transfer.received_digest)
         check_no_more(await transfer.next_chunk_bytes(), len(self._chunks))
         closed = await transfer.receive_closing()
         self._take_statement(transfer.received_digest, closed)
@@ -127,8 +128,17 @@ class PartExchange:
             )
             return
         attempt.statements[reducer.index] = statement
+        attempt.told(reducer.index, closed.result)
         told = min(closed.busy_ms / 1000.0, trio.current_time() - attempt.began)
         attempt.meter.sending_to(reducer.peer).told_seconds = told
+
+
+async def until_whole(attempt: Attempt, transfer: Transfer[Any, Any, Any]) -> None:
+    """Keep our direction open until our whole result is here, so that ALIVE can be said."""
+    while not attempt.whole.is_set():
+        await transfer.say_alive()
+        with trio.move_on_after(ALIVE_SECONDS):
+            await attempt.whole.wait()
 
 
 def check_size(size: int | None, chunk: Chunk, number: int) -> None:

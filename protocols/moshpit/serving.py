@@ -21,14 +21,15 @@ from protocols.moshpit.part_messages import (
     NotAMember,
     PartClosed,
     PartOpening,
+    PartTaken,
     PartTwice,
     PlanDiffers,
     WrongPart,
     plan_digest,
 )
-from protocols.moshpit.sending import check_no_more, check_size
+from protocols.moshpit.sending import check_no_more, check_size, until_whole
 
-ReducerTransfer = Transfer[Empty, PartClosed, Empty]
+ReducerTransfer = Transfer[Empty, PartClosed, PartTaken]
 
 
 async def serve_part(
@@ -126,7 +127,8 @@ class PartService:
             reduction.add(sender.index, number, encoded)
             attempt.values_of[sender.index] = number + 1
         check_no_more(await transfer.next_chunk_bytes(), len(chunks))
-        await transfer.receive_closing()
+        taken = await transfer.receive_closing()
+        attempt.told(sender.index, taken.result)
 
     async def _send(self) -> None:
         with self._attempt.blaming(self._sender.index):
@@ -149,9 +151,11 @@ class PartService:
                 await transfer.send_chunk(encoded)
             sending.bytes += len(encoded)
             reduction.taken(number)
-        busy_ms = round(1000 * attempt.meter.receiving_from(sender.peer).seconds)
         signature = attempt.own_statement().signature
-        await transfer.send_closing(PartClosed(signature, min(busy_ms, LONGEST_BUSY_MS)))
+        await until_whole(attempt, transfer)
+        busy_ms = round(1000 * attempt.meter.receiving_from(sender.peer).seconds)
+        closed = PartClosed(signature, attempt.result_digest, min(busy_ms, LONGEST_BUSY_MS))
+        await transfer.send_closing(closed)
 
     async def _averaged(self, number: int) -> None:
         """Wait for an averaged chunk, and let the sender know meanwhile that we are there."""

@@ -24,6 +24,7 @@ class Succession:
         self.following = Ballot(0, desk.coordinators[0])
         self._desk = desk
         self._suspected: set[int] = set()  # not heard of since they were found silent
+        self._distrusted: set[int] = set()  # wanted us to commit what we know to be doubtful
         if desk.me != self.following.coordinator:
             desk.arm("poll", desk.timing.poll_seconds)
 
@@ -35,17 +36,30 @@ class Succession:
         self._desk.disarm("poll", "suspect", "takeover")
         if ballot.coordinator != self._desk.me:
             self._desk.arm("poll", self._desk.timing.poll_seconds)
+        if ballot.coordinator in self._distrusted:
+            self._stand_by()
         return True
 
     def hear(self, member: int) -> None:
         """It lives."""
+        if member in self._distrusted:
+            return
         self._suspected.discard(member)
         if member == self.following.coordinator:
             self._desk.disarm("suspect", "takeover")
 
     def is_not_silent(self, member: int) -> None:
-        if member == self.following.coordinator:
+        if member == self.following.coordinator and member not in self._distrusted:
             self._desk.disarm("suspect")
+
+    def trusts(self, member: int) -> bool:
+        return member not in self._distrusted
+
+    def distrust(self, member: int) -> None:
+        """It lives, and is to be succeeded all the same, whatever it says."""
+        if member != self._desk.me:
+            self._distrusted.add(member)
+            self.suspect(member)
 
     def suspect(self, member: int) -> None:
         """It does not answer. If it is our coordinator, we are ready to take over."""

@@ -58,6 +58,7 @@ class Exchange:
     seconds: float
     statements: tuple[Statement, ...] = ()
     suspicions: tuple[Suspicion, ...] = ()
+    contradicted: tuple[int, ...] = ()
 
 
 Exchanging = Callable[["Group", int, StartExchange], Exchange]
@@ -192,7 +193,9 @@ class Group:
         del self._running[me]
         if ended.statements:
             digest = digest_of_result(ended.statements)
-            self.members[me].exchange_done(ballot, digest, ended.statements, self.now)
+            self.members[me].exchange_done(
+                ballot, digest, ended.statements, self.now, ended.contradicted
+            )
         else:
             self.members[me].exchange_failed(ballot, ended.suspicions, self.now)
         self.carry_out(me)

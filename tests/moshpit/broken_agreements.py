@@ -42,9 +42,14 @@ class CommitsOnItsOwn(Agreement):
     """Takes its own whole result for the end of the round, as most systems of this kind do."""
 
     def exchange_done(
-        self, ballot: Ballot, digest: bytes, statements: tuple[Statement, ...], now: float
+        self,
+        ballot: Ballot,
+        digest: bytes,
+        statements: tuple[Statement, ...],
+        now: float,
+        contradicted: tuple[int, ...] = (),
     ) -> None:
-        super().exchange_done(ballot, digest, statements, now)
+        super().exchange_done(ballot, digest, statements, now, contradicted)
         if self.verdict is None and self._exchange.held is not None:
             self._ending.end(verdicts.Commit(ballot, self._acceptor.attempt.members, digest))
 

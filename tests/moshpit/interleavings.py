@@ -60,7 +60,7 @@ ALL_TIMERS = ("poll", "suspect", "takeover", "answers", "watch", *END_TIMERS)
 TIMING = Timing(round_seconds=60.0)
 
 Spent = tuple[int, ...]  # what is left of each budget
-DEATHS, TIMERS, FAILURES, LOSSES, DOUBLES, ENDS = range(6)
+DEATHS, TIMERS, FAILURES, LOSSES, DOUBLES, ENDS, DENIALS = range(7)
 
 
 # who is told too little, or stops waiting too early, may have to end in doubt
@@ -159,6 +159,7 @@ class Budgets:
     losses: int = 0  # messages that are lost, their sender being told
     doubles: int = 0  # messages that arrive and stay under way
     ends: int = 0  # firings of the timers of the round's end
+    denials: int = 0  # exchanges at whose end another member says that it has another result
 
 
 World = tuple[tuple[int, ...], int, frozenset[int], Spent]
@@ -224,6 +225,8 @@ class Interleavings:
                 agreement.fire(name)
             case ("done",):
                 self._finish(local)
+            case ("denied", member):
+                self._finish(local, member)
             case ("failed", suspicion):
                 assert local.running is not None
                 ballot, local.running = local.running.ballot, None
@@ -235,14 +238,15 @@ class Interleavings:
         after = self._after[before, step] = (self._intern(local), sent)
         return after
 
-    def _finish(self, local: Local) -> None:
+    def _finish(self, local: Local, *contradicted: int) -> None:
         start = local.running
         assert start is not None
         shown = statements(start.ballot, start.members)
         digest = digest_of_result(shown)
         local.running, local.buffer = None, (start.ballot, digest)
-        local.ever_held |= {local.buffer}
-        local.agreement.exchange_done(start.ballot, digest, shown, 0.0)
+        if not contradicted:  # else it is complete, and may all the same not be committed
+            local.ever_held |= {local.buffer}
+        local.agreement.exchange_done(start.ballot, digest, shown, 0.0, contradicted)
 
     def _carry_out(self, me: int, local: Local) -> Iterator[int]:
         for effect in local.agreement.effects():
@@ -325,6 +329,10 @@ class Interleavings:
             if all(start.ballot in self.locals[ids[each]].joined for each in start.members):
                 busy = True
                 add(("done", me), me, ("done",), under_way, budgets)
+                for other in start.members if budgets[DENIALS] else ():
+                    if other != me:
+                        spent = _less(budgets, DENIALS)
+                        add(("denied", me, other), me, ("denied", other), under_way, spent)
             for other in start.members:
                 dead = not alive >> other & 1
                 if other == me or not (dead or budgets[FAILURES]):

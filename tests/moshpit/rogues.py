@@ -5,6 +5,9 @@ A rogue is a `Butterfly` of another kind. Everything else of its node is ours.
 
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
 import torch
 import trio
 from torch import Tensor
@@ -14,17 +17,28 @@ from protocols.chunk_count import ChunkCount
 from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.messages import Empty
+from protocols.moshpit.agreement_messages import Accept, AgreementMessage, Decided, Holding
 from protocols.moshpit.attempt import Attempt
+from protocols.moshpit.ballots import DIGEST_BYTES, digest_of_parts
 from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.exchange import ExchangePlan, ExchangeReport, Participant
 from protocols.moshpit.layout import Chunk, chunks_of
-from protocols.moshpit.part_messages import PART, PartClosed, PartOpening, opening_for
+from protocols.moshpit.part_messages import (
+    PART,
+    PartClosed,
+    PartOpening,
+    PartTaken,
+    opening_for,
+)
+from protocols.moshpit.round import Buffers, Finished, Round, Shell, Task
+from protocols.moshpit.sending import until_whole
 from protocols.moshpit.serving import PartService, ReducerTransfer, serve_part
 from protocols.moshpit.statements import make_statement
+from protocols.moshpit.verdicts import Effect, Send
 from protocols.network import Network
 from protocols.wire import chunk_header
 
-SenderTransfer = Transfer[Empty, Empty, PartClosed]
+SenderTransfer = Transfer[Empty, PartTaken, PartClosed]
 
 
 class Silent(Butterfly):
@@ -76,7 +90,7 @@ class SendsTooLittle(RogueSender):
     async def misbehave(self, transfer: SenderTransfer, chunks: list[Chunk]) -> None:
         for chunk in chunks[:-1]:
             await transfer.send_chunk(bytes(chunk.encoded_bytes))
-        await transfer.send_closing(Empty())
+        await transfer.send_closing(PartTaken(bytes(DIGEST_BYTES)))
 
 
 class SendsTwice(RogueSender):
@@ -108,6 +122,10 @@ class Liar(Butterfly):
     """As a reducer it tells one member something else than the others, and signs both."""
 
     cheated: PeerId | None = None  # set before the exchange; else it is honest
+
+    async def exchange(self, plan: ExchangePlan, source: Tensor, result: Tensor) -> ExchangeReport:
+        report = await super().exchange(plan, source, result)
+        return dataclasses.replace(report, contradicted_by=())  # which it does not mind
 
     async def _serve(self, caller: Caller, transfer: ReducerTransfer, opening: PartOpening) -> None:
         attempt = await self._attempt_for(caller.peer, opening)
@@ -142,4 +160,58 @@ class LyingService(PartService):
         statement = make_statement(
             self._network.identity, plan.round_id, plan.ballot, plan.me, count.digest
         )
-        await self._transfer.send_closing(PartClosed(statement.signature))
+        await until_whole(attempt, self._transfer)
+        told = {each.part: each.digest for each in attempt.statements.values()}
+        result = digest_of_parts({**told, plan.me: count.digest})  # as if it held what it told
+        await self._transfer.send_closing(PartClosed(statement.signature, result))
+
+
+class TwoFacedRound(Round):
+    """The leader of a round that is a `Liar` as a reducer, and then proposes to each member, and
+    says to be decided, whatever that member holds."""
+
+    def __init__(self, shell: Shell, task: Task) -> None:
+        super().__init__(shell, task)
+        self._held_by: dict[int, Holding] = {}
+
+    def receive(self, peer: PeerId, message: AgreementMessage) -> None:
+        """Our own side is to believe that all hold what we do."""
+        if not isinstance(message, Holding) or message.ballot.number > 0:
+            super().receive(peer, message)
+            return
+        members = self._task.group.members
+        self._held_by[members.index(peer)] = message
+        if len(self._held_by) == len(members) - 1:
+            (true,) = {
+                msgspec.structs.replace(each, contradicted=())
+                for place, each in self._held_by.items()
+                if members[place] != self.cheated
+            }
+            for place in self._held_by:
+                super().receive(members[place], true)
+
+    @property
+    def cheated(self) -> PeerId | None:
+        butterfly = self._shell.butterfly
+        assert isinstance(butterfly, Liar)
+        return butterfly.cheated
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Send(to, Accept() | Decided() as said) if said.result and to in self._held_by:
+                own = msgspec.structs.replace(said.result, digest=self._held_by[to].digest)
+                effect = Send(to, msgspec.structs.replace(said, result=own))
+                super()._do(effect)
+                super()._do(Send(to, Decided(own)))
+            case _:
+                super()._do(effect)
+
+
+async def run_two_faced(shell: Shell, task: Task, buffers: Buffers) -> Finished:
+    """As `run_round`; the member behind us in the list is cheated."""
+    butterfly = shell.butterfly
+    assert isinstance(butterfly, Liar)
+    butterfly.cheated = task.group.members[task.group.me + 1]
+    this = TwoFacedRound(shell, task)
+    with shell.switchboard.running(task.group.round_id, this.receive):
+        return await this.run(buffers)

@@ -143,12 +143,23 @@ class RoundEnded:
         return torch.stack(shares).sum(dim=0)
 
 
-def one_round(cast: str, *fates: Fate, seed: int = 0) -> RoundEnded:
+@dataclass(frozen=True)
+class Rogue:
+    """A member that exchanges, and takes part in the round, in a way of its own."""
+
+    member: int
+    butterfly: type[Butterfly]
+    take_part: Callable[[Shell, Task, Buffers], Awaitable[Finished]]
+
+
+def one_round(cast: str, *fates: Fate, seed: int = 0, rogue: Rogue | None = None) -> RoundEnded:
     """A round of this cast, in a world of its own. At most one fate for each member."""
-    return run_simulation(_round, cast, fates, seed=seed, settings=WORLD)
+    return run_simulation(_round, cast, fates, rogue, seed=seed, settings=WORLD)
 
 
-async def _round(world: SimulatedWorld, cast: str, fates: tuple[Fate, ...]) -> RoundEnded:
+async def _round(
+    world: SimulatedWorld, cast: str, fates: tuple[Fate, ...], rogue: Rogue | None
+) -> RoundEnded:
     layout = Layout((Segment("w", VALUES_OF_A_PART * len(cast), "none"),))
     terms = Terms("group/test/0/0/all", 0, layout.digest)
     networks = _nodes(world, terms, cast)
@@ -172,7 +183,8 @@ async def _round(world: SimulatedWorld, cast: str, fates: tuple[Fate, ...]) -> R
     for fate in fates:
         _arrange(world, members[fate.member], fate, befell)
     for one in members:
-        world.start(one.network, _process_of(one, roster, layout))
+        its_way = rogue if rogue is not None and rogue.member == one.place else None
+        world.start(one.network, _process_of(one, roster, layout, its_way))
     victims = [members[fate.member] for fate in fates]
     with trio.fail_after(LONGEST_SECONDS):
         for one in members:
@@ -221,16 +233,17 @@ def _signed(terms: Terms, networks: list[SimulatedNetwork], cast: str) -> Roster
 
 
 def _process_of(
-    one: Member, roster: Roster, layout: Layout
+    one: Member, roster: Roster, layout: Layout, rogue: Rogue | None
 ) -> Callable[[SimulatedNetwork], Awaitable[None]]:
     async def process(network: SimulatedNetwork) -> None:
         async with open_rpc(network) as rpc, trio.open_nursery() as nursery:
-            butterfly, switchboard = Butterfly(rpc, network), Switchboard(rpc)
+            way = rogue or Rogue(one.place, Butterfly, run_round)
+            butterfly, switchboard = way.butterfly(rpc, network), Switchboard(rpc)
             shell = Shell(network, rpc, butterfly, switchboard, Bandwidth(), nursery)
             group = Group(roster, one.place, roster.round_id)
             task = Task(group, layout, CHUNK_BYTES, Timing(round_seconds=ROUND_SECONDS))
             try:
-                one.finished = await run_round(shell, task, Buffers(one.values, one.result))
+                one.finished = await way.take_part(shell, task, Buffers(one.values, one.result))
                 one.ended = trio.current_time()
             finally:
                 one.done.set()  # also when it was killed

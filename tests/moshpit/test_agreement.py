@@ -8,8 +8,17 @@ import time
 import pytest
 
 from protocols.moshpit.agreement import Agreement, Timing
-from protocols.moshpit.agreement_messages import Accept, Decided, Prepare, Query, Start
-from protocols.moshpit.ballots import Ballot, Suspicion
+from protocols.moshpit.agreement_messages import (
+    Accept,
+    Accepted,
+    Decided,
+    Prepare,
+    Progress,
+    Query,
+    Result,
+    Start,
+)
+from protocols.moshpit.ballots import Ballot, Suspicion, digest_of_result
 from protocols.moshpit.verdicts import (
     Commit,
     Discard,
@@ -262,6 +271,51 @@ def test_a_reducer_that_tells_one_member_something_else_is_proven_a_liar_and_lef
         assert commit.members == (0, 1, 3)
         assert group.members[member].excluded[2].code == "lied"
     assert isinstance(group.verdicts[2], LeftOut)
+
+
+def _told_two_stories(me: int, contradicted: tuple[int, ...]) -> Verdict | None:
+    """Member 0 leads, tells 1 and 2 different results, and wants each to commit its own."""
+    member, ballot, members = _round(3).members[me], Ballot(0, 0), (0, 1, 2)
+    member.receive(0, Start(ballot, members, plan(members)), 0.0)
+    shown = (statement(ballot, 0, b"%d" % me), *statements(ballot, (1, 2)))
+    digest = digest_of_result(shown)
+    member.exchange_done(ballot, digest, shown, 1.0, contradicted)
+    result = Result(ballot, members, digest)
+    member.receive(0, Accept(ballot, result), 1.1)
+    member.receive(0, Decided(result), 1.2)
+    sent = [one for one in member.effects() if isinstance(one, Send)]
+    assert contradicted == () or not any(isinstance(one.message, Accepted) for one in sent)
+    member.receive(0, Progress(ballot), 1.3)  # it lives; that does not help it
+    member.tick(1.8)
+    assert contradicted == () or any(
+        isinstance(one, Send) and isinstance(one.message, Prepare) for one in member.effects()
+    )
+    return member.verdict
+
+
+def test_nobody_commits_a_result_of_which_another_member_has_told_it_that_its_own_differs() -> None:
+    assert _told_two_stories(1, contradicted=(2,)) is None
+    assert _told_two_stories(2, contradicted=(1,)) is None
+    assert isinstance(_told_two_stories(1, contradicted=()), Commit)
+
+
+@pytest.mark.parametrize("denies", [0, 2])
+def test_who_tells_all_others_of_another_result_than_it_shows_is_left_out(denies: int) -> None:
+    def denied(group: Group, member: int, start: StartExchange) -> Exchange:
+        ended = smooth(group, member, start)
+        if denies in start.members and member != denies:
+            ended.contradicted = (denies,)
+        return ended
+
+    group = Group(4, exchange=denied)
+    group.begin()
+    group.run()
+    honest = tuple(member for member in range(4) if member != denies)
+    for member in honest:
+        verdict = group.verdicts[member]
+        assert isinstance(verdict, Commit)
+        assert verdict.members == honest
+        assert group.members[member].excluded[denies].code == "denied"
 
 
 def test_a_member_that_shows_what_was_never_signed_is_left_out_itself() -> None:

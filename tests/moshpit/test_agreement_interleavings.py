@@ -30,11 +30,12 @@ from tests.moshpit.interleavings import (
     [
         (1, Budgets(timers=2, ends=1)),
         (2, Budgets(deaths=2, timers=1)),
-        (2, Budgets(deaths=1, ends=1)),
+        pytest.param(2, Budgets(deaths=1, ends=1), marks=pytest.mark.slow),
         (2, Budgets(losses=2)),
         (2, Budgets(doubles=2)),
         pytest.param(3, Budgets(deaths=1), marks=pytest.mark.slow),
         pytest.param(3, Budgets(timers=1), marks=pytest.mark.slow),
+        (2, Budgets(denials=1, deaths=1)),
         (3, Budgets(losses=1)),
         (3, Budgets(doubles=1)),
     ],
@@ -50,6 +51,7 @@ def test_every_order_of_events_keeps_the_promises(size: int, budgets: Budgets) -
     ("size", "budgets", "detours"),
     [
         (3, Budgets(failures=1), None),  # all orders
+        (3, Budgets(denials=2), None),
         (3, Budgets(deaths=1, ends=1), 1),
         (3, Budgets(deaths=2, timers=1), 1),
         (4, Budgets(deaths=1), 2),
@@ -76,6 +78,8 @@ def test_a_death_at_every_moment_of_many_orders_keeps_them(
         (4, Budgets(deaths=2), 2),
         (5, Budgets(deaths=1), 2),
         (5, Budgets(deaths=2), 1),
+        (3, Budgets(deaths=1, denials=1), None),
+        (4, Budgets(denials=2), 3),
     ],
 )
 def test_every_order_of_events_in_larger_rounds_keeps_them(

@@ -19,7 +19,7 @@ from protocols.chunk_count import ChunkCount
 from protocols.errors import Busy, PotluckError
 from protocols.guard import Caller
 from protocols.messages import Empty
-from protocols.moshpit.ballots import Ballot, digest_of_result
+from protocols.moshpit.ballots import DIGEST_BYTES, Ballot, digest_of_result
 from protocols.moshpit.butterfly import MOST_WAITING_OF_PEER
 from protocols.moshpit.exchange import ExchangeReport
 from protocols.moshpit.layout import Chunk, Layout, Segment, chunks_of
@@ -29,6 +29,7 @@ from protocols.moshpit.part_messages import (
     NotAMember,
     PartClosed,
     PartOpening,
+    PartTaken,
     PartTwice,
     PlanDiffers,
     StaleAttempt,
@@ -46,8 +47,8 @@ HOSTILE = 1
 REDUCES_NOTHING = [1.0, 0.0, 1.0]
 SECONDS = 10.0
 
-OpenTransfer = Transfer[Empty, Empty, PartClosed]
-ServedTransfer = Transfer[Empty, PartClosed, Empty]
+OpenTransfer = Transfer[Empty, PartTaken, PartClosed]
+ServedTransfer = Transfer[Empty, PartClosed, PartTaken]
 
 
 def opening_to(group: Exchanging, reducer: int, **changes: Any) -> PartOpening:
@@ -78,7 +79,7 @@ async def send_as_hostile(
         async with rpc.open_bulk(peer, PART, opening, timeout=SECONDS) as transfer:
             for chunk in chunks:
                 await transfer.send_chunk(chunk)
-            await transfer.send_closing(Empty())
+            await transfer.send_closing(PartTaken(bytes(DIGEST_BYTES)))
             while then_listen and await transfer.receive_chunk() is not None:
                 pass
     except PotluckError as error:
@@ -348,7 +349,7 @@ class Liar:
         identity = self.me.network.identity
         statement = make_statement(identity, ROUND_ID, BALLOT, HOSTILE, count.digest)
         signature = statement.signature if self._signs else bytes(64)
-        await transfer.finish(PartClosed(signature))
+        await transfer.finish(PartClosed(signature, bytes(DIGEST_BYTES)))
 
 
 def not_finite(averages: list[bytes]) -> list[bytes]:
@@ -403,6 +404,8 @@ def test_a_reducer_that_tells_one_member_something_else_proves_it_with_its_own_h
         assert counts(reducer, ROUND_ID, BALLOT, told_second)
         honest = [0, 2]
         assert all(first.statements[part] == second.statements[part] for part in honest)
+        assert 2 in first.contradicted_by
+        assert 0 in second.contradicted_by
         return first, second
 
     first, second = among(scenario, [1.0] * 3, hostile=[HOSTILE])

@@ -30,7 +30,9 @@ from tests.moshpit.rogues import (
     Silent,
     StopsReading,
     Trickles,
+    run_two_faced,
 )
+from tests.moshpit.rounds import Rogue, one_round
 
 SOON_SECONDS = 10.0
 ATTEMPT_SECONDS = 30.0  # half of what a round of the tests' settings may take
@@ -106,6 +108,39 @@ async def lies(world: SimulatedWorld) -> None:
 
 def test_a_reducer_that_tells_two_stories_is_found_out() -> None:
     run_simulation(lies, seed=0, settings=WORLD)
+
+
+# A leader that reduces, tells two stories, and proposes to each member its own
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        pytest.param("rrr", id="three"),
+        pytest.param("rrrr", id="four", marks=pytest.mark.slow),
+        pytest.param("rdrr", id="one that is cheated can only dial out", marks=pytest.mark.slow),
+    ],
+)
+def test_a_two_faced_leader_gets_no_two_results_committed(cast: str) -> None:
+    ended = one_round(cast, rogue=Rogue(0, Liar, run_two_faced))
+    ended.check()
+    honest = ended.members[1:]
+    for one in honest:
+        assert one.committed is not None
+        assert one.finished is not None
+        assert one.committed.members == tuple(range(1, len(cast)))
+        assert one.finished.excluded[0].code == "lied"
+    assert max(one.ended for one in honest) < SOON_SECONDS
+
+
+@pytest.mark.slow
+def test_who_compares_with_nobody_that_was_cheated_may_be_alone_to_commit_and_nobody_differs() -> (
+    None
+):
+    """Members 1 and 2 can only dial out, so neither hears what the other has; 2 was not cheated."""
+    ended = one_round("rddr", rogue=Rogue(0, Liar, run_two_faced))
+    ended.check()
+    assert [one.place for one in ended.members[1:] if one.committed] in ([], [2])
 
 
 # F24: a member a hundred times slower than the others
