@@ -109,7 +109,7 @@ class GroupRounds:
         return Search(
             key=group_key(settings.run, wanted.epoch, wanted.number, wanted.name),
             epoch=wanted.epoch,
-            layout_digest=wanted.layout.digest,
+            layout_digest=wanted.layout.digest_in_chunks(settings.chunk_bytes),
             offer=self._offer(wanted.weight),
             group_size=settings.group_size,
             expected=wanted.expected,

@@ -85,7 +85,7 @@ class GroupSlots:
             if publisher == context.me or not isinstance(slot, GroupSlot):
                 continue
             if slot.layout != self._mark:
-                why = f"it averages another layout, {slot.layout.hex()}"
+                why = f"it averages another layout or chunk size, {slot.layout.hex()}"
                 context.gathering.saw_other_layout(publisher, why, now)
                 continue
             context.network.learn_addresses(publisher, slot.addresses)

@@ -46,6 +46,7 @@ _PLAIN_BYTES = {"none": 4, "float16": 2, "bfloat16": 2}
 _BLOCK_VALUES = 1024
 _SCALE_BYTES = 4
 _DOMAIN = b"potluck moshpit layout 1"
+_CHUNKS_DOMAIN = b"potluck moshpit chunks 1"
 
 
 class Segment(Message, frozen=True):
@@ -69,6 +70,11 @@ class Layout(Message, frozen=True, dict=True):
     def digest(self) -> bytes:
         """32 bytes that are equal only for equal layouts: BLAKE3 of the canonical encoding."""
         return blake3(_DOMAIN + b"\0" + encode(self)).digest()
+
+    def digest_in_chunks(self, chunk_bytes: int) -> bytes:
+        """32 bytes that differ also where chunks do: what the members of a group must share."""
+        sized = self.digest + chunk_bytes.to_bytes(4, "big")
+        return blake3(_CHUNKS_DOMAIN + b"\0" + sized).digest()
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:

@@ -287,7 +287,8 @@ def check_terms(terms: Terms, ours: Terms) -> None:
         raise OtherLayout(
             f"It is for the layout {terms.layout_digest.hex()[:12]}, "
             f"and not for {ours.layout_digest.hex()[:12]}.",
-            why="The two sides average other tensors, in another order or with other codecs.",
+            why="The two sides average other tensors, in another order, with other codecs, "
+            "or in chunks of another size.",
             advice="Run the same version with the same run file on both.",
         )
 

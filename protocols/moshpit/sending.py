@@ -12,13 +12,14 @@ a moment.
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 import trio
 from torch import Tensor
 
 from protocols.bulk import LAST_WORD_SECONDS, Transfer
-from protocols.errors import MalformedMessage, Unreachable
+from protocols.errors import Busy, MalformedMessage, Unreachable
 from protocols.messages import Empty
 from protocols.moshpit.attempt import Attempt
 from protocols.moshpit.ballots import Statement
@@ -41,6 +42,8 @@ OPEN_SECONDS = 6.0
 """For dialling and being accepted: eight round trips of a bad link (600 ms), and the time by which
 two members learn at different moments that the attempt has begun."""
 
+BUSY_SECONDS = 0.5  # until a reducer that had no room is asked again
+
 SenderTransfer = Transfer[Empty, PartTaken, PartClosed]
 
 
@@ -62,15 +65,27 @@ class PartExchange:
         """All of it. What goes wrong ends the attempt; nothing is raised."""
         attempt, reducer = self._attempt, self._reducer
         with attempt.blaming(reducer.index, opening=True):
-            async with rpc.open_bulk(
-                reducer.peer, PART, self._opening, timeout=OPEN_SECONDS
-            ) as transfer:
+            async with AsyncExitStack() as opened:
+                transfer = await self._open(rpc, opened)
                 attempt.opened(reducer.index)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._send, transfer)
                     with attempt.blaming(reducer.index):
                         await self._receive_averages(transfer)
                     self._received.set()
+
+    async def _open(self, rpc: Rpc, opened: AsyncExitStack) -> SenderTransfer:
+        """An accepted transfer. A reducer that is busy is asked again while there is time."""
+        deadline = trio.current_time() + OPEN_SECONDS
+        while True:
+            left = deadline - trio.current_time()
+            opening = rpc.open_bulk(self._reducer.peer, PART, self._opening, timeout=left)
+            try:
+                return await opened.enter_async_context(opening)
+            except Busy:
+                if deadline - trio.current_time() <= BUSY_SECONDS:
+                    raise
+            await trio.sleep(BUSY_SECONDS)
 
     async def _send(self, transfer: SenderTransfer) -> None:
         with self._attempt.blaming(self._reducer.index):

@@ -14,7 +14,7 @@ from node.simulated_network import NodeSettings, SimulatedWorld, run_simulation
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.background import AveragingCancelled
 from protocols.moshpit.grid import Grid
-from protocols.moshpit.outcome import Alone, Committed
+from protocols.moshpit.outcome import Alone, Committed, Discarded
 from protocols.moshpit.round_statistics import RECENT_ROUNDS, Verdict
 from protocols.moshpit.switchboard import ROUNDS_REMEMBERED
 from protocols.moshpit.vector import Vector
@@ -115,6 +115,21 @@ async def test_a_peer_that_can_only_dial_out_takes_part(world: SimulatedWorld) -
     everybody = [*peers, behind]
     for epoch in range(3):
         check_same_result(await average_all(everybody, epoch=epoch), everybody)
+
+
+@simulated
+async def test_peers_that_cut_other_chunks_are_in_no_group_of_ours(world: SimulatedWorld) -> None:
+    peers = await averagers(world, 2)
+    other = dataclasses.replace(SETTINGS, chunk_bytes=2 * SETTINGS.chunk_bytes)
+    peers.append(peer_in(world, "other", peers, settings=other))
+    await peers[-1].ready.wait()
+    ended = await all_ended(peers, [one.begin(expected=2) for one in peers])
+    check_same_result(ended[:2], peers[:2])
+    for one in ended[:2]:
+        assert isinstance(one.outcome, Committed)
+        assert one.outcome.rounds[0].attempts == 1
+    assert isinstance(ended[2].outcome, Discarded)
+    assert "another layout or chunk size" in ended[2].outcome.reason
 
 
 @simulated

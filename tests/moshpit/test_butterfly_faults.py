@@ -10,10 +10,17 @@ import torch
 import trio
 
 from node.simulated_network import LinkSettings
+from protocols.errors import Busy
+from protocols.guard import Caller
+from protocols.identity import PeerId
 from protocols.moshpit.ballots import Ballot
+from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.layout import Layout, Segment
-from protocols.moshpit.part_messages import STALL_SECONDS
+from protocols.moshpit.part_messages import STALL_SECONDS, PartOpening
 from protocols.moshpit.sending import OPEN_SECONDS
+from protocols.moshpit.serving import ReducerTransfer
+from protocols.network import Network
+from protocols.rpc import Rpc
 from tests.moshpit.exchanges import Exchanging, among, bits, layout_of, values_of
 
 WEAK = ("cut", "gave_up")  # says that a transfer has ended, and nothing against its other end
@@ -215,6 +222,31 @@ def test_a_cancelled_exchange_leaves_nothing_behind_and_the_next_attempt_is_whol
         assert all(not peer.rpc.statistics().transfers_open for peer in group.peers)
 
     among(scenario, [1.0] * 3, layout=layout_of("none", values=40_000))
+
+
+class OnceBusy(Butterfly):
+    """Has no room for the first transfer that comes from anybody."""
+
+    def __init__(self, rpc: Rpc, network: Network) -> None:
+        super().__init__(rpc, network)
+        self.refused: set[PeerId] = set()
+
+    async def _serve(self, caller: Caller, transfer: ReducerTransfer, opening: PartOpening) -> None:
+        if caller.peer not in self.refused:
+            self.refused.add(caller.peer)
+            raise Busy("There is no room here just now.")
+        await super()._serve(caller, transfer, opening)
+
+
+def test_a_reducer_that_is_busy_for_a_moment_is_asked_again() -> None:
+    async def scenario(group: Exchanging) -> None:
+        peer = group[1]
+        peer.butterfly = busy = OnceBusy(peer.rpc, peer.network)
+        await group.exchange()
+        group.check_all_hold_the_same()
+        assert busy.refused == {group[0].network.peer_id, group[2].network.peer_id}
+
+    among(scenario, [1.0] * 3, hostile=[1])
 
 
 def test_who_begins_late_finds_the_others_waiting() -> None:

@@ -79,6 +79,8 @@ def test_the_fields_of_the_opening_are_in_order() -> None:
 def test_digests_are_made_as_described() -> None:
     layout = msgspec.msgpack.encode([[["weight", 10, "float16"], ["bias", 3, "none"]]])
     assert LAYOUT.digest == blake3(b"potluck moshpit layout 1\0" + layout).digest()
+    in_chunks = blake3(b"potluck moshpit chunks 1\0" + LAYOUT.digest + bytes([0, 0, 16, 0]))
+    assert LAYOUT.digest_in_chunks(4_096) == in_chunks.digest()
     me = Identity.from_seed(bytes(32)).peer_id
     plan = ExchangePlan(
         bytes(32), Ballot(0, 0), 0, (Participant(0, me, 2.0),), (0, 13), LAYOUT, 4_096
