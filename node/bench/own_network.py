@@ -24,7 +24,7 @@ CLONE_NEWNET = 0x40000000  # linux/sched.h
 # Of the machine's choice nothing is known (BBR paces by models of its own); these fill a link until
 # it drops something. A machine need not allow the first in a new network; it always has the second.
 CONGESTION_CONTROLS = ("cubic", "reno")
-_CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+_TCP = Path("/proc/sys/net/ipv4")
 PROGRAMS = ("ip", "tc")  # of iproute2
 
 
@@ -67,5 +67,18 @@ def leave_for_own_network() -> None:
         )
     for name in CONGESTION_CONTROLS:
         with contextlib.suppress(OSError):
-            _CONGESTION_CONTROL.write_text(name)
+            (_TCP / "tcp_congestion_control").write_text(name)
             break
+
+
+def limit_tcp(window: int, unsent: int) -> None:
+    """The most that a connection into this network has under way, and that waits to be sent."""
+    (_TCP / "tcp_rmem").write_text(f"4096 {2 * window} {2 * window}")
+    (_TCP / "tcp_notsent_lowat").write_text(str(unsent))
+
+
+def resent_segments() -> int:
+    """How many TCP segments this network has sent again since it began."""
+    lines = Path("/proc/self/net/snmp").read_text().splitlines()
+    names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+    return int(values[names.index("RetransSegs")])

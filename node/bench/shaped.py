@@ -40,6 +40,8 @@ SETTLE_SECONDS = 3.0  # for what joining left to be done
 WITHIN = 0.15  # how far a measurement may be from what was predicted
 LARGEST_ERROR = 1e-5  # of a result, relative: float32 sums of 24
 
+FAILURES_TOLD = 4  # of a round: the first say why
+
 Talk = Callable[[str], None]
 
 
@@ -48,8 +50,8 @@ class ShapedEffort:
     """Which setup, how long its rounds shall be, and how many are counted."""
 
     setup: str
-    seconds: float = 6.0
-    rounds: int = 3
+    seconds: float
+    rounds: int
     ways: tuple[str, ...] = WAYS
 
 
@@ -59,6 +61,7 @@ class Measured:
 
     round_seconds: list[float] = field(default_factory=list)
     exchange_seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)  # of all peers together
     efficiency: float = 0.0
     failures: list[str] = field(default_factory=list)
 
@@ -196,15 +199,15 @@ async def _measure(setup: Setup, way: str, rounds: int, say: Talk) -> Measured:
 
 def _what_is_wrong(answers: list[dict[str, Any]], contributors: int) -> str:
     """Why a round does not count, if it does not."""
-    failures = sorted({one["failure"] for one in answers if one["failure"]})
-    if failures:
-        return "; ".join(failures)
+    uncommitted = [one for one in answers if "digest" not in one]
+    if uncommitted or any(one["attempts"] != 1 for one in answers):
+        reasons = {one["reason"] or one["verdict"] for one in uncommitted}
+        told = {text for one in answers for text in one["failures"]}
+        return "; ".join([*sorted(reasons), *sorted(told)[:FAILURES_TOLD]])
     if len({one["digest"] for one in answers}) != 1:
         return "the peers hold different results"
     if not all(one["relative_error"] <= LARGEST_ERROR for one in answers):
         return "the result is not the average"
-    if any(one["attempts"] != 1 for one in answers):
-        return "; ".join(sorted({text for one in answers for text in one["failures"]}))
     if any(one["members"] < contributors for one in answers):
         return "not everybody was in it"
     return ""
@@ -222,6 +225,7 @@ def _figures(setup: Setup, way: str, measured: Measured, efficiency: float) -> d
         "exchange_seconds_p50": round(exchange, 3),
         "round_seconds_p50": round(statistics.median(measured.round_seconds), 3),
         "exchange_seconds": [round(one, 3) for one in measured.exchange_seconds],
+        "cpu_seconds_p50": round(statistics.median(measured.cpu_seconds), 2),
         "deviation": round(exchange / predicted - 1.0, 4),
         "fractions": setup.cut_fractions(way),
     }

@@ -6,9 +6,12 @@
 Everything is laid by the processes that it belongs to, in networks of their own, and is gone with
 them (own_network.py).
 
-Easy to get wrong: a queue that is short in bytes drops whole windows of 16 senders that come at
-once, and one that is long keeps acknowledgements waiting for seconds. What it is here, in time, is
-what a home router has. It is one queue for all connections, as there.
+Easy to get wrong: the links are many times slower than the paper's, but what TCP keeps under way is
+what it ever was: with 15 connections on one link a second of it and more, in which they drop each
+other out of its queue, and in which whatever is small waits behind what is large. So windows, and
+what a connection may have waiting in the kernel, are scaled down as the links are, and the queue
+holds what all of them have under way. Frames are long, because what two cores spend is spent per
+frame. What is measured is how a round shares its links, and not how TCP recovers.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from collections.abc import Sequence
 from node.bench.processes import BenchProcess
 
 NET = "10.77.0.0/16"
-BURST_BYTES = 8 << 10  # a few frames: what is sent above the rate after a pause
-QUEUE_MILLISECONDS = 300
-MTU = 1500
+MTU = 9_000
+BURST_BYTES = 2 * MTU  # what is sent above the rate after a pause
+WINDOW_BYTES = 32 << 10  # a few frames: fewer, and acknowledgements are waited for
+UNSENT_BYTES = 16 << 10
+QUEUE_BYTES = 4 << 20  # the windows of 30 connections, with room
 
 
 def host_of(peer: int) -> str:
@@ -55,7 +60,7 @@ def peer_commands(peer: int, mbps: float) -> list[str]:
 def _limits(device: str, mbps: float) -> list[str]:
     return [
         f"tc qdisc add dev {device} root tbf rate {round(mbps * 1e6)}bit "
-        f"burst {BURST_BYTES} latency {QUEUE_MILLISECONDS}ms",
+        f"burst {BURST_BYTES} limit {QUEUE_BYTES}",
     ]
 
 
@@ -63,9 +68,10 @@ async def lay_cables(
     hub: BenchProcess, peers: Sequence[BenchProcess], mbps: Sequence[float]
 ) -> None:
     """Put each process into a network of its own, and connect them all."""
-    await hub.ask("leave")
+    tcp = {"window": WINDOW_BYTES, "unsent": UNSENT_BYTES}
+    await hub.ask("leave", **tcp)
     await hub.ask("configure", commands=hub_commands())
     for number, (process, rate) in enumerate(zip(peers, mbps, strict=True)):
-        await process.ask("leave")
+        await process.ask("leave", **tcp)
         await hub.ask("configure", commands=port_commands(number, process.process_id, rate))
         await process.ask("configure", commands=peer_commands(number, rate))

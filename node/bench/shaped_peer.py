@@ -22,7 +22,7 @@ import trio
 from node.bench.admission import admitted
 from node.bench.forking import serve_forks
 from node.bench.orders import obey
-from node.bench.own_network import leave_for_own_network
+from node.bench.own_network import leave_for_own_network, limit_tcp, resent_segments
 from node.directory import FAMILIES
 from node.libp2p_network import Libp2pSettings, open_libp2p_network
 from protocols.dht.service import open_dht
@@ -30,7 +30,7 @@ from protocols.dht.settings import DhtSettings
 from protocols.errors import PotluckError
 from protocols.identity import Identity
 from protocols.moshpit.averager import Averager, open_averager
-from protocols.moshpit.outcome import Committed, Discarded
+from protocols.moshpit.outcome import Committed
 from protocols.moshpit.settings import AveragerSettings
 from protocols.moshpit.vector import Vector
 from protocols.network import Network
@@ -47,7 +47,7 @@ POUR_BYTES = 1 << 16
 JOIN_SECONDS = 120.0
 MATCHMAKING_SECONDS = 60.0
 ROUND_SECONDS = 300.0
-CHUNK_BYTES = 8 << 10  # parts are short here: results must come back while gradients still go out
+CHUNK_BYTES = 16 << 10  # parts are short here: results must come back while gradients still go out
 BASE_SEED = 0
 
 
@@ -67,9 +67,10 @@ class ShapedPeer:
     def introduction(self) -> dict[str, Any]:
         return {}
 
-    async def leave(self) -> None:
-        """Have an empty network."""
+    async def leave(self, window: int, unsent: int) -> None:
+        """Have an empty network, with TCP connections that hold so much."""
         leave_for_own_network()
+        limit_tcp(window, unsent)
 
     async def configure(self, commands: list[str]) -> None:
         """Run commands of iproute2 in this process's network."""
@@ -134,27 +135,34 @@ class ShapedPeer:
         """One round: how it ended, when its phases were, and how wrong its result is."""
         assert self._vector is not None
         torch.mul(self._base, self._factor, out=self._vector.values)
+        cpu_began, resent_before = time.process_time(), resent_segments()
         began = time.perf_counter()
         outcome = await self._averager.average(
             self._vector, weight=weight, epoch=epoch, expected=expected
         )
-        told: dict[str, Any] = {"began": began, "ended": time.perf_counter(), "failure": ""}
+        last = outcome.rounds[-1]
+        told: dict[str, Any] = {
+            "began": began,
+            "ended": time.perf_counter(),
+            "verdict": str(last.verdict.value),
+            "attempts": last.attempts,
+            "failures": [f"{one.peer}: {one.code}: {one.text}" for one in last.failures],
+            "reason": last.reason,
+            "cpu_seconds": time.process_time() - cpu_began,
+            "resent_segments": resent_segments() - resent_before,
+        }
         if isinstance(outcome, Committed):
             wrong = (outcome.result - self._base * mean_factor).abs().max()
-            last = outcome.rounds[-1]
             assert last.exchange_began is not None
             assert last.exchange_ended is not None
-            return told | {
+            told |= {
                 "members": len(outcome.members),
                 "digest": outcome.digest.hex(),
                 "relative_error": float(wrong / (self._base * mean_factor).abs().max()),
                 "exchange_began": last.exchange_began + self._offset,
                 "exchange_ended": last.exchange_ended + self._offset,
-                "attempts": last.attempts,
-                "failures": [f"{one.peer}: {one.text}" for one in last.failures],
             }
-        reason = outcome.reason if isinstance(outcome, Discarded) else type(outcome).__name__
-        return told | {"failure": reason}
+        return told
 
     async def _run_node(
         self,

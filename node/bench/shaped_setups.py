@@ -27,7 +27,7 @@ from protocols.moshpit.plan_shares import (
     shortest_seconds,
 )
 
-LAB_MBPS_PER_GIGABIT = 8.0
+LAB_MBPS_PER_GIGABIT = 48.0
 BYTES_PER_MEGABIT = 125_000.0
 BYTES_PER_VALUE = 4  # float32, as the paper's averaging times are
 DECLARED_UNIT = 1e9  # bytes per second: entries hold whole numbers
@@ -119,8 +119,8 @@ def setup_of(name: str, seconds: float) -> Setup:
     contributes = [True] * len(computing) + [False] * len(helping)
     members = Members(speeds, speeds, contributes, [True] * len(speeds))
     vector_bytes = seconds / shortest_seconds(members)
-    blocks = max(len(speeds), round(vector_bytes / BYTES_PER_VALUE / CUT_VALUES))
-    return Setup(name, members, blocks * CUT_VALUES)
+    each = len(speeds) * CUT_VALUES  # so that equal shares are whole blocks
+    return Setup(name, members, each * max(1, round(vector_bytes / BYTES_PER_VALUE / each)))
 
 
 def ratios(seconds: Sequence[float]) -> tuple[float, float]:

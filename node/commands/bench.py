@@ -22,6 +22,7 @@ def add_parser(subparsers: Subparsers) -> None:
         bench_auth_server,
         bench_averaging,
         bench_revocation,
+        bench_shaped,
         bench_survival,
     )
     from node.commands.parser import CommandParser
@@ -41,6 +42,7 @@ def add_parser(subparsers: Subparsers) -> None:
     bench_revocation.add_parser(kinds)
     bench_averaging.add_parser(kinds)
     bench_survival.add_parser(kinds)
+    bench_shaped.add_parser(kinds)
 
 
 def _add_transport(kinds: Subparsers) -> None:
@@ -132,6 +134,10 @@ def run(arguments: argparse.Namespace) -> int:
         from node.commands import bench_survival
 
         return bench_survival.run(arguments)
+    if arguments.kind == "shaped":
+        from node.commands import bench_shaped
+
+        return bench_shaped.run(arguments)
     return _run_dht(arguments) if arguments.kind == "dht" else _run_transport(arguments)
 
 
