@@ -108,6 +108,7 @@ def test_ctrl_c_in_the_middle_of_pings(tmp_path: Path) -> None:
     assert files_of_a_running_node(tmp_path / "b") == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_status_watch(tmp_path: Path) -> None:
     with (
         running_node(tmp_path),

@@ -94,12 +94,13 @@ GREETINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("greeting", GREETINGS.values(), ids=list(GREETINGS))
 @pytest.mark.parametrize(
     "hangs_up",
     [
         pytest.param(True, id="and hangs up"),
-        pytest.param(False, id="and waits", marks=pytest.mark.slow),
+        pytest.param(False, id="and waits"),
     ],
 )
 async def test_nonsense_at_the_port_ends_that_connection_only(
