@@ -35,7 +35,6 @@ MethodName = Literal["moshpit", "random", "allreduce", "gossip", "pushsum"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
 
 FirstIndex = Literal["cells", "numbered", "random"]
-FIRST_INDICES: tuple[FirstIndex, ...] = get_args(FirstIndex)
 
 PAPER_GRID = Grid(width=32, dimensions=2)
 LEAST_USE = 0.5  # of the paper's grid, to take it unasked

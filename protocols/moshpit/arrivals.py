@@ -23,7 +23,6 @@ QUIET_SECONDS = 0.15  # what a slot takes to be written and seen by a reader, on
 LONGEST_QUIET_SECONDS = 1.0  # gaps beyond that are no pattern to wait for
 ROUND_TRIPS = 3.0  # a slot is written (1), read (1), and its owner asks to join (1)
 GAPS = 2.0
-READS = 2.0
 
 
 class Arrivals:
@@ -33,7 +32,6 @@ class Arrivals:
         self.last = now
         self.slowest_round_trip = 0.0
         self._came: set[PeerId] = set()
-        self._read_seconds = 0.0
         self._longest_gap = 0.0
 
     def came(self, peer: PeerId, now: float) -> bool:
@@ -45,9 +43,8 @@ class Arrivals:
         self.last = now
         return True
 
-    def looked(self, seconds: float, now: float, *, first: bool) -> None:
-        """The slots were read, which took so long. Before the first time nobody could be seen."""
-        self._read_seconds = seconds
+    def looked(self, now: float, *, first: bool) -> None:
+        """The slots were read. Before the first time nobody could be seen."""
         if first and not self._came:
             self.last = now
 

@@ -74,9 +74,9 @@ class ClosingTime:
         patience = max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
         self.deadline = min(self.deadline, now + patience)
 
-    def looked(self, seconds: float, now: float) -> None:
-        """A read of the slots has ended, well or not, after so long."""
-        self._arrivals.looked(seconds, now, first=not self._was_read)
+    def looked(self, now: float) -> None:
+        """A read of the slots has ended, well or not."""
+        self._arrivals.looked(now, first=not self._was_read)
         self._was_read = True
         self._reads_since_arrival += 1
 

@@ -168,9 +168,9 @@ class Gathering:
         if known is not None and peer != self.following and peer not in self._joins:
             known.pass_over(Absence.AT_ODDS, why)
 
-    def slots_were_read(self, seconds: float, now: float) -> None:
-        """A read has ended, well or not, after so long."""
-        self._closing.looked(seconds, now)
+    def slots_were_read(self, now: float) -> None:
+        """A read has ended, well or not."""
+        self._closing.looked(now)
         self.tick(now)
 
     # -- what others ask

@@ -64,7 +64,6 @@ class GroupSlots:
         pauses = itertools.chain(FIRST_READS_SECONDS, itertools.repeat(READ_SECONDS))
         for number in itertools.count(1):
             await context.until(lambda: gathering.looks_for_slots)
-            start = trio.current_time()
             try:
                 entries = await self._dht.get(
                     context.terms.key, latest_enough=number % FULL_READ_EVERY != 0
@@ -73,8 +72,7 @@ class GroupSlots:
                 log.debug("the slots under %s could not be read: %s", context.terms.key, error)
             else:
                 self._take(entries.values())
-            now = trio.current_time()
-            gathering.slots_were_read(now - start, now)
+            gathering.slots_were_read(trio.current_time())
             context.go_on()
             await trio.sleep(next(pauses))
 

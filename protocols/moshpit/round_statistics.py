@@ -79,10 +79,6 @@ class RoundStatistics:
     bytes_sent: int = 0
     bytes_received: int = 0
 
-    @property
-    def overhead_seconds(self) -> float:
-        return self.matchmaking_seconds + self.agreement_seconds
-
 
 @dataclass(frozen=True)
 class AveragerStatistics:

@@ -151,7 +151,7 @@ class Model:
         if machine.looks_for_slots:
             for other in sorted(self.published - {peer}):
                 machine.saw_slot(Candidate(other, other not in self.clients), 1, self.now)
-            machine.slots_were_read(0.0, self.now)
+            machine.slots_were_read(self.now)
         self._carry_out(peer)
 
     def _kill(self, peer: PeerId) -> None:

@@ -50,7 +50,7 @@ def gathering(
 def sees(one: Gathering, *peers: PeerId, now: float = 0.0) -> list[Effect]:
     for peer in peers:
         one.saw_slot(Candidate(peer), 1, now)
-    one.slots_were_read(0.0, now)
+    one.slots_were_read(now)
     return one.effects()
 
 
