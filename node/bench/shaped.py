@@ -65,6 +65,12 @@ class Measured:
     efficiency: float = 0.0
     failures: list[str] = field(default_factory=list)
 
+    def add(self, answers: list[dict[str, Any]]) -> None:
+        """Count a round, by what all its peers say of it."""
+        self.round_seconds.append(_span(answers, "began", "ended"))
+        self.exchange_seconds.append(_span(answers, "exchange_began", "exchange_ended"))
+        self.cpu_seconds.append(sum(one["cpu_seconds"] for one in answers))
+
 
 class Lab:
     """The peers of a setup on their cables. Made by `open_lab`."""
@@ -156,7 +162,7 @@ async def measure_shaped(effort: ShapedEffort, say: Talk = lambda _line: None) -
     setup = setup_of(effort.setup, effort.seconds)
     measured = {way: await _measure(setup, way, effort.rounds, say) for way in effort.ways}
     efficiency = statistics.median(one.efficiency for one in measured.values())
-    ways = {way: _figures(setup, way, measured[way], efficiency) for way in effort.ways}
+    ways = {way: figures_of(setup, way, measured[way], efficiency) for way in effort.ways}
     return {
         "setup": effort.setup,
         "peers": setup.peers,
@@ -186,8 +192,7 @@ async def _measure(setup: Setup, way: str, rounds: int, say: Talk) -> Measured:
             if failure:
                 measured.failures.append(f"{way}, round {number}: {failure}")
             elif number:
-                measured.round_seconds.append(_span(answers, "began", "ended"))
-                measured.exchange_seconds.append(_span(answers, "exchange_began", "exchange_ended"))
+                measured.add(answers)
     if not measured.round_seconds:
         raise BenchFailed(
             f"No round of setup {setup.name} with {way} was counted.",
@@ -217,7 +222,8 @@ def _span(answers: list[dict[str, Any]], first: str, last: str) -> float:
     return float(max(one[last] for one in answers) - min(one[first] for one in answers))
 
 
-def _figures(setup: Setup, way: str, measured: Measured, efficiency: float) -> dict[str, Any]:
+def figures_of(setup: Setup, way: str, measured: Measured, efficiency: float) -> dict[str, Any]:
+    """What is told of a way whose rounds were counted."""
     predicted = setup.predicted_seconds(way, efficiency)
     exchange = statistics.median(measured.exchange_seconds)
     return {

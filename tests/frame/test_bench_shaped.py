@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from node.bench.own_network import NoOwnNetwork, check_own_networks
-from node.bench.shaped import open_lab
+from node.bench.shaped import Measured, figures_of, open_lab
 from node.bench.shaped_links import host_of
 from node.bench.shaped_setups import BYTES_PER_MEGABIT, SETUPS, WAYS, Setup, ratios, setup_of
 from node.commands import bench_shaped
@@ -124,4 +124,9 @@ async def test_three_peers_average_over_shaped_links_and_leave_nothing_behind() 
     began = min(one["exchange_began"] for one in answers)
     ended = max(one["exchange_ended"] for one in answers)
     assert ended - began > 0.9 * setup.predicted_seconds("plan", 1.0)
+    measured = Measured()
+    measured.add(answers)
+    figures = figures_of(setup, "plan", measured, efficiency)
+    assert figures["exchange_seconds"] == [round(ended - began, 3)]
+    assert figures["cpu_seconds_p50"] > 0.0
     assert processes_of_labs() == before
