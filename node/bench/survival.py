@@ -41,7 +41,7 @@ from node.bench.averaging_swarm import (
 from node.bench.machine import machine_facts
 from node.bench.processes import BenchFailed
 from protocols.identity import PeerId
-from protocols.moshpit.group import group_key
+from protocols.moshpit.group_keys import group_key
 from protocols.moshpit.roster import hash_order
 
 KILL_SECONDS = 5.0  # from the death to the end of the survivors' round

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Unpack
 
 import trio
 
@@ -31,6 +32,7 @@ from protocols.moshpit.background import Averaging, AveragingCancelled
 from protocols.moshpit.bandwidth import Bandwidth
 from protocols.moshpit.buffers import ResultBuffers
 from protocols.moshpit.butterfly import Butterfly
+from protocols.moshpit.contribution import AveragingOptions, Contribution
 from protocols.moshpit.grid import Grid, Index, grid_shape, numbered_index, random_index
 from protocols.moshpit.group_round import GroupRounds
 from protocols.moshpit.group_size import best_group_size, failure_rate
@@ -41,7 +43,7 @@ from protocols.moshpit.round_statistics import AveragerStatistics, StatisticsKee
 from protocols.moshpit.settings import AveragerSettings
 from protocols.moshpit.switchboard import Switchboard
 from protocols.moshpit.vector import Vector
-from protocols.moshpit.walk import Contribution, Walk
+from protocols.moshpit.walk import Walk
 from protocols.network import Network
 from protocols.rpc import Rpc
 
@@ -103,50 +105,19 @@ class Averager:
         self._idle.set()
         self._closed = False
 
-    async def average(
-        self,
-        vector: Vector,
-        *,
-        weight: float,
-        epoch: int,
-        expected: int | None = None,
-        grid: Grid | None = None,
-        number: int | None = None,
-        overwrite: bool = False,
-    ) -> Outcome:
-        """Average this vector with the others of the run that are in the same epoch.
-
-        `weight` is how much it counts (samples); 0 is an auxiliary peer, which brings no data,
-        may reduce for the others, and gets the result. `expected` is how many peers the caller
-        believes to take part, if it knows: the group forms as soon as they have come. `grid` has
-        several rounds; without one there is one group. `number`, from 0, is this peer's first place
-        in the grid, if the caller numbers the peers; else chance chooses, and later averagings go
-        on from where the last one ended. `overwrite` allows a grid of several rounds to write into
-        the vector once the first of them was committed, which saves a second result buffer.
+    async def average(self, vector: Vector, **options: Unpack[AveragingOptions]) -> Outcome:
+        """Average this vector with the others of the run that are in the same epoch, and have the
+        same topic; `AveragingOptions` says what each option means.
 
         Raises NotFinite (by name, before anything is sent), ProtocolMisuse, and AveragingCancelled
         if the averager ends meanwhile. What others do, and what the network does, is in the
         outcome and raises nothing.
         """
-        contribution = Contribution(vector, weight, epoch, expected, grid, number, overwrite)
-        self._begin()
-        return await self._average(contribution)
+        return await self._average(self._begin(vector, options))
 
-    def start(
-        self,
-        vector: Vector,
-        *,
-        weight: float,
-        epoch: int,
-        expected: int | None = None,
-        grid: Grid | None = None,
-        number: int | None = None,
-        overwrite: bool = False,
-    ) -> Averaging:
+    def start(self, vector: Vector, **options: Unpack[AveragingOptions]) -> Averaging:
         """The same in the background; the vector must not change until it is done."""
-        contribution = Contribution(vector, weight, epoch, expected, grid, number, overwrite)
-        self._begin()  # now, and not only when the task begins
-
+        contribution = self._begin(vector, options)  # now, and not only when the task begins
         averaging = Averaging(lambda: self._average(contribution))
         self._nursery.start_soon(averaging.run)
         return averaging
@@ -213,7 +184,8 @@ class Averager:
             return self._place[1]
         return random_index(self._network.random, grid)
 
-    def _begin(self) -> None:
+    def _begin(self, vector: Vector, options: AveragingOptions) -> Contribution:
+        contribution = Contribution(vector, **options)
         if self._closed:
             raise ProtocolMisuse("This averager has ended.")
         if not self._idle.is_set():
@@ -223,3 +195,4 @@ class Averager:
                 advice="Wait for the outcome, or cancel the averaging that runs.",
             )
         self._idle = trio.Event()
+        return contribution

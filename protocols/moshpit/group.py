@@ -43,7 +43,7 @@ class NobodyElse(NoGroup):
 class Search:
     """What one search for a group is to know.
 
-    - `key`: under which the group meets, see `group_key`.
+    - `key`: under which the group meets, see group_keys.py.
     - `epoch`, `layout_digest` (32 bytes): what all members must have in common besides.
     - `offer`: what this peer brings; `offer.reduces` is False for one that can only dial out.
     - `group_size`: the most members of a group that this peer leads, or takes part in.
@@ -106,11 +106,6 @@ class Group:
     def leader(self) -> int:
         """The leader's place."""
         return self.roster.index_of(self.roster.leader)
-
-
-def group_key(run: str, epoch: int, round_number: int, name: str) -> str:
-    """The key of a group in the directory: `group/<run>/<epoch>/<round>/<name>`."""
-    return f"group/{run}/{epoch}/{round_number}/{name}"
 
 
 REASONS_TOLD = 4  # of peers: the rest is in the log

@@ -21,7 +21,8 @@ from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.guard import Caller
 from protocols.messages import Empty
 from protocols.moshpit.agreement import Timing
-from protocols.moshpit.group import Group, NobodyElse, Search, group_key
+from protocols.moshpit.group import Group, NobodyElse, Search
+from protocols.moshpit.group_keys import group_key
 from protocols.moshpit.layout import Layout
 from protocols.moshpit.matchmaking import Matchmaker
 from protocols.moshpit.roster import LARGEST_RATE, Offer
@@ -41,6 +42,7 @@ class Wanted:
     name: str
     number: int
     epoch: int
+    topic: str
     layout: Layout
     weight: float
     expected: int | None
@@ -107,7 +109,7 @@ class GroupRounds:
     def _search(self, wanted: Wanted) -> Search:
         settings = self._settings
         return Search(
-            key=group_key(settings.run, wanted.epoch, wanted.number, wanted.name),
+            key=group_key(settings.run, wanted.epoch, wanted.number, wanted.name, wanted.topic),
             epoch=wanted.epoch,
             layout_digest=wanted.layout.digest_in_chunks(settings.chunk_bytes),
             offer=self._offer(wanted.weight),

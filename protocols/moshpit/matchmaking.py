@@ -1,7 +1,7 @@
 """Peers with the same key find each other and settle on one signed list of members.
 
     matchmaker = Matchmaker(network, rpc, dht)              # one for each node
-    key = group_key(run, epoch, 0, "all")
+    key = group_key(run, epoch, 0, "all", topic)
     group = await matchmaker.find_group(Search(key, epoch, layout_digest, Offer(weight=32)))
 
 Everybody puts a slot under the key and reads the others'. Whoever is first in the hash order of
@@ -36,7 +36,8 @@ from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.messages import Empty
 from protocols.moshpit.gathering_effects import Candidate, Reply
-from protocols.moshpit.group import Group, Late, NobodyElse, NoGroup, Search, group_key
+from protocols.moshpit.group import Group, Late, NobodyElse, NoGroup, Search
+from protocols.moshpit.group_keys import group_key, place_of, run_of
 from protocols.moshpit.group_search import GroupSearch
 from protocols.moshpit.matchmaking_messages import (
     GROUP,
@@ -100,7 +101,7 @@ class Matchmaker:
         if search.key in self._searches:
             raise ProtocolMisuse(f"A group is being looked for under {search.key} already.")
         self._started.pop(search.key, None)
-        place = _place_of(search.key)
+        place = place_of(search.key)
         running = GroupSearch(
             self._network, self._rpc, self._dht, search, self._met.get(place, ()), self._remember
         )
@@ -158,25 +159,15 @@ class Matchmaker:
 
     def _check_epoch(self, terms: Terms) -> None:
         """StaleEpoch if this node looks for a group of another epoch of the same run."""
-        run = _run_of(terms.key)
+        run = run_of(terms.key)
         for search in self._searches.values():
             ours = search.terms
-            if _run_of(ours.key) == run and ours.epoch != terms.epoch:
+            if run_of(ours.key) == run and ours.epoch != terms.epoch:
                 raise StaleEpoch(
                     f"It is for epoch {terms.epoch} of {run}; this peer is at {ours.epoch}.",
                     why="One of the two is behind.",
                     advice="Whoever is behind fetches the state of the run and joins then.",
                 )
-
-
-def _run_of(key: str) -> str:
-    return key.split("/", 2)[1]
-
-
-def _place_of(key: str) -> str:
-    """What keys have in common under which the same peers may meet: all but the epoch."""
-    family, run, _epoch, rest = [*key.split("/", 3), "", ""][:4]
-    return f"{family}/{run}/{rest}"
 
 
 def _still_there(_caller: Caller, _request: Empty) -> Empty:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.group import check_group_size, check_matchmaking_seconds
+from protocols.moshpit.group_keys import check_run
 from protocols.moshpit.layout import check_chunk_bytes
 
 MATCHMAKING_SECONDS = 10.0
@@ -60,6 +61,7 @@ class AveragerSettings:
     chunk_bytes: int = CHUNK_BYTES
 
     def __post_init__(self) -> None:
+        check_run(self.run)
         check_group_size(self.group_size)
         check_matchmaking_seconds(self.matchmaking_seconds)
         check_chunk_bytes(self.chunk_bytes)

@@ -16,10 +16,9 @@ into one buffer, from there into another, and back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.buffers import ResultBuffers
+from protocols.moshpit.contribution import Contribution
 from protocols.moshpit.grid import (
     Grid,
     Index,
@@ -31,31 +30,7 @@ from protocols.moshpit.grid import (
 from protocols.moshpit.group import Group
 from protocols.moshpit.group_round import Step, Wanted
 from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut, Outcome
-from protocols.moshpit.roster import LARGEST_EPOCH, LARGEST_WEIGHT
 from protocols.moshpit.round_statistics import RoundStatistics, Verdict
-from protocols.moshpit.vector import Vector
-
-
-@dataclass(frozen=True, eq=False)
-class Contribution:
-    """What this peer brings to an averaging; see `Averager.average` for the fields."""
-
-    vector: Vector
-    weight: float
-    epoch: int
-    expected: int | None = None
-    grid: Grid | None = None
-    number: int | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.weight <= LARGEST_WEIGHT:
-            raise ProtocolMisuse(
-                f"A weight of {self.weight} was asked for.",
-                why=f"A weight is a number of samples, from 0 to {LARGEST_WEIGHT:g}.",
-            )
-        if not 0 <= self.epoch <= LARGEST_EPOCH:
-            raise ProtocolMisuse(f"There is no epoch {self.epoch}: they count from 0.")
 
 
 class Walk:
@@ -88,6 +63,7 @@ class Walk:
             name=group_name(self.index),
             number=number,
             epoch=contribution.epoch,
+            topic=contribution.topic,
             layout=contribution.vector.layout,
             weight=self._weight,
             expected=self._expected(),

@@ -109,6 +109,7 @@ class AveragingPeer:
         expected: int | None = None,
         grid: Grid | None = None,
         number: int | None = None,
+        topic: str = "",
     ) -> trio.Event:
         """Average in this peer's process; the event is set when there is an outcome."""
         done = trio.Event()
@@ -117,7 +118,13 @@ class AveragingPeer:
         async def job() -> None:
             began = trio.current_time()
             outcome = await self.averager.average(
-                own, weight=weight, epoch=epoch, expected=expected, grid=grid, number=number
+                own,
+                weight=weight,
+                epoch=epoch,
+                expected=expected,
+                grid=grid,
+                number=number,
+                topic=topic,
             )
             result = outcome.result.clone() if isinstance(outcome, Committed) else None
             self.ended.append(Ended(began, trio.current_time(), outcome, result))

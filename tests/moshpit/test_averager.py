@@ -133,6 +133,25 @@ async def test_peers_that_cut_other_chunks_are_in_no_group_of_ours(world: Simula
 
 
 @simulated
+async def test_peers_with_different_topics_never_meet(world: SimulatedWorld) -> None:
+    peers = await averagers(world, 4)
+    here, there = peers[::2], peers[1::2]
+
+    async def average(epoch: int, topics: tuple[str, str]) -> None:
+        events = [
+            one.begin(epoch=epoch, expected=2, topic=topics[number % 2])
+            for number, one in enumerate(peers)
+        ]
+        await all_ended(peers, events)
+        check_same_result([one.ended[-1] for one in here], here)
+        check_same_result([one.ended[-1] for one in there], there)
+
+    await average(0, ("", "parameters"))
+    check_same_result(await average_all(peers, epoch=1), peers)
+    await average(2, ("a1.gradients", "b2.gradients"))  # though they have met
+
+
+@simulated
 async def test_whoever_finds_nobody_is_alone(world: SimulatedWorld) -> None:
     (peer,) = await averagers(world, 1)
     (ended,) = await all_ended([peer], [peer.begin()])

@@ -13,8 +13,11 @@ from node.simulated_network import SimulatedWorld
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.background import AveragingCancelled
 from protocols.moshpit.ballots import LARGEST_GROUP
+from protocols.moshpit.grid import LARGEST_WIDTH, MOST_DIMENSIONS, Grid
 from tests.dht.members import simulated
 from tests.moshpit.averagers import SETTINGS, averagers
+
+LARGEST = Grid(LARGEST_WIDTH, MOST_DIMENSIONS)  # the key of a group on it is too long
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,9 @@ from tests.moshpit.averagers import SETTINGS, averagers
         {"up_bytes_per_second": math.nan},
         {"down_bytes_per_second": -1.0},
         {"chunk_bytes": 100},
+        {"run": ""},
+        {"run": "two/words"},
+        {"run": "r" * 65},
     ],
 )
 def test_settings_that_would_fail_in_the_middle_of_a_round_are_refused(
@@ -47,6 +53,9 @@ def test_settings_that_would_fail_in_the_middle_of_a_round_are_refused(
         {"epoch": -1},
         {"epoch": 1 << 63},
         {"expected": 0},
+        {"topic": "two/words"},
+        {"topic": "t" * 81},
+        {"epoch": 1 << 62, "topic": "t" * 80, "grid": LARGEST, "number": LARGEST.cells - 1},
     ],
 )
 def test_numbers_that_no_member_may_bring_are_refused(change: dict[str, Any]) -> None:

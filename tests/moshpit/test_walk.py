@@ -10,13 +10,14 @@ import torch
 
 from protocols.identity import PeerId
 from protocols.moshpit.buffers import ResultBuffers
+from protocols.moshpit.contribution import Contribution
 from protocols.moshpit.grid import Grid, numbered_index
 from protocols.moshpit.group import Group
 from protocols.moshpit.group_round import Step, Wanted
 from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut
 from protocols.moshpit.round_statistics import RoundStatistics, Verdict
 from protocols.moshpit.vector import Vector
-from protocols.moshpit.walk import Contribution, Walk
+from protocols.moshpit.walk import Walk
 from tests.moshpit.unsigned_lists import unsigned_group
 
 PEERS = tuple(PeerId(f"peer-{number}") for number in range(16))
