@@ -1,0 +1,49 @@
+"""What can go wrong with data. The first three reach people; the last two are caught here.
+
+`ShardBroken` and `Interrupted` are what reading one shard ends with: what would break again at the
+same place, and what may go on after a wait. They become events (`events`), never the end of a
+training: that is `NoDataLeft` alone, when no source has anything left to give.
+"""
+
+from __future__ import annotations
+
+from models.errors import ModelsError
+
+
+class DataError(ModelsError):
+    """Root of the errors about data."""
+
+
+class DataSettingsError(DataError):
+    """A description of data that cannot be right. Nothing was opened."""
+
+    exit_code = 2
+
+
+class PositionError(DataError):
+    """A saved position that cannot be read."""
+
+
+class NoDataLeft(DataError):
+    """Every source is broken for now. The position is intact: open the data again later."""
+
+    exit_code = 4
+
+
+class ShardBroken(DataError):
+    """A shard cannot be read beyond here, and trying again would not change that."""
+
+
+class SourceBroken(DataError):
+    """A source gave nothing for several shards in a row."""
+
+
+class Interrupted(DataError):
+    """Reading was interrupted; the same reader goes on at the same byte when asked again.
+
+    `retry_seconds` is how long the other side asks us to wait; 0.0 if it does not.
+    """
+
+    def __init__(self, what: str, *, retry_seconds: float = 0.0) -> None:
+        super().__init__(what)
+        self.retry_seconds = retry_seconds
