@@ -1,0 +1,40 @@
+"""Initial parameters that are the same bits on every machine, for the same seed.
+
+Peers of one run begin with equal parameters without sending them, and a run's history begins with
+their digest. Torch's own `normal_` and `uniform_` do not promise that: they are vectorised
+differently for different processors. Here only the generator's whole numbers are used (they are
+the same everywhere), and one multiplication, which IEEE 754 rounds in one way only.
+
+The one thing easy to get wrong: values are drawn in the order of the calls, from one generator, and
+never from torch's global one. Another order of layers is another network.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+STEPS = 1 << 24  # as many different values; 2 k + 1 - 2^24 is exact in a float32
+
+
+def seeded(seed: int) -> torch.Generator:
+    """A generator on the CPU, whatever the device: each device's own would draw other numbers."""
+    return torch.Generator("cpu").manual_seed(seed)
+
+
+@torch.no_grad()
+def fill_evenly(tensor: Tensor, standard_deviation: float, generator: torch.Generator) -> None:
+    """Uniform around 0 with this standard deviation, and therefore without outliers."""
+    steps = torch.randint(STEPS, tensor.shape, generator=generator)
+    odd = (2 * steps + (1 - STEPS)).to(torch.float32)  # symmetric in (-2^24, 2^24)
+    tensor.copy_(odd * (standard_deviation * math.sqrt(3.0) / STEPS))
+
+
+@torch.no_grad()
+def fill_constants(network: nn.Module) -> None:
+    """Zero for every bias, one for every scale of a norm: for all that has one dimension."""
+    for name, parameter in network.named_parameters():
+        if parameter.dim() < 2:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
