@@ -1,11 +1,11 @@
 """Many streams over one secured connection: Yamux, as py-libp2p's hosts expect it.
 
 Two tasks live inside `start`, and none outlives it: the *reader* decrypts, parses and hands out
-whatever has come; the *writer* takes batches from what waits to be sent. And once a beat, with all
-connections of the node (beats.py), the *keep-alive* pings and notices silence. The reader never
-waits for the writer or for an application: what it causes to be sent is queued within bounds
-(outgoing.py), what applications do not read is bounded by windows (window.py). So neither a slow
-reader nor a peer that floods us stops anyone else.
+whatever has come (incoming.py); the *writer* takes batches from what waits to be sent (writer.py).
+And once a beat, with all connections of the node (beats.py), the *keep-alive* pings and notices
+silence. The reader never waits for the writer or for an application: what it causes to be sent is
+queued within bounds (outgoing.py), what applications do not read is bounded by windows (window.py).
+So neither a slow reader nor a peer that floods us stops anyone else.
 
 A peer that breaks the protocol is told so (GO_AWAY), and the connection ends.
 
@@ -28,31 +28,21 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 
 from node.transport.beats import Beats
-from node.transport.frames import (
-    ACK,
-    LARGEST_STREAM_ID,
-    NORMAL_END,
-    PROTOCOL_ERROR,
-    SYN,
-)
+from node.transport.channel import Ending, YamuxChannel
+from node.transport.frames import NORMAL_END, PROTOCOL_ERROR
 from node.transport.incoming import Incoming
 from node.transport.keep_alive import KeepAlive, Verdict, beat_seconds
 from node.transport.measurement import RateMeter, RoundTrips
-from node.transport.noise import SEND_BATCH_BYTES, NoiseSession
-from node.transport.outgoing import FRAME_PAYLOAD_BYTES, Outgoing
+from node.transport.noise import NoiseSession
 from node.transport.pings import Pings
 from node.transport.settings import YamuxSettings
-from node.transport.stream import Ending, YamuxStream
+from node.transport.stream import YamuxStream
+from node.transport.stream_table import StreamTable
 from node.transport.window import WindowBudget
-from protocols.errors import MalformedMessage, RemoteMisbehaviour
+from node.transport.writer import Writer
+from protocols.errors import RemoteMisbehaviour
 
 logger = logging.getLogger(__name__)
-
-# A batch is what bulk makes a small stream wait for. On a slow link it is one packet; each batch
-# that left quickly doubles the next, up to the half megabyte that a fast link needs.
-SMALLEST_BATCH_BYTES = FRAME_PAYLOAD_BYTES
-QUICK_BATCH_SECONDS = 0.005
-SLOW_BATCH_SECONDS = 0.02
 
 # Telling a peer why it is cut off is a courtesy with a short deadline.
 FAREWELL_SECONDS = 0.2
@@ -92,24 +82,16 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         self.event_shutting_down = trio.Event()
         self.event_closed = trio.Event()
         self.window_budget = WindowBudget(self.settings.connection_window_budget_bytes)
-        self.outgoing = Outgoing(self.settings, self._wake_writer)
+        self._writer = Writer(secured_conn, self.settings, self._nothing_will_be_sent)
+        self.outgoing = self._writer.outgoing
         self.unread_bytes = 0
-        self._streams: dict[int, YamuxStream] = {}
-        self._inbound_count = 0
-        self._next_stream_id = 1 if self.is_initiator else 2
-        self._accept_sender, self._accept_receiver = trio.open_memory_channel[YamuxStream](
-            self.settings.accept_backlog
-        )
-        self._awaiting_peer_close: dict[YamuxStream, float] = {}
-        self._incoming = Incoming(self)
-        self._writer_waits: trio.Event | None = None
-        self._writer_idle = trio.Event()
+        self._streams = StreamTable(self)
+        self._incoming = Incoming(self, self._streams)
         self._tasks_scope: trio.CancelScope | None = None
         self._reason = ""
         self._has_ended = False
         self._peer_is_leaving = False
         self._round_trips = RoundTrips()
-        self._sent = RateMeter()
         self._received = RateMeter()
         self._pings = Pings()
         self._keep_alive = KeepAlive(
@@ -143,7 +125,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
     @property
     def bytes_sent(self) -> int:
         """Bytes of frames handed to the network: payload, and twelve for each frame."""
-        return self._sent.total_bytes
+        return self._writer.sent.total_bytes
 
     @property
     def bytes_received(self) -> int:
@@ -152,7 +134,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
     @property
     def send_bytes_per_second(self) -> float | None:
         """The best that a busy link carried of late; None while it was never busy."""
-        return self._sent.bytes_per_second
+        return self._writer.sent.bytes_per_second
 
     @property
     def receive_bytes_per_second(self) -> float | None:
@@ -187,7 +169,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
                 if self._has_ended:
                     nursery.cancel_scope.cancel()
                 nursery.start_soon(self._run_until_end, self._read)
-                nursery.start_soon(self._run_until_end, self._write)
+                nursery.start_soon(self._run_until_end, self._writer.run)
                 if self._runs_beats:
                     nursery.start_soon(self._beats.run)
                 self._beats.join(self._beat)
@@ -213,12 +195,12 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
             await self.event_closed.wait()
             return
         self.event_shutting_down.set()
-        for stream in list(self._streams.values()):
+        for stream in self._streams.every_stream():
             stream.on_connection_closing()
         self.outgoing.go_away(error_code)
         try:
             with trio.move_on_after(self.settings.close_flush_seconds):
-                await self._flush()
+                await self._writer.flush()
         finally:
             self._end_everything("the connection was closed here")
         await self.event_closed.wait()
@@ -230,36 +212,22 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         await trio.lowlevel.checkpoint()
         if self.event_shutting_down.is_set() or self._has_ended:
             raise MuxedConnUnavailable(f"The connection has ended. {self._reason}".strip())
-        outbound = len(self._streams) - self._inbound_count
-        if outbound >= self.settings.outbound_stream_limit:
-            raise MuxedConnUnavailable(f"{outbound} streams are open to this peer already.")
-        if self._next_stream_id > LARGEST_STREAM_ID:
-            raise MuxedConnUnavailable("This connection has used up its stream numbers.")
-        stream = YamuxStream(self._next_stream_id, self, is_initiator=True)
-        self._next_stream_id += 2
-        self._streams[stream.stream_id] = stream
-        self.outgoing.add_control(stream._queue, flags=SYN)
-        return stream
+        return self._streams.open()
 
     async def accept_stream(self) -> YamuxStream:
         """The next stream that the peer opened; MuxedConnUnavailable once there is none to come."""
         try:
-            return await self._accept_receiver.receive()
+            return await self._streams.accept()
         except (trio.EndOfChannel, trio.ClosedResourceError) as error:
             raise MuxedConnUnavailable(f"The connection has ended. {self._reason}") from error
 
-    def forget(self, stream: YamuxStream) -> None:
-        if self._streams.pop(stream.stream_id, None) is not None and not stream.is_initiator:
-            self._inbound_count -= 1
-        self._awaiting_peer_close.pop(stream, None)
+    def forget(self, stream: YamuxChannel) -> None:
+        self._streams.forget(stream)
         if self._peer_is_leaving:
-            self._wake_writer()
+            self._writer.wake()
 
-    def await_peer_close(self, stream: YamuxStream) -> None:
-        if stream.stream_id in self._streams:
-            self._awaiting_peer_close[stream] = (
-                trio.current_time() + self.settings.half_closed_seconds
-            )
+    def await_peer_close(self, stream: YamuxChannel) -> None:
+        self._streams.await_peer_close(stream)
 
     # ---- pings
 
@@ -301,72 +269,15 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         # Its streams may end in peace; the writer ends the connection when none is left.
         self._peer_is_leaving = True
         self.event_shutting_down.set()
-        self._wake_writer()
-
-    def stream_for(self, flags: int, stream_id: int) -> YamuxStream | None:
-        """The stream a frame is for, made if the frame opens it; None if there is none."""
-        stream = self._streams.get(stream_id)
-        if not flags & SYN:
-            return stream
-        if stream is not None or stream_id % 2 == self._next_stream_id % 2:
-            raise MalformedMessage(
-                f"A peer opened stream {stream_id}, which is open or not its to open."
-            )
-        if self._inbound_count >= self.settings.inbound_stream_limit:
-            self.refuse(stream_id)
-            return None
-        if self.event_shutting_down.is_set():
-            return None
-        stream = YamuxStream(stream_id, self, is_initiator=False)
-        try:
-            self._accept_sender.send_nowait(stream)
-        except trio.WouldBlock:
-            stream.on_refused()
-            self.refuse(stream_id)
-            return None
-        self._streams[stream_id] = stream
-        self._inbound_count += 1
-        self.outgoing.add_control(stream._queue, flags=ACK)
-        return stream
+        self._writer.wake()
 
     def refuse(self, stream_id: int) -> None:
         """Answer a frame for a stream that is not (or no more) with a reset."""
         if not self.event_shutting_down.is_set():
             self.outgoing.refuse(stream_id)
 
-    # ---- the writer
-
-    async def _write(self) -> None:
-        batch_bytes = SMALLEST_BATCH_BYTES
-        while True:
-            if not self.outgoing:
-                await self._wait_for_work()
-            frames = self.outgoing.take_batch(batch_bytes)
-            if not frames:
-                continue
-            began = trio.current_time()
-            await self.secured_conn.send_frames(frames)
-            now = trio.current_time()
-            size = sum(map(len, frames))
-            self._sent.sent(size, began, now)
-            if now - began > SLOW_BATCH_SECONDS:
-                batch_bytes = max(batch_bytes // 2, SMALLEST_BATCH_BYTES)
-            elif now - began < QUICK_BATCH_SECONDS and size >= batch_bytes:
-                batch_bytes = min(batch_bytes * 2, SEND_BATCH_BYTES)
-
-    async def _wait_for_work(self) -> None:
-        self._writer_idle.set()
-        while not self.outgoing:
-            if self._peer_is_leaving and not self._streams:
-                raise ConnectionClosedError("The other side closed the connection.")
-            self._writer_waits = trio.Event()
-            await self._writer_waits.wait()
-        self._writer_idle = trio.Event()
-
-    def _wake_writer(self) -> None:
-        if self._writer_waits is not None:
-            self._writer_waits.set()
-            self._writer_waits = None
+    def _nothing_will_be_sent(self) -> bool:
+        return self._peer_is_leaving and not self._streams
 
     # ---- the keep-alive
 
@@ -375,7 +286,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         if self._has_ended:
             return
         try:
-            self._reset_abandoned_streams()
+            self._streams.reset_abandoned()
             slowest = self._round_trips.slowest_seconds
             verdict = self._keep_alive.beat(self.bytes_received, slowest)
             if verdict is Verdict.PING:
@@ -387,15 +298,6 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
             if verdict is Verdict.GONE:
                 logger.debug("connection with %s ended: %s", self.peer_id, SILENT)
                 self._end_everything(SILENT)
-
-    def _reset_abandoned_streams(self) -> None:
-        now = trio.current_time()
-        while self._awaiting_peer_close:
-            stream, deadline = next(iter(self._awaiting_peer_close.items()))
-            if deadline > now:
-                return
-            del self._awaiting_peer_close[stream]
-            stream.reset_now()
 
     # ---- ending
 
@@ -417,16 +319,11 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
     async def _say_farewell(self) -> None:
         """Tell the peer that it broke the protocol, if it listens."""
         self.event_shutting_down.set()
-        for stream in list(self._streams.values()):
+        for stream in self._streams.every_stream():
             stream.on_connection_lost()
         self.outgoing.go_away(PROTOCOL_ERROR)
         with trio.move_on_after(FAREWELL_SECONDS):
-            await self._flush()
-
-    async def _flush(self) -> None:
-        """Wait until nothing is queued any more, or the connection has ended."""
-        while (self.outgoing or not self._writer_idle.is_set()) and not self._has_ended:
-            await self._writer_idle.wait()
+            await self._writer.flush()
 
     def _end_everything(self, reason: str) -> None:
         """End every stream and wake every waiter. Never waits; safe to call twice."""
@@ -435,11 +332,11 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         self._has_ended = True
         self._reason = self._reason or reason
         self.event_shutting_down.set()
-        self._accept_sender.close()
-        for stream in list(self._streams.values()):
+        self._streams.accept_no_more()
+        for stream in self._streams.every_stream():
             stream.on_connection_lost()
         self._pings.end_all()
-        self._writer_idle.set()
+        self._writer.end()
         if self._tasks_scope is not None:
             self._tasks_scope.cancel()
 

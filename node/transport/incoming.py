@@ -32,13 +32,15 @@ from node.transport.frames import (
 if TYPE_CHECKING:
     from node.transport.connection import YamuxConnection
     from node.transport.stream import YamuxStream
+    from node.transport.stream_table import StreamTable
 
 
 class Incoming:
     """The frames of one connection, handed to it and to its streams."""
 
-    def __init__(self, connection: YamuxConnection) -> None:
+    def __init__(self, connection: YamuxConnection, streams: StreamTable) -> None:
         self._connection = connection
+        self._streams = streams
         self._parser = FrameParser(connection.settings.stream_window_limit_bytes)
         self._empty_frames = EmptyFrames(trio.current_time)
         self._payload_stream: YamuxStream | None = None
@@ -70,7 +72,7 @@ class Incoming:
             self._connection.on_go_away(length)
 
     def _on_data_header(self, flags: int, stream_id: int, length: int) -> None:
-        stream = self._connection.stream_for(flags, stream_id)
+        stream = self._streams.for_frame(flags, stream_id)
         if stream is None and not flags & (SYN | FIN | RST):
             self._connection.refuse(stream_id)
         if stream is None or not length:
@@ -99,7 +101,7 @@ class Incoming:
         self._payload_stream = None
 
     def _on_window_update(self, flags: int, stream_id: int, credit: int) -> None:
-        stream = self._connection.stream_for(flags, stream_id)
+        stream = self._streams.for_frame(flags, stream_id)
         if stream is None:
             return
         if credit:

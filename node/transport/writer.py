@@ -1,0 +1,83 @@
+"""The task that sends what a connection has queued, batch by batch.
+
+A batch is what bulk makes a small stream wait for. On a slow link it is one packet; each batch
+that left quickly doubles the next, up to the half megabyte that a fast link needs.
+
+Easy to get wrong: what was taken from the queue has not left yet. `flush` returns when the last
+batch was handed to the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+from libp2p.io.exceptions import ConnectionClosedError
+
+from node.transport.measurement import RateMeter
+from node.transport.noise import SEND_BATCH_BYTES, NoiseSession
+from node.transport.outgoing import FRAME_PAYLOAD_BYTES, Outgoing
+from node.transport.settings import YamuxSettings
+
+SMALLEST_BATCH_BYTES = FRAME_PAYLOAD_BYTES
+QUICK_BATCH_SECONDS = 0.005
+SLOW_BATCH_SECONDS = 0.02
+
+
+class Writer:
+    """Made by YamuxConnection; `is_over` says whether nothing will ever be queued again."""
+
+    def __init__(
+        self, session: NoiseSession, settings: YamuxSettings, is_over: Callable[[], bool]
+    ) -> None:
+        self.outgoing = Outgoing(settings, self.wake)
+        self.sent = RateMeter()
+        self._session = session
+        self._is_over = is_over
+        self._waits: trio.Event | None = None
+        self._idle = trio.Event()
+        self._has_ended = False
+
+    async def run(self) -> None:
+        """Send until cancelled; ConnectionClosedError when nothing is left and it is over."""
+        batch_bytes = SMALLEST_BATCH_BYTES
+        while True:
+            if not self.outgoing:
+                await self._wait_for_work()
+            frames = self.outgoing.take_batch(batch_bytes)
+            if not frames:
+                continue
+            began = trio.current_time()
+            await self._session.send_frames(frames)
+            now = trio.current_time()
+            size = sum(map(len, frames))
+            self.sent.sent(size, began, now)
+            if now - began > SLOW_BATCH_SECONDS:
+                batch_bytes = max(batch_bytes // 2, SMALLEST_BATCH_BYTES)
+            elif now - began < QUICK_BATCH_SECONDS and size >= batch_bytes:
+                batch_bytes = min(batch_bytes * 2, SEND_BATCH_BYTES)
+
+    def wake(self) -> None:
+        """Something was queued, or it may be over. Never waits."""
+        if self._waits is not None:
+            self._waits.set()
+            self._waits = None
+
+    async def flush(self) -> None:
+        """Wait until nothing is queued any more, or the connection has ended."""
+        while (self.outgoing or not self._idle.is_set()) and not self._has_ended:
+            await self._idle.wait()
+
+    def end(self) -> None:
+        """The connection has ended: nobody need wait for a flush."""
+        self._has_ended = True
+        self._idle.set()
+
+    async def _wait_for_work(self) -> None:
+        self._idle.set()
+        while not self.outgoing:
+            if self._is_over():
+                raise ConnectionClosedError("The other side closed the connection.")
+            self._waits = trio.Event()
+            await self._waits.wait()
+        self._idle = trio.Event()
