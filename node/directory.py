@@ -16,6 +16,7 @@ from node.access.membership import Membership
 from node.access.notice import REVOCATIONS
 from node.configuration import Configuration
 from node.peer_cache import PeerCache
+from protocols.accumulation.progress_slot import PROGRESS
 from protocols.dht.families import Families
 from protocols.dht.keeper import Keeper
 from protocols.dht.service import Dht, open_dht
@@ -26,7 +27,7 @@ from protocols.rpc import Rpc
 
 # What potluck's nodes keep in the directory. A room that needs a family of its own declares it
 # here, so that every node takes its slots.
-FAMILIES = Families([REVOCATIONS, GROUP])
+FAMILIES = Families([REVOCATIONS, GROUP, PROGRESS])
 
 
 @asynccontextmanager

@@ -1,0 +1,95 @@
+"""What every peer of a run says about itself in the directory: one slot under `progress/<run>`.
+
+    await dht.put(progress_key("poem"), slot, ttl=SLOT_SECONDS)
+
+A slot says how far its peer is (epoch and history), what it has gathered for the round that ends
+this epoch (samples, and how fast they come), and whether others can have its state. It lives
+shortly, so a peer that is gone is forgotten soon; it carries no times, because clocks differ: a
+reader goes by the moment at which it has seen the slot.
+
+Easy to get wrong: a slot is what its peer claims. What of it counts is decided in claims.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
+
+from protocols.accumulation.history import HISTORY_BYTES
+from protocols.dht.families import Family
+from protocols.messages import Message
+
+SLOT_SECONDS: Final = 18.0
+"""How long a slot lives: a peer that was killed is forgotten after this. Three times as long as
+`SAY_AGAIN_SECONDS`, so that two lost writes in a row make nobody disappear."""
+
+SAY_AGAIN_SECONDS: Final = 6.0
+"""A peer says how it is at least this often, also where nothing has changed."""
+
+LARGEST_EPOCH: Final = 1 << 40  # a step every microsecond for two weeks
+LARGEST_SAMPLES: Final = 1 << 50  # exact as a float, with room to add up a thousand of them
+SIGNATURE_BYTES: Final = 16
+STATE_DIGEST_BYTES: Final = 32
+LONGEST_TORCH = 32  # characters of a version such as 2.13.0+cu130
+SLOT_LIMIT_BYTES = 256  # some 150 are used
+MOST_PEERS = 1024  # in one run, as many as one group of averaging may have
+
+Role = Literal["trains", "auxiliary"]
+Epoch = Annotated[int, Meta(ge=0, le=LARGEST_EPOCH)]
+Samples = Annotated[int, Meta(ge=0, le=LARGEST_SAMPLES)]
+History = Annotated[bytes, Meta(min_length=HISTORY_BYTES, max_length=HISTORY_BYTES)]
+
+
+class ProgressSlot(Message, frozen=True):
+    """One peer's progress.
+
+    - `epoch`, `history`: how many steps its parameters have had, and which (history.py).
+    - `samples`: what it brings to the round that ends this epoch, as far as it has it. While a
+      round is under way these are the samples in it, also where the next epoch's are being
+      computed beside it.
+    - `samples_per_second`: how fast they grow; 0 while they do not.
+    - `role`: "auxiliary" comes to rounds without samples.
+    - `client`: it can only dial out.
+    - `signature`: of the model's tensors and optimizer; who has another one cannot take part.
+    - `state_digest`: of its state at this epoch, or empty while that is not computed.
+    - `serves_state`: others may fetch its state.
+    - `averaging`: it has begun the round that ends this epoch.
+    """
+
+    epoch: Epoch
+    history: History
+    samples: Samples
+    samples_per_second: Annotated[float, Meta(ge=0.0)]
+    signature: Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+    role: Role = "trains"
+    client: bool = False
+    state_digest: Annotated[bytes, Meta(max_length=STATE_DIGEST_BYTES)] = b""
+    torch: Annotated[str, Meta(max_length=LONGEST_TORCH)] = ""
+    serves_state: bool = False
+    averaging: bool = False
+
+
+def _check(_key: str, slot: Any) -> str | None:
+    """What the types cannot say."""
+    if not math.isfinite(slot.samples_per_second):
+        return "Its samples per second are not a finite number."
+    if len(slot.state_digest) not in (0, STATE_DIGEST_BYTES):
+        return f"The digest of its state has {len(slot.state_digest)} bytes."
+    return None
+
+
+PROGRESS = Family(
+    "progress",
+    ProgressSlot,
+    value_limit_bytes=SLOT_LIMIT_BYTES,
+    slots_per_key=MOST_PEERS,
+    longest_ttl_seconds=60.0,
+    check=_check,
+)
+"""Every node of a swarm that trains declares it (node/directory.py)."""
+
+
+def progress_key(run: str) -> str:
+    return f"{PROGRESS.name}/{run}"
