@@ -3,6 +3,7 @@
 | codec          | bytes a value | what arrives for x                                        |
 |----------------|---------------|-----------------------------------------------------------|
 | none           | that of dtype | x                                                         |
+| float64        | 8             | x; for float64 tensors only                               |
 | float16        | 2             | within |x| / 2048 + 2^-25; |x| below 65,520               |
 | bfloat16       | 2             | within |x| / 256 + 2^-134                                 |
 | blockwise-int8 | 1.0039        | within m / 253 + 1.6e-36; m: largest |x| in the block     |

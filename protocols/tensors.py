@@ -55,7 +55,7 @@ __all__ = [
 LARGEST_DIMENSION = 1 << 40
 MOST_DIMENSIONS = 16
 
-CodecName = Literal["none", "float16", "bfloat16", "blockwise-int8"]
+CodecName = Literal["none", "float64", "float16", "bfloat16", "blockwise-int8"]
 DtypeName = Literal[
     "float32",
     "float64",
@@ -87,6 +87,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _VALUE_BYTES = {name: torch.empty(0, dtype=dtype).element_size() for name, dtype in _DTYPES.items()}
 _PLAIN = {dtype: PlainCodec("none", dtype) for dtype in _DTYPES.values()}
 _CODECS: dict[str, Codec] = {
+    "float64": PlainCodec("float64", torch.float64),
     "float16": PlainCodec("float16", torch.float16),
     "bfloat16": PlainCodec("bfloat16", torch.bfloat16),
     "blockwise-int8": BlockwiseInt8Codec(),
@@ -125,6 +126,8 @@ def check(header: TensorHeader, limit_bytes: int) -> None:
     """Refuse a header from the network that asks for more memory than `limit_bytes`."""
     if header.codec != "none" and not _DTYPES[header.dtype].is_floating_point:
         raise MalformedMessage(f"{header.codec} cannot carry {header.dtype}.")
+    if header.codec == "float64" and header.dtype != "float64":
+        raise MalformedMessage(f"{header.codec} is not for {header.dtype}, which has fewer bits.")
     needed = max(header.decoded_bytes, encoded_bytes(header, header.values))
     if needed > limit_bytes:
         raise LimitExceeded(
@@ -236,6 +239,8 @@ def _codec(name: str, dtype: torch.dtype) -> Codec:
         return _PLAIN[dtype]
     if not dtype.is_floating_point:
         raise ProtocolMisuse(f"{name} is for floating-point tensors, not for {dtype}.")
+    if name == "float64" and dtype is not torch.float64:
+        raise ProtocolMisuse(f"{name} is not for {dtype}, which has fewer bits.")
     return _CODECS[name]
 
 
@@ -246,7 +251,7 @@ def _receiving(
         raise ProtocolMisuse("Values are decoded into a contiguous tensor on the CPU.")
     flat = destination.detach().view(-1)
     chosen = _codec(codec, _DTYPES[dtype])
-    if dtype == "float64" and codec == "none" and flat.dtype != torch.float64:
+    if dtype == "float64" and codec in ("none", "float64") and flat.dtype != torch.float64:
         raise ProtocolMisuse(f"float64 values are not decoded into {flat.dtype}.")
     needed = chosen.encoded_bytes(flat.numel())
     if len(encoded) != needed:

@@ -11,18 +11,24 @@ from torch import Tensor
 
 
 class ResultBuffers:
-    """At most two buffers, of the size that was asked for last."""
+    """At most two buffers, of the size and dtype that were asked for last."""
 
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
 
     def other_than(self, source: Tensor) -> Tensor:
-        """A buffer as long as `source` that shares no memory with it. What is in it is lost."""
-        self._buffers = [one for one in self._buffers if one.numel() == source.numel()]
+        """A buffer for as many values of the dtype of `source`, which shares no memory with it.
+
+        What is in it is lost."""
+        self._buffers = [
+            one
+            for one in self._buffers
+            if one.numel() == source.numel() and one.dtype == source.dtype
+        ]
         for buffer in self._buffers:
             if not _share_memory(buffer, source):
                 return buffer
-        self._buffers.append(torch.empty(source.numel(), dtype=torch.float32))
+        self._buffers.append(torch.empty(source.numel(), dtype=source.dtype))
         return self._buffers[-1]
 
 

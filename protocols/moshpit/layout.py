@@ -13,7 +13,8 @@ every machine.
 
 Easy to get wrong: a chunk may span tensors. Neighbours with the same plain codec are one run of
 values; only blockwise-int8 stops at a tensor's end, where a block would give two tensors one
-scale. And a chunk that int8 would make larger than it is goes as it is.
+scale. And a chunk that int8 would make larger than it is goes as it is. The codec float64 is for
+all tensors of a vector or for none: it says what the vector itself consists of.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from msgspec import Meta
 from protocols.errors import ProtocolMisuse
 from protocols.messages import Message, encode
 
-CodecName = Literal["none", "float16", "bfloat16", "blockwise-int8"]
+CodecName = Literal["none", "float64", "float16", "bfloat16", "blockwise-int8"]
 """As in protocols/tensors.py, which may not be imported here: it brings torch."""
 
 LONGEST_SEGMENT_NAME = 256  # characters; parameter names of deep models have some 80
@@ -41,8 +42,9 @@ CUT_VALUES = 1024  # cuts fall on its multiples: whole int8 blocks, and aligned 
 SMALLEST_CHUNK_BYTES = 4 << 10  # holds one block of every codec
 LARGEST_CHUNK_BYTES = 1 << 20  # a transfer's limit; larger ones only make the pipeline coarser
 
-VALUE_BYTES = 4  # float32, what a vector consists of
-_PLAIN_BYTES = {"none": 4, "float16": 2, "bfloat16": 2}
+VALUE_BYTES = {"float32": 4, "float64": 8}  # what a vector consists of
+_PLAIN_BYTES = {"none": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+_AS_IT_LIES = frozenset({"none", "float64"})
 _BLOCK_VALUES = 1024
 _SCALE_BYTES = 4
 _DOMAIN = b"potluck moshpit layout 1"
@@ -61,6 +63,25 @@ class Layout(Message, frozen=True, dict=True):
     """The tensors of a vector, in order."""
 
     segments: Annotated[tuple[Segment, ...], Meta(min_length=1, max_length=MOST_SEGMENTS)]
+
+    def __post_init__(self) -> None:
+        """ProtocolMisuse where only a part of the vector is to travel as float64."""
+        other = [segment for segment in self.segments if segment.codec != "float64"]
+        if other and len(other) < len(self.segments):
+            raise ProtocolMisuse(
+                f"{other[0].name} has the codec {other[0].codec} in a vector of float64 values.",
+                why="A vector is float64 as a whole, or float32.",
+                advice="Give all of its tensors the codec float64, or none of them.",
+            )
+
+    @cached_property
+    def dtype(self) -> Literal["float32", "float64"]:
+        """In what the vector and its sums are kept: float64 where that is the codec."""
+        return "float64" if self.segments[0].codec == "float64" else "float32"
+
+    @cached_property
+    def value_bytes(self) -> int:
+        return VALUE_BYTES[self.dtype]
 
     @cached_property
     def values(self) -> int:
@@ -120,6 +141,11 @@ class Chunk:
     def values(self) -> int:
         return self.stop - self.start
 
+    @property
+    def as_it_lies(self) -> bool:
+        """Whether the encoded bytes are those in the vector's memory."""
+        return self.codec in _AS_IT_LIES
+
 
 def cut(layout: Layout, fractions: Sequence[float]) -> tuple[int, ...]:
     """The boundaries of the parts: part i is values `cuts[i]` up to `cuts[i + 1]`.
@@ -174,8 +200,8 @@ def _chunks(layout: Layout, start: int, stop: int, chunk_bytes: int) -> Iterator
         for at in range(max(run.start, start), end, step):
             values = min(step, end - at)
             codec, size = run.codec, encoded_bytes(run.codec, values)
-            if size > values * VALUE_BYTES:
-                codec, size = "none", values * VALUE_BYTES
+            if size > values * layout.value_bytes:
+                codec, size = "none", values * layout.value_bytes
             yield Chunk(at, at + values, codec, size)
 
 

@@ -5,11 +5,12 @@
     await reduction.averaged(number); transfer.send_chunk(reduction.encoded(number))
 
 DeDLOC's equation for a part: (Σ w_i x_i) / Σ w_i, with the weights made to sum to 1 beforehand,
-so that a chunk is finished by the last addition. A sum is kept in float32, in the very place of
-`result` where the average belongs; so senders may be far apart and no window is needed, and a
-slow reader holds up nobody. A finished chunk is encoded once, and its bytes wait *in that place*
-too, until all have been sent them; then they are decoded there. So every member, this one
-included, has what the same bytes decode to, and there is one scratch chunk and nothing else.
+so that a chunk is finished by the last addition. A sum is kept in float32 (in float64, if that is
+what the vector consists of), in the very place of `result` where the average belongs; so senders
+may be far apart and no window is needed, and a slow reader holds up nobody. A finished chunk is
+encoded once, and its bytes wait *in that place* too, until all have been sent them; then they are
+decoded there. So every member, this one included, has what the same bytes decode to, and there is
+one scratch chunk and nothing else.
 
 Easy to get wrong: chunks are finished in order, because each sender's come in order. Nothing here
 awaits while it changes anything but `averaged`.
@@ -23,7 +24,7 @@ from torch import Tensor, mul
 from protocols.chunk_count import ChunkCount
 from protocols.errors import MalformedMessage
 from protocols.moshpit.exchange import ExchangePlan
-from protocols.moshpit.layout import VALUE_BYTES, Chunk, chunks_of
+from protocols.moshpit.layout import Chunk, chunks_of
 from protocols.tensor_codecs import SERIAL_VALUES
 from protocols.tensors import accumulate, decode_into, encode_into, raw_bytes
 from protocols.wire import chunk_header
@@ -40,6 +41,7 @@ class Reduction:
         place = plan.my_place
         self._source, self._result = source, result
         self._bytes = raw_bytes(result)
+        self._dtype, self._value_bytes = plan.layout.dtype, plan.layout.value_bytes
         total = plan.total_weight
         self._shares = {member.index: member.weight / total for member in plan.members}
         self._me = plan.me
@@ -74,7 +76,13 @@ class Reduction:
         chunk = self.chunks[number]
         self._begin(number)
         try:
-            accumulate(self._sum(chunk), chunk.codec, encoded, weight=self._shares[member])
+            accumulate(
+                self._sum(chunk),
+                chunk.codec,
+                encoded,
+                weight=self._shares[member],
+                dtype=self._dtype,
+            )
         except MalformedMessage as error:
             raise NotFiniteReceived(error.what) from None
         self._missing[number] -= 1
@@ -123,7 +131,7 @@ class Reduction:
         self._begin(number)
         chunk = self.chunks[number]
         place = self._place(chunk)
-        if chunk.codec != "none":
+        if not chunk.as_it_lies:
             encode_into(self._sum(chunk), chunk.codec, self._scratch, name="the average")
             place[:] = memoryview(self._scratch)[: chunk.encoded_bytes]
         self.count.add(chunk_header(chunk.encoded_bytes), place)
@@ -132,15 +140,15 @@ class Reduction:
             self._settle(chunk)
 
     def _settle(self, chunk: Chunk) -> None:
-        if chunk.codec == "none":
+        if chunk.as_it_lies:
             return
         encoded = memoryview(self._scratch)[: chunk.encoded_bytes]
         encoded[:] = self._place(chunk)
-        decode_into(self._sum(chunk), chunk.codec, encoded, "float32")
+        decode_into(self._sum(chunk), chunk.codec, encoded, self._dtype)
 
     def _sum(self, chunk: Chunk) -> Tensor:
         return self._result[chunk.start : chunk.stop]
 
     def _place(self, chunk: Chunk) -> memoryview:
-        start = VALUE_BYTES * chunk.start
+        start = self._value_bytes * chunk.start
         return self._bytes[start : start + chunk.encoded_bytes]

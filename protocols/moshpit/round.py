@@ -93,7 +93,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Buffers:
-    """Where the values are: flat float32 tensors of the layout, which do not overlap."""
+    """Where the values are: flat tensors of the layout and its dtype, which do not overlap."""
 
     source: Tensor
     result: Tensor

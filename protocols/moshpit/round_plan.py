@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protocols.moshpit.layout import VALUE_BYTES, Layout, cut
+from protocols.moshpit.layout import Layout, cut
 from protocols.moshpit.plan import fractions_for, predicted_seconds
 from protocols.moshpit.roster import Entry
 
@@ -68,5 +68,5 @@ class RoundPlan:
             [entry.up_bytes_per_second for entry in entries],
             [entry.down_bytes_per_second for entry in entries],
             [entry.weight > 0.0 for entry in entries],
-            values * VALUE_BYTES,
+            values * self._layout.value_bytes,
         )

@@ -1,7 +1,7 @@
 """Towards one reducer: our values of its part out, its averages back, on the same stream.
 
-With codec none both directions are copies of memory: chunks are sent from where they lie in
-`source`, and averages are received into where they belong in `result`.
+Where nothing is encoded (codecs none and float64) both directions are copies of memory: chunks are
+sent from where they lie in `source`, and averages are received into where they belong in `result`.
 
 Easy to get wrong: the two directions must go on at the same time, or the two sides could each
 wait for the other to read. Behind a closing message nothing can say that we are alive, so ours
@@ -24,7 +24,7 @@ from protocols.messages import Empty
 from protocols.moshpit.attempt import Attempt
 from protocols.moshpit.ballots import Statement
 from protocols.moshpit.exchange import Participant
-from protocols.moshpit.layout import VALUE_BYTES, Chunk, chunks_of
+from protocols.moshpit.layout import Chunk, chunks_of
 from protocols.moshpit.part_messages import (
     ALIVE_SECONDS,
     PART,
@@ -105,8 +105,8 @@ class PartExchange:
         memory = raw_bytes(source)
         buffer = bytearray(_largest_encoded(self._chunks))
         for chunk in self._chunks:
-            if chunk.codec == "none":
-                encoded = _place(memory, chunk)
+            if chunk.as_it_lies:
+                encoded = self._place(memory, chunk)
             else:
                 values = source[chunk.start : chunk.stop]
                 encode_into(values, chunk.codec, buffer, name="a tensor of this peer")
@@ -122,7 +122,7 @@ class PartExchange:
         buffer = bytearray(_largest_encoded(self._chunks))
         for number, chunk in enumerate(self._chunks):
             check_size(await transfer.next_chunk_bytes(), chunk, number)
-            place = _place(memory, chunk) if chunk.codec == "none" else memoryview(buffer)
+            place = self._place(memory, chunk) if chunk.as_it_lies else memoryview(buffer)
             encoded = place[: chunk.encoded_bytes]
             with receiving:
                 await transfer.receive_chunk_into(encoded)
@@ -133,6 +133,10 @@ class PartExchange:
         check_no_more(await transfer.next_chunk_bytes(), len(self._chunks))
         closed = await transfer.receive_closing()
         self._take_statement(transfer.received_digest, closed)
+
+    def _place(self, memory: memoryview, chunk: Chunk) -> memoryview:
+        size = self._attempt.plan.layout.value_bytes
+        return memory[size * chunk.start : size * chunk.stop]
 
     def _take_statement(self, digest: bytes, closed: PartClosed) -> None:
         attempt, plan, reducer = self._attempt, self._attempt.plan, self._reducer
@@ -174,7 +178,7 @@ def check_no_more(size: int | None, chunks: int) -> None:
 
 def _take(destination: Tensor, chunk: Chunk, encoded: memoryview) -> None:
     """Averages into our result; where nothing is encoded they are there already."""
-    if chunk.codec == "none":
+    if chunk.as_it_lies:
         if not is_finite(destination):
             raise NotFiniteReceived("An average came with values that are not finite.")
         return
@@ -186,8 +190,4 @@ def _take(destination: Tensor, chunk: Chunk, encoded: memoryview) -> None:
 
 def _largest_encoded(chunks: list[Chunk]) -> int:
     """Room for any chunk that does not go as it lies."""
-    return max((one.encoded_bytes for one in chunks if one.codec != "none"), default=0)
-
-
-def _place(memory: memoryview, chunk: Chunk) -> memoryview:
-    return memory[VALUE_BYTES * chunk.start : VALUE_BYTES * chunk.stop]
+    return max((one.encoded_bytes for one in chunks if not one.as_it_lies), default=0)

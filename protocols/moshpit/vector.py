@@ -1,11 +1,13 @@
-"""The values that are averaged: one flat float32 tensor, and the layout that says what they are.
+"""The values that are averaged: one flat tensor, and the layout that says what they are.
 
     vector = Vector.of(model.named_parameters(), codec="float16")
     vector = Vector.of(gradients, codec={"embedding.weight": "blockwise-int8"})   # others: none
+    vector = Vector.of(gradients, codec="float64")         # all of it, and all sums, in float64
     vector.check_finite()                                  # NotFinite names the tensor
     vector.unpack(outcome.result, into=parameters)
 
-Promise: `of` copies every tensor once, from whatever device and floating dtype. `check_finite`
+Promise: `of` copies every tensor once, from whatever device and floating dtype, into float32; or
+into float64 where a tensor asks for the codec float64, which all of them have then. `check_finite`
 also finds what its codec could not carry, so that nothing of a bad vector is ever sent.
 
 Easy to get wrong: `Vector(layout, values)` does not copy. Whoever made the values must not write
@@ -27,16 +29,20 @@ LARGEST_AVERAGED = 1.75 * 2.0**127
 """Values of a vector go up to this, which is 2.98e38: at the very edge of float32 (3.4e38) the
 rounding of a weighted sum could make an average infinite that should not be."""
 
-_LARGEST: dict[CodecName, float] = {
+LARGEST_CARRIED: Mapping[CodecName, float] = {
     "none": LARGEST_AVERAGED,
+    "float64": 1.75 * 2.0**1023,  # as LARGEST_AVERAGED, of float64
     "float16": 65_519.0,  # the largest float32 that is rounded to 65,504 and not to infinity
     "bfloat16": LARGEST_AVERAGED,
     "blockwise-int8": LARGEST_AVERAGED,  # its own limit is 3.37e38
 }
+"""Up to which values each codec carries what is averaged."""
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 class Vector:
-    """A flat float32 tensor on the CPU, and its layout."""
+    """A flat tensor on the CPU, of the layout's dtype, and its layout."""
 
     def __init__(self, layout: Layout, values: Tensor) -> None:
         """Take the values as they lie. ProtocolMisuse if they do not fit the layout."""
@@ -49,7 +55,10 @@ class Vector:
         tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
         codec: CodecName | Mapping[str, CodecName] = "none",
     ) -> Vector:
-        """A copy of these tensors, in this order; `codec` for all, or by name (others: none)."""
+        """A copy of these tensors, in this order; `codec` for all, or by name.
+
+        Those that are not named have the codec none, or float64 if that is the codec of one.
+        """
         named = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
         for name, tensor in named:
             if not tensor.dtype.is_floating_point:
@@ -57,21 +66,8 @@ class Vector:
                     f"{name} is {tensor.dtype}, which has no average.",
                     advice="Leave it out, or make it a floating-point tensor.",
                 )
-        if not isinstance(codec, str):
-            unknown = set(codec) - {name for name, _ in named}
-            if unknown:
-                raise ProtocolMisuse(f"Codecs are given for {sorted(unknown)}, which are not here.")
-        layout = Layout(
-            tuple(
-                Segment(
-                    name,
-                    tensor.numel(),
-                    codec if isinstance(codec, str) else codec.get(name, "none"),
-                )
-                for name, tensor in named
-            )
-        )
-        values = torch.empty(layout.values, dtype=torch.float32)
+        layout = layout_of(((name, tensor.numel()) for name, tensor in named), codec)
+        values = torch.empty(layout.values, dtype=_DTYPES[layout.dtype])
         at = 0
         for _, tensor in named:
             values[at : at + tensor.numel()].view(tensor.shape).copy_(tensor.detach())
@@ -81,7 +77,7 @@ class Vector:
     def check_finite(self) -> None:
         """NotFinite, with the tensor's name, if a value is not finite or beyond its codec."""
         for run in self.layout.runs:
-            if not within(self.values[run.start : run.stop], _LARGEST[run.codec]):
+            if not within(self.values[run.start : run.stop], LARGEST_CARRIED[run.codec]):
                 raise self._not_finite(run.start, run.stop, run.codec)
 
     def unpack(self, values: Tensor, into: Mapping[str, Tensor]) -> None:
@@ -107,7 +103,7 @@ class Vector:
 
     def _not_finite(self, start: int, stop: int, codec: CodecName) -> NotFinite:
         """Name the first tensor of this stretch that is to blame, and where in it."""
-        largest = _LARGEST[codec]
+        largest = LARGEST_CARRIED[codec]
         for segment, first, last in self._places():
             values = self.values[first:last]
             if not start <= first < stop or within(values, largest):
@@ -123,10 +119,28 @@ class Vector:
         raise AssertionError("a value that is not finite is in one of the tensors")
 
 
+def layout_of(
+    named: Iterable[tuple[str, int]], codec: CodecName | Mapping[str, CodecName] = "none"
+) -> Layout:
+    """The layout of tensors of these names and sizes; ProtocolMisuse as `Vector.of`."""
+    sizes = list(named)
+    if isinstance(codec, str):
+        return Layout(tuple(Segment(name, values, codec) for name, values in sizes))
+    unknown = set(codec) - {name for name, _ in sizes}
+    if unknown:
+        raise ProtocolMisuse(f"Codecs are given for {sorted(unknown)}, which are not here.")
+    others: CodecName = "float64" if "float64" in codec.values() else "none"
+    return Layout(tuple(Segment(name, values, codec.get(name, others)) for name, values in sizes))
+
+
 def check_values(layout: Layout, values: Tensor, what: str) -> None:
-    """ProtocolMisuse unless these are as many float32 values, in one piece, as the layout has."""
-    if values.dtype is not torch.float32:
-        raise ProtocolMisuse(f"{what} must be float32, not {values.dtype}.")
+    """ProtocolMisuse unless these are as many values, in one piece, as the layout has, of its
+    dtype."""
+    if values.dtype is not _DTYPES[layout.dtype]:
+        raise ProtocolMisuse(
+            f"{what} must be {layout.dtype}, not {values.dtype}.",
+            advice="float64 values have the codec float64; all others are averaged in float32.",
+        )
     if values.device.type != "cpu" or not values.is_contiguous():
         raise ProtocolMisuse(f"{what} must lie in one piece in the CPU's memory.")
     if values.dim() != 1 or values.numel() != layout.values:

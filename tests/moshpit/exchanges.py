@@ -132,7 +132,9 @@ def bits(values: Tensor) -> bytes:
 
 
 def values_of(layout: Layout, seed: int) -> Tensor:
-    return torch.randn(layout.values, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.float64 if layout.dtype == "float64" else torch.float32
+    return torch.randn(layout.values, generator=generator, dtype=dtype)
 
 
 def among(

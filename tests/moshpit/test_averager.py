@@ -68,6 +68,19 @@ async def test_four_peers_hold_the_same_average(world: SimulatedWorld) -> None:
 
 
 @simulated
+async def test_float64_values_are_averaged_in_float64(world: SimulatedWorld) -> None:
+    peers = await averagers(world, 2)
+    own = [torch.linspace(1.0, 2.0, 100, dtype=torch.float64) / 3.0 ** (n + 1) for n in range(2)]
+    events = [
+        one.begin(Vector.of({"w": values}, codec="float64"), weight=3.0, expected=2)
+        for one, values in zip(peers, own, strict=True)
+    ]
+    for one in await all_ended(peers, events):
+        torch.testing.assert_close(result_of(one), (own[0] + own[1]) / 2, rtol=1e-15, atol=0.0)
+    check_same_result(await average_all(peers, epoch=1), peers)  # float32, in the same averagers
+
+
+@simulated
 async def test_members_count_by_their_weight(world: SimulatedWorld) -> None:
     peers = await averagers(world, 3)
     weights = [1.0, 10.0, 5.0]

@@ -49,6 +49,15 @@ def test_a_codec_costs_its_own_error_and_no_bit_of_agreement(codec: CodecName) -
     check_is_the_average(group, TOLERANCE[codec])
 
 
+@pytest.mark.parametrize("members", [1, 3])
+def test_float64_values_are_summed_and_sent_in_float64(members: int) -> None:
+    layout = layout_of("float64", "float64")
+    sources = [values_of(layout, seed) / 3.0 for seed in range(members)]
+    group = exchange([1.0 + index for index in range(members)], layout=layout, sources=sources)
+    group.check_all_hold_the_same()
+    torch.testing.assert_close(group[0].result, group.average(), rtol=2e-15, atol=1e-16)
+
+
 def test_each_tensor_has_its_own_codec() -> None:
     layout = layout_of(
         "none", "blockwise-int8", "float16", "bfloat16", "blockwise-int8", values=999

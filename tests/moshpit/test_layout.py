@@ -16,7 +16,6 @@ from protocols.moshpit.layout import (
     CUT_VALUES,
     LARGEST_CHUNK_BYTES,
     SMALLEST_CHUNK_BYTES,
-    VALUE_BYTES,
     CodecName,
     Layout,
     Segment,
@@ -102,13 +101,24 @@ def test_two_tensors_never_share_a_scale() -> None:
 def test_what_int8_would_make_larger_goes_as_it_is() -> None:
     layout = Layout((Segment("scalar", 1, "blockwise-int8"),))
     (chunk,) = chunks_of(layout, 0, 1, SMALLEST_CHUNK_BYTES)
-    assert (chunk.codec, chunk.encoded_bytes) == ("none", VALUE_BYTES)
+    assert (chunk.codec, chunk.encoded_bytes) == ("none", 4)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+def test_a_vector_is_float64_as_a_whole_or_not_at_all() -> None:
+    layout = Layout((Segment("a", 5, "float64"), Segment("b", 6_000, "float64")))
+    assert (layout.dtype, layout.value_bytes) == ("float64", 8)
+    chunks = chunks_of(layout, 0, layout.values, SMALLEST_CHUNK_BYTES)
+    assert [one.encoded_bytes for one in chunks[:2]] == [SMALLEST_CHUNK_BYTES] * 2
+    assert all(one.as_it_lies and one.encoded_bytes == 8 * one.values for one in chunks)
+    with pytest.raises(ProtocolMisuse, match="b has the codec none"):
+        Layout((Segment("a", 5, "float64"), Segment("b", 6)))
+
+
+@pytest.mark.parametrize("codec", [*CODECS, "float64"])
 @pytest.mark.parametrize("values", [1, 2, 1_023, 1_024, 1_025, 70_000])
 def test_sizes_are_those_of_the_codecs(codec: CodecName, values: int) -> None:
-    header = tensors.describe(torch.zeros(values), codec)
+    layout = Layout((Segment("t", values, codec),))
+    header = tensors.describe(torch.zeros(values, dtype=getattr(torch, layout.dtype)), codec)
     assert encoded_bytes(codec, values) == tensors.encoded_bytes(header, values)
 
 

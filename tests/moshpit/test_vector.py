@@ -58,10 +58,13 @@ def test_a_tensor_that_is_not_contiguous_keeps_its_order() -> None:
         ("float16", 65_520.0),
         ("bfloat16", NAN),
         ("blockwise-int8", INFINITY),
+        ("float64", NAN),
+        ("float64", INFINITY),
+        ("float64", 1.76 * 2.0**1023),
     ],
 )
 def test_a_value_that_cannot_be_carried_is_named(codec: CodecName, bad: float) -> None:
-    tensors = {"before": torch.ones(40_000), "loss": torch.ones(5), "after": torch.ones(3)}
+    tensors = {"before": torch.ones(40_000), "loss": torch.ones(5).double(), "after": torch.ones(3)}
     tensors["loss"][2] = bad
     with pytest.raises(NotFinite, match=r"^loss has 1 values .* at 2 of 5"):
         Vector.of(tensors, codec).check_finite()
@@ -74,12 +77,27 @@ def test_a_value_that_cannot_be_carried_is_named(codec: CodecName, bad: float) -
         ("float16", 65_519.0),
         ("bfloat16", LARGEST_AVERAGED),
         ("blockwise-int8", LARGEST_AVERAGED),
+        ("float64", 1.75 * 2.0**1023),
     ],
 )
 def test_what_passes_the_check_can_be_encoded(codec: CodecName, largest: float) -> None:
-    vector = Vector.of({"t": torch.tensor([largest, -largest])}, codec)
+    vector = Vector.of({"t": torch.tensor([largest, -largest], dtype=torch.float64)}, codec)
     vector.check_finite()
     encode(vector.values, codec, name="t")
+
+
+def test_a_vector_is_float64_if_one_of_its_tensors_is_to_be() -> None:
+    tensors = {"a": torch.tensor([1 / 3], dtype=torch.float64), "b": torch.tensor([0.5])}
+    vector = Vector.of(tensors, codec={"a": "float64"})
+    assert vector.values.tolist() == [1 / 3, 0.5]
+    assert [one.codec for one in vector.layout.segments] == ["float64", "float64"]
+    back = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    vector.unpack(vector.values, back)
+    assert torch.equal(back["a"], tensors["a"])
+    with pytest.raises(ProtocolMisuse, match="b has the codec float16"):
+        Vector.of(tensors, codec={"a": "float64", "b": "float16"})
+    with pytest.raises(ProtocolMisuse, match=r"must be float64, not torch\.float32"):
+        Vector(vector.layout, vector.values.float())
 
 
 def test_what_does_not_fit_its_layout_is_a_misuse() -> None:

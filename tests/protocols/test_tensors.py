@@ -124,6 +124,21 @@ def test_other_floating_dtypes_travel_and_accumulate_in_more_bits(
     assert torch.allclose(total.double(), 2.0 * values.double(), atol=0.1)
 
 
+def test_float64_goes_as_it_is_and_nowhere_else() -> None:
+    values = torch.linspace(-1.0, 1.0, 2500, dtype=torch.float64) / 3.0
+    encoded = encode(values, "float64", name="values")
+    assert torch.equal(decode(describe(values, "float64"), encoded, limit_bytes=1 << 20), values)
+    total = torch.ones_like(values)
+    accumulate(total, "float64", encoded, weight=0.1, dtype="float64")
+    assert torch.equal(total, torch.ones_like(values).add_(values, alpha=0.1))
+    with pytest.raises(ProtocolMisuse, match=r"not for torch\.float32"):
+        describe(values.float(), "float64")
+    with pytest.raises(ProtocolMisuse, match=r"not decoded into torch\.float32"):
+        accumulate(torch.ones(2500), "float64", encoded, dtype="float64")
+    with pytest.raises(MalformedMessage, match="not for float32"):
+        check(TensorHeader((2500,), "float32", "float64"), limit_bytes=1 << 20)
+
+
 def test_values_too_large_for_the_dtype_that_was_announced_are_malformed() -> None:
     encoded = encode(torch.tensor([1e30]), "bfloat16", name="values")
     with pytest.raises(MalformedMessage, match="float16 cannot hold"):
