@@ -33,53 +33,33 @@ import trio
 
 from protocols.bulk_frames import (
     SLOW_SLICE_BYTES,
-    HeaderReader,
-    receive_exactly,
-    receive_payload,
     send_exactly,
 )
+from protocols.bulk_receiving import ChunkReceiver, Received, lost
 from protocols.chunk_count import ChunkCount, closing_transcript
 from protocols.engagements import Ending
 from protocols.errors import (
-    DeadlineExceeded,
-    LimitExceeded,
-    MalformedMessage,
-    PotluckError,
     ProtocolMisuse,
-    RemoteMisbehaviour,
     Unreachable,
 )
 from protocols.guard import Caller, Exchange, Part
 from protocols.identity import PeerId
 from protocols.messages import (
-    ERROR_BODY_LIMIT_BYTES,
     AcceptHead,
-    CloseHead,
-    ErrorHead,
     encode,
-    message_type,
 )
 from protocols.method import Accepted, BulkMethod, Closed, Closing, Opening, encode_within
 from protocols.network import Stream
-from protocols.remote_errors import again
 from protocols.rpc_state import RpcState
-from protocols.told_errors import told
 from protocols.wire import (
     ACCEPT,
-    ALIVE,
     ALIVE_FRAME,
-    CHUNK,
     CLOSE,
-    ERROR,
     chunk_header,
     message_frame,
-    message_limit,
-    read_frame_header,
-    split_payload,
 )
 
 Sent = TypeVar("Sent")
-Received = TypeVar("Received")
 
 BulkHandler = Callable[[Caller, "Transfer[Accepted, Closed, Closing]", Opening], Awaitable[None]]
 """Answers a transfer: `await transfer.accept(...)`, chunks, `await transfer.finish(...)`.
@@ -89,9 +69,6 @@ Raising before or after `accept` ends the transfer with that error on the other 
 
 ALIVE_PART = 4  # ALIVE is due after this part of the stall time in which nothing was sent
 LAST_WORD_SECONDS = 1.0  # how long a broken transfer looks for the error that explains it
-
-_CLOSE_HEAD = message_type(CloseHead)
-_ERROR_HEAD = message_type(ErrorHead)
 
 
 class Transfer(Generic[Accepted, Sent, Received]):
@@ -107,7 +84,6 @@ class Transfer(Generic[Accepted, Sent, Received]):
         opener: bool,
     ) -> None:
         self._stream = stream
-        self._ending = ending
         self._bulk = bulk
         self._exchange = exchange
         self._state = state
@@ -116,25 +92,15 @@ class Transfer(Generic[Accepted, Sent, Received]):
         self._on_accept: Callable[[], None] | None = None
         self._hashed = bulk.hashed or state.guard.hashes_chunks
         self._sent = ChunkCount(self._hashed)
-        self._received = ChunkCount(self._hashed)
         self._sent_closing = False
         self._cut = False  # a frame of ours was begun and not finished
         self._sending = trio.Lock()
         self._send_patience = trio.CancelScope()  # of the frame that is being sent
         self._last_sent = trio.current_time()
         self._slice_bytes = SLOW_SLICE_BYTES
-        self._headers = HeaderReader(stream)
-        self._receiving = False
-        self._between_frames = False
-        self._receive_failure: PotluckError | None = None
-        self._announced: bytes | None = None  # the header of the chunk that comes next
-        self._remote_closing: Received | None = None
-        self._limits = {
-            CHUNK: bulk.chunk_limit_bytes,
-            CLOSE: message_limit(bulk.message_limit_bytes),
-            ERROR: message_limit(ERROR_BODY_LIMIT_BYTES),
-            ALIVE: 0,
-        }
+        self._receiver = ChunkReceiver[Received](
+            stream, bulk, exchange, state, ending, opener, self._heard, self.say_alive
+        )
 
     @property
     def peer(self) -> PeerId:
@@ -150,7 +116,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
     @property
     def finished(self) -> bool:
         """Whether both sides have said their closing message."""
-        return self._sent_closing and self._remote_closing is not None
+        return self._sent_closing and self._receiver.closing is not None
 
     @property
     def bytes_sent(self) -> int:
@@ -158,12 +124,12 @@ class Transfer(Generic[Accepted, Sent, Received]):
 
     @property
     def bytes_received(self) -> int:
-        return self._received.chunk_bytes
+        return self._receiver.count.chunk_bytes
 
     @property
     def received_digest(self) -> bytes:
         """The hash over the chunks received so far, as the closing message has it at the end."""
-        return self._received.digest
+        return self._receiver.count.digest
 
     @property
     def may_say_error(self) -> bool:
@@ -228,7 +194,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
             await self._stream.send_eof()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             await self._look_for_the_reason()
-            raise self._lost() from None
+            raise lost(self._bulk, self._exchange) from None
 
     async def say_alive(self) -> None:
         """Tell the other side that we are still here, if it has not heard from us for a while.
@@ -271,24 +237,24 @@ class Transfer(Generic[Accepted, Sent, Received]):
             self._cut = False
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             await self._look_for_the_reason()
-            raise self._lost() from None
+            raise lost(self._bulk, self._exchange) from None
         finally:
             if self._cut:
                 self._stream.reset()
 
     async def _look_for_the_reason(self) -> None:
         """A side that gives up says ERROR and stops reading: look whether it did."""
-        if self._receiving or self._announced is not None:
+        if self._receiver.busy or self._receiver.announced is not None:
             return
         with trio.move_on_after(LAST_WORD_SECONDS):
             with contextlib.suppress(Unreachable):
-                await self._next_chunk_header()
+                await self._receiver.next_header()
 
     # Receiving
 
     async def next_chunk_bytes(self) -> int | None:
         """The size of the chunk that comes next, without receiving it; None: there is none."""
-        header = await self._next_chunk_header()
+        header = await self._receiver.next_header()
         return None if header is None else int.from_bytes(header[:4], "big")
 
     async def receive_chunk(self) -> bytearray | None:
@@ -305,29 +271,14 @@ class Transfer(Generic[Accepted, Sent, Received]):
 
         LimitExceeded if it is larger than the buffer; it can then be received into a larger one.
         """
-        header = await self._next_chunk_header()
-        if header is None:
-            return None
-        length = int.from_bytes(header[:4], "big")
-        view = memoryview(buffer).cast("B")
-        if length > len(view):
-            raise LimitExceeded(
-                f"{self.peer} sends a chunk of {length:,} bytes where {len(view):,} were expected."
-            )
-        with view[:length] as destination:
-            await self._receiving_alone(self._fill, destination)
-            self._announced = None
-            self._received.add(header, destination)
-        await self.say_alive()
-        self._state.counts.chunk_bytes_received += length
-        return length
+        return await self._receiver.receive_into(buffer)
 
     async def receive_closing(self) -> Received:
         """The other side's closing message. Its chunks must have been received before."""
-        if await self._next_chunk_header() is not None:
+        if await self._receiver.next_header() is not None:
             raise ProtocolMisuse("The other side's chunks must be received before its closing.")
-        assert self._remote_closing is not None
-        return self._remote_closing
+        assert self._receiver.closing is not None
+        return self._receiver.closing
 
     async def finish(self, closing: Sent) -> Received:
         """Say our closing message, if `send_closing` did not yet, and wait for the other's."""
@@ -335,113 +286,8 @@ class Transfer(Generic[Accepted, Sent, Received]):
             await self.send_closing(closing)
         return await self.receive_closing()
 
-    async def _next_chunk_header(self) -> bytes | None:
-        if self._remote_closing is not None:
-            return None
-        if self._announced is None:
-            self._announced = await self._receiving_alone(self._receive_header)
-        return self._announced
-
-    async def _receiving_alone(self, receive: Callable[..., Awaitable[Any]], *what: Any) -> Any:
-        """Run one receiving step. What ends it early ends all receiving, and most of it the stream.
-
-        The stream stays when a whole frame was the reason, for it can still carry our ERROR.
-        """
-        if self._receiving:
-            raise trio.BusyResourceError("another task is receiving from this transfer")
-        if self._receive_failure is not None:
-            raise again(self._receive_failure)
-        self._receiving = True
-        keep_stream = False
-        try:
-            result = await receive(*what)
-            keep_stream = True
-        except trio.Cancelled:
-            keep_stream = self._between_frames
-            raise
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise self._lost() from None
-        except PotluckError as error:
-            self._receive_failure = error
-            keep_stream = not isinstance(error, DeadlineExceeded)
-            if isinstance(error, RemoteMisbehaviour):
-                self._state.misbehaved(self.peer, self._bulk.protocol, error)
-            raise
-        finally:
-            self._receiving = False
-            if not keep_stream and self._ending.error is None:  # else that is yet to be told
-                self._stream.reset()
-        if isinstance(result, PotluckError):
-            self._receive_failure = result
-            raise result
-        return result
-
-    async def _fill(self, destination: memoryview) -> None:
-        stall_seconds = self._bulk.stall_seconds
-        await receive_exactly(self._stream, destination, stall_seconds, self._on_progress)
-
-    async def _on_progress(self) -> None:
-        self._note_heard()
-        await self.say_alive()
-
-    def _note_heard(self) -> None:
+    def _heard(self) -> None:
         """The other side is at work: give what we are sending to it as much time again."""
         deadline = trio.current_time() + self._bulk.stall_seconds
         if self._sending.locked() and self._send_patience.deadline < deadline:
             self._send_patience.deadline = deadline
-
-    async def _receive_header(self) -> bytes | PotluckError | None:
-        """The header of the next chunk; None after the closing; an error that they sent."""
-        kind = ALIVE
-        header = self._headers.next_now()  # once: frames that are there must not hold the loop
-        if header is not None:
-            kind, length = read_frame_header(header, self._limits)
-            self._note_heard()
-        while kind == ALIVE:
-            with trio.move_on_after(self._bulk.stall_seconds) as patience:
-                self._between_frames = True
-                header = await self._headers.next()
-                self._between_frames = False
-            if patience.cancelled_caught:
-                self._between_frames = False
-                raise DeadlineExceeded(
-                    f"Nothing came from {self.peer} for {self._bulk.stall_seconds:g} seconds.",
-                    why="It has stopped, or the link carries nothing.",
-                )
-            if header is None:
-                raise MalformedMessage("The transfer ended without a closing message.")
-            kind, length = read_frame_header(header, self._limits)
-            self._note_heard()
-        assert header is not None
-        if kind == CHUNK:
-            if length == 0:
-                raise MalformedMessage("An empty chunk came.")
-            return header
-        payload = await receive_payload(self._stream, length, self._bulk.stall_seconds)
-        head, body = split_payload(kind, payload)
-        if kind == ERROR:
-            envelope = _ERROR_HEAD.decode(head).envelope
-            return told(self._state.guard, self._exchange, body, envelope, self._bulk.errors)
-        self._take_closing(_CLOSE_HEAD.decode(head), body)
-        return None
-
-    def _take_closing(self, head: CloseHead, body: bytes) -> None:
-        counted = self._received.head()
-        if (head.chunks, head.chunk_bytes) != (counted.chunks, counted.chunk_bytes):
-            raise MalformedMessage(
-                f"The closing message speaks of {head.chunks:,} chunks with "
-                f"{head.chunk_bytes:,} bytes; {counted.chunks:,} with "
-                f"{counted.chunk_bytes:,} came."
-            )
-        if head.digest != counted.digest:
-            raise MalformedMessage("The closing message's hash is not that of the chunks.")
-        part = Part.CLOSED if self._opener else Part.CLOSING
-        self._state.guard.open(self._exchange, part, closing_transcript(head, body), head.envelope)
-        type_ = self._bulk.closed if self._opener else self._bulk.closing
-        self._remote_closing = message_type(type_).decode(body)
-
-    def _lost(self) -> Unreachable:
-        return Unreachable(
-            f"The transfer {self._bulk.name} with {self.peer} was cut off.",
-            why="The other side went away or gave up, or the link broke.",
-        )
