@@ -15,13 +15,23 @@ agree on, and therefore an argument without a default.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
+import torch
+from msgspec import Meta
 from torch import nn
 from torch.optim import Optimizer
 
-from models.schedules import Schedule
+from models import albert, classifier, gpt
+from models.errors import WrongSettings, nearest
+from models.lamb import Lamb
+from models.lars import Lars
+from models.parameter_groups import parameter_groups
+from models.schedules import DECAYS, Schedule, ScheduleSettings
+from models.settings import read_settings, take_name
 from models.trainable import Trainable
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
@@ -29,16 +39,141 @@ OptimizerFactory = Callable[[NamedParameters], Optimizer]
 ScheduleFactory = Callable[[Optimizer], Schedule]
 
 
+class ModelKind(NamedTuple):
+    settings: type[msgspec.Struct]
+    sizes: Mapping[str, msgspec.Struct]
+    build: Callable[[Any, int | None], Trainable]
+
+
+MODELS: dict[str, ModelKind] = {
+    "gpt": ModelKind(gpt.GPTSettings, gpt.SIZES, gpt.GPT),
+    "albert": ModelKind(albert.AlbertSettings, albert.SIZES, albert.Albert),
+    "classifier": ModelKind(classifier.ClassifierSettings, classifier.SIZES, classifier.Classifier),
+}
+
+
+def model_settings(settings: Mapping[str, Any]) -> msgspec.Struct:
+    """The typed settings that these plain ones mean: those of their size, with what they change."""
+    name = take_name(settings, MODELS, "model")
+    kind = MODELS[name]
+    own = {key: value for key, value in settings.items() if key not in ("name", "size")}
+    if "size" in settings:
+        size = settings["size"]
+        if not isinstance(size, str) or size not in kind.sizes:
+            raise WrongSettings(
+                f"There is no size {size!r} of the model {name}.",
+                advice=nearest(str(size), kind.sizes),
+            )
+        own = {**msgspec.structs.asdict(kind.sizes[size]), **own}
+    return read_settings(own, kind.settings, f"the model {name}")
+
+
 def build_model(settings: Mapping[str, Any], *, seed: int | None) -> Trainable:
     """The network that these settings describe; with `seed=None` on the meta device."""
-    raise NotImplementedError
+    read = model_settings(settings)
+    return MODELS[settings["name"]].build(read, seed)
+
+
+Rate = Annotated[float, Meta(ge=0.0, le=1e6)]
+Small = Annotated[float, Meta(gt=0.0, le=1.0)]
+Decay = Annotated[float, Meta(ge=0.0, le=1e6)]
+Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class SGDSettings(_Settings, frozen=True):
+    """torch.optim.SGD, without dampening."""
+
+    lr: Rate
+    momentum: Share = 0.0
+    nesterov: bool = False
+    weight_decay: Decay = 0.0
+
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise WrongSettings(
+                "Nesterov's step needs a momentum.", advice="Set `momentum`, for example to 0.9."
+            )
+
+
+class AdamSettings(_Settings, frozen=True):
+    """torch.optim.AdamW."""
+
+    lr: Rate
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: Small = 1e-8
+    weight_decay: Decay = 0.01
+
+
+class LambSettings(_Settings, frozen=True):
+    """`models.lamb.Lamb`. `largest_norm` is the upper bound of the paper's phi."""
+
+    lr: Rate
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: Small = 1e-6
+    weight_decay: Decay = 0.01
+    largest_norm: Annotated[float, Meta(gt=0.0)] | None = None
+
+
+class LarsSettings(_Settings, frozen=True):
+    """`models.lars.Lars`."""
+
+    lr: Rate
+    momentum: Share = 0.9
+    weight_decay: Decay = 5e-4
+    trust: Small = 1e-3
+
+
+def _sgd(groups: list[dict[str, Any]], s: SGDSettings) -> Optimizer:
+    return torch.optim.SGD(groups, s.lr, s.momentum, 0.0, s.weight_decay, s.nesterov)
+
+
+def _adamw(groups: list[dict[str, Any]], s: AdamSettings) -> Optimizer:
+    return torch.optim.AdamW(groups, s.lr, s.betas, s.eps, s.weight_decay)
+
+
+def _lamb(groups: list[dict[str, Any]], s: LambSettings) -> Optimizer:
+    largest = math.inf if s.largest_norm is None else s.largest_norm
+    return Lamb(groups, s.lr, s.betas, s.eps, s.weight_decay, norm_bounds=(0.0, largest))
+
+
+def _lars(groups: list[dict[str, Any]], s: LarsSettings) -> Optimizer:
+    return Lars(groups, s.lr, s.momentum, s.weight_decay, s.trust)
+
+
+class OptimizerKind(NamedTuple):
+    settings: type[msgspec.Struct]
+    build: Callable[[list[dict[str, Any]], Any], Optimizer]
+
+
+OPTIMIZERS: dict[str, OptimizerKind] = {
+    "sgd": OptimizerKind(SGDSettings, _sgd),
+    "adamw": OptimizerKind(AdamSettings, _adamw),
+    "lamb": OptimizerKind(LambSettings, _lamb),
+    "lars": OptimizerKind(LarsSettings, _lars),
+}
 
 
 def optimizer_factory(settings: Mapping[str, Any]) -> OptimizerFactory:
-    """What makes the optimizer for `named_parameters`; biases and norms are not decayed."""
-    raise NotImplementedError
+    """What makes the optimizer for `named_parameters`; biases and norms are not decayed.
+
+    The settings are checked here, before there is a model.
+    """
+    name = take_name(settings, OPTIMIZERS, "optimizer")
+    kind = OPTIMIZERS[name]
+    own = {key: value for key, value in settings.items() if key != "name"}
+    read = read_settings(own, kind.settings, f"the optimizer {name}")
+    return lambda named_parameters: kind.build(parameter_groups(named_parameters), read)
 
 
 def schedule_factory(settings: Mapping[str, Any]) -> ScheduleFactory:
     """What makes the schedule of an optimizer's learning rates; one step of it is one epoch."""
-    raise NotImplementedError
+    name = take_name(settings, dict.fromkeys(DECAYS), "schedule")
+    own = {key: value for key, value in settings.items() if key != "name"}
+    if "decay" in own:
+        raise WrongSettings("The decay of a schedule is its `name`.", advice="Leave `decay` out.")
+    read = read_settings({"decay": name, **own}, ScheduleSettings, f"the schedule {name}")
+    return lambda optimizer: Schedule(optimizer, read)

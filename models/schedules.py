@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -27,6 +27,7 @@ DIGITS = 12
 peers should step with the same rate."""
 
 Decay = Literal["constant", "linear", "cosine", "polynomial"]
+DECAYS: tuple[Decay, ...] = get_args(Decay)
 Steps = Annotated[int, Meta(ge=0, le=1 << 40)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 

@@ -66,12 +66,14 @@ class Trainable(nn.Module):
         raise NotImplementedError
 
     def memory(self, samples: int, value_bytes: int = FLOAT32_BYTES) -> MemoryEstimate:
-        """What training takes with so many samples in a batch."""
-        parameters = FLOAT32_BYTES * parameter_count(self)
+        """What training takes with so many samples in a batch. Autocast keeps a copy of all
+        parameters in fewer bytes while a batch is computed."""
+        count = parameter_count(self)
+        copied = value_bytes * count if value_bytes < FLOAT32_BYTES else 0
         return MemoryEstimate(
-            parameters=parameters,
-            gradients=parameters,
-            statistics=2 * parameters,
+            parameters=FLOAT32_BYTES * count + copied,
+            gradients=FLOAT32_BYTES * count,
+            statistics=2 * FLOAT32_BYTES * count,
             activations=self.activation_bytes(samples, value_bytes),
         )
 
