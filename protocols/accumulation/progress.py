@@ -16,11 +16,37 @@ says nothing for that long may be gone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from protocols.accumulation.progress_slot import ProgressSlot
+from protocols.accumulation.claims import Credit, absurd_rates
+from protocols.accumulation.forks import (
+    Elsewhere,
+    Lineage,
+    Voter,
+    behind,
+    fork,
+    left_alone,
+)
+from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, SLOT_SECONDS, ProgressSlot
 from protocols.identity import PeerId
+
+CARRIED_SECONDS: Final = 2 * SAY_AGAIN_SECONDS
+"""For how long a slot is carried forward at its rate. A live peer has said something new by then,
+even if one of its writes was lost."""
+
+BEGUN_SHARE: Final = 0.9
+"""Of the target: enough for a round that another peer has begun. A liar that says it has begun
+makes a round a tenth too small."""
+
+BEGUN_BY_MOST_SHARE: Final = 0.5
+"""The same where most have begun: what they know is newer than what this peer has read."""
+
+SHORTEST_READ_SECONDS: Final = 0.1  # round trips are as long
+LONGEST_READ_SECONDS: Final = 3.0  # what is carried forward is good for longer; a fork waits so
+READ_WHEN_DUE_SECONDS: Final = 0.5
+READS_BEFORE_DUE: Final = 4  # each look leaves three quarters of the time
 
 
 @dataclass(frozen=True)
@@ -49,17 +75,6 @@ class Ignored:
     """A peer whose slot does not count, and why, in words."""
 
     peer: PeerId
-    reason: str
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """A state that this peer should take instead of its own: that of `peers`, who are at this
-    epoch or later. `history` is None where they differ in it, because some are further still."""
-
-    epoch: int
-    history: bytes | None
-    peers: tuple[PeerId, ...]
     reason: str
 
 
@@ -106,13 +121,161 @@ class Estimate:
         return self.is_due or self.others_samples + own_samples >= self.target_samples
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a peer remembers beside the slots. `members`: of the round that ended the last epoch:
+    they are in this epoch, whether their slots say so yet or not."""
+
+    credit: Credit
+    members: frozenset[PeerId] = frozenset()
+
+
 def estimate(
     seen: Mapping[PeerId, Seen],
     mine: ProgressSlot,
     settings: ProgressSettings,
     now: float,
+    known: Known,
     *,
     number: int = 1,
 ) -> Estimate:
-    """See the module. Stub."""
-    raise NotImplementedError(seen, settings, now, mine, number)
+    """What these slots amount to at this moment, for the peer whose own slot is `mine`."""
+    alive = {peer: one for peer, one in seen.items() if now - one.at <= SLOT_SECONDS}
+    fitting, ignored = _fitting(alive, mine, known.credit, now)
+    here = [
+        _Counted(peer, one, settings, now)
+        for peer, one in fitting.items()
+        if (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
+    ]
+    ignored += _samples_of_the_past(fitting, mine, known.members)
+    believed = [one for one in here if not known.credit.is_doubted(one.peer, mine.epoch)]
+    ignored += [
+        Ignored(one.peer, "It claimed samples and did not bring them to the round.")
+        for one in here
+        if one.slot.samples and one not in believed
+    ]
+    moved = [
+        one.slot
+        for peer, one in fitting.items()
+        if peer in known.members and one.slot.epoch == mine.epoch - 1
+    ]
+    others_samples = sum(one.samples for one in believed)
+    rates = [one.rate for one in believed] + [one.samples_per_second for one in moved]
+    own_rate = mine.samples_per_second if mine.role == "trains" else 0.0
+    rate = sum(rates) + own_rate
+    samples = others_samples + mine.samples
+    is_due = _is_due(samples, believed, settings)
+    due_in = _seconds_until(settings.target_samples - samples, rate)
+    voters = [
+        Voter(peer, Lineage(one.slot.epoch, one.slot.history)) for peer, one in fitting.items()
+    ]
+    at = Lineage(mine.epoch, mine.history)
+    company = sum(
+        1 for one in here if one.takes_part and not known.credit.is_given_up(one.peer, mine.epoch)
+    )
+    return Estimate(
+        number=number,
+        epoch=mine.epoch,
+        history=mine.history,
+        samples=samples,
+        others_samples=others_samples,
+        target_samples=settings.target_samples,
+        rate=rate,
+        is_due=is_due,
+        due_in_seconds=0.0 if is_due else due_in,
+        read_again_in_seconds=_read_again_in(due_in, is_due=is_due),
+        expected=1 + sum(1 for one in believed if one.will_come),
+        company=company + len(moved),
+        behind=behind(at, voters),
+        fork=fork(at, voters) or left_alone(at, voters),
+        peers=tuple(fitting),
+        ignored=tuple(ignored),
+    )
+
+
+class _Counted:
+    """A peer of this epoch and history, and how many samples of it count now."""
+
+    def __init__(self, peer: PeerId, seen: Seen, settings: ProgressSettings, now: float) -> None:
+        slot, target = seen.slot, float(settings.target_samples)
+        self.peer, self.slot = peer, slot
+        trains = slot.role == "trains"
+        self.rate = slot.samples_per_second if trains and not slot.averaging else 0.0
+        carried = self.rate * min(max(0.0, now - seen.at), CARRIED_SECONDS)
+        if not settings.carries_forward:
+            carried = 0.0
+        # No peer counts for more than the whole of a round: more says nothing more.
+        self.samples = min(slot.samples + carried, target) if trains else 0.0
+        self.is_fresh = now - seen.at <= CARRIED_SECONDS
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it does anything for the run: who computes nothing holds nobody up."""
+        return self.slot.role == "auxiliary" or self.samples > 0 or self.rate > 0
+
+    @property
+    def will_come(self) -> bool:
+        """Whether it is waited for: it has something to bring, and was heard of lately."""
+        helps = self.slot.role == "auxiliary" or self.slot.averaging or self.samples >= 1
+        return helps and self.is_fresh
+
+
+def _fitting(
+    alive: Mapping[PeerId, Seen], mine: ProgressSlot, credit: Credit, now: float
+) -> tuple[dict[PeerId, Seen], list[Ignored]]:
+    """Whose slots count at all, and who else says what."""
+    against = {}
+    for peer, one in alive.items():
+        refusal = credit.refusal(peer, now)
+        if one.slot.signature != mine.signature:
+            against[peer] = "It has another model, or another kind of optimizer."
+        elif refusal is not None:
+            against[peer] = refusal
+    slots = {peer: one.slot for peer, one in alive.items() if peer not in against}
+    against |= absurd_rates(slots, mine.samples_per_second)
+    fitting = {peer: one for peer, one in alive.items() if peer not in against}
+    return fitting, [Ignored(peer, reason) for peer, reason in against.items()]
+
+
+def _samples_of_the_past(
+    fitting: Mapping[PeerId, Seen], mine: ProgressSlot, members: frozenset[PeerId]
+) -> list[Ignored]:
+    """Whoever still gathers for a round that is over. One epoch is a slot under way; and who was
+    in the last round has brought those samples, whatever its slot says."""
+    return [
+        Ignored(
+            peer,
+            f"Its {one.slot.samples:,} samples are of epoch {one.slot.epoch}, which is over: "
+            f"this peer is at {mine.epoch}.",
+        )
+        for peer, one in fitting.items()
+        if one.slot.samples and one.slot.epoch < mine.epoch and peer not in members
+    ]
+
+
+def _is_due(samples: float, believed: Sequence[_Counted], settings: ProgressSettings) -> bool:
+    """The samples reach the target; or others have begun, and this peer only sees a little less.
+
+    Who stays away from a round that has begun is left out of it and loses what it has; who comes
+    too early brings what it has, and the round's weight decides whether it makes a step.
+    """
+    begun = sum(1 for one in believed if one.slot.averaging)
+    share = 1.0
+    if 2 * begun > len(believed) + 1:
+        share = BEGUN_BY_MOST_SHARE
+    elif begun:
+        share = BEGUN_SHARE
+    return samples > 0 and samples >= share * settings.target_samples
+
+
+def _seconds_until(missing: float, rate: float) -> float:
+    if missing <= 0:
+        return 0.0
+    return missing / rate if rate > 0 else math.inf
+
+
+def _read_again_in(due_in: float, *, is_due: bool) -> float:
+    """The nearer the step, the more often: some ten looks in each epoch, however long it is."""
+    if is_due:
+        return READ_WHEN_DUE_SECONDS
+    return min(LONGEST_READ_SECONDS, max(SHORTEST_READ_SECONDS, due_in / READS_BEFORE_DUE))

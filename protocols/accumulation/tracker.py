@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import trio
 
-from protocols.accumulation.lifecycle import Ending
+from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.dht.service import Dht

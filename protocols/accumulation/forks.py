@@ -1,0 +1,175 @@
+"""Whose state is the run's, when peers are at different ones. Pure.
+
+    behind(mine, voters)                    # a state that this peer should take, or None
+    fork(mine, voters) or left_alone(mine, voters)
+    patience.settled(found, now, jitter)    # the same, once it has been so for long enough
+
+Three cases, by what the live peers of the run say:
+
+- *behind*: enough of them are at a later epoch. Enough is two, and a quarter of them; or one, where
+  there is only one. A single liar can therefore send nobody after a state of its invention, but
+  where it is the only other peer.
+- *fork*: at the same epoch there are other histories. The side with fewer peers gives way; of two
+  equal ones, the larger history. Both sides count the same slots, each by itself, and come to the
+  same conclusion; numbers of samples are left out of it, for they change while slots travel.
+- *left alone*: this peer is ahead, and not enough others are to be followed. They go on without it;
+  after a while it goes back to them.
+
+Nobody loses a vote by having nothing: who is at epoch 0 follows any later epoch that a single peer
+proves by its state, so that a run goes on from one checkpoint.
+
+Easy to get wrong: two sides must not take each other's state at once. So a fork has to last
+`FORK_SECONDS` before anybody moves, each waits a little longer by a share of its own, and every
+peer that has moved makes the winning side larger.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from protocols.identity import PeerId
+
+BACKERS: Final = 2
+BACKING_SHARE: Final = 4  # one in so many of the others
+
+FORK_SECONDS: Final = 4.0
+"""Longer than all slots of a round need to be written and read, so that what looks like a fork
+between two of them is none."""
+
+LEFT_ALONE_SECONDS: Final = 25.0
+"""Longer than a slot lives: who is counted against this peer is alive."""
+
+START_SECONDS: Final = 1.0
+"""At epoch 0 peers begin with parameters of their own, and agree on one's at once."""
+
+
+class Lineage(NamedTuple):
+    """Which steps a state has had."""
+
+    epoch: int
+    history: bytes
+
+
+class Voter(NamedTuple):
+    peer: PeerId
+    at: Lineage
+
+
+class Kind(enum.Enum):
+    BEHIND = "behind"
+    FORK = "fork"
+    LEFT_ALONE = "left alone"
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A state that this peer should take instead of its own: that of `peers`, who are at this
+    epoch or later. `history` is None where any of a later epoch will do."""
+
+    kind: Kind
+    epoch: int
+    history: bytes | None
+    peers: tuple[PeerId, ...]
+    reason: str
+    seconds: float = 0.0
+    """For how long it has to be so before anybody acts on it."""
+
+
+def needed(others: int) -> int:
+    """How many of so many others have to be ahead for a peer to follow them."""
+    if others <= 1:
+        return 1
+    return max(BACKERS, -(-others // BACKING_SHARE))
+
+
+def behind(mine: Lineage, voters: Iterable[Voter]) -> Elsewhere | None:
+    """Whether enough others are at a later epoch, and where."""
+    votes = [one for one in voters if one.at.epoch > 0]
+    ahead = sorted((one.at.epoch for one in votes if one.at.epoch > mine.epoch), reverse=True)
+    enough = needed(len(votes))
+    if len(ahead) < enough:
+        return None
+    epoch = ahead[enough - 1]  # the latest that so many have reached
+    there = [one for one in votes if one.at.epoch >= epoch]
+    sides = _sides(there)
+    contested = len({one.at.history for one in there if one.at.epoch == epoch}) > 1
+    best = sides[0]
+    if contested:
+        epoch, there = best.epoch, [one for one in there if one.at == best]
+    return Elsewhere(
+        Kind.BEHIND,
+        epoch,
+        best.history if contested else None,
+        _peers(there),
+        f"{len(ahead)} of {len(votes)} others are ahead, at epoch {epoch} and this peer at "
+        f"{mine.epoch}.",
+    )
+
+
+def fork(mine: Lineage, voters: Iterable[Voter]) -> Elsewhere | None:
+    """Whether another side at this epoch has more peers, or as many and the smaller history."""
+    here = [one for one in voters if one.at.epoch == mine.epoch]
+    counts = Counter(one.at.history for one in here)
+    counts[mine.history] += 1
+    winner = min(counts, key=lambda history: (-counts[history], history))
+    if winner == mine.history:
+        return None
+    return Elsewhere(
+        Kind.FORK,
+        mine.epoch,
+        winner,
+        _peers(one for one in here if one.at.history == winner),
+        f"At epoch {mine.epoch} {counts[winner]} have made other steps than this peer and "
+        f"{counts[mine.history] - 1} with it.",
+        FORK_SECONDS if mine.epoch else START_SECONDS,
+    )
+
+
+def left_alone(mine: Lineage, voters: Iterable[Voter]) -> Elsewhere | None:
+    """Whether this peer is ahead with too few for the others to follow."""
+    votes = [one for one in voters if one.at.epoch > 0]
+    back = [one for one in votes if one.at.epoch < mine.epoch]
+    if not back or 1 + len(votes) - len(back) >= needed(len(votes)):
+        return None
+    best = _sides(back)[0]
+    return Elsewhere(
+        Kind.LEFT_ALONE,
+        best.epoch,
+        best.history,
+        _peers(one for one in back if one.at == best),
+        f"{len(back)} of {len(votes)} others go on from epoch {best.epoch} without the steps that "
+        f"this peer has made up to {mine.epoch}.",
+        LEFT_ALONE_SECONDS,
+    )
+
+
+def _sides(voters: Sequence[Voter]) -> list[Lineage]:
+    """The states that there are, that of the most first; then the later, the smaller history."""
+    counts = Counter(one.at for one in voters)
+    return sorted(counts, key=lambda at: (-counts[at], -at.epoch, at.history))
+
+
+def _peers(voters: Iterable[Voter]) -> tuple[PeerId, ...]:
+    return tuple(sorted(one.peer for one in voters))
+
+
+class Patience:
+    """Lets a finding count once there has been one of its kind for its time, without a gap: the
+    epochs and histories in it move on meanwhile. Invariant: `_since` is when the gap ended."""
+
+    def __init__(self) -> None:
+        self._kind: Kind | None = None
+        self._since = 0.0
+
+    def settled(self, found: Elsewhere | None, now: float, jitter: float) -> Elsewhere | None:
+        """`jitter`: this peer's own share, 0 to 1: so much longer it waits, of the same time."""
+        kind = None if found is None else found.kind
+        if kind is not self._kind:
+            self._kind, self._since = kind, now
+        if found is None or now - self._since < found.seconds * (1.0 + jitter):
+            return None
+        return found
