@@ -40,6 +40,9 @@ HEAVY_ROOMS = (
     # Processes of their own, which hold tensors; no command loads them
     "node.bench.averaging_peer",
     "node.bench.shaped_peer",
+    "node.bench.interference_guest",
+    "node.bench.training_task",
+    "node.bench.training_peer",
 )
 
 

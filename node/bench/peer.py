@@ -114,6 +114,13 @@ class BenchPeer:
             times.append(poured.ended - poured.began)
         return {"ms_p50": statistics.median(times) * 1000}
 
+    async def pour_paced(self, peer: str, chunks: int, bytes_per_second: float) -> dict[str, Any]:
+        """The same to one peer, no faster than so many bytes a second."""
+        poured = await pour(
+            self._rpc, PeerId(peer), self._block, chunks, bytes_per_second=bytes_per_second
+        )
+        return {"began": poured.began, "ended": poured.ended, "bytes": poured.bytes_sent}
+
     async def pour_until_stuck(self, peer: str, chunks: int) -> dict[str, Any]:
         sent = await pour_until_stuck(
             self._rpc, PeerId(peer), self._block, chunks, patience_seconds=STUCK_SECONDS
@@ -156,6 +163,13 @@ class BenchPeer:
 
 @asynccontextmanager
 async def open_bench_peer(auth_seed: bytes) -> AsyncIterator[BenchPeer]:
+    async with open_bench_network(auth_seed) as (network, rpc, memory):
+        yield BenchPeer(network, rpc, memory)
+
+
+@asynccontextmanager
+async def open_bench_network(auth_seed: bytes) -> AsyncIterator[tuple[Network, Rpc, MemoryWatch]]:
+    """What a node of the bench stands on; with a token if there is a key to sign it."""
     settings = Libp2pSettings(listen_addresses=(LOOPBACK,))
     memory = MemoryWatch()
     async with (
@@ -164,7 +178,7 @@ async def open_bench_peer(auth_seed: bytes) -> AsyncIterator[BenchPeer]:
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(memory.run)
-        yield BenchPeer(network, rpc, memory)
+        yield network, rpc, memory
         nursery.cancel_scope.cancel()
 
 

@@ -10,6 +10,7 @@ Only the bench's processes serve this; an ordinary node does not.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import dataclass
@@ -91,12 +92,23 @@ class Basin:
 
 
 async def pour(
-    rpc: Rpc, peer: PeerId, block: list[bytes], chunks: int, *, check: bool = False
+    rpc: Rpc,
+    peer: PeerId,
+    block: list[bytes],
+    chunks: int,
+    *,
+    check: bool = False,
+    bytes_per_second: float = math.inf,
 ) -> Pouring:
-    """Send so many chunks; timed from before the stream is opened until the last one arrived."""
+    """Send so many chunks, no faster than that.
+
+    Timed from before the stream is opened until the last one arrived.
+    """
     began = time.monotonic()
     async with rpc.open_bulk(peer, POUR, PourOpening(check=check), timeout=OPEN_SECONDS) as out:
+        first = trio.current_time()
         for number in range(chunks):
+            await trio.sleep_until(first + number * CHUNK_BYTES / bytes_per_second)
             await out.send_chunk(block[number % BLOCK_CHUNKS])
         closed = await out.finish(Empty())
     ended = time.monotonic()

@@ -21,6 +21,7 @@ def add_parser(subparsers: Subparsers) -> None:
     from node.commands import (
         bench_auth_server,
         bench_averaging,
+        bench_interference,
         bench_revocation,
         bench_shaped,
         bench_survival,
@@ -43,6 +44,7 @@ def add_parser(subparsers: Subparsers) -> None:
     bench_averaging.add_parser(kinds)
     bench_survival.add_parser(kinds)
     bench_shaped.add_parser(kinds)
+    bench_interference.add_parser(kinds)
 
 
 def _add_transport(kinds: Subparsers) -> None:
@@ -138,6 +140,10 @@ def run(arguments: argparse.Namespace) -> int:
         from node.commands import bench_shaped
 
         return bench_shaped.run(arguments)
+    if arguments.kind == "interference":
+        from node.commands import bench_interference
+
+        return bench_interference.run(arguments)
     return _run_dht(arguments) if arguments.kind == "dht" else _run_transport(arguments)
 
 

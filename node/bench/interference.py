@@ -1,0 +1,188 @@
+"""`potluck bench interference`: what a bulk transfer costs the training in the same process.
+
+One process, the guest house, trains in a thread while its node runs in another: the arrangement of
+every volunteer. Another process sends to it (or is sent to) at a given rate, over the whole path of
+a real network. The training's steps are counted in short windows that take turns, so that what the
+machine does meanwhile falls on all of them alike:
+
+    alone       nothing is transferred
+    elsewhere   the same bytes at the same rate, between two other processes: what a node in a
+                process of its own would cost
+    receiving   into the process that trains
+    sending     out of it
+
+`kept` is the rate beside the transfer as a share of the rate alone; the bar is on it. The process
+at the other end needs a processor too, which a volunteer's machine does not spend. Where the
+training's threads leave it none, its CPU time is taken off the rate alone (`spared`), and said.
+
+Easy to get wrong: on a busy machine the ratio of two windows says little. Look at the spread.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import trio
+
+from node.bench.machine import machine_facts
+from node.bench.pouring import CHUNK_BYTES
+from node.bench.processes import BenchProcess, introduce, open_peer, open_process
+
+BAR_KEPT = 0.9
+MEGABYTE = 1_000_000
+GUEST = ("-m", "node.bench.interference_guest")
+ARMS = ("alone", "elsewhere", "receiving", "sending")
+SETTLE_SECONDS = 1.0  # the first steps of a training warm caches up
+
+Talk = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class InterferenceEffort:
+    """`megabytes`: what is transferred per second; `threads`: torch's, in the training."""
+
+    megabytes: float = 50.0
+    seconds: float = 1.0
+    turns: int = 15
+    threads: int = 1
+    width: int = 128
+    layers: int = 4
+    batch: int = 8
+
+
+@dataclass
+class Window:
+    """One stretch of time, of one arm."""
+
+    steps_per_second: float
+    megabytes_per_second: float
+    others_cores: float  # that the processes at the other end kept busy
+
+
+@dataclass
+class _Seen:
+    windows: dict[str, list[Window]] = field(default_factory=lambda: {arm: [] for arm in ARMS})
+
+
+async def measure_interference(
+    effort: InterferenceEffort, say: Talk = lambda _line: None
+) -> dict[str, Any]:
+    """The rates of each arm, what is kept of them, and whether the bar is met."""
+    machine, began = machine_facts(), time.monotonic()
+    async with AsyncExitStack() as stack:
+        guest = await stack.enter_async_context(open_process("the training process", GUEST))
+        sender = await stack.enter_async_context(open_peer("the process at the other end"))
+        stranger = await stack.enter_async_context(open_peer("a third process"))
+        house = _House(guest, sender, stranger, effort)
+        await house.settle()
+        seen = _Seen()
+        for turn in range(effort.turns):
+            say(f"turn {turn + 1} of {effort.turns}")
+            for arm in ARMS:
+                seen.windows[arm].append(await house.window(arm))
+    return figures_of(seen.windows, effort.threads, machine["cores_usable"]) | {
+        "settings": asdict(effort),
+        "machine": machine,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+class _House:
+    """The three processes, introduced to one another, and the training that never stops."""
+
+    def __init__(
+        self,
+        guest: BenchProcess,
+        sender: BenchProcess,
+        stranger: BenchProcess,
+        effort: InterferenceEffort,
+    ) -> None:
+        self._guest, self._sender, self._stranger = guest, sender, stranger
+        self._effort = effort
+        self._chunks = max(1, round(effort.megabytes * MEGABYTE * effort.seconds / CHUNK_BYTES))
+        self._peers: dict[str, str] = {}
+
+    async def settle(self) -> None:
+        self._peers = {
+            "elsewhere": await introduce(self._sender, self._stranger),
+            "receiving": await introduce(self._sender, self._guest),
+            "sending": await introduce(self._guest, self._sender),
+        }
+        for arm in self._peers:
+            await self._pour(arm)
+        effort = self._effort
+        await self._guest.ask(
+            "train",
+            threads=effort.threads,
+            width=effort.width,
+            layers=effort.layers,
+            batch=effort.batch,
+        )
+        await trio.sleep(SETTLE_SECONDS)
+
+    async def window(self, arm: str) -> Window:
+        others = await self._others_cpu()
+        began, carried = time.monotonic(), 0.0
+        if arm == "alone":
+            await trio.sleep(self._effort.seconds)
+        else:
+            carried = await self._pour(arm)
+        ended = time.monotonic()
+        steps = await self._guest.ask("rate", began=began, ended=ended)
+        spent = await self._others_cpu() - others
+        return Window(steps["steps_per_second"], carried, spent / (ended - began))
+
+    async def _pour(self, arm: str) -> float:
+        """Transfer for one window; the megabytes per second that it came to."""
+        source = self._guest if arm == "sending" else self._sender
+        poured = await source.ask(
+            "pour_paced",
+            peer=self._peers[arm],
+            chunks=self._chunks,
+            bytes_per_second=self._effort.megabytes * MEGABYTE,
+        )
+        return float(poured["bytes"] / (poured["ended"] - poured["began"]) / MEGABYTE)
+
+    async def _others_cpu(self) -> float:
+        asked = [await process.ask("cpu") for process in (self._sender, self._stranger)]
+        return float(sum(answer["seconds"] for answer in asked))
+
+
+def figures_of(windows: dict[str, list[Window]], threads: int, cores: int | None) -> dict[str, Any]:
+    """Medians, the shares that are kept, and the bar."""
+    alone = [window.steps_per_second for window in windows["alone"]]
+    arms = {}
+    for arm, seen in windows.items():
+        rates = [window.steps_per_second for window in seen]
+        others = statistics.median(window.others_cores for window in seen)
+        spared = spared_share(threads, cores, others)
+        kept = [rate / (one * spared) for rate, one in zip(rates, alone, strict=True)]
+        arms[arm] = {
+            "steps_per_s": round(statistics.median(rates), 2),
+            "kept": round(statistics.median(kept), 3),
+            "kept_least": round(min(kept), 3),
+            "kept_most": round(max(kept), 3),
+            "MB_per_s": round(statistics.median(one.megabytes_per_second for one in seen), 1),
+            "others_cores": round(others, 3),
+            "spared": round(spared, 3),
+        }
+    beside = [arms["receiving"]["kept"], arms["sending"]["kept"]]
+    return {
+        "kept": min(beside),
+        "bar_kept": BAR_KEPT,
+        "step_ms": round(1000 / statistics.median(alone), 1),
+        "met": min(beside) >= BAR_KEPT,
+        "arms": arms,
+    }
+
+
+def spared_share(threads: int, cores: int | None, others: float) -> float:
+    """What the processes at the other end leave of the training's cores: 1 if there are others."""
+    if cores is None or threads < cores:
+        return 1.0
+    return max(0.0, cores - others) / cores
