@@ -6,8 +6,9 @@
 
 One round is one decision: commit the result of one attempt at the exchange, or discard. It is
 taken by single-decree Paxos (acceptor.py) among all members of the signed roster, in ballots that
-their coordinators drive (coordinator.py). This file is the member: it takes part in the exchange,
-keeps the acceptor's memory, watches whoever coordinates, and takes over when that one is gone.
+their coordinators drive (coordinator.py). This file is the member: it takes every message to where
+it belongs (what a coordinator wants of it, to follower.py), follows the highest ballot, and takes
+over when whoever coordinates is gone (succession.py).
 docs/protocols.md has the whole, with what is assumed and what each failure costs.
 
 Promises, whatever is lost, doubled, delayed or overtaken, and whoever dies: two members never
@@ -22,7 +23,7 @@ away asks later what was decided, so this goes on answering for as long as it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from protocols.errors import ProtocolMisuse
@@ -51,6 +52,7 @@ from protocols.moshpit.blame import Blame, Verify
 from protocols.moshpit.coordinator import Coordinator, Plan
 from protocols.moshpit.desk import Desk, Timing
 from protocols.moshpit.ending import TIME_IS_OVER, Ending
+from protocols.moshpit.follower import CheckCuts, Follower, FromCoordinator
 from protocols.moshpit.memory_checks import check_against_memory
 from protocols.moshpit.message_checks import check
 from protocols.moshpit.own_exchange import OwnExchange
@@ -58,9 +60,6 @@ from protocols.moshpit.succession import Succession
 from protocols.moshpit.verdicts import Effect, Verdict
 
 __all__ = ["Agreement", "CheckCuts", "Plan", "Timing", "Verify"]
-
-CheckCuts = Callable[[tuple[int, ...], tuple[int, ...]], str]
-"""From members and cuts of a coordinator's Start to what is wrong with them; "" if nothing is."""
 
 # What is answered with the decision, once there is one. The others are answers themselves.
 _ASKS = (Start, Prepare, Open, Accept, Query, Forswear, Holding, Trouble, Promise, GivenUp)
@@ -82,13 +81,10 @@ class Agreement:
         check_cuts: CheckCuts | None = None,
     ) -> None:
         """`coordinators`: the order of succession, leader first; who is not named comes last."""
-        self.excluded: dict[int, Suspicion] = {}
-        """Who is not in the newest attempt that we know of, and why."""
         others = [member for member in range(size) if member not in coordinators]
         self._desk = Desk(me, size, (*coordinators, *others), timing, now)
         self._plan = plan
         self._verify = verify
-        self._check_cuts = check_cuts
         first = Ballot(0, coordinators[0])
         self._acceptor = Acceptor(Attempt(first, tuple(range(size))))
         self._blame = Blame()
@@ -97,6 +93,9 @@ class Agreement:
         self._succession = Succession(self._desk)
         self._exchange = OwnExchange(self._desk)
         self._ending = Ending(self._desk, self._acceptor, self._exchange)
+        self._follower = Follower(
+            self._desk, self._acceptor, self._exchange, self._ending, self._succession, check_cuts
+        )
         self._untold = False  # our coordinator may not have had our last report
         self._desk.arm("round", timing.round_seconds)
         self._desk.arm("end", timing.round_seconds + timing.closing_seconds)
@@ -105,6 +104,11 @@ class Agreement:
     def verdict(self) -> Verdict | None:
         """How the round has ended for this member; None: it has not."""
         return self._ending.verdict
+
+    @property
+    def excluded(self) -> Mapping[int, Suspicion]:
+        """Who is not in the newest attempt that we know of, and why."""
+        return self._follower.excluded
 
     # what the shell calls
 
@@ -250,55 +254,14 @@ class Agreement:
                 return
         self._ending.learn(decided)
 
-    def _take_of_coordinator(
-        self, sender: int, message: Prepare | Open | Start | Accept | Forswear
-    ) -> None:
-        """As an acceptor: only what is not below our promise counts."""
+    def _take_of_coordinator(self, sender: int, message: FromCoordinator) -> None:
+        """Only what is not below our promise counts."""
         ballot = message.ballot
         if ballot < self._acceptor.promised:
             self._desk.send(sender, Outbid(self._acceptor.promised))
             return
         self._follow(ballot)
-        self._acceptor.promise(ballot)
-        running = self._exchange.running
-        if running is not None and (running < ballot or isinstance(message, Accept)):
-            self._exchange.stop()
-        match message:
-            case Open(_, members, excluded):
-                if self._acceptor.open(Attempt(ballot, members)):
-                    self.excluded = {each.member: each for each in excluded}
-                    self._desk.send(sender, Opened(ballot))
-                    return
-            case Accept(_, result) if self._exchange.doubts(result):
-                self._succession.distrust(sender)
-                return
-            case Accept(_, result):
-                if self._acceptor.accept(ballot, result):
-                    self._desk.send(sender, Accepted(ballot))
-                    return
-            case Start():
-                if not self._acceptor.vowed:
-                    self._take_start(message)
-                    return
-            case Forswear():
-                self._acceptor.vow()
-        self._desk.send(sender, self._promise())
-
-    def _take_start(self, start: Start) -> None:
-        ballot = start.ballot
-        if self._exchange.running == ballot:
-            return
-        if self._exchange.has_ended(ballot):
-            self._exchange.report(ballot)
-            return
-        self._acceptor.open(Attempt(ballot, start.members))  # it was, by a quorum
-        wrong = self._check_cuts(start.members, start.cuts) if self._check_cuts else ""
-        if wrong:
-            against = Suspicion(ballot.coordinator, "wrong_plan", wrong)
-            self._exchange.refuse(ballot, (against,))
-            self._exchange.report(ballot)
-            return
-        self._exchange.start(start)
+        self._follower.take(sender, message)
 
     def _take_of_member(
         self, sender: int, message: Promise | Opened | Holding | Trouble | Accepted
@@ -377,17 +340,6 @@ class Agreement:
         self._follow(self._own)
         self._coordinator = self._coordinate(self._own)
         self._coordinator.prepare()
-
-    def _promise(self) -> Promise:
-        acceptor = self._acceptor
-        return Promise(
-            acceptor.promised,
-            acceptor.attempt,
-            acceptor.accepted,
-            self._exchange.held if self.verdict is None else None,
-            self._exchange.complaints(acceptor.attempt.ballot),
-            acceptor.vowed,
-        )
 
     # timers
 

@@ -23,6 +23,7 @@ from protocols.moshpit.agreement_messages import (
 )
 from protocols.moshpit.ballots import Ballot, Statement
 from protocols.moshpit.coordinator import Coordinator, Stage
+from protocols.moshpit.follower import Follower
 
 
 class BreaksItsPromise(Agreement):
@@ -78,13 +79,21 @@ class StartsWhatIsOver(Agreement):
         super()._take_of_coordinator(sender, message)
 
 
-class VowsFalsely(Agreement):
-    """Vows never to accept a result, and does not say that it has."""
-
+class _Vowing(Follower):
     def _promise(self) -> Promise:
         self._acceptor.vowed = self._acceptor.vowed or self._succession.following.number > 0
         promise = super()._promise()
         return replace(promise, accepted=None) if promise.vowed else promise
+
+
+class VowsFalsely(Agreement):
+    """Vows never to accept a result, and does not say that it has."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._follower = _Vowing(
+            self._desk, self._acceptor, self._exchange, self._ending, self._succession, None
+        )
 
 
 class _Deaf(Coordinator):

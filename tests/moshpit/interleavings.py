@@ -126,7 +126,8 @@ def clone(value: Any, done: dict[int, Any]) -> Any:
     return made
 
 
-SHARED = ("_owner", "_desk", "_ending", "_blame", "_acceptor", "_exchange")  # the agreement's
+# the agreement's own
+SHARED = ("_owner", "_desk", "_ending", "_blame", "_acceptor", "_exchange", "_succession")
 
 
 def freeze(value: Any) -> Hashable:
