@@ -7,14 +7,14 @@ training: that is `NoDataLeft` alone, when no source has anything left to give.
 
 from __future__ import annotations
 
-from models.errors import ModelsError
+from models.errors import ModelsError, WrongSettings
 
 
 class DataError(ModelsError):
     """Root of the errors about data."""
 
 
-class DataSettingsError(DataError):
+class DataSettingsError(DataError, WrongSettings):
     """A description of data that cannot be right. Nothing was opened."""
 
     exit_code = 2

@@ -6,7 +6,7 @@ that can be known. Its place is enough to find it again, which is what a positio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 
@@ -57,11 +57,15 @@ class Pause(NamedTuple):
 class SkippedDocument(NamedTuple):
     """Instead of a document: it cannot be used, and why."""
 
-    document: int
+    mark: Mark
     reason: str
 
 
 Reading = Iterator[Document | SkippedDocument | Pause]
+
+
+OnRetry = Callable[[str, int, float], None]
+"""Called with the reason, the number of the attempt that comes, and the wait before it."""
 
 
 class Shards(Protocol):
@@ -73,14 +77,10 @@ class Shards(Protocol):
     @property
     def names(self) -> tuple[str, ...]: ...
 
-    def read(self, shard: int, start: Mark) -> Reading:
+    def read(self, shard: int, start: Mark, on_retry: OnRetry) -> Reading:
         """The documents of one shard from a mark on.
 
         Ends with ShardBroken where going on makes no sense; gives a Pause where reading was
         interrupted and is to be asked for more only later.
         """
-        ...
-
-    def close(self) -> None:
-        """Give back connections and files."""
         ...

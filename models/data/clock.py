@@ -1,0 +1,74 @@
+"""The time that sources wait by, and the one way to stop a reader that is waiting.
+
+Everything here that waits (for a server's bytes, until the next attempt) does it through a Clock,
+so that a reading thread ends at once when its owner leaves, and tests need not wait at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from models.data.errors import DataError
+
+
+class ReadingStopped(DataError):
+    """The owner of this data has closed it. Nothing was lost: its position still stands."""
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Seconds since some moment."""
+        ...
+
+    def wait_until(self, moment: float) -> None:
+        """ReadingStopped if the owner stops it meanwhile, or has."""
+        ...
+
+    def watching(self, wire: socket.socket | None) -> contextlib.AbstractContextManager[None]:
+        """While in this block, a stop also ends the waiting on this socket."""
+        ...
+
+
+class MachineClock:
+    """The machine's own time. `stop` may be called from any thread, and more than once."""
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._wire: socket.socket | None = None
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait_until(self, moment: float) -> None:
+        self._stopped.wait(max(0.0, moment - time.monotonic()))
+        self._check()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped.set()
+            if self._wire is not None:
+                with contextlib.suppress(OSError):  # it is closed, or was never connected
+                    # not the method of a TLS socket, which is not made for two threads
+                    socket.socket.shutdown(self._wire, socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def watching(self, wire: socket.socket | None) -> Iterator[None]:
+        with self._lock:
+            self._check()
+            self._wire = wire
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._wire = None
+        self._check()
+
+    def _check(self) -> None:
+        if self._stopped.is_set():
+            raise ReadingStopped("Reading was stopped, because its owner has closed the data.")

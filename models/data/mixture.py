@@ -1,0 +1,119 @@
+"""Mixes sources by probability, with those that have something to give.
+
+Promises: as long as all sources give, each example comes from source i with probability p_i (the
+paper mixes 0.23 of Wikipedia with 0.77 of OSCAR), whatever the sizes of their shards; a source
+that ended or broke is left out, the others keep their proportions among themselves, and an event
+says so; one that waits for its next attempt with an empty buffer is passed over for the moment.
+It ends when all sources have ended; NoDataLeft when none gives and one of them is broken.
+
+Easy to get wrong: a source's buffer lasts longer than the source. It is left out only when the
+buffer is empty, so a short outage does not change the mixture at all.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from models.data.clock import Clock
+from models.data.errors import NoDataLeft
+from models.data.events import OnEvent, Renormalised
+from models.data.examples import Example
+from models.data.shuffled import ShuffledSource, State
+
+
+class Mixture:
+    """An iterator over examples. `drawn` counts them, from what a position said."""
+
+    def __init__(
+        self,
+        sources: Sequence[ShuffledSource],
+        probabilities: Sequence[float],
+        *,
+        seed: int,
+        drawn: int,
+        clock: Clock,
+        on_event: OnEvent,
+    ) -> None:
+        self._sources = tuple(sources)
+        self._probabilities = tuple(probabilities)
+        self._random = random.Random(seed)
+        self._clock = clock
+        self._on_event = on_event
+        self._left_out: frozenset[int] = frozenset()
+        self.drawn = drawn
+
+    def __iter__(self) -> Mixture:
+        return self
+
+    def __next__(self) -> Example:
+        while True:
+            candidates = set(range(len(self._sources)))
+            while candidates:
+                number = self._pick(candidates)
+                example = self._sources[number].take()
+                if example is not None:
+                    if number in self._left_out:
+                        self._note_states()
+                    self.drawn += 1
+                    return example
+                candidates.discard(number)
+            self._note_states()
+            self._wait()
+
+    def _pick(self, candidates: set[int]) -> int:
+        """One of the candidates, by probability; those that are left out only when it is time."""
+        numbers = [number for number in sorted(candidates) if self._may_give(number)]
+        if not numbers:
+            return min(candidates)
+        if len(numbers) == 1:
+            return numbers[0]
+        weights = [self._probabilities[number] for number in numbers]
+        return self._random.choices(numbers, weights)[0]
+
+    def _may_give(self, number: int) -> bool:
+        source = self._sources[number]
+        return source.state is State.GIVING or source.back_at <= self._clock.now()
+
+    def _note_states(self) -> None:
+        """Say it if other sources are left out than before."""
+        left_out = frozenset(
+            number
+            for number, source in enumerate(self._sources)
+            if source.state in (State.RESTING, State.ENDED)
+        )
+        if left_out == self._left_out:
+            return
+        self._left_out = left_out
+        if len(self._sources) == 1:
+            return
+        total = sum(
+            probability
+            for number, probability in enumerate(self._probabilities)
+            if number not in left_out
+        )
+        self._on_event(
+            Renormalised(
+                tuple(
+                    (source.name, self._probabilities[number] / total)
+                    for number, source in enumerate(self._sources)
+                    if number not in left_out
+                )
+            )
+        )
+
+    def _wait(self) -> None:
+        """Until the first source that waits for its next attempt may give something."""
+        waiting = [source for source in self._sources if source.state is State.WAITING]
+        if waiting:
+            self._clock.wait_until(min(source.back_at for source in waiting))
+            return
+        resting = [source.name for source in self._sources if source.state is State.RESTING]
+        if not resting:
+            raise StopIteration
+        raise NoDataLeft(
+            f"There is no data left to train on: {', '.join(resting)} cannot be read.",
+            why="The lines before this say what happened to each shard.",
+            advice="Check this machine's connection and the addresses in the settings. The "
+            "position in the data is kept.",
+        )

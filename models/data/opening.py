@@ -1,0 +1,186 @@
+"""Opens a run's data: from settings, a seed and a peer to an iterator over examples.
+
+    with open_data(settings, seed=7, peer="12D3KooW…") as data:
+        for example in data:
+            ...
+        kept = data.position()          # write_position(kept, path)
+
+    with open_data(settings, seed=7, peer="12D3KooW…", position=kept) as data:
+        ...                             # goes on there; position.py says what that promises
+
+Two peers with the same seed read the same shards in different orders, because the peer is part of
+every seed in here. Nothing is read before the first example is asked for, and then as little as
+possible: training starts with the first few dozen examples.
+
+`Data` belongs to one thread at a time. `close` may be called from any.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from models.data.clock import Clock, MachineClock
+from models.data.events import OnEvent, logged
+from models.data.examples import Example, Shards
+from models.data.file_shards import FileShards
+from models.data.mixture import Mixture
+from models.data.order import derived_seed
+from models.data.position import Position
+from models.data.settings import DataSettings, SourceSettings, check, source_names
+from models.data.shuffled import ShuffledSource, SourceSnapshot
+from models.data.source import Source, fingerprint_of
+from models.data.standard_library import StandardLibraryShards
+from models.data.web import Web
+
+PIECE_BYTES = 2_048  # where no model says how much a sample takes
+SMALLEST_WINDOW_PIECE_BYTES = 64  # a shorter one is hardly text
+
+
+class Snapshot(NamedTuple):
+    """What a position is made of. Taking it costs microseconds, making it into one, more."""
+
+    sources: tuple[SourceSnapshot, ...]
+    drawn: int
+
+    def position(self, remainder: bytes = b"") -> Position:
+        return Position(
+            [source.position() for source in self.sources],
+            self.drawn,
+            remainder,
+        )
+
+
+class Data:
+    """An iterator over examples, until the block is left. Made by `open_data`."""
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        sources: tuple[ShuffledSource, ...],
+        web: Web,
+        clock: Clock,
+        remainder: bytes,
+    ) -> None:
+        self._mixture = mixture
+        self._sources = sources
+        self._web = web
+        self._clock = clock
+        self.remainder = remainder
+        """Of the position that it was opened at: what `batches` puts before the first example."""
+
+    def __iter__(self) -> Data:
+        return self
+
+    def __next__(self) -> Example:
+        return next(self._mixture)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(tuple(source.snapshot() for source in self._sources), self._mixture.drawn)
+
+    def position(self) -> Position:
+        """Where reading has got to, with every example that was given counted as used."""
+        return self.snapshot().position()
+
+    def stop(self) -> None:
+        """End what waits in another thread: ReadingStopped there, now and from then on."""
+        if isinstance(self._clock, MachineClock):
+            self._clock.stop()
+
+    def close(self) -> None:
+        self.stop()
+        for source in self._sources:
+            source.close()
+        self._web.close()
+
+    def __enter__(self) -> Data:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_data(
+    settings: DataSettings | None = None,
+    *,
+    seed: int,
+    peer: str = "",
+    position: Position | None = None,
+    window: int = 0,
+    folder: Path | None = None,
+    on_event: OnEvent = logged,
+    clock: Clock | None = None,
+) -> Data:
+    """A run's data for one peer, from the beginning or from a position.
+
+    `window` is how many bytes one sample of the model takes: documents are cut accordingly, where
+    the settings do not say how. Paths are looked up beneath `folder`. DataSettingsError if the
+    settings name what is not there.
+    """
+    settings = DataSettings() if settings is None else settings
+    check(settings)
+    clock = MachineClock() if clock is None else clock
+    web = Web(clock, settings.patience_seconds)
+    piece_bytes = _piece_bytes(settings, window)
+    peer_seed = derived_seed(seed, peer)
+    names = source_names(settings)
+    before = {kept.name: kept for kept in position.sources} if position is not None else {}
+    sources = []
+    for number, (source, name) in enumerate(zip(settings.source, names, strict=True)):
+        shards = _shards_of(source, settings, piece_bytes, web, folder or Path.cwd())
+        source_seed = derived_seed(peer_seed, "source", name)
+        sources.append(
+            ShuffledSource(
+                Source(
+                    number,
+                    name,
+                    shards,
+                    piece_bytes=piece_bytes,
+                    passes=settings.passes,
+                    seed=source_seed,
+                    fingerprint=fingerprint_of(source, piece_bytes, shards.names),
+                    on_event=on_event,
+                    position=before.get(name),
+                ),
+                examples=settings.shuffle_examples,
+                largest_bytes=settings.shuffle_bytes // len(settings.source),
+                seed=source_seed,
+                now=clock.now,
+                on_event=on_event,
+            )
+        )
+    drawn = position.drawn if position is not None else 0
+    mixture = Mixture(
+        sources,
+        [source.probability for source in settings.source],
+        seed=derived_seed(peer_seed, "mixture", drawn),
+        drawn=drawn,
+        clock=clock,
+        on_event=on_event,
+    )
+    remainder = position.remainder if position is not None else b""
+    return Data(mixture, tuple(sources), web, clock, remainder)
+
+
+def _piece_bytes(settings: DataSettings, window: int) -> int:
+    if settings.piece_bytes is not None:
+        return settings.piece_bytes
+    return max(window, SMALLEST_WINDOW_PIECE_BYTES) if window else PIECE_BYTES
+
+
+def _shards_of(
+    source: SourceSettings, settings: DataSettings, piece_bytes: int, web: Web, folder: Path
+) -> Shards:
+    if source.kind == "standard-library":
+        return StandardLibraryShards()
+    if source.kind == "datasets":
+        from models.data.dataset_shards import DatasetShards
+
+        return DatasetShards(source, settings, web.clock)
+    return FileShards(source, settings, web, piece_bytes, folder)

@@ -1,0 +1,191 @@
+"""Reads Parquet shards, row group by row group, from the disk or by ranges from a web server.
+
+Only the columns that are asked for are fetched. Needs pyarrow: the extra `parquet`.
+
+Promises: the footer and each row group's columns are within limits before they are read; an
+interrupted row group is read again, and rows that were given are not given twice.
+
+Easy to get wrong: a row group is what can be read at once, and some writers make a file of one.
+It is given up if it is larger than `LARGEST_ROW_GROUP_BYTES` unpacked, by the file's own word.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from models.data.disk_reader import open_plain_file
+from models.data.errors import DataSettingsError, Interrupted, ShardBroken
+from models.data.examples import Document, Mark, Reading, SkippedDocument
+from models.data.formats import TOO_LONG
+from models.data.range_file import RangeFile
+from models.data.retrying import Attempts
+from models.data.settings import DataSettings, SourceSettings, is_address
+from models.data.web import Web
+
+LARGEST_FOOTER_BYTES = 64 << 20  # of 100,000 row groups with a hundred columns
+LARGEST_ROW_GROUP_BYTES = 1 << 30  # as the file says, of the columns we read; usual are 1 to 128 MB
+ROWS_AT_ONCE = 256
+RANGE_BYTES = 1 << 20  # fetched at once, at least: many small reads would be as many requests
+MAGIC = b"PAR1"
+
+
+def parquet_documents(
+    name: str,
+    source: SourceSettings,
+    settings: DataSettings,
+    web: Web,
+    start: Mark,
+    attempts: Attempts,
+) -> Reading:
+    """The rows from the mark on; a row's number is counted over the whole file."""
+    pyarrow_parquet = _pyarrow_parquet()
+    progress = 0
+    while True:
+        try:
+            with _opened(name, settings, web) as file:
+                rows = _Rows(pyarrow_parquet, file, source, settings, start)
+                for item in rows:
+                    yield item
+                    start = Mark(item.mark.document + 1)
+                    progress += len(item.content) if isinstance(item, Document) else 0
+            return
+        except Interrupted as error:
+            yield attempts.interrupted(error, progress)
+
+
+class _Rows:
+    def __init__(
+        self,
+        pyarrow_parquet: Any,
+        file: BinaryIO,
+        source: SourceSettings,
+        settings: DataSettings,
+        start: Mark,
+    ) -> None:
+        self._file = file
+        self._source = source
+        self._settings = settings
+        self._start = start
+        self._pyarrow_parquet = pyarrow_parquet
+
+    def __iter__(self) -> Iterator[Document | SkippedDocument]:
+        import pyarrow
+
+        _check_footer(self._file)
+        try:
+            with self._pyarrow_parquet.ParquetFile(self._file) as parquet:
+                yield from self._groups(parquet)
+        except (pyarrow.ArrowException, OSError, OverflowError) as error:
+            if isinstance(error, OSError) and isinstance(error.__cause__, Interrupted):
+                raise error.__cause__ from None
+            # what a RangeFile raises comes back as itself; the rest is the file
+            raise ShardBroken(f"it is damaged Parquet ({_first_line(error)}).") from None
+
+    def _groups(self, parquet: Any) -> Iterator[Document | SkippedDocument]:
+        fields = [self._source.field]
+        if self._source.label_field:
+            fields.append(self._source.label_field)
+        for field in fields:
+            if field not in parquet.schema_arrow.names:
+                raise ShardBroken(
+                    f"it has no column {field!r}, but: {', '.join(parquet.schema_arrow.names[:20])}."
+                )
+        first = 0
+        for group in range(parquet.metadata.num_row_groups):
+            metadata = parquet.metadata.row_group(group)
+            if first + metadata.num_rows > self._start.document:
+                _check_group(metadata, fields)
+                yield from self._rows(parquet, group, fields, first)
+            first += metadata.num_rows
+
+    def _rows(
+        self, parquet: Any, group: int, fields: list[str], first: int
+    ) -> Iterator[Document | SkippedDocument]:
+        number = first
+        for batch in parquet.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=fields):
+            if number + batch.num_rows > self._start.document:
+                contents = batch.column(fields[0])
+                labels = batch.column(fields[1]) if len(fields) > 1 else None
+                for row in range(batch.num_rows):
+                    if number + row >= self._start.document:
+                        label = None if labels is None else labels[row].as_py()
+                        yield from self._row(number + row, contents[row].as_py(), label)
+            number += batch.num_rows
+
+    def _row(
+        self, number: int, content: object, label: object
+    ) -> Iterator[Document | SkippedDocument]:
+        mark = Mark(number)
+        found = content_of(content)
+        if found is None:
+            yield SkippedDocument(mark, f"{self._source.field!r} is no text and no bytes")
+        elif len(found) > self._settings.largest_document_bytes:
+            yield SkippedDocument(mark, TOO_LONG)
+        elif self._source.label_field and type(label) is not int:
+            yield SkippedDocument(mark, f"{self._source.label_field!r} is no whole number")
+        elif found:
+            yield Document(found, label if type(label) is int else None, mark)
+
+
+def content_of(value: object) -> bytes | None:
+    """A text or picture as bytes. Pictures are stored as {"bytes": ..., "path": ...}."""
+    if isinstance(value, dict):
+        value = value.get("bytes")
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")
+    return value if isinstance(value, bytes) else None
+
+
+def _pyarrow_parquet() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise DataSettingsError(
+            "Data of the kind 'parquet' needs pyarrow, which is not installed here.",
+            advice="Install potluck with the extra `parquet`: pip install 'potluck[parquet]'.",
+        ) from None
+    return pyarrow.parquet
+
+
+def _opened(name: str, settings: DataSettings, web: Web) -> BinaryIO:
+    if is_address(name):
+        file = RangeFile(web, name, settings.largest_shard_bytes)
+        return io.BufferedReader(file, RANGE_BYTES)
+    try:
+        return open_plain_file(Path(name))
+    except OSError as error:
+        raise Interrupted(error.strerror or str(error)) from None
+
+
+def _check_footer(file: BinaryIO) -> None:
+    """The last eight bytes are the footer's length and the magic."""
+    size = file.seek(0, io.SEEK_END)
+    if size < 12:
+        raise ShardBroken("it is no Parquet file: it has less than 12 bytes.")
+    file.seek(size - 8)
+    tail = file.read(8)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != MAGIC:
+        raise ShardBroken("it is no Parquet file, or a truncated one: its end is not that of one.")
+    if length > min(LARGEST_FOOTER_BYTES, size - 12):
+        raise ShardBroken(f"it is damaged Parquet: its footer would have {length:,} bytes.")
+    file.seek(0)
+
+
+def _check_group(metadata: Any, fields: list[str]) -> None:
+    size = 0
+    for number in range(metadata.num_columns):
+        column = metadata.column(number)
+        if column.path_in_schema.split(".")[0] in fields:
+            size += column.total_uncompressed_size
+    if size > LARGEST_ROW_GROUP_BYTES:
+        raise ShardBroken(
+            f"a row group has {size:,} bytes unpacked; the limit is {LARGEST_ROW_GROUP_BYTES:,}."
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")

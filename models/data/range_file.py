@@ -1,0 +1,88 @@
+"""A file on a web server that can be read anywhere, by ranges: what Parquet needs.
+
+Promises: the file has one length and one tag from the first range to the last, or it counts as
+broken; an answer that is not the range asked for is never taken for it.
+
+Easy to get wrong: a server that knows no ranges answers with the whole file, from its beginning.
+"""
+
+from __future__ import annotations
+
+import io
+
+from models.data.errors import Interrupted, ShardBroken
+from models.data.web import Web, body_of, check_status
+from models.data.web_reader import CONTENT_RANGE
+
+PART = frozenset({206, 200})
+
+
+class RangeFile(io.RawIOBase):
+    """A raw stream that is seekable, and knows its end from the first answer."""
+
+    def __init__(self, web: Web, address: str, largest_bytes: int) -> None:
+        super().__init__()
+        self._web = web
+        self._address = address
+        self._largest_bytes = largest_bytes
+        self._byte = 0
+        self._tag = ""
+        self._size = self._first_size()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._byte
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._byte, io.SEEK_END: self._size}[whence]
+        self._byte = max(0, base + offset)
+        return self._byte
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        count = min(len(view), self._size - self._byte)
+        if count <= 0:
+            return 0
+        view[:count] = self._range(self._byte, count)
+        self._byte += count
+        return count
+
+    def _first_size(self) -> int:
+        with self._web.opened(self._address, {"range": "bytes=0-0"}) as response:
+            check_status(response, PART)
+            match = CONTENT_RANGE.match(response.headers.get("content-range", ""))
+            if response.status_code != 206 or match is None or match[3] == "*":
+                raise ShardBroken(
+                    "its server does not serve ranges, which Parquet needs: put it on one that "
+                    "does, or on the disk."
+                )
+            self._tag = response.headers.get("etag", "")
+            size = int(match[3])
+        if size > self._largest_bytes:
+            raise ShardBroken(f"it has more than {self._largest_bytes:,} bytes.")
+        return size
+
+    def _range(self, first: int, count: int) -> bytes:
+        last = first + count - 1
+        data = bytearray()
+        with self._web.opened(self._address, {"range": f"bytes={first}-{last}"}) as response:
+            check_status(response, PART)
+            match = CONTENT_RANGE.match(response.headers.get("content-range", ""))
+            if match is None or (int(match[1]), int(match[2])) != (first, last):
+                raise ShardBroken("its server does not send the range that it was asked for.")
+            if match[3] not in ("*", str(self._size)) or (
+                response.headers.get("etag", "") != self._tag
+            ):
+                raise ShardBroken("it has changed on its server while it was read.")
+            for part in body_of(response):
+                data += part
+                if len(data) > count:
+                    raise ShardBroken("its server sends more than the range it was asked for.")
+        if len(data) < count:
+            raise Interrupted(f"a range ended {count - len(data):,} bytes early")
+        return bytes(data)

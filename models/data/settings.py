@@ -1,0 +1,233 @@
+"""The description of a run's data, as a table that a run's file can hold.
+
+    [data]
+    shuffle_examples = 10_000
+
+    [[data.source]]
+    kind = "jsonl"
+    paths = ["https://data.example.org/wikipedia-{000..099}.jsonl.gz"]
+    field = "text"
+    probability = 0.23
+
+    [[data.source]]
+    kind = "text"
+    paths = ["shards/oscar-*.txt.gz"]
+    probability = 0.77
+
+Without any source, the data is the source code of Python's standard library.
+
+Easy to get wrong: a run's file comes from somebody else. What it names on the disk of a volunteer
+would be read, trained on, and partly readable from the gradients: `refuse_this_machine` is for
+settings that came over the network.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from models.data.cutting import SMALLEST_PIECE_BYTES
+from models.data.errors import DataSettingsError
+from models.errors import nearest
+
+MOST_SOURCES = 64
+MOST_PATHS = 4_096  # as written; patterns and braces may name many more shards
+LONGEST_PATH = 4_096  # characters; what systems and servers take
+LARGEST_BUFFER = 1_000_000  # examples; more is a data set, and not a buffer
+MEBIBYTE = 1 << 20
+GIBIBYTE = 1 << 30
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z", re.ASCII)
+
+Kind = Literal["standard-library", "text", "jsonl", "parquet", "datasets"]
+Word = Annotated[str, msgspec.Meta(max_length=256)]
+Path = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_PATH)]
+
+
+class SourceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One source of a mixture."""
+
+    kind: Kind
+    """`text`, `jsonl` (each also as `.gz`), `parquet`: files, from `paths`. `datasets`: a data set
+    of Hugging Face, with the extra of that name. `standard-library`: what is on every machine."""
+
+    paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=MOST_PATHS)] = ()
+    """Files, folders, patterns (`shards/*.gz`) or http(s) addresses; `{000..099}` counts."""
+
+    probability: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] = 1.0
+    """How often this source is drawn, in proportion to the others."""
+
+    name: Word = ""
+    """What events call it. Without, it is called by its kind and its number."""
+
+    field: Word = "text"
+    """Which field of a record is the text or picture (jsonl, Parquet, datasets)."""
+
+    label_field: Word = ""
+    """Which field is the label, a whole number; none if empty."""
+
+    documents: Literal["lines", "paragraphs", "files"] = "lines"
+    """What one document is in a `text`: a line, what stands between empty lines, or all of it."""
+
+    dataset: Word = ""
+    """`datasets` only: the data set's name, as owner/name."""
+
+    subset: Word = ""
+    """`datasets` only: which configuration of it, for example a language."""
+
+    split: Word = "train"
+    """`datasets` only: which part of it."""
+
+
+class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of a run's data."""
+
+    source: Annotated[tuple[SourceSettings, ...], msgspec.Meta(max_length=MOST_SOURCES)] = (
+        SourceSettings("standard-library"),
+    )
+
+    shuffle_examples: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_BUFFER)] = 10_000
+    """S of the paper: how many examples of each source are shuffled among themselves."""
+
+    shuffle_bytes: Annotated[int, msgspec.Meta(ge=65_536, le=64 * GIBIBYTE)] = 256 * MEBIBYTE
+    """The same in bytes, for all sources together; whichever is reached first counts."""
+
+    piece_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 * MEBIBYTE)] | None = None
+    """Documents are cut into examples of at most so many bytes; 0 leaves them whole (pictures).
+    Without, into what one sample of the model takes."""
+
+    passes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    """How often each source is read; 0 is for ever."""
+
+    patience_seconds: Annotated[float, msgspec.Meta(ge=0.05, le=600)] = 10.0
+    """A server that sends nothing for so long counts as interrupted."""
+
+    largest_document_bytes: Annotated[int, msgspec.Meta(ge=64, le=GIBIBYTE)] = 4 * MEBIBYTE
+    """A longer line, record or picture is passed over."""
+
+    largest_shard_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 50)] = 64 * GIBIBYTE
+    """A shard is given up beyond this, as it is stored and unpacked."""
+
+
+def data_settings(table: Mapping[str, Any]) -> DataSettings:
+    """The settings in a table (TOML, JSON). DataSettingsError names what is wrong in it."""
+    _check_keys(table, DataSettings, "data")
+    for number, source in enumerate(_sources_in(table), 1):
+        _check_keys(source, SourceSettings, f"data.source number {number}")
+    try:
+        settings = msgspec.convert(dict(table), DataSettings)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise _wrong(f"What the settings say about data cannot be right: {error}.") from None
+    check(settings)
+    return settings
+
+
+def check(settings: DataSettings) -> None:
+    """DataSettingsError if keys do not go together."""
+    if not settings.source:
+        raise _wrong("The settings name no source of data.")
+    if 0 < (settings.piece_bytes or 0) < SMALLEST_PIECE_BYTES:
+        raise _wrong(f"`piece_bytes` must be 0, or at least {SMALLEST_PIECE_BYTES}.")
+    for source, name in zip(settings.source, source_names(settings), strict=True):
+        _check_source(source, name)
+
+
+def source_names(settings: DataSettings) -> tuple[str, ...]:
+    """What each source is called; no two alike."""
+    names: list[str] = []
+    for number, source in enumerate(settings.source, 1):
+        name = source.name or source.dataset or source.kind
+        names.append(name if name not in names else f"{name} ({number})")
+    return tuple(names)
+
+
+def refuse_this_machine(settings: DataSettings) -> None:
+    """DataSettingsError if the settings name something on this machine or in its own network."""
+    for source, name in zip(settings.source, source_names(settings), strict=True):
+        for path in source.paths:
+            if not is_address(path):
+                raise DataSettingsError(
+                    f"The data {name!r} would be read from this machine's disk, at {path[:200]!r}.",
+                    why="Whoever wrote that is somebody else, and what is trained on can be "
+                    "partly read from what is sent.",
+                    advice="The organiser has to name http(s) addresses instead.",
+                )
+            if is_private_host(_host_of(path)):
+                raise DataSettingsError(
+                    f"The data {name!r} would be fetched from {_host_of(path)!r}, which is this "
+                    "machine or its own network.",
+                    why="Whoever wrote that is somebody else.",
+                    advice="The organiser has to name an address in the internet instead.",
+                )
+
+
+def is_address(path: str) -> bool:
+    """Whether this is fetched, and not on the disk."""
+    return path.lower().startswith(("http://", "https://"))
+
+
+def is_private_host(host: str) -> bool:
+    """Whether the name is that of this machine, or a number in a network of its own."""
+    if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
+        return True
+    try:
+        return not ipaddress.ip_address(host).is_global
+    except ValueError:
+        return False
+
+
+def _host_of(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _check_source(source: SourceSettings, name: str) -> None:
+    if source.kind in ("text", "jsonl", "parquet"):
+        if not source.paths:
+            raise _wrong(f"The data {name!r} of kind {source.kind!r} names no `paths`.")
+    elif source.paths:
+        raise _wrong(f"The data {name!r} of kind {source.kind!r} has no use for `paths`.")
+    if (source.kind == "datasets") != bool(source.dataset):
+        raise _wrong(
+            f"The data {name!r}: `dataset` goes with the kind 'datasets', and with no other."
+        )
+    if source.dataset and not HUB_NAME.match(source.dataset):
+        raise _wrong(f"The data {name!r}: {source.dataset!r} is no name like 'owner/name'.")
+    if source.kind != "text" and source.documents != "lines":
+        raise _wrong(f"The data {name!r}: `documents` goes with the kind 'text'.")
+    if source.kind in ("text", "standard-library") and source.label_field:
+        raise _wrong(f"The data {name!r} of kind {source.kind!r} has no labels.")
+    if not source.field or source.field == source.label_field:
+        raise _wrong(f"The data {name!r}: `field` and `label_field` must be two names.")
+    for field in (source.field, source.label_field):
+        if not field.isprintable() or '"' in field or "\\" in field:
+            raise _wrong(f"The data {name!r}: {field!r} cannot be the name of a field.")
+    for path in source.paths:
+        if "\0" in path or ("://" in path and not is_address(path)):
+            raise _wrong(f"The data {name!r}: {path[:200]!r} is no path and no http(s) address.")
+
+
+def _sources_in(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    sources = table.get("source", ())
+    if not isinstance(sources, list | tuple):
+        return []  # msgspec says what it must be
+    return [source for source in sources[:MOST_SOURCES] if isinstance(source, Mapping)]
+
+
+def _check_keys(table: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
+    known = kind.__struct_fields__
+    for key in table:
+        if key not in known:
+            word = str(key)[:100]
+            raise DataSettingsError(f"{where} has no key {word!r}.", advice=nearest(word, known))
+
+
+def _wrong(what: str) -> DataSettingsError:
+    return DataSettingsError(what, advice="docs/organisers.md, section Data, has an example.")

@@ -1,0 +1,194 @@
+"""Asks web servers for bytes from a given one on, and bounds what they can do to us.
+
+Promises: who sends no byte for `patience_seconds`, or so few that the head of an answer does not
+come in that time, is interrupted; redirects are followed a few times, never from https to http,
+and never from the internet into this machine or its own network; nothing is unpacked that we did
+not ask for; connections are kept for the next request, and closed with the Web.
+
+Easy to get wrong: the library's timeout begins anew with each byte, so a server that sends the
+head of its answer byte by byte would hold us for days. `_patiently` bounds the whole of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx2
+
+from models.data.clock import Clock
+from models.data.errors import Interrupted, ShardBroken
+from models.data.settings import is_private_host
+
+MOST_REDIRECTS = 5
+CONNECT_SECONDS = 10.0
+CONNECTIONS = 16  # shards that are open at once: one of each source, and ranges of Parquet
+IDLE_SECONDS = 5.0  # shorter than any server's patience, so that no request meets a closing one
+LONGEST_RETRY_SECONDS = 60.0  # of what a server asks us to wait
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+BUSY = frozenset({408, 425, 429})
+
+
+class Web:
+    """A client for all the shards of one data. Used by one thread at a time."""
+
+    def __init__(self, clock: Clock, patience_seconds: float) -> None:
+        self._clock = clock
+        self._patience_seconds = patience_seconds
+        self._head_due = float("inf")
+        self._client: httpx2.Client | None = None
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    @property
+    def patience_seconds(self) -> float:
+        return self._patience_seconds
+
+    @contextlib.contextmanager
+    def opened(self, address: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+        """The answer to a GET, after redirects, whatever its status; its body still unread.
+
+        Errors of the library, also while the body is read in the block, become Interrupted.
+        """
+        with contextlib.ExitStack() as stack:
+            with _explained():
+                response = self._follow(address, headers, stack)
+            try:
+                yield response
+            finally:
+                with _explained():
+                    stack.close()
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _follow(
+        self, address: str, headers: Mapping[str, str], stack: contextlib.ExitStack
+    ) -> httpx2.Response:
+        for _ in range(MOST_REDIRECTS + 1):
+            response = self._ask(address, headers, stack)
+            if response.status_code not in REDIRECTS:
+                return response
+            target = response.headers.get("location", "")
+            stack.close()
+            address = _redirected(address, target)
+        raise ShardBroken(f"its server redirects more than {MOST_REDIRECTS} times.")
+
+    def _ask(
+        self, address: str, headers: Mapping[str, str], stack: contextlib.ExitStack
+    ) -> httpx2.Response:
+        if self._client is None:
+            self._client = self._make_client()
+        self._head_due = self._clock.now() + CONNECT_SECONDS + self._patience_seconds
+        try:
+            return stack.enter_context(
+                self._client.stream(
+                    "GET", address, headers=headers, extensions={"trace": self._trace}
+                )
+            )
+        finally:
+            self._head_due = float("inf")
+
+    def _make_client(self) -> httpx2.Client:
+        # made at the first request: it reads a hundred certificate authorities
+        return httpx2.Client(
+            timeout=httpx2.Timeout(self._patience_seconds, connect=CONNECT_SECONDS),
+            limits=httpx2.Limits(max_connections=CONNECTIONS, keepalive_expiry=IDLE_SECONDS),
+            follow_redirects=False,
+            headers={"user-agent": "potluck", "accept-encoding": "identity", "accept": "*/*"},
+        )
+
+    def _trace(self, event: str, facts: Mapping[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            stream = facts["return_value"]
+            stream.read = self._patiently(stream.read, stream.get_extra_info("socket"))
+
+    def _patiently(
+        self, read: Callable[..., bytes], wire: socket.socket
+    ) -> Callable[[int, float | None], bytes]:
+        def patient(most: int, timeout: float | None = None) -> bytes:
+            left = self._head_due - self._clock.now()
+            if left <= 0:
+                raise httpx2.ReadTimeout("")
+            with self._clock.watching(wire):
+                return read(most, left if timeout is None else min(timeout, left))
+
+        return patient
+
+
+def check_status(response: httpx2.Response, expected: frozenset[int]) -> None:
+    """Interrupted or ShardBroken, unless the answer is one that was hoped for."""
+    status = response.status_code
+    if status in expected:
+        return
+    reason = f"its server answers {status} {response.reason_phrase[:60]}".rstrip()
+    if status in BUSY or status >= 500:
+        raise Interrupted(reason, retry_seconds=_retry_after(response))
+    raise ShardBroken(f"{reason}.")
+
+
+def body_of(response: httpx2.Response) -> Iterator[bytes]:
+    """The bytes of an answer as they come; Interrupted where they stop coming."""
+    chunks = response.iter_raw()
+    while True:
+        with _explained():
+            chunk = next(chunks, None)
+        if chunk is None:
+            return
+        yield chunk
+
+
+def _retry_after(response: httpx2.Response) -> float:
+    asked = response.headers.get("retry-after", "")
+    if not (asked.isascii() and asked.isdigit() and len(asked) < 10):
+        return 0.0
+    return min(float(asked), LONGEST_RETRY_SECONDS)
+
+
+def _redirected(address: str, target: str) -> str:
+    try:
+        new = urljoin(address, target)
+        before, after = urlsplit(address), urlsplit(new)
+        host, old_host = after.hostname or "", before.hostname or ""
+    except ValueError:
+        raise ShardBroken("its server redirects to what is no address.") from None
+    if not target or after.scheme not in ("http", "https") or not host:
+        raise ShardBroken("its server redirects to what is no address.")
+    if before.scheme == "https" and after.scheme == "http":
+        raise ShardBroken("its server redirects from https to http, where anybody can change it.")
+    if is_private_host(host) and not is_private_host(old_host):
+        raise ShardBroken(f"its server redirects into this machine's own network, to {host}.")
+    return new
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except httpx2.TimeoutException as error:
+        connecting = isinstance(error, httpx2.ConnectTimeout)
+        raise Interrupted(
+            "no connection in time" if connecting else "its server sends nothing"
+        ) from error
+    except httpx2.UnsupportedProtocol:
+        raise ShardBroken("that is no http(s) address.") from None
+    except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+        raise Interrupted(f"the connection failed: {_words_of(error)}") from error
+    except (httpx2.InvalidURL, UnicodeError) as error:
+        raise ShardBroken(f"that is no address ({error}).") from None
+
+
+def _words_of(error: BaseException) -> str:
+    found: BaseException | None = error
+    while found is not None:
+        if text := str(found).strip().rstrip("."):
+            return text[:200]
+        found = found.__cause__ or found.__context__
+    return type(error).__name__
