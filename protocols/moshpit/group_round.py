@@ -169,6 +169,7 @@ def _step(group: Group, finished: Finished, began: float, found: float) -> Step:
         exchange_began=course.exchange_began,
         exchange_ended=course.exchange_ended,
         members=tuple(entries[member].peer for member in members),
+        weights=tuple(entries[member].weight for member in members),
         excluded=_excluded(group, members, finished),
         failures=tuple(course.failures),
         attempts=course.attempts,

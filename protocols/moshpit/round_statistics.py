@@ -70,6 +70,7 @@ class RoundStatistics:
     exchange_began: float | None = None
     exchange_ended: float | None = None
     members: tuple[PeerId, ...] = ()
+    weights: tuple[float, ...] = ()
     excluded: tuple[Excluded, ...] = ()
     failures: tuple[Failure, ...] = ()
     attempts: int = 0
