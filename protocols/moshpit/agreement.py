@@ -96,6 +96,7 @@ class Agreement:
         self._follower = Follower(
             self._desk, self._acceptor, self._exchange, self._ending, self._succession, check_cuts
         )
+        self.ballots_begun = 0  # by us, beside the first
         self._untold = False  # our coordinator may not have had our last report
         self._desk.arm("round", timing.round_seconds)
         self._desk.arm("end", timing.round_seconds + timing.closing_seconds)
@@ -134,7 +135,14 @@ class Agreement:
         desk = self._desk
         check(message, sender, desk.me, desk.size, desk.coordinators)
         check_against_memory(
-            sender, message, desk.me, self._own, self._acceptor, self._exchange, self._ending
+            sender,
+            message,
+            desk.me,
+            self._own,
+            self._acceptor,
+            self._exchange,
+            self._ending,
+            self._succession.following,
         )
         desk.now = now
         self._hear(sender)
@@ -337,6 +345,7 @@ class Agreement:
             self._ending.give_up("there are no ballots left")
             return
         self._own = Ballot(number, self._desk.me)
+        self.ballots_begun += 1
         self._follow(self._own)
         self._coordinator = self._coordinate(self._own)
         self._coordinator.prepare()

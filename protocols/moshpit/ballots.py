@@ -23,7 +23,10 @@ from protocols.identity import SIGNATURE_BYTES
 from protocols.messages import Message
 
 LARGEST_GROUP = 256  # members of a round: each sends to each, more is for the grid
-LARGEST_BALLOT_NUMBER = 1023  # an honest round needs its size and a few at most
+LARGEST_BALLOT_NUMBER = 65_535  # what is signed of it are 16 bits
+MOST_BALLOTS_MISSED = LARGEST_GROUP + 44
+"""An honest round needs as many ballots as it has members, and a few. Whoever names one that is
+further ahead of all that were heard of would use up the numbers, and end the round with them."""
 DIGEST_BYTES = 32
 LONGEST_SUSPICION = 240  # characters, of the words; the code is for machines
 LONGEST_CODE = 24

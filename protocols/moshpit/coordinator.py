@@ -73,6 +73,11 @@ class Stage(enum.Enum):
 class Owner(Protocol):
     """The member that a coordinator belongs to."""
 
+    @property
+    def ballots_begun(self) -> int:
+        """How many it has coordinated, this one included. (The number of a ballot says what
+        others claim to have heard of.)"""
+
     def next_ballot(self) -> None:
         """Coordinate a higher ballot instead of this."""
 
@@ -135,8 +140,9 @@ class Coordinator:
             self._propose(accepted.result, "it may have been decided already")
             return
         reason = self._ending.why_discard
-        if not reason and self.ballot.number > self._desk.size + BALLOTS_BEYOND_SIZE:
-            reason = f"{self.ballot.number} ballots were not enough"
+        begun = self._owner.ballots_begun
+        if not reason and begun > self._desk.size + BALLOTS_BEYOND_SIZE:
+            reason = f"{begun} ballots were not enough"
         if reason:
             self._propose(None, reason)
             return

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from protocols.moshpit.acceptor import Acceptor
 from protocols.moshpit.agreement_messages import Accept, AgreementMessage, Decided
-from protocols.moshpit.ballots import Ballot
+from protocols.moshpit.ballots import MOST_BALLOTS_MISSED, Ballot
 from protocols.moshpit.ending import Ending
 from protocols.moshpit.message_checks import NotAnHonestMessage
 from protocols.moshpit.own_exchange import OwnExchange
@@ -28,8 +28,10 @@ def check_against_memory(
     acceptor: Acceptor,
     exchange: OwnExchange,
     ending: Ending,
+    following: Ballot,
 ) -> None:
-    """NotAnHonestMessage, if it is none. `own`: the highest ballot that was begun here."""
+    """NotAnHonestMessage, if it is none. `own`: the highest ballot that was begun here;
+    `following`: the highest that was heard of."""
     if isinstance(message, Decided):
         if ending.decision is not None and message.result != ending.decision.result:
             raise NotAnHonestMessage(
@@ -37,6 +39,11 @@ def check_against_memory(
             )
         return
     ballot = message.ballot
+    known = max(following, acceptor.promised).number
+    if ballot.number > known + MOST_BALLOTS_MISSED:
+        raise NotAnHonestMessage(
+            f"Member {sender} names ballot {ballot}, and the highest known here is {known}."
+        )
     if ballot.coordinator == me and (own is None or ballot > own):
         raise NotAnHonestMessage(
             f"Member {sender} names ballot {ballot}, which we have never begun."

@@ -12,6 +12,7 @@ from protocols.moshpit.agreement_messages import (
     Accept,
     Accepted,
     Decided,
+    Outbid,
     Prepare,
     Progress,
     Query,
@@ -334,6 +335,20 @@ def test_a_member_that_shows_what_was_never_signed_is_left_out_itself() -> None:
         assert isinstance(commit, Commit)
         assert commit.members == (0, 1, 2)
         assert group.members[member].excluded[3].code == "bad_statement"
+
+
+def test_a_high_ballot_that_a_member_makes_up_costs_an_attempt_and_not_the_round() -> None:
+    group = _round(4)
+    group.run(until=0.5)
+    group.members[0].receive(3, Outbid(Ballot(200, 3)), group.now)
+    group.carry_out(0)
+    group.kill(3)
+    group.run(until=60.0)
+    for member in (0, 1, 2):
+        commit = group.verdicts[member]
+        assert isinstance(commit, Commit)
+        assert commit.members == (0, 1, 2)
+        assert commit.attempt.number > 200
 
 
 def test_who_says_that_its_own_data_is_not_finite_is_left_out() -> None:

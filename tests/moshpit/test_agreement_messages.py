@@ -42,6 +42,7 @@ from protocols.moshpit.ballots import (
     LARGEST_GROUP,
     LONGEST_CODE,
     LONGEST_SUSPICION,
+    MOST_BALLOTS_MISSED,
     Ballot,
     Statement,
     Suspicion,
@@ -98,7 +99,7 @@ def test_messages_survive_the_wire(message: AgreementMessage) -> None:
 
 def test_the_largest_messages_fit_their_limit() -> None:
     members = tuple(range(256))
-    ballot = Ballot(1023, 255)
+    ballot = Ballot(LARGEST_BALLOT_NUMBER, 255)
     shown = tuple(Statement(part, bytes(32), bytes(64)) for part in members)
     words = "\U0001f600" * 240
     suspicions = tuple(Suspicion(each, "x" * 24, words) for each in members)
@@ -125,7 +126,7 @@ def test_the_largest_messages_fit_their_limit() -> None:
         Start(FIRST, (), (0, 1)),
         Start(FIRST, (0, 256), (0, 1, 2)),
         Start(FIRST, (0, 1), (0, 1, (1 << 48) + 1)),
-        Prepare(Ballot(1024, 0)),
+        Prepare(Ballot(LARGEST_BALLOT_NUMBER + 1, 0)),
         Prepare(Ballot(-1, 0)),
         Holding(FIRST, bytes(31), ()),
         Holding(FIRST, bytes(32), (Statement(0, bytes(33), bytes(64)),)),
@@ -234,6 +235,16 @@ def test_a_promise_that_contradicts_itself_is_refused(promise: Promise) -> None:
     assert freeze(agreement) == before
 
 
+@pytest.mark.parametrize("kind", [Outbid, Query, Progress, Prepare])
+def test_a_ballot_far_above_all_that_are_known_is_refused(kind: type[AgreementMessage]) -> None:
+    agreement = member()
+    before = freeze(agreement)
+    with pytest.raises(NotAnHonestMessage, match="the highest known here is 0"):
+        agreement.receive(2, kind(Ballot(MOST_BALLOTS_MISSED + 1, 2)), 0.0)  # type: ignore[call-arg]
+    assert freeze(agreement) == before
+    agreement.receive(2, kind(Ballot(MOST_BALLOTS_MISSED, 2)), 0.0)  # type: ignore[call-arg]
+
+
 def test_something_else_than_what_was_decided_is_refused() -> None:
     agreement = member()
     agreement.receive(0, Decided(None, "too late"), 0.0)
@@ -325,5 +336,6 @@ def test_the_page_says_what_the_messages_are() -> None:
         f"gets up to {TIMING.answer_seconds * (1 + MORE_WAITS)} s",
         f"more than n + {BALLOTS_BEYOND_SIZE} ballots",
         f"waits {TIMING.stagger_seconds} s longer",
+        f"a ballot more than {MOST_BALLOTS_MISSED} above",
     ):
         assert limit in " ".join(section.split()), limit
