@@ -37,6 +37,7 @@ HEAVY_ROOMS = (
     "protocols.accumulation",
     "protocols.experts",
     "node.trainer",
+    "node.training",
     # Processes of their own, which hold tensors; no command loads them
     "node.bench.averaging_peer",
     "node.bench.shaped_peer",
