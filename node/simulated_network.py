@@ -39,6 +39,7 @@ from node.simulation.settings import NodeSettings, WorldSettings
 from node.simulation.simulated_node import SimulatedNetwork, linked
 from node.simulation.timeline import Timeline
 from node.simulation.trace import NOBODY, Kind, Trace
+from protocols.blocking import do_at_once
 from protocols.errors import ProtocolMisuse
 from protocols.identity import Identity
 from protocols.network import Reach
@@ -77,6 +78,7 @@ def run_simulation(
     world.timeline.drive(clock, tick_seconds)
 
     async def main() -> Result:
+        do_at_once()
         async with world:
             return await scenario(world, *arguments)
 

@@ -1,26 +1,51 @@
-"""Fetching a state from several peers at once. Stub: signatures are final, bodies follow."""
+"""Fetching a state from several peers at once, verified against the digest that most name.
+
+    fetched = await fetch_state(rpc, sources, look(...), kept=KeptPieces(folder))
+    restore(fetched.state, ...)
+
+    1. choose the digest that most up-to-date peers name                       (state_sources.py)
+    2. ask for its manifest, check it against the digest and this peer's own model
+    3. download the pieces from several sources, each verified                (state_download.py)
+
+When nobody has the chosen state any more the choice is made anew; what is here already and did not
+change stays.
+
+Easy to get wrong: nothing is allocated, and no piece asked for, before the manifest has been
+compared with `mine`: what a stranger says a state's size is decides how much memory is taken.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from protocols.accumulation.state import LiveState, TrainingState
+import torch
+import trio
+
+from protocols.accumulation.signature import torch_release
+from protocols.accumulation.state_account import Account, FetchFailed, FetchSettings, Lied
+from protocols.accumulation.state_download import LOOK_SECONDS, Download
+from protocols.accumulation.state_kept import KeptPieces
+from protocols.accumulation.state_manifest import (
+    Manifest,
+    StateRefused,
+    check,
+    name_of,
+    read_manifest,
+)
+from protocols.accumulation.state_messages import ManifestAnswer, ManifestRequest
+from protocols.accumulation.state_sources import Choice, StateSource, choose
+from protocols.accumulation.training_state import LiveState, TrainingState
+from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.rpc import Rpc
 
+__all__ = ["FetchFailed", "FetchSettings", "Fetched", "KeptPieces", "StateSource", "fetch_state"]
 
-@dataclass(frozen=True)
-class StateSource:
-    """A peer that serves state, as its progress slot says."""
+log = logging.getLogger("potluck.state")
 
-    peer: PeerId
-    epoch: int
-    history: bytes
-    digest: bytes = b""  # not computed yet
-    signature: bytes = b""
-    torch: str = ""
+HEDGE_SECONDS = 1.0  # after which the next source is asked for the manifest, beside the first
 
 
 @dataclass(frozen=True)
@@ -29,8 +54,13 @@ class Fetched:
 
     state: TrainingState
     bytes_from: Mapping[PeerId, int]
-    given_up: Mapping[PeerId, str]  # why, in words
+    kept_bytes: int
+    """That were here before."""
+    given_up: Mapping[PeerId, str]
+    """Why, in words."""
     liars: Mapping[PeerId, str]
+    is_majority: bool
+    """Whether most of the up-to-date peers named this state. Otherwise theirs all differ."""
     seconds: float
 
 
@@ -41,16 +71,139 @@ async def fetch_state(
     *,
     at_least_epoch: int = 0,
     history: bytes | None = None,
-    keep_in: Path | None = None,
+    kept: KeptPieces | None = None,
+    settings: FetchSettings | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Fetched:
     """The state of up-to-date peers, verified piece by piece.
 
     `sources` is asked again while fetching, so that new peers can help. `mine` is what this
     peer's own model looks like (its values do not matter): another model is refused before memory
-    is taken. `history`: take only states of this history. With `keep_in` verified pieces also go
-    to a file there, and a later call goes on from it.
+    is taken. `history`: take only states of this history. `kept` survives an interruption: hand
+    the same over again. `progress` is called with the bytes that are here, and of all.
 
-    FetchFailed, naming what befell each source, when nobody is left or nothing came for long.
-    Limit the total with a cancel scope; a cancelled fetch goes on where it was with `keep_in`.
+    StateRefused, with the differences, if the state is of another model, dtype or torch release;
+    FetchFailed, naming what befell each source, when nothing comes any more. Limit the total with
+    a cancel scope.
     """
-    raise NotImplementedError
+    account = Account(rpc, settings or FetchSettings())
+    kept = kept or KeptPieces()
+    began, kept_bytes = trio.current_time(), 0
+
+    def choice_now() -> Choice | None:
+        return choose(
+            sources(),
+            rpc.network.peer_id,
+            at_least_epoch=at_least_epoch,
+            history=history,
+            without=account.liars,
+        )
+
+    while True:
+        choice = choice_now()
+        manifest = None if choice is None else await _manifest_of(choice, account, mine)
+        if choice is None or manifest is None:
+            failure = account.failure()
+            if failure is not None:
+                raise failure
+            await trio.sleep(LOOK_SECONDS)
+            continue
+        await kept.begin(manifest)
+        kept_bytes = kept_bytes or kept.bytes_here
+        if await Download(account, choice, manifest, kept, choice_now, progress).run():
+            break
+    seconds = trio.current_time() - began
+    fetched = Fetched(
+        kept.finish(),
+        dict(account.bytes_from),
+        kept_bytes,
+        account.given_up,
+        account.liars,
+        choice.is_majority,
+        seconds,
+    )
+    log.info("%s", _summary(fetched))
+    return fetched
+
+
+async def _manifest_of(choice: Choice, account: Account, mine: LiveState) -> Manifest | None:
+    """The manifest of the chosen state from the first who has it; None if nobody does.
+
+    StateRefused if it is not for this peer.
+    """
+    found: list[Manifest] = []
+    refused: list[StateRefused] = []
+
+    async def ask(source: StateSource, settled: trio.Event, scope: trio.CancelScope) -> None:
+        try:
+            found.append(await _manifest_from(source, choice, account, mine))
+            scope.cancel()
+        except StateRefused as error:
+            refused.append(error)
+            scope.cancel()
+        except Lied as error:
+            account.lied(source.peer, error)
+        except PotluckError as error:
+            account.gives_up(source.peer, error.what)
+        settled.set()
+
+    async with trio.open_nursery() as nursery:
+        for source in choice.sources:
+            settled = trio.Event()
+            nursery.start_soon(ask, source, settled, nursery.cancel_scope)
+            with trio.move_on_after(HEDGE_SECONDS):
+                await settled.wait()
+    if refused and not found:
+        raise refused[0]
+    return found[0] if found else None
+
+
+async def _manifest_from(
+    source: StateSource, choice: Choice, account: Account, mine: LiveState
+) -> Manifest:
+    """The manifest as this source has it, checked in every way."""
+    request = ManifestRequest(mine.run, choice.digest)
+    answer = await account.ask(source.peer, request)
+    while answer.wait_ms:
+        log.info("%s is busy with other downloads for %g s", source.peer, answer.wait_ms / 1000)
+        await trio.sleep(answer.wait_ms / 1000)
+        answer = await account.ask(source.peer, request)
+    if name_of(answer.manifest) != choice.digest:
+        raise Lied(_what_it_is(answer, choice))
+    manifest = read_manifest(answer.manifest)
+    if (manifest.epoch, manifest.history) != (choice.epoch, choice.history):
+        raise Lied(f"It offers a state of epoch {manifest.epoch} as that of epoch {choice.epoch}.")
+    _check_torch(answer.torch)
+    check(manifest, mine.signature, mine.run)
+    return manifest
+
+
+def _check_torch(version: str) -> None:
+    here, there = torch_release(torch.__version__), torch_release(version)
+    if here != there:
+        raise StateRefused(
+            f"The run trains with torch {there or '(no version named)'}; here it is torch {here}.",
+            why="Another release may compute otherwise and keep other statistics.",
+            advice=f"Install torch {there} here." if there else "",
+        )
+
+
+def _what_it_is(answer: ManifestAnswer, choice: Choice) -> str:
+    """In words, what a source offers in place of the state whose digest it was asked for."""
+    try:
+        manifest = read_manifest(answer.manifest)
+    except PotluckError:
+        return "It offers something that is no state under the digest of one."
+    return (
+        f"It offers a state of epoch {manifest.epoch} under the digest of another, of epoch "
+        f"{choice.epoch}."
+    )
+
+
+def _summary(fetched: Fetched) -> str:
+    state, brought = fetched.state, sum(fetched.bytes_from.values())
+    speed = brought / max(fetched.seconds, 1e-3) / 1e6
+    return (
+        f"fetched the state of epoch {state.epoch}: {len(state.memory) / 1e6:.1f} MB from "
+        f"{len(fetched.bytes_from)} peers in {fetched.seconds:.1f} s ({speed:.1f} MB/s)"
+    )

@@ -84,11 +84,6 @@ class Manifest(Message, frozen=True):
     def piece_digest(self, number: int) -> bytes:
         return self.pieces[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
 
-    def piece_span(self, number: int) -> slice:
-        """Where in the stream it lies."""
-        start = number * self.piece_bytes
-        return slice(start, min(start + self.piece_bytes, self.stream_bytes))
-
     def model(self) -> Signature:
         """The signature of the model whose state it is, from its own tensors."""
         return Signature(self.optimizer, tuple(one for one in self.tensors if is_of_model(one)))
@@ -107,6 +102,12 @@ def offsets_of(tensors: Sequence[TensorSpec]) -> list[int]:
         offsets.append(start)
         end = start + one.bytes
     return offsets
+
+
+def piece_span(number: int, piece_bytes: int, stream_bytes: int) -> slice:
+    """Where in the stream a piece lies."""
+    start = number * piece_bytes
+    return slice(start, min(start + piece_bytes, stream_bytes))
 
 
 def name_of(body: bytes | memoryview) -> bytes:
@@ -173,6 +174,7 @@ __all__ = [
     "is_of_model",
     "name_of",
     "offsets_of",
+    "piece_span",
     "read_manifest",
     "statistics_limit",
 ]

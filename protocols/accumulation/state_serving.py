@@ -1,15 +1,64 @@
-"""Serving the state of the current epoch to newcomers. Stub: signatures are final, bodies follow."""
+"""Naming the state of each epoch, and serving it to newcomers and those who fell behind.
+
+    server = StateServer(rpc, look, lock)
+    nursery.start_soon(server.run)
+    server.advanced()                       # after each step; the digest is computed in a thread
+    server.offer                            # what goes into this peer's progress slot
+
+Promises: the training thread waits for a reader of its parameters only if it steps while a copy is
+being made (some 60 ms for 100 MB), which happens once for each epoch that somebody downloads.
+What is sent is limited in number and rate (state_desk.py, state_pace.py), so that serving slows
+training by less than a twentieth.
+
+Easy to get wrong: `look` and everything it reads run in a worker thread. It must not wait for the
+trio side, nor take the lock.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import torch
 import trio
 
-from protocols.accumulation.state import LiveState
+from protocols.accumulation.state_desk import DownloadDesk
 from protocols.accumulation.state_lock import StateLock
+from protocols.accumulation.state_manifest import encode, name_of
+from protocols.accumulation.state_messages import (
+    LONGEST_TORCH_VERSION,
+    MANIFEST,
+    MOST_WANTED,
+    MOST_WANTED_AT_ONCE,
+    PIECES,
+    ManifestAnswer,
+    ManifestRequest,
+    PiecesOpening,
+    StateGone,
+    read_wanted,
+)
+from protocols.accumulation.state_pace import UploadPace, training_rate
+from protocols.accumulation.state_snapshots import Snapshots
+from protocols.accumulation.training_state import LiveState, TrainingState
+from protocols.blocking import in_thread
+from protocols.bulk import Transfer
+from protocols.errors import Busy, MalformedMessage
+from protocols.guard import Caller
+from protocols.identity import PeerId
+from protocols.messages import Empty
 from protocols.rpc import Rpc
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+log = logging.getLogger("potluck.state")
+
+SWEEP_SECONDS = 5.0
+ALIVE_SECONDS = 2.0  # how often a newcomer is told, in a long wait for a turn, that we are there
+
+PiecesTransfer = Transfer[Empty, Empty, Empty]
 
 
 @dataclass(frozen=True)
@@ -23,14 +72,19 @@ class StateOffer:
 
 @dataclass(frozen=True)
 class StateServingSettings:
-    """How much serving may cost."""
+    """How much serving may cost.
+
+    - `most_downloads`: peers that download at the same time; the others are told when to ask.
+    - `upload_bytes_per_second`: of all downloads together; None: no limit. As it is, what a
+      peer that trains can give without being slowed by a twentieth.
+    """
 
     most_downloads: int = 4
-    upload_bytes_per_second: float | None = None
+    upload_bytes_per_second: float | None = training_rate()
 
 
 class StateServer:
-    """Names the state of each epoch by its digest and serves it. One per node and run."""
+    """The state of this peer, for one run. One for each rpc."""
 
     def __init__(
         self,
@@ -39,22 +93,172 @@ class StateServer:
         lock: StateLock,
         settings: StateServingSettings | None = None,
     ) -> None:
-        """`look` is called in a worker thread, under `lock.reading()`."""
-        raise NotImplementedError
+        """Serves `/potluck/state/1.0.0` from now on, and has something when `run` has begun.
+
+        `look` is called in a worker thread, with the lock held for reading.
+        """
+        self.settings = settings or StateServingSettings()
+        self.offer: StateOffer | None = None
+        """Of the newest epoch whose digest is known. To be read from any thread."""
+        self._look, self._lock = look, lock
+        self._snapshots = Snapshots(look, lock)
+        self._desk = DownloadDesk(self.settings.most_downloads)
+        self._pace = UploadPace(self.settings.upload_bytes_per_second)
+        self._advanced, self._offered = trio.Event(), trio.Event()
+        self._run: str | None = None
+        rpc.serve(MANIFEST, self._answer_manifest)
+        rpc.serve_bulk(PIECES, self._send_pieces)
 
     @property
-    def offer(self) -> StateOffer | None:
-        """Of the newest epoch whose digest is known; a plain attribute to read from any thread."""
-        raise NotImplementedError
+    def downloads(self) -> int:
+        """How many peers are downloading."""
+        return self._desk.downloading
+
+    @property
+    def copies(self) -> int:
+        """How many copies of a state are held for them."""
+        return len(self._snapshots)
 
     def advanced(self) -> None:
-        """The epoch has changed (trio side; from another thread: `trio.from_thread.run_sync`)."""
-        raise NotImplementedError
-
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled, then stop serving."""
-        raise NotImplementedError
+        """The state has changed: name it anew. (On the trio side, as everything here.)"""
+        self._advanced.set()
 
     async def offered(self, after: StateOffer | None = None) -> StateOffer:
-        """Wait for an offer that is not `after`."""
-        raise NotImplementedError
+        """Wait for an offer other than `after`."""
+        while self.offer is None or self.offer == after:
+            await self._offered.wait()
+        return self.offer
+
+    async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Name every state from the present one on, and serve, until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._sweep)
+                self._advanced.set()
+                task_status.started()
+                while True:
+                    await self._advanced.wait()
+                    self._advanced = trio.Event()
+                    await self._name_state()
+        finally:
+            self.offer = self._run = None
+
+    async def _name_state(self) -> None:
+        run, offer = await in_thread(self._measure)
+        if offer != self.offer:
+            self._run, self.offer = run, offer
+            self._offered.set()
+            self._offered = trio.Event()
+
+    def _measure(self) -> tuple[str, StateOffer]:
+        """In a worker thread."""
+        with self._lock.reading():
+            live = self._look()
+            manifest = live.manifest()
+        offer = StateOffer(live.epoch, live.history, name_of(encode(manifest)))
+        return live.run, offer
+
+    async def _sweep(self) -> None:
+        while True:
+            await trio.sleep(SWEEP_SECONDS)
+            self._snapshots.forget_unused()
+
+    # Answering
+
+    async def _answer_manifest(self, caller: Caller, request: ManifestRequest) -> ManifestAnswer:
+        self._check_has(request.run, request.digest)
+        wait = self._desk.ask(caller.peer, trio.current_time())
+        if wait:
+            return ManifestAnswer(b"", _version(), max(1, round(1000 * wait)))
+        if request.place_only:
+            return ManifestAnswer(b"", _version())
+        async with self._snapshots.use(request.digest) as state:
+            return ManifestAnswer(state.body, _version())
+
+    async def _send_pieces(
+        self, caller: Caller, transfer: PiecesTransfer, opening: PiecesOpening
+    ) -> None:
+        self._check_has(opening.run, opening.digest)
+        wait = self._desk.ask(caller.peer, trio.current_time())
+        if wait:
+            raise Busy(
+                f"{self.settings.most_downloads} peers are downloading from here.",
+                advice=f"Ask again in {wait:.0f} seconds.",
+            )
+        async with self._snapshots.use(opening.digest) as state:
+            self._desk.begin(caller.peer, trio.current_time(), len(state.memory))
+            try:
+                await transfer.accept(Empty())
+                await _Sending(transfer, state, self._pace, self._sent(caller.peer)).run()
+            finally:
+                self._desk.end(caller.peer)
+
+    def _sent(self, peer: PeerId) -> Callable[[int], None]:
+        return lambda count: self._desk.sent(peer, count)
+
+    def _check_has(self, run: str, digest: bytes) -> None:
+        offer = self.offer
+        if offer is None:
+            raise StateGone("This peer has no state to offer yet.")
+        if run != self._run:
+            raise StateGone("This peer takes part in another run.")
+        if digest != offer.digest and not self._snapshots.has(digest):
+            raise StateGone(
+                f"This peer is at epoch {offer.epoch} now, which is another state.",
+                why="It has stepped since it named that state.",
+                advice="Look at the progress of the peers again.",
+            )
+
+
+class _Sending:
+    """One peer's transfer, from accepting to the end."""
+
+    def __init__(
+        self,
+        transfer: PiecesTransfer,
+        state: TrainingState,
+        pace: UploadPace,
+        sent: Callable[[int], None],
+    ) -> None:
+        self._transfer, self._state, self._pace, self._sent = transfer, state, pace, sent
+
+    async def run(self) -> None:
+        wanted, asked = trio.open_memory_channel[int](MOST_WANTED)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._receive_wishes, wanted)
+            await self._send_pieces(asked)
+        await self._transfer.finish(Empty())
+
+    async def _receive_wishes(self, wanted: trio.MemorySendChannel[int]) -> None:
+        buffer = bytearray(4 * MOST_WANTED_AT_ONCE)
+        async with wanted:
+            while True:
+                size = await self._transfer.receive_chunk_into(buffer)
+                if size is None:
+                    return
+                for number in read_wanted(buffer[:size], self._state.manifest.piece_count):
+                    try:
+                        wanted.send_nowait(number)
+                    except trio.WouldBlock:
+                        raise MalformedMessage(
+                            f"More than {MOST_WANTED} pieces were asked for ahead."
+                        ) from None
+
+    async def _send_pieces(self, asked: trio.MemoryReceiveChannel[int]) -> None:
+        async for number in asked:
+            piece = self._state.piece(number)
+            while len(piece):
+                part = piece[: self._pace.turn_bytes]
+                piece = piece[len(part) :]
+                await self._until(self._pace.turn(len(part)))
+                await self._transfer.send_chunk(part)
+                self._sent(len(part))
+
+    async def _until(self, moment: float) -> None:
+        while trio.current_time() < moment:
+            await trio.sleep_until(min(moment, trio.current_time() + ALIVE_SECONDS))
+            await self._transfer.say_alive()
+
+
+def _version() -> str:
+    return torch.__version__[:LONGEST_TORCH_VERSION]

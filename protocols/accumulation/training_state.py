@@ -40,6 +40,7 @@ from protocols.accumulation.state_manifest import (
     is_of_model,
     name_of,
     offsets_of,
+    piece_span,
 )
 from protocols.accumulation.state_tree import join, unpack
 from protocols.errors import MalformedMessage
@@ -183,7 +184,8 @@ class TrainingState:
 
     def piece(self, number: int) -> memoryview:
         """The bytes of one piece, where they lie."""
-        return raw_bytes(self._memory)[self._header.piece_span(number)]
+        span = piece_span(number, self._header.piece_bytes, len(self._memory))
+        return raw_bytes(self._memory)[span]
 
     def tensor(self, name: str) -> Tensor:
         """A view of one tensor, by the name it travels under."""

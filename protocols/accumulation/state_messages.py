@@ -1,0 +1,122 @@
+"""`/potluck/state/1.0.0`: what goes between a newcomer and a peer whose state it fetches.
+
+    newcomer                                     donor
+    manifest(ManifestRequest)            ->
+                                         <-      ManifestAnswer(manifest, torch)   or wait_ms
+
+    OPEN   PiecesOpening(digest)         ->
+                                         <-      ACCEPT
+    CHUNK  numbers of pieces, 4 bytes each ->
+                                         <-      CHUNK  the bytes of these pieces, in this order
+    CLOSE                                ->
+                                         <-      CLOSE
+
+The newcomer asks for pieces as they come in, a few ahead, so that a fast donor gets more of them.
+A donor cuts the bytes into chunks as it likes. It paces them: how fast it sends is its own affair.
+
+Easy to get wrong: the digest names a state, and a state is of one epoch. A donor answers for the
+digest that it was asked for or says `StateGone`; what it has instead is of no use.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated
+
+from msgspec import Meta
+
+from protocols.accumulation.state_manifest import (
+    LARGEST_MANIFEST_BYTES,
+    LARGEST_PIECE_BYTES,
+    LONGEST_RUN_NAME,
+    Digest,
+)
+from protocols.errors import MalformedMessage, PotluckError
+from protocols.messages import Empty, Message, Milliseconds
+from protocols.method import BulkMethod, Method
+
+STATE_PROTOCOL = "/potluck/state/1.0.0"
+
+LONGEST_TORCH_VERSION = 64
+REQUEST_LIMIT_BYTES = 512
+STALL_SECONDS = 10.0
+"""Without a sign of life a transfer is given up: there are other sources, and what came is kept."""
+MOST_WANTED_AT_ONCE = 64  # numbers in one chunk
+MOST_WANTED = 256  # pieces that one newcomer has asked for and not got: 256 MiB are enough ahead
+
+_NUMBER = struct.Struct("<I")
+
+
+class StateGone(PotluckError):
+    """The donor does not have the state that it was asked for: it is at another epoch by now."""
+
+    exit_code = 4
+
+
+class ManifestRequest(Message, frozen=True):
+    """The state of this digest is wanted; with `place_only`, its manifest is known already."""
+
+    run: Annotated[str, Meta(max_length=LONGEST_RUN_NAME)]
+    digest: Digest
+    place_only: bool = False
+
+
+class ManifestAnswer(Message, frozen=True):
+    """The encoded manifest, and a place to download for some seconds; or how long to wait for one.
+
+    `torch` is the donor's version. It is not in the manifest, for it is no part of the state.
+    """
+
+    manifest: Annotated[bytes, Meta(max_length=LARGEST_MANIFEST_BYTES)]
+    torch: Annotated[str, Meta(max_length=LONGEST_TORCH_VERSION)] = ""
+    wait_ms: Milliseconds = 0
+
+
+class PiecesOpening(Message, frozen=True):
+    """Pieces of the state of this digest are wanted."""
+
+    run: Annotated[str, Meta(max_length=LONGEST_RUN_NAME)]
+    digest: Digest
+
+
+_ERRORS = {"state-gone": StateGone}
+
+MANIFEST: Method[ManifestRequest, ManifestAnswer] = Method(
+    STATE_PROTOCOL,
+    "manifest",
+    ManifestRequest,
+    ManifestAnswer,
+    REQUEST_LIMIT_BYTES,
+    LARGEST_MANIFEST_BYTES,
+    errors=_ERRORS,
+    training=True,
+)
+
+PIECES: BulkMethod[PiecesOpening, Empty, Empty, Empty] = BulkMethod(
+    STATE_PROTOCOL,
+    "pieces",
+    PiecesOpening,
+    Empty,
+    Empty,
+    Empty,
+    LARGEST_PIECE_BYTES,
+    REQUEST_LIMIT_BYTES,
+    STALL_SECONDS,
+    errors=_ERRORS,
+    training=True,
+)
+
+
+def wanted_chunk(pieces: list[int]) -> bytes:
+    """Numbers of pieces as a chunk."""
+    return b"".join(map(_NUMBER.pack, pieces))
+
+
+def read_wanted(chunk: bytes | bytearray, piece_count: int) -> list[int]:
+    """The numbers in a chunk; MalformedMessage unless all of them are of pieces that there are."""
+    if len(chunk) % _NUMBER.size or len(chunk) > MOST_WANTED_AT_ONCE * _NUMBER.size:
+        raise MalformedMessage(f"{len(chunk):,} bytes are no list of pieces.")
+    numbers = [number for (number,) in _NUMBER.iter_unpack(chunk)]
+    if any(number >= piece_count for number in numbers):
+        raise MalformedMessage(f"A piece was asked for that is not among {piece_count:,}.")
+    return numbers
