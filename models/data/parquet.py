@@ -90,9 +90,8 @@ class _Rows:
             fields.append(self._source.label_field)
         for field in fields:
             if field not in parquet.schema_arrow.names:
-                raise ShardBroken(
-                    f"it has no column {field!r}, but: {', '.join(parquet.schema_arrow.names[:20])}."
-                )
+                there_are = ", ".join(parquet.schema_arrow.names[:20])
+                raise ShardBroken(f"it has no column {field!r}, but: {there_are}.")
         first = 0
         for group in range(parquet.metadata.num_row_groups):
             metadata = parquet.metadata.row_group(group)
