@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from protocols.accumulation.claims import Credit, absurd_rates
 from protocols.accumulation.forks import (
@@ -72,9 +72,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Ignored:
-    """A peer whose slot does not count, and why, in words."""
+    """A peer whose slot or samples do not count, and why: as a word that stays, and in words."""
 
     peer: PeerId
+    kind: Literal["model", "state", "rate", "past", "doubted"]
     reason: str
 
 
@@ -150,7 +151,7 @@ def estimate(
     ignored += _samples_of_the_past(fitting, mine, known.members)
     believed = [one for one in here if not known.credit.is_doubted(one.peer, mine.epoch)]
     ignored += [
-        Ignored(one.peer, "It claimed samples and did not bring them to the round.")
+        Ignored(one.peer, "doubted", "It claimed samples and did not bring them to the round.")
         for one in here
         if one.slot.samples and one not in believed
     ]
@@ -220,21 +221,29 @@ class _Counted:
         return helps and self.is_fresh
 
 
+def will_come(seen: Seen, settings: ProgressSettings, now: float) -> bool:
+    """Whether a peer of this epoch and history is to be expected in a round that begins now."""
+    return _Counted(PeerId(""), seen, settings, now).will_come
+
+
 def _fitting(
     alive: Mapping[PeerId, Seen], mine: ProgressSlot, credit: Credit, now: float
 ) -> tuple[dict[PeerId, Seen], list[Ignored]]:
     """Whose slots count at all, and who else says what."""
-    against = {}
+    ignored = []
     for peer, one in alive.items():
         refusal = credit.refusal(peer, now)
         if one.slot.signature != mine.signature:
-            against[peer] = "It has another model, or another kind of optimizer."
+            reason = "It has another model, or another kind of optimizer."
+            ignored.append(Ignored(peer, "model", reason))
         elif refusal is not None:
-            against[peer] = refusal
+            ignored.append(Ignored(peer, "state", refusal))
+    against = {one.peer for one in ignored}
     slots = {peer: one.slot for peer, one in alive.items() if peer not in against}
-    against |= absurd_rates(slots, mine.samples_per_second)
-    fitting = {peer: one for peer, one in alive.items() if peer not in against}
-    return fitting, [Ignored(peer, reason) for peer, reason in against.items()]
+    absurd = absurd_rates(slots, mine.samples_per_second)
+    ignored += [Ignored(peer, "rate", reason) for peer, reason in absurd.items()]
+    fitting = {peer: alive[peer] for peer in slots if peer not in absurd}
+    return fitting, ignored
 
 
 def _samples_of_the_past(
@@ -245,6 +254,7 @@ def _samples_of_the_past(
     return [
         Ignored(
             peer,
+            "past",
             f"Its {one.slot.samples:,} samples are of epoch {one.slot.epoch}, which is over: "
             f"this peer is at {mine.epoch}.",
         )

@@ -1,0 +1,78 @@
+"""When a peer has to say again how far it is. Pure.
+
+    seconds = say_again_in(said, mine, estimate, settings, largest_batch, now)
+
+Others carry a slot forward by the rate in it. So nothing has to be said while that gives what is
+true: only when it is wrong by more than a little, when anything but the number of samples is
+another, and before the slot is over. What all are wrong by together then stays at a few hundredths
+of a round, whether there are four peers or sixty.
+
+Easy to get wrong: samples come a batch at a time, and a line cannot follow that: less than a batch
+is no error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from protocols.accumulation.progress import CARRIED_SECONDS, Estimate, ProgressSettings
+from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, ProgressSlot
+
+ERROR_SHARE: Final = 0.05
+"""Of a round's target, by which all peers together may be wrong."""
+
+SHORTEST_SECONDS: Final = 0.25
+"""Between two slots that differ in samples only. A write goes to five replicas at once and to the
+rest within a second; this keeps it under a hundredth of a processor."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What was published last, and when (monotonic)."""
+
+    slot: ProgressSlot
+    at: float
+
+
+def say_again_in(
+    said: Said,
+    mine: ProgressSlot,
+    found: Estimate,
+    settings: ProgressSettings,
+    largest_batch: int,
+    now: float,
+) -> float:
+    """Seconds until this has to be said, as it looks now; 0 for at once."""
+    age = now - said.at
+    if _differ(said.slot, mine):
+        return 0.0
+    rest = max(0.0, SAY_AGAIN_SECONDS - age)
+    error = mine.samples - _carried(said, settings, now)
+    others = len(found.peers) + 1
+    tolerance = max(largest_batch, ERROR_SHARE * settings.target_samples / others)
+    makes_it_due = (
+        not settings.carries_forward
+        and mine.samples > said.slot.samples
+        and found.others_samples + mine.samples >= settings.target_samples
+    )
+    if abs(error) > tolerance or makes_it_due:
+        return min(rest, max(0.0, SHORTEST_SECONDS - age))
+    return rest
+
+
+def _differ(said: ProgressSlot, mine: ProgressSlot) -> bool:
+    """In anything but how many samples there are and how fast they come."""
+    alike = msgspec.structs.replace(
+        mine, samples=said.samples, samples_per_second=said.samples_per_second
+    )
+    return alike != said or mine.samples < said.samples
+
+
+def _carried(said: Said, settings: ProgressSettings, now: float) -> float:
+    """What others believe by now (progress.py)."""
+    if not settings.carries_forward or said.slot.averaging:
+        return said.slot.samples
+    return said.slot.samples + said.slot.samples_per_second * min(now - said.at, CARRIED_SECONDS)
