@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import cProfile
 import gc
-import logging
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -29,8 +27,7 @@ import trio
 from torch import Tensor
 
 from node.bench.admission import RUN, admitted
-from node.bench.forking import serve_forks
-from node.bench.orders import obey
+from node.bench.forking import run_or_fork
 from node.directory import FAMILIES
 from node.libp2p_network import Libp2pSettings, open_libp2p_network
 from node.status import memory_in_use
@@ -245,19 +242,5 @@ def _descriptors() -> int:
     return len(os.listdir(folder))
 
 
-async def main() -> None:
-    logging.getLogger().setLevel(logging.ERROR)
-    torch.set_num_threads(1)  # as the reference does: the peers share the machine's cores
-    async with trio.open_nursery() as nursery:
-        await obey(AveragingPeer(nursery))
-        nursery.cancel_scope.cancel()
-
-
-def run() -> None:
-    trio.run(main)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["fork"]:
-        serve_forks(run)
-    run()
+    run_or_fork(AveragingPeer)

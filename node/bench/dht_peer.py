@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from node.bench.orders import obey
+from node.bench.orders import obey_with_nursery
 from node.libp2p_network import Libp2pSettings, open_libp2p_network
 from node.status import memory_in_use
 from protocols.dht.service import Dht, open_dht
@@ -110,11 +110,5 @@ class DhtBenchPeer:
             await trio.sleep_forever()
 
 
-async def main() -> None:
-    async with trio.open_nursery() as nursery:
-        await obey(DhtBenchPeer(nursery))
-        nursery.cancel_scope.cancel()
-
-
 if __name__ == "__main__":
-    trio.run(main)
+    trio.run(obey_with_nursery, DhtBenchPeer)

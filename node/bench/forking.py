@@ -24,11 +24,29 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
+import trio
+
+from node.bench.orders import Obedient, obey_with_nursery
+
 SINGLE_THREADED: Final[Mapping[str, str]] = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
+
+
+def run_or_fork(make: Callable[[trio.Nursery], Obedient]) -> None:
+    """What a module of peers that hold tensors does: `python -m …` is one, which takes orders from
+    its stdin, and `python -m … fork` makes one whenever it is told to."""
+    import torch
+
+    def run() -> None:
+        torch.set_num_threads(1)  # as the reference does: the peers share the machine's cores
+        trio.run(obey_with_nursery, make)
+
+    if sys.argv[1:] == ["fork"]:
+        serve_forks(run)
+    run()
 
 
 def serve_forks(run: Callable[[], None]) -> NoReturn:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,6 +28,14 @@ class Obedient(Protocol):
 
     def introduction(self) -> dict[str, Any]:
         """What it prints before it is asked anything."""
+
+
+async def obey_with_nursery(make: Callable[[trio.Nursery], Obedient]) -> None:
+    """The whole of such a process, where whoever obeys needs a nursery; only errors are logged."""
+    logging.getLogger().setLevel(logging.ERROR)
+    async with trio.open_nursery() as nursery:
+        await obey(make(nursery))
+        nursery.cancel_scope.cancel()
 
 
 async def obey(obedient: Obedient) -> None:

@@ -12,7 +12,6 @@ node that shuts somebody out lets one question through.
 
 from __future__ import annotations
 
-import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ import trio
 from auth.invites import read_invite
 from node.access.login import enrol
 from node.access.membership import open_membership
-from node.bench.orders import obey
+from node.bench.orders import obey_with_nursery
 from node.configuration import Configuration, read_configuration
 from node.key_file import load_or_create_identity
 from node.libp2p_network import Libp2pSettings, open_libp2p_network
@@ -133,12 +132,5 @@ async def _ping_until_refused(rpc: Rpc, peer: str, refused: dict[str, dict[str, 
     refused[peer] = {"at": first_failure, "reasons": sorted(set(reasons))}
 
 
-async def main() -> None:
-    logging.getLogger().setLevel(logging.ERROR)
-    async with trio.open_nursery() as nursery:
-        await obey(RevocationBenchPeer(nursery))
-        nursery.cancel_scope.cancel()
-
-
 if __name__ == "__main__":
-    trio.run(main)
+    trio.run(obey_with_nursery, RevocationBenchPeer)

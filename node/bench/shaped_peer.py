@@ -11,8 +11,6 @@ are checked after it, and the collector of garbage rests meanwhile.
 from __future__ import annotations
 
 import gc
-import logging
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +18,7 @@ import torch
 import trio
 
 from node.bench.admission import admitted
-from node.bench.forking import serve_forks
-from node.bench.orders import obey
+from node.bench.forking import run_or_fork
 from node.bench.own_network import leave_for_own_network, limit_tcp, resent_segments
 from node.directory import FAMILIES
 from node.libp2p_network import Libp2pSettings, open_libp2p_network
@@ -193,19 +190,5 @@ async def _drain(stream: trio.SocketStream) -> None:
             pass
 
 
-async def main() -> None:
-    logging.getLogger().setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    async with trio.open_nursery() as nursery:
-        await obey(ShapedPeer(nursery))
-        nursery.cancel_scope.cancel()
-
-
-def run() -> None:
-    trio.run(main)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["fork"]:
-        serve_forks(run)
-    run()
+    run_or_fork(ShapedPeer)
