@@ -1,0 +1,225 @@
+"""The audit of a run: whose samples are in which step, by what each peer has written down.
+
+    audit = audit_run([Life("12D3…", read_log(path)), ...])
+    assert not audit.failures
+
+Every life of every peer is followed: the batches that it computed wait in a row; a step takes its
+own samples from the head of it, falling behind empties it, a batch that is held back leaves its
+tail. Steps are joined by their history, which names a committed round. Then:
+
+- nobody is in two committed rounds with the same sample, and no two peers have the same sample;
+- those who report a round say the same of its members and of its samples;
+- the samples that its members say they brought are the round's samples. Where a member was killed
+  before it could say so, the rest is what it had waiting at its death, or a part of it;
+- whoever reached an epoch holds the same parameters as everybody else there.
+
+Easy to get wrong: a peer that is killed may have sent its samples into a round and never heard how
+that ended. Only the others' reports say whether they count.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_TOLD = 20
+
+
+@dataclass
+class Life:
+    """One process's life, and what it wrote down."""
+
+    peer: str
+    lines: Iterable[Mapping[str, Any]]
+    name: str = ""
+
+
+@dataclass
+class Stretch:
+    """Samples with successive numbers, of one life."""
+
+    first: int
+    count: int
+
+
+@dataclass
+class Round:
+    """A committed round, as those report it who were told of its end."""
+
+    epoch: int
+    samples: float
+    members: frozenset[str]
+    at: float
+    stretches: list[Stretch] = field(default_factory=list)
+    brought: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Audit:
+    """What was found. `samples`: in committed rounds; `dropped`: computed, and in none."""
+
+    rounds: dict[str, Round] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    samples: float = 0.0
+    computed: int = 0
+    dropped: int = 0
+    held_back: int = 0
+    taken_for_dead: int = 0
+    """Samples of peers that were killed after they had sent them."""
+    digests: dict[int, dict[str, set[str]]] = field(default_factory=dict)
+    held_out: list[tuple[int, float]] = field(default_factory=list)
+
+    def fail(self, failure: str) -> None:
+        if len(self.failures) < MOST_TOLD:
+            self.failures.append(failure)
+
+    def step_moments(self) -> list[float]:
+        """When each epoch was first seen to end."""
+        first: dict[int, float] = {}
+        for one in self.rounds.values():
+            first[one.epoch] = min(one.at, first.get(one.epoch, one.at))
+        return sorted(first.values())
+
+    def loss_curve(self) -> list[tuple[float, float]]:
+        """(samples in all steps so far, loss on what nobody trains on), by the epochs."""
+        so_far: dict[int, float] = {}
+        for one in self.rounds.values():
+            so_far[one.epoch] = one.samples
+        curve, total, epoch = [], 0.0, 0
+        for reached, loss in sorted(self.held_out):
+            for done in range(epoch, reached):
+                total += so_far.get(done, 0.0)
+            epoch = max(epoch, reached)
+            curve.append((total, loss))
+        return curve
+
+
+def audit_run(lives: Iterable[Life]) -> Audit:
+    audit = Audit()
+    waiting: dict[str, deque[Stretch]] = defaultdict(deque)
+    for life in lives:
+        # a peer that came back under its name starts anew: what its last life had waits no more
+        left = _follow(life, audit)
+        waiting[life.peer].extend(left)
+    for history, one in sorted(audit.rounds.items(), key=lambda item: item[1].epoch):
+        _account(one, waiting, audit, history)
+    audit.dropped += sum(stretch.count for row in waiting.values() for stretch in row)
+    _check_stretches(audit)
+    _check_digests(audit)
+    audit.samples = sum(one.samples for one in audit.rounds.values())
+    return audit
+
+
+def _follow(life: Life, audit: Audit) -> deque[Stretch]:
+    """Go through one life; what it had waiting at its end."""
+    name = life.name or life.peer
+    row: deque[Stretch] = deque()
+    for line in life.lines:
+        match line["what"]:
+            case "batch":
+                row.append(Stretch(line["first"], line["count"]))
+                audit.computed += line["count"]
+            case "StepTaken":
+                _report(line, life.peer, name, row, audit)
+            case "FellBehind":
+                had = _size(row)
+                if line["dropped_samples"] != had:
+                    audit.fail(f"{name} dropped {line['dropped_samples']} samples and had {had}")
+                audit.dropped += had
+                row.clear()
+            case "HeldBack":
+                held = _take(row, line["samples"], from_tail=True)
+                audit.held_back += _size(held)
+            case "digest":
+                epoch = audit.digests.setdefault(line["epoch"], {})
+                epoch.setdefault(line["history"], set()).add(line["digest"])
+                if "held_out" in line:
+                    audit.held_out.append((line["epoch"], line["held_out"]))
+    return row
+
+
+def _report(
+    line: Mapping[str, Any], peer: str, name: str, row: deque[Stretch], audit: Audit
+) -> None:
+    """One peer says that a round was committed."""
+    told = Round(line["epoch"], line["samples"], frozenset(line["members"]), line["at"])
+    one = audit.rounds.setdefault(line["history"], told)
+    if (told.epoch, told.samples, told.members) != (one.epoch, one.samples, one.members):
+        audit.fail(f"epoch {told.epoch}: {name} tells another round than the others")
+    one.at = min(one.at, told.at)
+    own = line["own_samples"]
+    if own and peer not in one.members:
+        audit.fail(f"epoch {one.epoch}: {name} counts {own} samples and is no member")
+    if peer in one.brought:
+        audit.fail(f"epoch {one.epoch}: {name} counts twice")
+    if own > _size(row):
+        audit.fail(f"epoch {one.epoch}: {name} counts {own} samples and had {_size(row)}")
+    one.brought[peer] = own
+    one.stretches += _take(row, own)
+
+
+def _account(one: Round, waiting: Mapping[str, deque[Stretch]], audit: Audit, history: str) -> None:
+    """Whether the samples of a round are those that its members brought."""
+    rest = one.samples - sum(one.brought.values())
+    silent = sorted(one.members - set(one.brought))
+    if rest < -0.5 or (rest > 0.5 and not silent):
+        audit.fail(
+            f"epoch {one.epoch} ({history[:8]}): {one.samples:g} samples, of which its members "
+            f"brought {sum(one.brought.values())}"
+        )
+        return
+    left = round(rest)
+    for peer in silent:
+        taken = _take(waiting[peer], left)
+        left -= _size(taken)
+        audit.taken_for_dead += _size(taken)
+        one.stretches += taken
+    if left:
+        audit.fail(f"epoch {one.epoch}: {left} samples are of nobody, dead or alive")
+
+
+def _take(row: deque[Stretch], count: int, *, from_tail: bool = False) -> list[Stretch]:
+    """So many samples from one end of the row, or all that there are."""
+    taken = []
+    while count > 0 and row:
+        one = row.pop() if from_tail else row.popleft()
+        if one.count > count:
+            if from_tail:
+                row.append(Stretch(one.first, one.count - count))
+                one = Stretch(one.first + one.count - count, count)
+            else:
+                row.appendleft(Stretch(one.first + count, one.count - count))
+                one = Stretch(one.first, count)
+        taken.append(one)
+        count -= one.count
+    return taken
+
+
+def _size(row: Iterable[Stretch]) -> int:
+    return sum(stretch.count for stretch in row)
+
+
+def _check_stretches(audit: Audit) -> None:
+    """Whether a sample is in two rounds, or twice in one."""
+    end, before = -1, 0
+    for first, count, epoch in sorted(_all_stretches(audit)):
+        if first < end:
+            audit.fail(f"sample {first} is in epoch {before} and counts again in epoch {epoch}")
+        end, before = max(end, first + count), epoch
+
+
+def _all_stretches(audit: Audit) -> Iterator[tuple[int, int, int]]:
+    for one in audit.rounds.values():
+        for stretch in one.stretches:
+            yield stretch.first, stretch.count, one.epoch
+
+
+def _check_digests(audit: Audit) -> None:
+    for epoch, histories in sorted(audit.digests.items()):
+        if len(histories) > 1:
+            audit.fail(f"epoch {epoch} has {len(histories)} histories: the run has forked")
+        for digests in histories.values():
+            if len(digests) > 1:
+                audit.fail(f"epoch {epoch}: peers hold {len(digests)} different parameters")

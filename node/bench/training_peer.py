@@ -1,0 +1,285 @@
+"""A peer that trains, in a process of its own: `python -m node.bench.training_peer [fork]`.
+
+It is a whole node, with a home, and takes part in a run as a guest's loop would (node/training.py).
+Every sample has a number that no other peer and no other life of this peer uses, and everything
+that happens to it is written down (training_log.py). What it can be told is in `TrainingPeer`
+(orders.py says how).
+
+Easy to get wrong: compute time. `computing_seconds` is what the loop spends in its own forward and
+backward passes, by the wall; what the optimizer does beside the waiting is not in it.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import blake3
+import torch
+import trio
+
+from models.gpt import GPT
+from node.bench.forking import serve_forks
+from node.bench.orders import obey
+from node.bench.slow_uplink import open_slow_network
+from node.bench.training_log import TrainingLog
+from node.bench.training_task import Samples, Task
+from node.configuration import Configuration, read_configuration
+from node.node import Node
+from node.status import memory_in_use
+from node.training import train_in_thread
+from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.collaboration import CollaborationSettings
+from protocols.accumulation.ended import CollaborationEnded
+from protocols.accumulation.optimizer import CollaborativeOptimizer
+from protocols.identity import Identity
+from protocols.network import Network
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+JOIN_SECONDS = 60.0
+DIGEST_BYTES = 16
+LEAVE_SECONDS = 20.0  # for a loop that waits for a round; then it is woken
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How this peer trains: the options of its optimizer, and what it writes down beside."""
+
+    delayed: bool = False
+    local_steps: int = 1
+    max_norm: float | None = None
+    held_out: bool = False
+    """Whether it measures the loss on samples that nobody trains on, after every step."""
+    auxiliary: bool = False
+    """Whether it comes to the rounds without samples, as a backbone does."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Guest:
+    """What the training thread has."""
+
+    task: Task
+    manner: Manner
+    model: GPT
+    samples: Samples
+    optimizer: CollaborativeOptimizer
+    bridge: Bridge
+    log: TrainingLog
+
+
+class TrainingPeer:
+    """What the process can be told to do: each public coroutine is a command."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._node: Node | None = None
+        self._over = threading.Event()
+        self._ended = trio.Event()
+        self._leaving = trio.CancelScope()
+        self._computing_seconds = 0.0
+        self._waiting_seconds = 0.0
+        self._samples = 0
+        self._epoch = -1
+        self._failure = ""
+
+    def introduction(self) -> dict[str, Any]:
+        return {}
+
+    async def join(
+        self, home: str, addresses: list[str], up_bytes_per_second: float = 0.0
+    ) -> dict[str, Any]:
+        """Start a node that joins through these; who and where it is."""
+        flags = {"network.listen": (LOOPBACK,), "dht.bootstrap": tuple(addresses)}
+        configuration = read_configuration(flags, environment={}, home=home)
+        with trio.fail_after(JOIN_SECONDS):
+            node: Node = await self._nursery.start(
+                self._run_node, configuration, up_bytes_per_second
+            )
+        self._node = node
+        return {"peer": node.network.peer_id, "address": node.network.addresses()[0]}
+
+    async def train(
+        self,
+        settings: dict[str, Any],
+        task: dict[str, Any],
+        manner: dict[str, Any],
+        first_number: int,
+        log: str,
+    ) -> None:
+        """Begin to train in a thread, with samples from this number on; `epoch` says how far."""
+        train = partial(self._train, Task(**task), Manner(**manner), first_number, Path(log))
+        self._nursery.start_soon(self._take_part, CollaborationSettings(**settings), train)
+
+    async def progress(self) -> dict[str, Any]:
+        """How far the loop is; `failure` is what ended it, if something did."""
+        return {"epoch": self._epoch, "samples": self._samples, "failure": self._failure}
+
+    async def cpu(self) -> dict[str, Any]:
+        """User and system seconds of all threads of this process so far, and of its loop."""
+        return {
+            "seconds": time.process_time(),
+            "at": time.monotonic(),
+            "computing_seconds": self._computing_seconds,
+            "waiting_seconds": self._waiting_seconds,
+            "samples": self._samples,
+            "epoch": self._epoch,
+        }
+
+    async def leave(self) -> dict[str, Any]:
+        """End the loop after its step, and the collaboration; how far it was."""
+        self._over.set()
+        with trio.move_on_after(LEAVE_SECONDS):
+            await self._ended.wait()
+        self._leaving.cancel()
+        await self._ended.wait()
+        return await self.progress()
+
+    async def totals(self) -> dict[str, Any]:
+        """What this process holds at this moment."""
+        gc.collect()
+        return {
+            "memory_bytes": memory_in_use() or 0,
+            "tasks": trio.lowlevel.current_statistics().tasks_living,
+            "threads": threading.active_count(),
+            "descriptors": _descriptors(),
+        }
+
+    async def _run_node(
+        self,
+        configuration: Configuration,
+        up_bytes_per_second: float,
+        task_status: TaskStatus[Node] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        def open_network(
+            identity: Identity, of: Configuration
+        ) -> AbstractAsyncContextManager[Network]:
+            return open_slow_network(identity, of, up_bytes_per_second)
+
+        async with Node(configuration, open_network=open_network) as node:
+            task_status.started(node)
+            await trio.sleep_forever()
+
+    async def _take_part(self, settings: CollaborationSettings, train: Any) -> None:
+        assert self._node is not None
+        try:
+            with self._leaving:
+                await train_in_thread(self._node, settings, train)
+        except CollaborationEnded:
+            pass
+        except Exception as error:
+            self._failure = repr(error)
+            logging.exception("the training failed")
+        finally:
+            self._ended.set()
+
+    # -- in the training thread
+
+    def _train(
+        self, task: Task, manner: Manner, first_number: int, path: Path, bridge: Bridge
+    ) -> None:
+        torch.set_num_threads(1)  # the peers share the machine's cores
+        model, samples = task.model(), Samples(task.context + 1)
+        with TrainingLog(path) as log:
+            try:
+                optimizer = CollaborativeOptimizer(
+                    model.named_parameters(),
+                    task.optimizer,
+                    bridge,
+                    delayed=manner.delayed,
+                    local_steps=manner.local_steps,
+                    max_norm=manner.max_norm,
+                    auxiliary=manner.auxiliary,
+                )
+                optimizer.catch_up()
+                self._epoch = optimizer.epoch
+                log.write("began", epoch=optimizer.epoch, history=optimizer.history.hex())
+                guest = _Guest(task, manner, model, samples, optimizer, bridge, log)
+                if manner.auxiliary:
+                    self._assist(guest)
+                else:
+                    self._loop(guest, first_number)
+            finally:
+                _write_events(bridge, log)
+
+    def _loop(self, guest: _Guest, number: int) -> None:
+        optimizer, bridge, count = guest.optimizer, guest.bridge, guest.task.batch
+        waited_before = bridge.statistics().waiting_seconds
+        while not self._over.is_set():
+            optimizer.zero_grad()
+            began = time.monotonic()
+            loss = guest.model.loss(guest.samples.batch(range(number, number + count)))
+            loss.backward()  # type: ignore[no-untyped-call] # torch's own
+            self._computing_seconds += time.monotonic() - began
+            told = {"epoch": optimizer.epoch, "first": number, "count": count}
+            guest.log.write("batch", **told, loss=float(loss.detach()))
+            number += count
+            optimizer.step(samples=count, loss=loss)
+            self._samples += count
+            self._waiting_seconds = bridge.statistics().waiting_seconds - waited_before
+            self._note(guest)
+
+    def _assist(self, guest: _Guest) -> None:
+        while not self._over.is_set():
+            guest.optimizer.assist(epochs=1)
+            self._note(guest)
+
+    def _note(self, guest: _Guest) -> None:
+        """Write down what happened in the last step, and what came of it."""
+        _write_events(guest.bridge, guest.log)
+        optimizer = guest.optimizer
+        if optimizer.epoch == self._epoch:
+            return
+        self._epoch = optimizer.epoch
+        told: dict[str, Any] = {"digest": digest_of(guest.model)}
+        if guest.manner.held_out:
+            with torch.no_grad():
+                told["held_out"] = float(guest.model.loss(guest.samples.held_out()))
+        guest.log.write("digest", epoch=optimizer.epoch, history=optimizer.history.hex(), **told)
+
+
+def digest_of(model: torch.nn.Module) -> str:
+    """Of every bit of the parameters."""
+    hasher = blake3.blake3()
+    for parameter in model.parameters():
+        hasher.update(parameter.detach().contiguous().numpy().data.cast("B"))
+    return hasher.hexdigest(DIGEST_BYTES)
+
+
+def _write_events(bridge: Bridge, log: TrainingLog) -> None:
+    while bridge.events:
+        log.write_event(bridge.events.popleft())
+
+
+def _descriptors() -> int:
+    folder = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
+    return len(os.listdir(folder))
+
+
+async def main() -> None:
+    logging.getLogger().setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    async with trio.open_nursery() as nursery:
+        await obey(TrainingPeer(nursery))
+        nursery.cancel_scope.cancel()
+
+
+def run() -> None:
+    trio.run(main)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["fork"]:
+        serve_forks(run)
+    run()
