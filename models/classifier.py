@@ -107,8 +107,9 @@ class Classifier(Trainable):
                     block.second_norm.weight.zero_()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits.  images: (samples, 3, height, width), uint8 from 0 to 255; (samples, classes)."""
-        x = images.to(self.output.weight.dtype) / 127.5 - 1.0
+        """Logits.  images: (samples, 3, height, width), as in ImageBatch; (samples, classes)."""
+        brightest = 1.0 if images.is_floating_point() else 255.0
+        x = images.to(self.output.weight.dtype) * (2.0 / brightest) - 1.0
         x = F.relu(self.stem_norm(self.stem(x)))
         for block in self.blocks:
             x = block(x)

@@ -1,9 +1,9 @@
 """Initial parameters that are the same bits on every machine, for the same seed.
 
 Peers of one run begin with equal parameters without sending them, and a run's history begins with
-their digest. Torch's own `normal_` and `uniform_` do not promise that: they are vectorised
-differently for different processors. Here only the generator's whole numbers are used (they are
-the same everywhere), and one multiplication, which IEEE 754 rounds in one way only.
+their digest. Torch's own `normal_` and `uniform_` do not give that: with and without AVX2 they
+differ in the last bits. Here only the generator's whole numbers are used, which are the same
+everywhere, and one multiplication, which IEEE 754 rounds in one way only.
 
 The one thing easy to get wrong: values are drawn in the order of the calls, from one generator, and
 never from torch's global one. Another order of layers is another network.
@@ -16,11 +16,19 @@ import math
 import torch
 from torch import Tensor, nn
 
+from models.errors import WrongSettings
+
+SEEDS = 1 << 32  # torch's generator on the CPU has a state of 32 bits when it is seeded
 STEPS = 1 << 24  # as many different values; 2 k + 1 - 2^24 is exact in a float32
 
 
 def seeded(seed: int) -> torch.Generator:
-    """A generator on the CPU, whatever the device: each device's own would draw other numbers."""
+    """A generator on the CPU, whatever the device: each device's own would draw other numbers.
+
+    WrongSettings for a seed that torch would silently take for another one.
+    """
+    if not 0 <= seed < SEEDS:
+        raise WrongSettings(f"The seed {seed} is not a whole number from 0 to {SEEDS - 1}.")
     return torch.Generator("cpu").manual_seed(seed)
 
 

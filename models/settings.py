@@ -35,10 +35,9 @@ def read_settings(given: Mapping[str, Any], kind: type[Read], of: str) -> Read:
             raise error.__cause__ from None
         message = str(error)
         place = PLACE.search(message)
-        where = f"{place[1]!r} of {of}" if place else of
-        raise WrongSettings(
-            f"The setting {where} cannot be right: {PLACE.sub('', message)}."
-        ) from None
+        which = f"setting {place[1]!r}" if place else "settings"
+        reason = PLACE.sub("", message)
+        raise WrongSettings(f"The {which} of {of} cannot be right: {reason}.") from None
 
 
 def take_name(given: Mapping[str, Any], known: Mapping[str, Any], of: str) -> str:

@@ -1,8 +1,8 @@
 """A built-in set of images that need no download: ten kinds of figures, drawn from their number.
 
 Image number i of a seed is the same on every machine: a disc, ring, square, … of random place, size
-and colours, with noise over it. There are 2^32 of them, so that peers need no list: each draws the
-numbers that it was dealt.
+and colours, with noise over it. There is no end of them, and peers need no list: each draws the
+numbers that it was dealt. Images of another seed serve as those that training has not seen.
 
 It is for tests, demonstrations and measuring speed. The one thing easy to get wrong: to take an
 accuracy on it for a statement about photographs.
@@ -10,6 +10,7 @@ accuracy on it for a statement about photographs.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,6 @@ from torch import Tensor
 from models.initial import seeded
 
 SIDE = 32  # pixels, as in CIFAR
-IMAGES = 1 << 32
 KINDS = (
     "disc",
     "ring",
@@ -37,18 +37,24 @@ CONTRAST = 64  # the least difference between figure and ground, in each colour
 
 
 class ImageBatch(NamedTuple):
-    images: Tensor  # (samples, 3, height, width), uint8 from 0 to 255
+    images: Tensor  # (samples, 3, height, width), uint8 from 0 to 255, or floating from 0 to 1
     labels: Tensor  # (samples,), int64
 
 
 def synthetic_images(seed: int, numbers: Sequence[int]) -> ImageBatch:
-    """The images of these numbers.  0 <= seed < 2^31, 0 <= number < 2^32."""
-    drawn = [_image(seeded(seed * IMAGES + number)) for number in numbers]
+    """The images of these numbers, in their order."""
+    drawn = [_image(_generator(seed, number)) for number in numbers]
     images = [image for image, _ in drawn]
     labels = [label for _, label in drawn]
     if not images:
         return ImageBatch(torch.empty(0, 3, SIDE, SIDE, dtype=torch.uint8), torch.empty(0).long())
     return ImageBatch(torch.stack(images), torch.tensor(labels))
+
+
+def _generator(seed: int, number: int) -> torch.Generator:
+    """Hashed, since torch seeds with 32 bits only: neighbours of one seed are not another's."""
+    digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
+    return seeded(int.from_bytes(digest[:4], "big"))
 
 
 def _image(generator: torch.Generator) -> tuple[Tensor, int]:
