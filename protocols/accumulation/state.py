@@ -34,7 +34,7 @@ from protocols.accumulation.optimizer_state import (
     prepared,
 )
 from protocols.accumulation.signature import Signature, differences
-from protocols.accumulation.state_manifest import StateRefused
+from protocols.accumulation.state_manifest import PIECE_BYTES, StateRefused
 from protocols.accumulation.state_tree import pack, separate, shaped_like
 from protocols.accumulation.training_state import LiveState, TrainingState, spec_of
 
@@ -53,10 +53,12 @@ def look(
     run: str,
     epoch: int,
     history: bytes = b"",
+    piece_bytes: int = PIECE_BYTES,
 ) -> LiveState:
     """What `capture` copies, not copied. `extra`: tensors and plain values, nested if need be.
 
-    StateRefused, by name, for anything that cannot travel.
+    `piece_bytes` is the same at all peers of a run. StateRefused, by name, for anything that
+    cannot travel.
     """
     parameters = dict(named_parameters)
     tensors = {f"model/{name}": one for name, one in parameters.items()}
@@ -69,7 +71,7 @@ def look(
     }
     metadata = pack(separate(tree, "", tensors))
     specs = tuple(spec_of(name, tensors[name]) for name in sorted(tensors))
-    return LiveState(run, epoch, history, signature, specs, tensors, metadata)
+    return LiveState(run, epoch, history, signature, specs, tensors, metadata, piece_bytes)
 
 
 def capture(

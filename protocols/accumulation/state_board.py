@@ -2,7 +2,7 @@
 
     board = PieceBoard(count, done)
     board.take(peer, now)          # the number of the next piece to ask this peer for, or None
-    board.arrived(peer, now)       # its oldest one has come: is it still wanted?
+    board.arrived(peer, now)       # the one it owed longest has come: is it still wanted?
     board.lost(peer)               # what it was asked for goes back
 
 Each source is asked for as many pieces ahead as it delivers in a second. When all are asked for,
@@ -62,15 +62,15 @@ class PieceBoard:
         source.owes.append(number)
         return number
 
-    def arrived(self, peer: PeerId, now: float) -> tuple[int, bool]:
-        """The piece that this peer owed longest has come: its number, and whether it is wanted."""
+    def arrived(self, peer: PeerId, now: float) -> bool:
+        """The piece that this peer owed longest has come, and is right; whether it is wanted."""
         source = self._sources[peer]
         number = source.owes.popleft()
         seconds = now - source.since
         source.since = now
         known = source.pace
         source.pace = seconds if known is None else known + SMOOTHING * (seconds - known)
-        return number, number not in self.here
+        return number not in self.here
 
     def keep(self, number: int) -> None:
         """This piece is here, verified."""

@@ -26,6 +26,7 @@ from protocols.accumulation.state_manifest import DIGEST_BYTES, Manifest
 from protocols.accumulation.state_messages import (
     MOST_WANTED_AT_ONCE,
     PIECES,
+    STALL_SECONDS,
     ManifestRequest,
     PiecesOpening,
     StateGone,
@@ -39,6 +40,7 @@ from protocols.messages import Empty
 
 LOOK_SECONDS = 1.0  # how often the sources are looked at again
 OPEN_SECONDS = 20.0
+ALIVE_SECONDS = STALL_SECONDS / 4  # Transfer.say_alive finds it due no sooner
 RETRY_SECONDS = 5.0  # before one that failed is asked again, when nobody else is left
 WATCH_SECONDS = 10.0  # over which sources are compared when others wait to be asked
 SLOW_SHARE = 0.1  # of the fastest: one that is slower makes room for one not yet asked
@@ -88,11 +90,10 @@ class Download:
                 for peer in self._to_ask():
                     self._active[peer] = trio.CancelScope()
                     nursery.start_soon(self._fetch_from, peer)
-                if not self._active:
-                    failure = self._account.failure()
-                    is_old = choice is not None and choice.digest != self._choice.digest
-                    if failure is not None or is_old:
-                        break
+                failure = self._account.failure()
+                is_old = choice is not None and choice.digest != self._choice.digest
+                if failure is not None or (is_old and not self._active):
+                    break
                 await self._until_changed()
                 await self._kept.write_down()
             nursery.cancel_scope.cancel()
@@ -207,10 +208,9 @@ class Download:
         span = self._kept.span(number)
         piece = memory[: span.stop - span.start]
         await self._receive_into(piece, peer, transfer, number)
-        _, is_wanted = self._board.arrived(peer, trio.current_time())
         if blake3(piece).digest(DIGEST_BYTES) != self._manifest.piece_digest(number):
             raise Lied(f"Piece {number:,} of the state came with other bytes than it has.")
-        if is_wanted:
+        if self._board.arrived(peer, trio.current_time()):
             self._kept.put(number, piece)
             self._board.keep(number)
             self._bytes_here += len(piece)
@@ -222,18 +222,26 @@ class Download:
         self, piece: memoryview, peer: PeerId, transfer: PiecesTransfer, number: int
     ) -> None:
         """The bytes of one piece, in as many chunks as the source likes."""
-        patience_seconds = self._account.settings.patience_seconds
         rest = piece
         while len(rest):
-            with trio.move_on_after(patience_seconds) as patience:
-                size = await transfer.next_chunk_bytes()
-            if patience.cancelled_caught:
-                raise DeadlineExceeded(f"Nothing came for {patience_seconds:g} seconds.")
+            size = await self._next_chunk_bytes(transfer)
             if size is None or size > len(rest):
                 raise Lied(f"It sent another number of bytes for piece {number:,} than it has.")
             await transfer.receive_chunk_into(rest)
             rest = rest[size:]
             self._account.came(peer, size)
+
+    async def _next_chunk_bytes(self, transfer: PiecesTransfer) -> int | None:
+        """Wait for a chunk, and let the source know meanwhile that we do."""
+        patience_seconds = self._account.settings.patience_seconds
+        deadline = trio.current_time() + patience_seconds
+        while trio.current_time() < deadline:
+            with trio.move_on_after(ALIVE_SECONDS) as waiting:
+                size = await transfer.next_chunk_bytes()
+            if not waiting.cancelled_caught:
+                return size
+            await transfer.say_alive()
+        raise DeadlineExceeded(f"Nothing came for {patience_seconds:g} seconds.")
 
     def _tell_changed(self) -> None:
         self._changed.set()

@@ -17,7 +17,7 @@ import trio
 TRAINING_BYTES_PER_CORE = 5_000_000.0
 """Bytes per second that a peer sends while it trains, for each of its cores: 1.5 % of a core."""
 LARGEST_TURN_BYTES = 1 << 20
-SMALLEST_TURN_BYTES = 16 << 10
+SMALLEST_TURN_BYTES = 4 << 10
 TURN_SECONDS = 0.25
 
 

@@ -33,6 +33,7 @@ from protocols.accumulation.state_messages import (
     MOST_WANTED,
     MOST_WANTED_AT_ONCE,
     PIECES,
+    STALL_SECONDS,
     ManifestAnswer,
     ManifestRequest,
     PiecesOpening,
@@ -56,7 +57,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("potluck.state")
 
 SWEEP_SECONDS = 5.0
-ALIVE_SECONDS = 2.0  # how often a newcomer is told, in a long wait for a turn, that we are there
+ALIVE_SECONDS = (
+    STALL_SECONDS / 4
+)  # how often one is told, in a long wait for a turn, that we are there
 
 PiecesTransfer = Transfer[Empty, Empty, Empty]
 

@@ -65,6 +65,7 @@ class LiveState:
     specs: tuple[TensorSpec, ...]  # by ascending name
     tensors: Mapping[str, Tensor]
     metadata: bytes
+    piece_bytes: int = PIECE_BYTES
 
     def copy(self, memory: Tensor | None = None) -> TrainingState:
         """All of it in memory of its own: `memory` if that has the right size, else new one.
@@ -88,7 +89,7 @@ class LiveState:
 
     def manifest(self) -> Manifest:
         """What a copy's manifest would be, without making one; its cost is that of hashing."""
-        pieces = _PieceHashes()
+        pieces = _PieceHashes(self.piece_bytes)
         for part in self._stream():
             pieces.add(part)
         return _with_pieces(self._header(), pieces.finish())
@@ -102,7 +103,7 @@ class LiveState:
             optimizer=self.signature.optimizer,
             tensors=self.specs,
             metadata=self.metadata,
-            piece_bytes=PIECE_BYTES,
+            piece_bytes=self.piece_bytes,
             pieces=b"",
         )
 
@@ -162,7 +163,7 @@ class TrainingState:
         """With the digests of all pieces."""
         if self._header.pieces or not len(self._memory):
             return self._header
-        pieces = _PieceHashes()
+        pieces = _PieceHashes(self._header.piece_bytes)
         pieces.add(raw_bytes(self._memory))
         return _with_pieces(self._header, pieces.finish())
 
@@ -240,10 +241,11 @@ def _with_pieces(header: Manifest, pieces: bytes) -> Manifest:
 class _PieceHashes:
     """The digests of the pieces of a stream that comes in parts of any size."""
 
-    def __init__(self) -> None:
+    def __init__(self, piece_bytes: int) -> None:
+        self._piece_bytes = piece_bytes
         self._digests: list[bytes] = []
         self._hash = blake3()
-        self._room = PIECE_BYTES
+        self._room = piece_bytes
 
     def add(self, part: memoryview) -> None:
         while len(part):
@@ -255,11 +257,11 @@ class _PieceHashes:
                 self._end_piece()
 
     def finish(self) -> bytes:
-        if self._room < PIECE_BYTES:
+        if self._room < self._piece_bytes:
             self._end_piece()
         return b"".join(self._digests)
 
     def _end_piece(self) -> None:
         self._digests.append(self._hash.digest(DIGEST_BYTES))
         self._hash = blake3()
-        self._room = PIECE_BYTES
+        self._room = self._piece_bytes

@@ -35,11 +35,13 @@ from protocols.identity import PeerId
 from protocols.rpc import Rpc, open_rpc
 
 RUN = "test"
-VALUES = 1 << 20  # parameters: with AdamW 12 MiB of state, twelve pieces
+VALUES = 32 << 10  # parameters: with AdamW 384 KiB of state
+PIECE_BYTES = 16 << 10  # 25 of them
+STATE_BYTES = 12 * VALUES + 8
 HISTORY = b"h" * 16
-BYTES_PER_SECOND = 1e6
+BYTES_PER_SECOND = 10_000.0
 HOME = NodeSettings(upload_bytes_per_second=BYTES_PER_SECOND)
-"""With it a donor alone takes twelve seconds for a state, and three take four."""
+"""With it a donor alone takes 39 seconds for a state, and three take 13."""
 UNPACED = StateServingSettings(upload_bytes_per_second=None)
 
 Result = TypeVar("Result")
@@ -62,14 +64,16 @@ class Model:
             self.epoch += 1
             self.history = bytes([self.epoch % 256]) * 16
 
-    def look(self) -> LiveState:
+    def look(self, extra: dict[str, object] | None = None) -> LiveState:
         return look(
             [("w", self.parameter)],
             (),
             self.optimizer,
+            extra=extra,
             run=RUN,
             epoch=self.epoch,
             history=self.history,
+            piece_bytes=PIECE_BYTES,
         )
 
     def capture(self) -> TrainingState:
@@ -124,10 +128,11 @@ async def start_donors(
     machine: NodeSettings = HOME,
     settings: StateServingSettings = UNPACED,
     model: Callable[[int], Model] | None = None,
+    first: int = 0,
 ) -> list[Donor]:
     """So many donors, at the same state unless `model` says otherwise, that are ready."""
     donors = []
-    for number in range(count):
+    for number in range(first, first + count):
         network = world.add_node(f"donor-{number}", machine)
         own = Model() if model is None else model(number)
         if model is None:
@@ -147,6 +152,26 @@ class Newcomer:
     network: SimulatedNetwork
     rpc: Rpc
     model: Model = field(default_factory=lambda: Model(seed=1))
+
+    @staticmethod
+    async def start(world: SimulatedWorld, name: str) -> Newcomer:
+        """One more, until the world ends."""
+        network = world.add_node(name)
+        ready: list[Newcomer] = []
+        started = trio.Event()
+
+        async def run(network: SimulatedNetwork) -> None:
+            async with open_rpc(network) as rpc:
+                ready.append(Newcomer(network, rpc))
+                started.set()
+                await trio.sleep_forever()
+
+        world.start(network, run)
+        await started.wait()
+        return ready[0]
+
+    async def fetch_from(self, sources: Callable[[], Sequence[StateSource]]) -> Fetched:
+        return await fetch_state(self.rpc, sources, self.model.look())
 
     async def fetch(
         self,

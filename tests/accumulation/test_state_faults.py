@@ -1,0 +1,226 @@
+"""Sources that lie, and states that are not for this peer: named, and never taken."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import msgspec
+import pytest
+import torch
+import trio
+
+from node.simulated_network import SimulatedWorld
+from protocols.accumulation.state_fetching import FetchFailed, FetchSettings, KeptPieces
+from protocols.accumulation.state_manifest import StateRefused, encode, name_of
+from protocols.accumulation.state_messages import (
+    MANIFEST,
+    PIECES,
+    ManifestAnswer,
+    ManifestRequest,
+    PiecesOpening,
+)
+from protocols.accumulation.state_serving import PiecesTransfer
+from protocols.accumulation.state_snapshots import Snapshots
+from protocols.errors import MalformedMessage
+from protocols.guard import Caller
+from protocols.messages import Empty
+from tests.accumulation.states import (
+    BYTES_PER_SECOND,
+    STATE_BYTES,
+    Donor,
+    Model,
+    Newcomer,
+    introduce,
+    same,
+    start_donors,
+    with_newcomer,
+)
+
+SECONDS_ALONE = STATE_BYTES / BYTES_PER_SECOND
+IMPATIENT = FetchSettings(give_up_seconds=10.0)
+
+
+def corrupt(donor: Donor) -> None:
+    """From now on this donor's copy has other bytes than its manifest says."""
+    copies: Snapshots = donor.server._snapshots
+    for snapshot in copies._copies.values():
+        snapshot.state.memory.bitwise_xor_(255)
+
+
+def test_a_source_that_corrupts_what_it_sends_is_named_and_done_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> float:
+        donors = await start_donors(world, 3)
+        introduce(world, newcomer, donors)
+        liar = donors[2]
+        begun = False
+
+        def corrupt_half_way(here: int, of_all: int) -> None:
+            nonlocal begun
+            if here > of_all // 2 and not begun:
+                begun = True
+                corrupt(liar)
+
+        fetched = await newcomer.fetch(donors, progress=corrupt_half_way)
+        assert same(fetched.state, donors[0].model.capture())
+        assert set(fetched.liars) == {liar.peer}
+        assert "other bytes" in fetched.liars[liar.peer]
+        assert any(liar.peer in record.message for record in caplog.records)
+        return fetched.seconds
+
+    with caplog.at_level(logging.WARNING, "potluck.state"):
+        assert with_newcomer(scenario) < 1.2 * (SECONDS_ALONE / 6 + SECONDS_ALONE / 4)
+
+
+def test_one_killed_and_one_corrupting_half_way_leave_the_third_to_finish() -> None:
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> float:
+        donors = await start_donors(world, 3)
+        introduce(world, newcomer, donors)
+        begun = False
+
+        def misfortune(here: int, of_all: int) -> None:
+            nonlocal begun
+            if here > of_all // 2 and not begun:
+                begun = True
+                corrupt(donors[2])
+                world.crash(donors[1].network)
+
+        fetched = await newcomer.fetch(donors, progress=misfortune)
+        assert same(fetched.state, donors[0].model.capture())
+        assert set(fetched.liars) == {donors[2].peer}
+        assert donors[1].peer in fetched.given_up
+        return fetched.seconds
+
+    assert with_newcomer(scenario) < (SECONDS_ALONE / 6 + SECONDS_ALONE / 2) / 0.9
+
+
+class OldStateServer(Donor):
+    """Answers every question with one and the same old state."""
+
+    body: bytes
+
+    async def serve(self, rpc: object) -> None:
+        rpc.serve(MANIFEST, self._manifest)  # type: ignore[attr-defined]
+        rpc.serve_bulk(PIECES, self._pieces)  # type: ignore[attr-defined]
+        self.ready.set()
+        await trio.sleep_forever()
+
+    async def _manifest(self, _caller: Caller, _request: ManifestRequest) -> ManifestAnswer:
+        return ManifestAnswer(self.body, str(torch.__version__))
+
+    async def _pieces(
+        self, _caller: Caller, transfer: PiecesTransfer, _opening: PiecesOpening
+    ) -> None:
+        await transfer.accept(Empty())
+        await transfer.finish(Empty())
+
+
+async def old_state_server(world: SimulatedWorld, body: bytes, like: Donor) -> OldStateServer:
+    """It claims what `like` claims, and has something older."""
+    server = OldStateServer(world.add_node("old"), like.model)
+    server.body = body
+    server.claim = dataclasses.replace(like.source(), peer=server.peer)
+    world.start(server.network, server.run)
+    await server.ready.wait()
+    return server
+
+
+def test_an_older_state_under_the_newest_digest_is_refused_by_name() -> None:
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        (donor,) = await start_donors(world, 1)
+        old = donor.model.capture()
+        donor.model.step()
+        donor.server.advanced()
+        await donor.server.offered(donor.server.offer)
+        liar = await old_state_server(world, old.body, donor)
+        introduce(world, newcomer, [donor, liar])
+        with pytest.raises(FetchFailed) as failed:
+            await newcomer.fetch([liar], settings=IMPATIENT)
+        assert "a state of epoch 1 under the digest of another, of epoch 2" in failed.value.why
+        fetched = await newcomer.fetch([liar, donor])
+        assert same(fetched.state, donor.model.capture())
+
+    with_newcomer(scenario)
+
+
+def test_an_older_state_that_is_said_to_be_newer_is_refused_by_name() -> None:
+    """The digest is that of the old state; only the claimed epoch is wrong."""
+
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        (donor,) = await start_donors(world, 1)
+        donor.claim = dataclasses.replace(donor.source(), epoch=9)
+        introduce(world, newcomer, [donor])
+        with pytest.raises(FetchFailed) as failed:
+            await newcomer.fetch([donor], settings=IMPATIENT)
+        assert "a state of epoch 1 as that of epoch 9" in failed.value.why
+
+    with_newcomer(scenario)
+
+
+def test_another_model_is_refused_with_its_differences_before_memory_is_taken() -> None:
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        donors = await start_donors(world, 2)
+        introduce(world, newcomer, donors)
+        newcomer.model = Model(values=100)
+        kept = KeptPieces()
+        with pytest.raises(StateRefused, match=r"model/w is 100 here and 32768 there"):
+            await newcomer.fetch(donors, kept=kept)
+        with pytest.raises(Exception, match="begun"):
+            _ = kept.manifest
+        newcomer.model = Model(dtype=torch.bfloat16)
+        with pytest.raises(StateRefused, match="model/w is bfloat16 here and float32 there"):
+            await newcomer.fetch(donors)
+        newcomer.model = Model()
+        newcomer.model.optimizer = torch.optim.SGD([newcomer.model.parameter], lr=0.1)  # type: ignore[assignment]
+        with pytest.raises(StateRefused, match="the optimizer is SGD here and AdamW there"):
+            await newcomer.fetch(donors)
+
+    with_newcomer(scenario)
+
+
+def test_another_torch_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        donors = await start_donors(world, 1)
+        introduce(world, newcomer, donors)
+        with monkeypatch.context() as patched:
+            patched.setattr("protocols.accumulation.state_serving._version", lambda: "2.4.1+cu118")
+            with pytest.raises(StateRefused, match=r"trains with torch 2\.4; here it is"):
+                await newcomer.fetch(donors)
+
+    with_newcomer(scenario)
+
+
+def test_a_state_that_claims_more_than_this_model_can_need_takes_no_memory() -> None:
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        (donor,) = await start_donors(world, 1)
+        ballast = torch.zeros(1).expand(1 << 34)
+        huge = msgspec.structs.replace(
+            donor.model.look({"ballast": ballast})._header(), piece_bytes=4 << 20
+        )
+        body = encode(
+            msgspec.structs.replace(huge, pieces=bytes(32 * ((64 << 30) // (4 << 20) + 1)))
+        )
+        liar = await old_state_server(world, body, donor)
+        liar.claim = dataclasses.replace(liar.source(), digest=name_of(body))
+        introduce(world, newcomer, [liar])
+        with pytest.raises(StateRefused, match=r"Its statistics take 68,7\d\d,\d\d\d,\d\d\d bytes"):
+            await newcomer.fetch([liar])
+
+    with_newcomer(scenario)
+
+
+def test_a_newcomer_that_asks_for_pieces_that_there_are_not_is_refused() -> None:
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        (donor,) = await start_donors(world, 1)
+        introduce(world, newcomer, [donor])
+        digest = donor.source().digest
+        opening = PiecesOpening("test", digest)
+        async with newcomer.rpc.open_bulk(donor.peer, PIECES, opening, timeout=5) as transfer:
+            await transfer.send_chunk(b"\xff\xff\xff\xff")
+            with pytest.raises(MalformedMessage, match="not among 25"):
+                await transfer.receive_chunk()
+        assert donor.server.downloads == 0
+
+    with_newcomer(scenario)
