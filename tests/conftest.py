@@ -3,11 +3,20 @@
 A shell without job control starts its background commands with SIGINT ignored, and a process that
 ignores a signal hands that on to all its children. The tests of Ctrl-C would then wait for
 programs that rightly take no notice of it.
+
+scripts/test --fast takes the profile `fast` of hypothesis: fewer examples of each property, where a
+test does not say how many. All others take hypothesis's own, a hundred.
 """
 
 from __future__ import annotations
 
 import signal
+
+from hypothesis import settings
+
+FAST_EXAMPLES = 25
+
+settings.register_profile("fast", max_examples=FAST_EXAMPLES)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

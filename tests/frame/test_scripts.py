@@ -285,11 +285,14 @@ def tools(made: Checkout) -> Checkout:
 @pytest.mark.parametrize(
     ("words", "pytest_words"),
     [
-        ([], "-m not soak"),
-        (["--fast"], "-m not slow and not soak"),
-        (["--soak"], "-m "),
-        (["--fast", "tests/frame", "-k", "link"], "-m not slow and not soak tests/frame -k link"),
-        (["-x"], "-m not soak -x"),
+        ([], "-m not soak --hypothesis-profile=default"),
+        (["--fast"], "-m not slow and not soak --hypothesis-profile=fast"),
+        (["--soak"], "-m  --hypothesis-profile=default"),
+        (
+            ["--fast", "tests/frame", "-k", "link"],
+            "-m not slow and not soak --hypothesis-profile=fast tests/frame -k link",
+        ),
+        (["-x"], "-m not soak --hypothesis-profile=default -x"),
     ],
 )
 def test_each_size_runs_every_check_and_its_tests(

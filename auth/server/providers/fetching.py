@@ -18,6 +18,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Final, TypeVar
@@ -174,11 +175,18 @@ class Fetcher:
         )
 
 
+@cache
+def _system_authorities() -> ssl.SSLContext:
+    """Reading a hundred of them takes 20 ms: once for all providers."""
+    return httpx2.create_ssl_context()
+
+
 @asynccontextmanager
 async def open_client(certificate_authorities: Path | None) -> AsyncIterator[httpx2.AsyncClient]:
     """A client that verifies certificates: against the system's authorities, or those in a file."""
-    verify: ssl.SSLContext | bool = True
-    if certificate_authorities is not None:
+    if certificate_authorities is None:
+        verify = _system_authorities()
+    else:
         verify = ssl.create_default_context(cafile=certificate_authorities)
     async with httpx2.AsyncClient(
         verify=verify,
