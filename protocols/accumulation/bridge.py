@@ -1,33 +1,275 @@
 """The one narrow place where the training thread meets the network.
 
-    bridge.contributed(...)                 # never waits
-    if bridge.estimate.is_due: ...          # a plain attribute, kept fresh by the trio side
-    averaging = bridge.start_averaging(vector, weight=96, epoch=7, topic=..., expected=4)
-    outcome = averaging.wait()              # waits, and is woken at once when the node ends
+    bridge.enter(Entry(slot, look, lock))                   # once, by the optimizer
+    bridge.note(slot)                                       # how this peer is now; never waits
+    bridge.estimate                                         # how the run is: a plain attribute
+    averaging = bridge.start_averaging(Wanted(vector, weight=96.0, epoch=7, ...))
+    outcome = averaging.wait()                              # waits; woken at once at the end
 
 Promises: nothing in here makes trio wait for the training thread. The training thread waits only
-in `Averaging.wait`, `wait_for_news` and `fetch_state`, and `CollaborationEnded` comes out of each
-as soon as the collaboration ends, and out of every other call from then on. All that passes is
-flat values and small plain messages, so that the same class can stand in front of a process.
+in `Answer.wait`, and `CollaborationEnded` comes out of it as soon as the collaboration ends, and
+out of every other call from then on. All that passes is flat values and small plain messages, so
+that the same class can stand in front of a process of the trainer's own.
 
-Easy to get wrong: while an averaging runs its vector is being read; change it only when done.
+Easy to get wrong: while an averaging runs its vector is being read; change it only when it is
+done. And its result is the averager's memory, until the next averaging begins.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
+
+import trio
+
+from protocols.accumulation.ended import CollaborationEnded
+from protocols.accumulation.events import Event
+from protocols.accumulation.lifecycle_events import Ending
+from protocols.accumulation.parameters import Codecs
+from protocols.accumulation.progress import Estimate
+from protocols.accumulation.progress_slot import ProgressSlot
+from protocols.accumulation.state_fetching import Fetched
+from protocols.accumulation.state_lock import StateLock
+from protocols.accumulation.training_state import LiveState
+from protocols.accumulation.waiting import Answer
+from protocols.errors import ProtocolMisuse
+from protocols.identity import PeerId
+from protocols.moshpit.outcome import Outcome
+from protocols.moshpit.vector import Vector
+
+LAST_EVENTS = 1024  # an hour of a run that steps every four seconds; memory for some 200 KB
+
+NOTE_SECONDS = 0.05
+"""Between two notes of mere samples: each wakes the other thread, which costs batches of a few
+milliseconds some percent of their speed."""
+
+Value = TypeVar("Value")
+Arguments = TypeVarTuple("Arguments")
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """What the optimizer brings when it enters: what its peer says first, how its state is seen
+    (`look` is called in a worker thread with the lock held for reading), and of how many samples a
+    round is."""
+
+    slot: ProgressSlot
+    look: Callable[[], LiveState]
+    lock: StateLock
+    target_samples: int
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """A round that is wanted: `Averager.average` says what the words mean."""
+
+    vector: Vector
+    weight: float
+    epoch: int
+    topic: str
+    expected: int
+
+
+@dataclass(frozen=True)
+class FetchWanted:
+    """The state of peers who are at this epoch or later; with a history, only of that one."""
+
+    mine: LiveState
+    at_least_epoch: int
+    history: bytes | None
+
+
+@dataclass(frozen=True)
+class BridgeStatistics:
+    """Since the bridge was entered. `waiting_seconds`: in which the training thread did nothing
+    but wait for the network; the rest of `seconds` is its own."""
+
+    seconds: float
+    waiting_seconds: float
+
+    @property
+    def utilisation(self) -> float:
+        return 1.0 - self.waiting_seconds / self.seconds if self.seconds > 0.0 else 1.0
+
+
+class FarSide(Protocol):
+    """The trio side. `estimate` may be called in any thread and never waits; the others are called
+    in trio's thread, and answer at once or later."""
+
+    def estimate(self) -> Estimate: ...
+    def note(self, slot: ProgressSlot, *, at_once: bool) -> None: ...
+    def enter(self, entry: Entry, answer: Answer[None]) -> None: ...
+    def average(self, wanted: Wanted, answer: Answer[Outcome]) -> None: ...
+    def look_again(self, after: int, answer: Answer[Estimate]) -> None: ...
+    def wait_for_news(self, seconds: float, answer: Answer[Estimate]) -> None: ...
+    def fetch(self, wanted: FetchWanted, answer: Answer[Fetched]) -> None: ...
+    def round_ended(
+        self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
+    ) -> None: ...
+    def state_advanced(self) -> None: ...
+    def happened(self, event: Event) -> None: ...
+
 
 class Bridge:
-    """Made by `open_collaboration`; `Collaboration.bridge`. Its methods are for one thread, the
-    training thread (and the one that a delayed step runs in)."""
+    """Made by `open_collaboration`. Its methods are for the training thread (and the one that a
+    delayed step runs in); `set_far_side` and `end` are for trio's."""
 
-    run: str
-    target_batch: int
+    def __init__(
+        self,
+        run: str,
+        target_batch: int,
+        codec: Codecs,
+        grace_seconds: float,
+        token: trio.lowlevel.TrioToken,
+    ) -> None:
+        self.run, self.target_batch = run, target_batch
+        self.codec, self.grace_seconds = codec, grace_seconds
+        self.events: deque[Event] = deque(maxlen=LAST_EVENTS)
+        """The last that happened. Any thread may look; `tuple(bridge.events)` to go through it."""
+        self._token = token
+        self._far: FarSide | None = None
+        self._lock = threading.Lock()
+        self._open: set[Answer[Any]] = set()
+        self._ended = False
+        self._entered_at: float | None = None
+        self._waited_seconds = 0.0
+        self._noted_at = -NOTE_SECONDS
+
+    # -- for the training thread
 
     @property
     def ended(self) -> bool:
-        """Whether the collaboration has ended: every call that needs it raises."""
-        raise NotImplementedError
+        """Whether the collaboration has ended: every call but this raises."""
+        return self._ended
 
-    def statistics(self) -> object:
-        """Seconds of waiting, of computing between steps, and in all; samples; steps."""
-        raise NotImplementedError
+    @property
+    def estimate(self) -> Estimate:
+        """How the run is, as of the last look. Replaced, never changed; never waits."""
+        return self._far_side().estimate()
+
+    def enter(self, entry: Entry) -> None:
+        """Take part from now on. Waits until the progress is said and read. Once for a bridge."""
+        if self._entered_at is not None:
+            raise ProtocolMisuse(
+                "This bridge has an optimizer already.",
+                why="A node has one state of a run, which others fetch from it.",
+                advice="Make one CollaborativeOptimizer for each collaboration.",
+            )
+        self._entered_at = time.monotonic()
+        answer = self._answer(Answer[None]("being let in"))
+        self._post(self._far_side().enter, entry, answer)
+        with self.waiting():
+            answer.wait()
+
+    def note(self, slot: ProgressSlot, *, at_once: bool = False) -> None:
+        """How this peer is now. Never waits; what is not to be said at once may be left out, for
+        the next one says more."""
+        far, now = self._far_side(), time.monotonic()
+        if at_once or now - self._noted_at >= NOTE_SECONDS:
+            self._noted_at = now
+            self._post(lambda: far.note(slot, at_once=at_once))
+
+    def start_averaging(self, wanted: Wanted) -> Answer[Outcome]:
+        """Begin a round; one at a time."""
+        answer = self._answer(Answer[Outcome]("the outcome of a round"))
+        self._post(self._far_side().average, wanted, answer)
+        return answer
+
+    def look_again(self, after: int) -> Answer[Estimate]:
+        """Read the others' progress now: an estimate with a higher number than this."""
+        answer = self._answer(Answer[Estimate]("a look at the run"))
+        self._post(self._far_side().look_again, after, answer)
+        return answer
+
+    def wait_for_news(self, seconds: float) -> Answer[Estimate]:
+        """The next estimate that says anything new, or the last one after so many seconds."""
+        answer = self._answer(Answer[Estimate]("news of the run"))
+        self._post(self._far_side().wait_for_news, seconds, answer)
+        return answer
+
+    def fetch(self, wanted: FetchWanted) -> Answer[Fetched]:
+        """A verified state. The answer fails with what befell each source."""
+        answer = self._answer(Answer[Fetched]("a state"))
+        self._post(self._far_side().fetch, wanted, answer)
+        return answer
+
+    def round_ended(
+        self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
+    ) -> None:
+        """Who was in the round with what weight, for the progress to remember. Before the epoch
+        that follows from it is noted; never waits."""
+        far = self._far_side()
+        self._post(lambda: far.round_ended(ending, brought, applied=applied))
+
+    def state_advanced(self) -> None:
+        """The state has changed: it is to be named anew. Never waits."""
+        self._post(self._far_side().state_advanced)
+
+    def tell(self, event: Event) -> None:
+        """Something happened. Never waits; raises nothing, also after the end."""
+        self.events.append(event)
+        with suppress(CollaborationEnded):
+            self._post(self._far_side().happened, event)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around whatever the training thread waits for: it counts as waiting."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited_seconds += time.monotonic() - began
+
+    def statistics(self) -> BridgeStatistics:
+        entered = self._entered_at
+        seconds = 0.0 if entered is None else time.monotonic() - entered
+        return BridgeStatistics(seconds, self._waited_seconds)
+
+    # -- for trio's thread
+
+    def set_far_side(self, far: FarSide) -> None:
+        """Where everything goes; before the bridge is handed out."""
+        self._far = far
+
+    def end(self) -> None:
+        """Wake whoever waits, and refuse everything from now on. Twice is harmless."""
+        with self._lock:
+            self._ended = True
+            waiting, self._open = self._open, set()
+        for answer in waiting:
+            answer.fail(_ended())
+
+    # -- within
+
+    def _far_side(self) -> FarSide:
+        if self._ended or self._far is None:
+            raise _ended()
+        return self._far
+
+    def _answer(self, answer: Answer[Value]) -> Answer[Value]:
+        """Let the end wake whoever waits for it. Only those that are open are kept."""
+        with self._lock:
+            if self._ended:
+                raise _ended()
+            self._open = {one for one in self._open if not one.done}
+            self._open.add(answer)
+        return answer
+
+    def _post(self, call: Callable[[Unpack[Arguments]], object], *arguments: *Arguments) -> None:
+        try:
+            self._token.run_sync_soon(call, *arguments)
+        except trio.RunFinishedError:
+            raise _ended() from None
+
+
+def _ended() -> CollaborationEnded:
+    return CollaborationEnded(
+        "The collaboration has ended.",
+        why="Its block, or its node, has ended; nothing is averaged any more.",
+        advice="End the training loop; what it has learnt is in the model.",
+    )

@@ -1,68 +1,140 @@
-"""The trio side of training together: averager, progress, state, behind one bridge.
+"""The trio side of training together: averager, progress and state, behind one bridge.
 
     async with open_collaboration(network, rpc, dht, CollaborationSettings(...)) as collaboration:
         await trio.to_thread.run_sync(train, collaboration.bridge)
+
+Progress and state begin when an optimizer enters the bridge: before that nobody knows what model
+this peer has.
 
 Promises: everything ends with the block, within seconds, also while the training thread is in the
 middle of a step: whoever waits in the bridge is woken with `CollaborationEnded`, and whoever does
 not is told at the next call.
 
-Easy to get wrong: the block does not wait for the training thread. Who started it joins it.
+Easy to get wrong: the block does not wait for the training thread. Who started it joins it. And
+the directory's families must contain GROUP and PROGRESS (node/directory.py has them).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+import trio
+
 from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.events import Event
+from protocols.accumulation.far_side import NetworkSide
+from protocols.accumulation.parameters import Codecs
 from protocols.dht.service import Dht
-from protocols.moshpit.layout import CodecName
-from protocols.moshpit.settings import MATCHMAKING_SECONDS, ROUND_SECONDS
+from protocols.errors import ProtocolMisuse
+from protocols.moshpit.averager import Averager, open_averager
+from protocols.moshpit.settings import (
+    GROUP_SIZE,
+    MATCHMAKING_SECONDS,
+    ROUND_SECONDS,
+    AveragerSettings,
+)
 from protocols.network import Network
 from protocols.rpc import Rpc
 
 
 @dataclass(frozen=True)
 class CollaborationSettings:
-    """What this node needs to know of a run. Those of a run agree on the first three.
+    """What this node needs to know of a run. All peers of a run say the same `run`,
+    `target_batch`, `codec` and `round_seconds`.
 
     - `run`: its name.
     - `target_batch`: samples of one step of the whole collaboration.
     - `codec`: how averaged values travel, for all or by the parameters' names (others: none).
-    - `grace_seconds`: how long a round waits for those who are expected and not there yet.
-      Longer than the slowest peer's own step, or that peer is never in time.
+    - `grace_seconds`: how long a round waits for those who are expected and not there yet. Longer
+      than a batch of the slowest peer takes, or that peer is never in time.
     - `round_seconds`: how long a round may take from its list to its decision.
+    - `group_size`: the most members of one group; with more peers a round goes over a grid.
     - `client`: this node can only dial out; it reduces nothing for others and serves no state.
-    - `up_bytes_per_second`, `down_bytes_per_second`: limits of this connection, 0 is measured.
+    - `up_bytes_per_second`, `down_bytes_per_second`: what the owner allows, for averaging and for
+      the states that others fetch from here; 0 is measured, and what does not slow the training.
     - `fetching_folder`: where a state that is being fetched is kept, so that a restart goes on
       where the last attempt ended; None keeps it in memory.
     """
 
     run: str
     target_batch: int
-    codec: CodecName | Mapping[str, CodecName] = "none"
+    codec: Codecs = "none"
     grace_seconds: float = MATCHMAKING_SECONDS
     round_seconds: float = ROUND_SECONDS
+    group_size: int = GROUP_SIZE
     client: bool = False
     up_bytes_per_second: float = 0.0
     down_bytes_per_second: float = 0.0
-    fetching_folder: Path | None = field(default=None)
+    fetching_folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.target_batch < 1:
+            raise ProtocolMisuse(
+                f"A step cannot be made of {self.target_batch} samples.",
+                advice="Set the target batch to what one machine would use, or larger.",
+            )
+        self.averager_settings()  # which refuses what makes no sense, by name
+
+    def averager_settings(self) -> AveragerSettings:
+        return AveragerSettings(
+            run=self.run,
+            group_size=self.group_size,
+            matchmaking_seconds=self.grace_seconds,
+            round_seconds=self.round_seconds,
+            up_bytes_per_second=self.up_bytes_per_second,
+            down_bytes_per_second=self.down_bytes_per_second,
+            reduces=not self.client,
+        )
 
 
 class Collaboration:
-    """Made by `open_collaboration`. `bridge` is for the training thread."""
+    """Made by `open_collaboration`. `bridge` is for the training thread; the rest is trio's."""
 
-    bridge: Bridge
+    def __init__(self, bridge: Bridge, side: NetworkSide, averager: Averager) -> None:
+        self.bridge = bridge
+        self.averager = averager
+        self._side = side
+
+    def last_events(self) -> tuple[Event, ...]:
+        """What happened lately, the newest last."""
+        return tuple(self.bridge.events)
+
+    def events(self) -> trio.MemoryReceiveChannel[Event]:
+        """What happens from now on. Who falls far behind misses the oldest."""
+        return self._side.subscribe()
 
 
 @asynccontextmanager
 async def open_collaboration(
     network: Network, rpc: Rpc, dht: Dht, settings: CollaborationSettings
 ) -> AsyncIterator[Collaboration]:
-    """Take part in a run from this node, until the block ends. One for each rpc."""
-    if network and rpc and dht and settings:
-        raise NotImplementedError
-    yield Collaboration()
+    """Take part in a run from this node, until the block ends. One for each rpc.
+
+    Errors of the block come out unwrapped.
+    """
+    bridge = Bridge(
+        settings.run,
+        settings.target_batch,
+        settings.codec,
+        settings.grace_seconds,
+        trio.lowlevel.current_trio_token(),
+    )
+    failure: BaseException | None = None
+    async with (
+        open_averager(network, rpc, dht, settings.averager_settings()) as averager,
+        trio.open_nursery() as nursery,
+    ):
+        side = NetworkSide(network, rpc, dht, averager, settings, nursery)
+        bridge.set_far_side(side)
+        try:
+            yield Collaboration(bridge, side, averager)
+        except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+            failure = error
+        finally:
+            bridge.end()  # first, so that a training thread is never told of a mere cancellation
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

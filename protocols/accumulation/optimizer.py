@@ -1,9 +1,6 @@
 """The optimizer that many peers share: a drop-in around any torch optimizer.
 
-    optimizer = CollaborativeOptimizer(
-        model.named_parameters(), lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), bridge
-    )
-    optimizer.catch_up()                      # take the others' state, if there are others
+    optimizer = CollaborativeOptimizer(model.named_parameters(), torch.optim.AdamW, bridge)
     for batch in batches:
         optimizer.zero_grad()
         with optimizer.autocast():
@@ -11,14 +8,26 @@
         optimizer.scaled(loss).backward()
         optimizer.step(samples=len(batch), loss=loss)
 
-`step` adds the gradients to what this peer has for the epoch. When the peers together have the
-target batch it averages, weighted by samples, and steps the inner optimizer: the same step, with
-the same bits, at every peer. Otherwise it returns at once.
+`step` adds the gradients to what this peer has for the epoch, and returns. When the peers together
+have the target batch it averages, weighted by samples, and steps the inner optimizer: the same step
+at every peer, as one computer with the whole batch would have made it. Making the optimizer looks
+at the run first, and takes its state if it is further; `step` does so whenever this peer fell
+behind.
+
+Promises: the gradients may be changed or freed as soon as `step` returns. It waits for the network
+when the batch is full (with `delayed` only if the round before lasts longer than an epoch), and
+while a state is fetched. What cannot work together is refused, by name, when it is made.
+
+Easy to get wrong: the loss is the *mean* over the batch's samples, and `samples` their number; the
+inner optimizer, its schedule and `max_norm` are those of the whole batch, and the schedule counts
+the run's steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import math
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -26,17 +35,43 @@ import torch
 from torch import Tensor
 
 from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.driver import Driver
+from protocols.accumulation.gradient_steps import GradientSteps
+from protocols.accumulation.inner_step import Factory, Scheduler
+from protocols.accumulation.lifecycle import Mode
+from protocols.accumulation.local_steps import LocalSteps
+from protocols.accumulation.options import check_options, first_of, signature_of
+from protocols.accumulation.parameters import Parameters
+from protocols.accumulation.saved import from_saved, to_saved
+from protocols.accumulation.steps import Steps
+from protocols.accumulation.training_state import TrainingState
+from protocols.errors import ProtocolMisuse
 
-Factory = Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
-"""Makes the inner optimizer of (name, parameter) pairs, as torch's own constructors take them. It
-is called with shadows of the model's parameters (the same names) when `delayed`."""
+__all__ = ["CollaborativeOptimizer", "Factory", "Precision", "Scheduler"]
 
-Scheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 Precision = Literal["float32", "bf16", "fp16"]
+
+NEWS_SECONDS = 5.0  # after which an auxiliary peer looks up although nothing new was heard
 
 
 class CollaborativeOptimizer(torch.optim.Optimizer):
-    """See the module. One for each bridge."""
+    """One for each bridge. Everything in it is for one thread, the training thread.
+
+    - `named_parameters`: of the model, in float32 (or float64); frozen ones are left as they are.
+    - `factory`: makes the inner optimizer of (name, parameter) pairs, as torch's own take them.
+    - `scheduler`: makes its schedule, which is stepped once for each step of the run.
+    - `delayed`: the next batch is computed while the last one is averaged and stepped with, so
+      that its gradients are exactly one step old. For links on which a round takes a good part
+      of an epoch.
+    - `local_steps`: H > 1 lets each peer step by itself, and averages how far it went (DiLoCo) when
+      the peers have H target batches together. For links that are hundreds of times too slow.
+    - `max_norm`: the averaged gradient is clipped to it (with local steps: each peer's own).
+    - `average_parameters_every`: after so many steps the parameters are averaged too, so that
+      machines that round unlike do not drift apart; 0 is never.
+    - `precision`: what `autocast` computes in; fp16 with a loss scale on which all peers agree.
+    - `auxiliary`: brings no gradients, reduces for the others and makes their steps (`assist`).
+    - `buffers`: `model.named_buffers()`, where they belong to what a newcomer needs.
+    """
 
     def __init__(
         self,
@@ -53,53 +88,145 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         auxiliary: bool = False,
         buffers: Iterable[tuple[str, Tensor]] = (),
     ) -> None:
-        raise NotImplementedError
+        check_options(
+            delayed=delayed,
+            local_steps=local_steps,
+            max_norm=max_norm,
+            average_parameters_every=average_parameters_every,
+            precision=precision,
+            auxiliary=auxiliary,
+        )
+        self._parameters = Parameters(named_parameters)
+        self._precision, self._auxiliary = precision, auxiliary
+        if local_steps > 1:
+            self._steps: Steps = LocalSteps(
+                self._parameters,
+                factory,
+                scheduler,
+                max_norm=max_norm,
+                codec=bridge.codec,
+                scales_loss=precision == "fp16",
+                buffers=dict(buffers),
+            )
+        else:
+            self._steps = GradientSteps(
+                self._parameters,
+                factory,
+                scheduler,
+                delayed=delayed,
+                max_norm=max_norm,
+                codec=bridge.codec,
+                scales_loss=precision == "fp16",
+                buffers=dict(buffers),
+            )
+        self._inner = self._steps.inner.optimizer
+        super().__init__(self._parameters.tensors, {})
+        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+        mode = Mode(
+            target_samples=bridge.target_batch * local_steps,
+            delayed=delayed,
+            auxiliary=auxiliary,
+            parameters_every=average_parameters_every,
+        )
+        signature = signature_of(self._steps, bridge.run, local_steps)
+        self._driver = Driver(
+            bridge,
+            self._steps,
+            mode,
+            history=first_of(self._steps, bridge.run, signature),
+            signature=signature,
+        )
+        self._driver.enter()
 
     @property
     def epoch(self) -> int:
-        """How many steps the run has made, as far as this peer's parameters know."""
-        raise NotImplementedError
+        """How many steps the run had made when it had this state."""
+        return self._driver.at[0]
 
     @property
     def history(self) -> bytes:
         """Sixteen bytes that are equal at two peers that made the same steps."""
-        raise NotImplementedError
-
-    def catch_up(self) -> bool:
-        """Fetch the others' state if they are ahead; whether that was done. For the start of a
-        run: `step` does it by itself when this peer fell behind."""
-        raise NotImplementedError
+        return self._driver.at[1]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """torch.autocast for the chosen precision on the parameters' device."""
-        raise NotImplementedError
+        """torch.autocast to the chosen precision on the parameters' device."""
+        if self._precision == "float32":
+            return contextlib.nullcontext()
+        dtype = torch.bfloat16 if self._precision == "bf16" else torch.float16
+        return torch.autocast(self._parameters.device.type, dtype)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss times the agreed scale (fp16), or the loss itself."""
-        raise NotImplementedError
+        """The loss times the agreed scale (fp16), or the loss itself. Call `backward` on it."""
+        return loss * self._steps.scale.scale if self._steps.scales_loss else loss
 
     def step(  # type: ignore[override]
         self, closure: None = None, *, samples: int, loss: Tensor | float | None = None
     ) -> bool:
         """Count the gradients in `.grad`, the mean over so many samples; whether the run stepped.
 
-        The gradients may be changed or freed as soon as this returns. Waits for the network when
-        the peers together have the target batch (with `delayed`, only if the round before has not
-        ended), and when this peer fell behind and fetches the others' state.
+        A `loss` that is not finite is held back, as gradients are that are not finite: the batch
+        does not count, and an event says so with the parameter's name.
+
+        Raises CollaborationEnded when the collaboration has ended; StateRefused when the run has
+        another model, or another release of torch.
         """
-        raise NotImplementedError
+        if closure is not None:
+            raise ProtocolMisuse(
+                "A closure was given to step().",
+                why="It would be called once, although peers need not compute at the same time.",
+                advice="Compute the gradients before, and give the number of samples.",
+            )
+        if self._auxiliary:
+            raise ProtocolMisuse(
+                "An auxiliary peer has no gradients.", advice="Call assist() instead of step()."
+            )
+        if samples < 1:
+            raise ProtocolMisuse(f"A batch of {samples} samples was given to step().")
+        value = float(loss.detach() if isinstance(loss, Tensor) else loss or 0.0)
+        held_back = "" if math.isfinite(value) else f"The loss is {value}."
+        return self._driver.contribute(samples, held_back)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch: forget the gradients of the last batch. What was counted stays."""
-        raise NotImplementedError
+        for one in self._parameters.tensors:
+            if set_to_none or one.grad is None:
+                one.grad = None
+            else:
+                one.grad.detach_().zero_()
 
     def assist(self, *, epochs: int | None = None) -> None:
-        """Auxiliary mode: reduce for the others and make their steps, without data, until the
-        collaboration ends (then CollaborationEnded) or for so many epochs."""
-        raise NotImplementedError
+        """Auxiliary mode: reduce for the others and make their steps, until the collaboration ends
+        (then CollaborationEnded), or until the run has made so many more."""
+        if not self._auxiliary:
+            raise ProtocolMisuse(
+                "A peer that trains cannot only assist.",
+                advice="Make the optimizer with auxiliary=True.",
+            )
+        first = self.epoch
+        self._driver.go_on()
+        while epochs is None or self.epoch < first + epochs:
+            self._driver.wait_for_news(NEWS_SECONDS)
+            self._driver.go_on()
+
+    def finish(self) -> None:
+        """Wait for a delayed step that is under way and take it into the model: before the model
+        is saved or evaluated. Without `delayed` there is nothing to wait for."""
+        self._driver.finish()
+
+    # -- the user's own checkpoints
+
+    def capture(self) -> TrainingState:
+        """A copy of the whole state, with the parameters: what checkpoints are made of."""
+        return self._driver.capture()
+
+    def restore(self, state: TrainingState) -> None:
+        """Go on from a captured state. Where the run is further, its state is taken then."""
+        self._driver.restore(state)
 
     def state_dict(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """The whole state, with the parameters, as one tensor of bytes: `torch.save` takes it."""
+        return to_saved(self.capture())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Go on from what `state_dict` gave; StateRefused, by name, if it is of another model."""
+        self.restore(from_saved(state_dict))

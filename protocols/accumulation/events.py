@@ -1,0 +1,114 @@
+"""What happens while a run trains, as typed events: for the log, the screen and the tests.
+
+    async for event in collaboration.events(): ...          # or: collaboration.last_events()
+
+Logs are a rendering of these, never the other way round. Each has the epoch it belongs to; the
+samples in them are what an audit adds up: every sample that a peer computed is in exactly one
+`StepTaken.own_samples`, `HeldBack`, `GradientsDropped`, or still being accumulated.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocols.identity import PeerId
+
+
+class StepTaken(msgspec.Struct, frozen=True, tag=True):
+    """The run has made a step, with what these members brought; `epoch` is the one that ended."""
+
+    epoch: int
+    samples: float
+    own_samples: int
+    members: tuple[PeerId, ...]
+    left_out: tuple[PeerId, ...]
+    history: bytes
+    accumulating_seconds: float
+    averaging_seconds: float
+    waiting_seconds: float
+    """For how long of the averaging the training thread did nothing else."""
+    stepping_seconds: float
+    norm: float | None = None
+    """Of the averaged gradient before clipping, where something clips."""
+
+
+class HeldBack(msgspec.Struct, frozen=True, tag=True):
+    """A batch of this peer does not count: its loss or a gradient is not finite."""
+
+    epoch: int
+    samples: int
+    reason: str
+    parameter: str = ""
+
+
+class RoundFailed(msgspec.Struct, frozen=True, tag=True):
+    """A round brought no step: the gradients are kept, and it is tried again."""
+
+    epoch: int
+    samples: int
+    reason: str
+
+
+class GradientsDropped(msgspec.Struct, frozen=True, tag=True):
+    """Samples of this peer that will be in no step: they were computed with parameters that the
+    run has left behind."""
+
+    epoch: int
+    samples: int
+    reason: str
+
+
+class FellBehind(msgspec.Struct, frozen=True, tag=True):
+    """The run is elsewhere (further, or on the larger side of a fork): its state is fetched."""
+
+    epoch: int
+    at_least_epoch: int
+    reason: str
+
+
+class CaughtUp(msgspec.Struct, frozen=True, tag=True):
+    """The state of `epoch` was fetched, verified and taken over."""
+
+    epoch: int
+    history: bytes
+    seconds: float
+    fetched_bytes: int
+    sources: tuple[PeerId, ...]
+    liars: dict[PeerId, str]
+
+
+class FetchingFailed(msgspec.Struct, frozen=True, tag=True):
+    """The state could not be fetched yet; it is tried again."""
+
+    epoch: int
+    reason: str
+
+
+class ParametersAveraged(msgspec.Struct, frozen=True, tag=True):
+    """What unlike machines had drifted apart was averaged; `drift` is the largest difference
+    between what this peer had and the average."""
+
+    epoch: int
+    members: tuple[PeerId, ...]
+    drift: float
+
+
+class ScaleChanged(msgspec.Struct, frozen=True, tag=True):
+    """The loss scale of fp16 that holds from this epoch on."""
+
+    epoch: int
+    scale: float
+    overflowed: float
+
+
+Event = (
+    StepTaken
+    | HeldBack
+    | RoundFailed
+    | GradientsDropped
+    | FellBehind
+    | CaughtUp
+    | FetchingFailed
+    | ParametersAveraged
+    | ScaleChanged
+)

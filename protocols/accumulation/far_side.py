@@ -1,0 +1,214 @@
+"""What stands behind the bridge, in trio's thread: averager, tracker, state server and fetcher.
+
+    side = NetworkSide(network, rpc, dht, averager, settings, nursery)
+    bridge.set_far_side(side)
+
+Each thing that the training thread asks for becomes a task here, whose result or error of ours is
+the answer. A task that is cancelled gives none: the bridge has ended by then, and told everybody.
+
+Easy to get wrong: the slot that is published is made of two halves that change at different times:
+what the training thread says, and the digest of the state, which is computed a little after each
+step. A digest goes into the slot only while it is of the slot's own epoch and history.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import trio
+
+from protocols.accumulation.bridge import Entry, FetchWanted, Wanted
+from protocols.accumulation.events import Event
+from protocols.accumulation.lifecycle_events import Ending
+from protocols.accumulation.progress import Estimate
+from protocols.accumulation.progress_slot import ProgressSlot
+from protocols.accumulation.state_fetching import Fetched, KeptPieces, StateSource, fetch_state
+from protocols.accumulation.state_serving import StateServer, StateServingSettings
+from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
+from protocols.accumulation.waiting import Answer
+from protocols.dht.service import Dht
+from protocols.errors import PotluckError, ProtocolMisuse
+from protocols.identity import PeerId
+from protocols.moshpit.averager import Averager
+from protocols.moshpit.outcome import Outcome
+from protocols.network import Network
+from protocols.rpc import Rpc
+
+if TYPE_CHECKING:
+    from protocols.accumulation.collaboration import CollaborationSettings
+
+log = logging.getLogger("potluck.accumulation")
+
+EVENTS_AHEAD = 256  # that a subscriber may leave unread: minutes of a busy run
+
+Value = TypeVar("Value")
+
+
+class NetworkSide:
+    """The `FarSide` (bridge.py) of a real collaboration. Invariant: what `_entered` needs is there
+    once `enter` has been answered."""
+
+    def __init__(
+        self,
+        network: Network,
+        rpc: Rpc,
+        dht: Dht,
+        averager: Averager,
+        settings: CollaborationSettings,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._network, self._rpc, self._dht = network, rpc, dht
+        self._averager, self._settings, self._nursery = averager, settings, nursery
+        self._tracker: Tracker | None = None
+        self._server: StateServer | None = None
+        self._kept = KeptPieces(settings.fetching_folder)
+        self._slot: ProgressSlot | None = None
+        self._subscribers: list[trio.MemorySendChannel[Event]] = []
+
+    # -- in any thread
+
+    def estimate(self) -> Estimate:
+        return self._entered().estimate
+
+    # -- in trio's thread
+
+    def note(self, slot: ProgressSlot, *, at_once: bool) -> None:
+        self._slot = slot
+        self._entered().note(self._completed(slot), at_once=at_once)
+
+    def enter(self, entry: Entry, answer: Answer[None]) -> None:
+        self._nursery.start_soon(self._take_part, entry, answer)
+
+    def average(self, wanted: Wanted, answer: Answer[Outcome]) -> None:
+        self._begin(answer, lambda: self._average(wanted))
+
+    def look_again(self, after: int, answer: Answer[Estimate]) -> None:
+        self._entered().look_now()
+        self._begin(answer, lambda: self._entered().looked(after))
+
+    def wait_for_news(self, seconds: float, answer: Answer[Estimate]) -> None:
+        self._begin(answer, lambda: self._wait_for_news(seconds))
+
+    def fetch(self, wanted: FetchWanted, answer: Answer[Fetched]) -> None:
+        self._begin(answer, lambda: self._fetch(wanted))
+
+    def round_ended(
+        self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
+    ) -> None:
+        self._entered().round_ended(ending, brought, applied=applied)
+
+    def state_advanced(self) -> None:
+        if self._server is not None:
+            self._server.advanced()
+
+    def happened(self, event: Event) -> None:
+        log.debug("%s", event)
+        for subscriber in tuple(self._subscribers):
+            try:
+                subscriber.send_nowait(event)
+            except trio.WouldBlock:
+                log.debug("a subscriber misses %s", type(event).__name__)
+            except trio.BrokenResourceError:
+                self._subscribers.remove(subscriber)
+
+    def subscribe(self) -> trio.MemoryReceiveChannel[Event]:
+        sender, receiver = trio.open_memory_channel[Event](EVENTS_AHEAD)
+        self._subscribers.append(sender)
+        return receiver
+
+    # -- tasks
+
+    async def _take_part(self, entry: Entry, answer: Answer[None]) -> None:
+        """Say and read progress, and serve the state, until the collaboration ends."""
+        settings = TrackerSettings(self._settings.run, entry.target_samples)
+        async with open_tracker(self._network, self._dht, settings, entry.slot) as tracker:
+            self._slot, self._tracker = entry.slot, tracker
+            await tracker.looked()
+            answer.give(None)
+            if not self._settings.client:
+                self._server = StateServer(
+                    self._rpc, entry.look, entry.lock, self._serving_settings()
+                )
+                self._nursery.start_soon(self._server.run)
+                await self._publish_digests(self._server)
+            await trio.sleep_forever()
+
+    async def _publish_digests(self, server: StateServer) -> None:
+        """A state that has been named goes into the slot."""
+        offer = None
+        while True:
+            offer = await server.offered(offer)
+            if self._slot is not None:
+                self.note(self._slot, at_once=False)
+
+    async def _average(self, wanted: Wanted) -> Outcome:
+        over_a_grid = wanted.expected > self._settings.group_size
+        return await self._averager.average(
+            wanted.vector,
+            weight=wanted.weight,
+            epoch=wanted.epoch,
+            topic=wanted.topic,
+            expected=wanted.expected,
+            grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
+        )
+
+    async def _wait_for_news(self, seconds: float) -> Estimate:
+        with trio.move_on_after(seconds):
+            await self._entered().changed()
+        return self.estimate()
+
+    async def _fetch(self, wanted: FetchWanted) -> Fetched:
+        self._entered().look_now()
+        fetched = await fetch_state(
+            self._rpc,
+            self._sources,
+            wanted.mine,
+            at_least_epoch=wanted.at_least_epoch,
+            history=wanted.history,
+            kept=self._kept,
+        )
+        for peer, reason in fetched.liars.items():
+            self._entered().state_refused(peer, reason)
+        return fetched
+
+    def _begin(self, answer: Answer[Value], task: Callable[[], Awaitable[Value]]) -> None:
+        async def run() -> None:
+            try:
+                value = await task()
+            except PotluckError as error:
+                answer.fail(error)
+            else:
+                answer.give(value)
+
+        self._nursery.start_soon(run)
+
+    # -- within
+
+    def _entered(self) -> Tracker:
+        if self._tracker is None:
+            raise ProtocolMisuse("Nothing has entered this bridge: make an optimizer first.")
+        return self._tracker
+
+    def _completed(self, slot: ProgressSlot) -> ProgressSlot:
+        """With the digest of the state, if that is of this epoch and history."""
+        offer = None if self._server is None else self._server.offer
+        if offer is None or (offer.epoch, offer.history) != (slot.epoch, slot.history):
+            return slot
+        return msgspec.structs.replace(slot, state_digest=offer.digest, serves_state=True)
+
+    def _sources(self) -> list[StateSource]:
+        return [
+            StateSource(
+                peer, slot.epoch, slot.history, slot.state_digest, slot.signature, slot.torch
+            )
+            for peer, slot in self._entered().slots().items()
+            if slot.serves_state
+        ]
+
+    def _serving_settings(self) -> StateServingSettings:
+        if self._settings.up_bytes_per_second:
+            return StateServingSettings(upload_bytes_per_second=self._settings.up_bytes_per_second)
+        return StateServingSettings()

@@ -1,0 +1,168 @@
+"""Many local steps and one exchange of how far they went (DiLoCo, Douillard et al. 2023).
+
+    each batch:  theta <- inner step of this peer alone, with its own gradients
+    each epoch:  theta <- outer step from theta_start with the average of (theta_start - theta)
+
+A round is due when all peers together have computed H times the target batch, so that each has
+made some H steps if they are alike; who made more counts more, by samples.
+
+The state is theta_start with the outer momentum and the schedule: equal to the bit at all peers.
+The statistics of the inner optimizer are each peer's own; a newcomer begins with fresh ones, as
+in the paper.
+
+Easy to get wrong: a failed round leaves the local steps in the parameters, and the next round takes
+them all together; nothing is put back and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protocols.accumulation.accumulator import Contribution, dense_gradients, not_averageable
+from protocols.accumulation.gradient_steps import StepBuffers
+from protocols.accumulation.inner_step import Factory, InnerStep, Scheduler, Stepped
+from protocols.accumulation.loss_scale import LossScale
+from protocols.accumulation.outer_step import OuterStep
+from protocols.accumulation.parameters import Codecs, Parameters
+from protocols.accumulation.state import look, restore
+from protocols.accumulation.training_state import LiveState, TrainingState
+from protocols.errors import PotluckError
+from protocols.moshpit.layout import Layout
+from protocols.moshpit.vector import LARGEST_CARRIED
+
+
+class Diverged(PotluckError):
+    """A local step has made a parameter infinite or NaN: this peer's model is broken."""
+
+
+class LocalSteps:
+    """`Steps` (steps.py) by local steps and an outer one."""
+
+    kind = "pseudo-gradients"
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        factory: Factory,
+        scheduler: Scheduler | None,
+        *,
+        max_norm: float | None,
+        codec: Codecs,
+        scales_loss: bool,
+        buffers: dict[str, Tensor],
+    ) -> None:
+        self._own = parameters
+        self.inner = InnerStep(parameters, factory, scheduler, max_norm)
+        self.scale = LossScale()
+        self.scales_loss = scales_loss
+        self.layout = Layout(parameters.segments(codec))
+        cpu = torch.device("cpu")
+        self._outer = OuterStep(parameters.copy_into(parameters.buffer(device=cpu)))
+        self.shared = _as_parameters(parameters, self._outer.start)
+        self._largest = [LARGEST_CARRIED["none"]] * len(parameters.names)
+        self._difference = parameters.buffer(device=cpu)
+        self._samples = 0
+        self._buffers = StepBuffers(buffers)
+
+    def add(self, samples: int) -> str | None:
+        gradients = dense_gradients(self._own)
+        wrong = not_averageable(self._own.names, gradients, self._largest)
+        if self.scales_loss:
+            # Nothing of a local step is shared, so neither is its scale: it adapts at each of them.
+            if wrong is None:
+                self._divide(self.scale.scale)
+            self.scale = self.scale.after(0.0 if wrong is None else 1.0)
+            self._samples += samples
+            if wrong is None:
+                self.inner.step_locally()
+            return None
+        if wrong is None:
+            self.inner.step_locally()
+            self._samples += samples
+        return wrong
+
+    def take(self) -> Contribution:
+        self._own.copy_into(self._difference)
+        self._outer.pseudo_gradient(self._difference, out=self._difference)
+        self._check_finite()
+        samples, self._samples = self._samples, 0
+        return Contribution(self._difference, samples)
+
+    def put_back(self, contribution: Contribution) -> None:
+        self._samples += contribution.samples
+
+    def done_with(self, contribution: Contribution) -> None:
+        """There is one buffer, and it stays."""
+
+    def drop(self) -> None:
+        self._samples = 0
+        self.take_over()
+
+    def apply(self, averaged: Tensor) -> Stepped:
+        self._outer.step(averaged)
+        self.inner.epoch_ended()
+        self._buffers.keep()
+        self.take_over()
+        return Stepped(overflowed=0.0, norm=None)
+
+    def take_over(self) -> None:
+        self._own.copy_from(self._outer.start)
+
+    def look(self, run: str, epoch: int, history: bytes) -> LiveState:
+        return look(
+            self.shared.everything,
+            self._buffers.kept.items(),
+            None,
+            self.inner.scheduler,
+            self.extra(),
+            run=run,
+            epoch=epoch,
+            history=history,
+        )
+
+    def restore(self, state: TrainingState) -> None:
+        extra = restore(
+            state, self.shared.everything, self._buffers.kept.items(), None, self.inner.scheduler
+        )
+        self._outer.momentum.copy_(extra["outer_momentum"])
+        self._buffers.give_back()
+        self._samples = 0
+        self.take_over()
+        self._set_learning_rates()
+
+    def extra(self) -> dict[str, Any]:
+        return {"outer_momentum": self._outer.momentum}
+
+    def _set_learning_rates(self) -> None:
+        """The inner optimizer was not restored, and most schedules set its rates only by steps."""
+        if self.inner.scheduler is not None:
+            rates = self.inner.scheduler.get_last_lr()
+            for group, rate in zip(self.inner.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    @torch.no_grad()
+    def _divide(self, scale: float) -> None:
+        torch._foreach_div_([one.grad for one in self._own.tensors if one.grad is not None], scale)
+
+    def _check_finite(self) -> None:
+        for name, view in zip(self._own.names, self._own.views(self._difference), strict=True):
+            if not bool(torch.isfinite(view).all()):
+                raise Diverged(
+                    f"{name} is not finite any more.",
+                    why="The local steps have diverged: the learning rate is too large, or a batch "
+                    "was broken.",
+                    advice="Clip (max_norm), or lower the inner learning rate, and start again: "
+                    "the run's state is fetched from the others.",
+                )
+
+
+def _as_parameters(parameters: Parameters, flat: Tensor) -> Parameters:
+    """Views of a flat tensor under the parameters' names; what is frozen is shared."""
+    views = dict(zip(parameters.names, parameters.views(flat), strict=True))
+    return Parameters(
+        (name, torch.nn.Parameter(views[name]) if name in views else one)
+        for name, one in parameters.everything
+    )

@@ -1,0 +1,84 @@
+"""Which options of the optimizer go together, and what names a run's way to make steps.
+
+Refused by name, when the optimizer is made, is what would show only later or never: options that
+contradict each other, and those that would silently do nothing.
+
+Easy to get wrong: peers with other tensors, another optimizer or another number of local steps
+must not count each other's samples. That is what the signature is for: it is in every slot, and
+the first history comes from it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from blake3 import blake3
+
+from protocols.accumulation.history import first_history
+from protocols.accumulation.progress_slot import SIGNATURE_BYTES
+from protocols.accumulation.steps import Steps
+from protocols.errors import ProtocolMisuse
+from protocols.messages import encode
+from protocols.tensors import raw_bytes
+
+_SIGNATURE = b"potluck way of stepping 1\0"
+_PARAMETERS = b"potluck initial parameters 1\0"
+
+PRECISIONS = ("float32", "bf16", "fp16")
+
+
+def check_options(
+    *,
+    delayed: bool,
+    local_steps: int,
+    max_norm: float | None,
+    average_parameters_every: int,
+    precision: str,
+    auxiliary: bool,
+) -> None:
+    """ProtocolMisuse, by name, for what cannot work."""
+    if local_steps < 1:
+        raise ProtocolMisuse(f"local_steps={local_steps} makes no step; 1 averages gradients.")
+    if delayed and local_steps > 1:
+        raise ProtocolMisuse(
+            "delayed=True and local_steps > 1 do not go together.",
+            why="Local steps already spread a round over many batches.",
+            advice="Take delayed=True on links that carry a round in an epoch, local_steps on "
+            "slower ones.",
+        )
+    if average_parameters_every and local_steps > 1:
+        raise ProtocolMisuse(
+            "average_parameters_every and local_steps > 1 do not go together.",
+            why="With local steps all peers have the same parameters, to the bit, after a round.",
+            advice="Leave average_parameters_every out.",
+        )
+    if average_parameters_every < 0:
+        raise ProtocolMisuse(f"average_parameters_every={average_parameters_every} is no number.")
+    if auxiliary and delayed:
+        raise ProtocolMisuse(
+            "auxiliary=True and delayed=True do not go together.",
+            why="An auxiliary peer computes nothing beside which a step could be made.",
+            advice="Leave delayed out: it may be on at the others all the same.",
+        )
+    if precision not in PRECISIONS:
+        raise ProtocolMisuse(f'precision="{precision}" is none of {", ".join(PRECISIONS)}.')
+    if max_norm is not None and not 0.0 < max_norm < math.inf:
+        raise ProtocolMisuse(
+            f"max_norm={max_norm} is no norm to clip to.", advice="Leave it out, not to clip."
+        )
+
+
+def signature_of(steps: Steps, run: str, local_steps: int) -> bytes:
+    """Of the model's tensors, the optimizer, and how steps are made of them."""
+    live = steps.look(run, 0, b"")
+    kind = type(steps.inner.optimizer).__name__
+    content = (live.signature.digest, kind, steps.kind, local_steps)
+    return blake3(_SIGNATURE + encode(content)).digest(SIGNATURE_BYTES)
+
+
+def first_of(steps: Steps, run: str, signature: bytes) -> bytes:
+    """The history of a run that begins with these parameters (R2 of docs/assumptions.md)."""
+    parameters = blake3(_PARAMETERS)
+    for _, one in sorted(steps.shared.everything, key=lambda pair: pair[0]):
+        parameters.update(raw_bytes(one.detach().to("cpu").contiguous().view(-1)))
+    return first_history(run, signature, parameters.digest())

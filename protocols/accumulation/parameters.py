@@ -1,0 +1,132 @@
+"""The parameters that are trained: by name, in one order, and where each lies in a flat buffer.
+
+    parameters = Parameters(model.named_parameters())
+    flat = parameters.buffer()                     # room for one value of each
+    for view, parameter in zip(parameters.views(flat), parameters.tensors, strict=True): ...
+
+Promise: what an exchange could not average is refused by name here, before anything is sent.
+
+Easy to get wrong: frozen parameters (`requires_grad=False`) are not in it. They are not averaged,
+but they belong to the state, which a newcomer fetches whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from protocols.errors import ProtocolMisuse
+from protocols.moshpit.layout import CodecName, Segment
+
+Codecs = CodecName | Mapping[str, CodecName]
+"""For all parameters, or by name; those that are not named travel as they are."""
+
+
+class Parameters:
+    """Names and tensors, in the order in which the model gave them."""
+
+    def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        self.everything = list(named)
+        """Also what is frozen."""
+        trained = [(name, one) for name, one in self.everything if one.requires_grad]
+        _check(self.everything, trained)
+        self.trained = tuple(trained)
+        self.names = tuple(name for name, _ in trained)
+        self.tensors = tuple(one for _, one in trained)
+        self.dtype = self.tensors[0].dtype
+        self.device = self.tensors[0].device
+        ends = list(accumulate(one.numel() for one in self.tensors))
+        self._starts = [0, *ends[:-1]]
+        self.values = ends[-1]
+
+    def buffer(self, extra: int = 0, device: torch.device | None = None) -> Tensor:
+        """A flat tensor of as many values, and so many more behind them; all zero."""
+        return torch.zeros(self.values + extra, dtype=self.dtype, device=device or self.device)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Each parameter's stretch of a flat tensor, in the parameter's shape."""
+        return [
+            flat[start : start + one.numel()].view(one.shape)
+            for start, one in zip(self._starts, self.tensors, strict=True)
+        ]
+
+    @torch.no_grad()
+    def copy_into(self, flat: Tensor) -> Tensor:
+        for view, one in zip(self.views(flat), self.tensors, strict=True):
+            view.copy_(one)
+        return flat
+
+    @torch.no_grad()
+    def copy_from(self, flat: Tensor) -> None:
+        for view, one in zip(self.views(flat), self.tensors, strict=True):
+            one.copy_(view)
+
+    def segments(self, codec: Codecs) -> tuple[Segment, ...]:
+        """What a layout says of them. `codec` for all, or by name (others: none)."""
+        named = {} if isinstance(codec, str) else dict(codec)
+        unknown = sorted(set(named) - set(self.names))
+        if unknown:
+            raise ProtocolMisuse(
+                f"Codecs are given for {', '.join(unknown)}, which the model does not train.",
+                advice="Name parameters as `model.named_parameters()` does.",
+            )
+        rest = codec if isinstance(codec, str) else "none"
+        codecs = [self.codec_of(named.get(name, rest)) for name in self.names]
+        return tuple(
+            Segment(name, one.numel(), its)
+            for name, one, its in zip(self.names, self.tensors, codecs, strict=True)
+        )
+
+    def codec_of(self, codec: CodecName) -> CodecName:
+        """`none` as it is called for values of the parameters' type."""
+        if self.dtype is not torch.float64:
+            return codec
+        if codec not in ("none", "float64"):
+            raise ProtocolMisuse(
+                f"The parameters are float64, and the codec is {codec}.",
+                why="What is kept in double precision travels in double precision.",
+                advice="Take a float32 model, or leave the codec out.",
+            )
+        return "float64"
+
+
+def _check(
+    everything: list[tuple[str, torch.nn.Parameter]], trained: list[tuple[str, torch.nn.Parameter]]
+) -> None:
+    names = [name for name, _ in everything]
+    twice = sorted({name for name in names if names.count(name) > 1}) if _repeats(names) else []
+    if twice:
+        raise ProtocolMisuse(
+            f"Several parameters are called {', '.join(twice)}.",
+            advice="Give `model.named_parameters()` of one model.",
+        )
+    if not trained:
+        raise ProtocolMisuse(
+            "There is no parameter to train.",
+            why="None was given that has requires_grad=True.",
+            advice="Give `model.named_parameters()` after freezing what is to stay as it is.",
+        )
+    first_name, first = trained[0]
+    for name, one in trained:
+        if one.dtype not in (torch.float32, torch.float64):
+            raise ProtocolMisuse(
+                f"{name} is {one.dtype}; parameters are kept in float32 (or float64).",
+                why="Peers average and step in a common precision; steps vanish in a smaller one.",
+                advice='Keep the model in float32 and say precision="bf16" or "fp16".',
+            )
+        if one.dtype is not first.dtype or one.device != first.device:
+            raise ProtocolMisuse(
+                f"{name} is {one.dtype} on {one.device}, and {first_name} is {first.dtype} on "
+                f"{first.device}.",
+                why="The gradients are accumulated in one flat buffer.",
+                advice="Give the model one floating-point type and one device.",
+            )
+        if one.layout is not torch.strided:
+            raise ProtocolMisuse(f"{name} is a {one.layout} tensor; parameters must be dense.")
+
+
+def _repeats(names: list[str]) -> bool:
+    return len(set(names)) < len(names)

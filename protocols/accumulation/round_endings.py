@@ -1,0 +1,60 @@
+"""What a round's outcome means to the lifecycle, in its words. Pure.
+
+Easy to get wrong: over a grid the weight of a result is that of the last group, in which each
+member stands for a whole group of the round before. What stands behind the result is then as much
+more as there are more peers than members. And its bits are shared only within that group, so its
+digest names no history: rounds over a grid have none of their own.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from protocols.accumulation.lifecycle_events import Averaged, Ending, ParametersAveraged
+from protocols.identity import PeerId
+from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut, Outcome
+from protocols.moshpit.round_statistics import Verdict
+
+ALONE_BYTES = 16
+OVER_A_GRID = b"over a grid"
+"""In place of a digest where several groups each hold an average that is nearly the same."""
+
+
+def averaged(outcome: Outcome, expected: int) -> Averaged:
+    """`expected` is how many were to come, this peer included."""
+    match outcome:
+        case Committed():
+            rounds = sum(one.verdict is Verdict.COMMITTED for one in outcome.rounds)
+            over_a_grid = len(outcome.rounds) > 1
+            members = max(1, len(outcome.members))
+            more = max(1.0, expected / members) if rounds > 1 else 1.0
+            return Averaged(
+                Ending.COMMITTED,
+                weight=outcome.weight * more,
+                digest=OVER_A_GRID if over_a_grid else outcome.digest,
+                members=outcome.members,
+            )
+        case LeftOut():
+            return Averaged(Ending.LEFT_OUT, digest=outcome.digest, members=outcome.members)
+        case Alone():
+            # Nobody else has these bytes: a step that is made alone makes a history of its own.
+            return Averaged(Ending.ALONE, digest=secrets.token_bytes(ALONE_BYTES))
+        case Discarded():
+            return Averaged(Ending.DISCARDED, reason=outcome.reason)
+
+
+def parameters_averaged(outcome: Outcome) -> ParametersAveraged:
+    """The same for an averaging of the parameters."""
+    ended = averaged(outcome, 1)
+    return ParametersAveraged(ended.ending, ended.digest, ended.members)
+
+
+def left_out_of(outcome: Committed) -> tuple[PeerId, ...]:
+    """Who was in the group and is not in its result."""
+    return tuple(one.peer for one in outcome.left_out)
+
+
+def brought_to(outcome: Outcome) -> dict[PeerId, float]:
+    """What each of the (first) group has signed that it brings."""
+    first = outcome.rounds[0] if outcome.rounds else None
+    return {} if first is None else dict(zip(first.members, first.weights, strict=False))
