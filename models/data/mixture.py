@@ -47,27 +47,32 @@ class Mixture:
         return self
 
     def __next__(self) -> Example:
+        without: frozenset[int] = frozenset()  # those that had nothing, this time
         while True:
-            candidates = set(range(len(self._sources)))
-            while candidates:
-                number = self._pick(candidates)
-                example = self._sources[number].take()
-                if example is not None:
-                    if number in self._left_out:
-                        self._note_states()
-                    self.drawn += 1
-                    return example
-                candidates.discard(number)
-            self._note_states()
-            self._wait()
+            number = self._pick(without)
+            if number is None:
+                self._wait()
+                without = frozenset()
+                continue
+            example = self._sources[number].take()
+            if example is None:
+                without |= {number}
+                self._note_states()
+                continue
+            if number in self._left_out or self._sources[number].state is not State.GIVING:
+                self._note_states()
+            self.drawn += 1
+            return example
 
-    def _pick(self, candidates: set[int]) -> int:
-        """One of the candidates, by probability; those that are left out only when it is time."""
-        numbers = [number for number in sorted(candidates) if self._may_give(number)]
-        if not numbers:
-            return min(candidates)
-        if len(numbers) == 1:
-            return numbers[0]
+    def _pick(self, without: frozenset[int]) -> int | None:
+        """A source that may give something, by probability."""
+        numbers = [
+            number
+            for number in range(len(self._sources))
+            if number not in without and self._may_give(number)
+        ]
+        if len(numbers) < 2:
+            return numbers[0] if numbers else None
         weights = [self._probabilities[number] for number in numbers]
         return self._random.choices(numbers, weights)[0]
 
@@ -85,8 +90,8 @@ class Mixture:
         if left_out == self._left_out:
             return
         self._left_out = left_out
-        if len(self._sources) == 1:
-            return
+        if len(left_out) == len(self._sources) or len(self._sources) == 1:
+            return  # there is no mixture any more, and the sources' own events say why
         total = sum(
             probability
             for number, probability in enumerate(self._probabilities)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from models.data.errors import DataSettingsError
-from models.data.settings import LONGEST_PATH, Kind, is_address
+from models.data.settings import Kind, is_address
 
 MOST_SHARDS = 100_000  # names of 100 bytes and their order are 20 MB; more are better packed
 MOST_BRACES = 3
@@ -75,7 +75,7 @@ def _counted(path: str, depth: int = 0) -> Iterator[str]:
 
 def _on_disk(path: str, kind: Kind, folder: Path) -> Iterator[str]:
     """The files that a path on the disk names, as absolute paths."""
-    whole = os.path.join(folder, os.path.expanduser(path))[: 2 * LONGEST_PATH]
+    whole = os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
     if os.path.isdir(whole):
         endings = ENDINGS[kind]
         for where, folders, files in os.walk(whole):

@@ -69,7 +69,9 @@ class Source:
         self._on_event = on_event
         self._limit = min(MOST_BROKEN_IN_A_ROW, len(shards.names))
         self._broken_in_a_row = 0
-        self._gave_in_pass = False
+        self._row_began = Head()
+        self._returned_to: Head | None = None
+        self._gave_in_pass = self._rested_in_pass = False
         self.fingerprint = fingerprint
         self._head = Head()
         self._owed: OwedPlaces = {}
@@ -113,7 +115,6 @@ class Source:
 
     def examples(self) -> Generator[Example | Pause, None, None]:
         """From where it stands. SourceBroken when there is no point in asking now."""
-        self._broken_in_a_row = max(0, self._broken_in_a_row - 1)  # one more is enough to rest
         yield from self._owed_before_head()
         while not self._passes or self._head.passing < self._passes:
             order = self._order()
@@ -131,19 +132,29 @@ class Source:
         return shard_order(len(self._shards.names), self._seed, self._head.passing)
 
     def _next_shard(self, broken: str) -> None:
-        """To the next one in the order. SourceBroken after too many that gave nothing."""
-        self._head = Head(self._head.passing, self._head.nth + 1)
+        """To the next one in the order. SourceBroken after too many that gave nothing.
+
+        Those are tried once more after the rest, because an outage is no reason to miss them.
+        """
         if not broken:
             self._broken_in_a_row = 0
-            return
-        self._broken_in_a_row += 1
-        if self._broken_in_a_row >= self._limit:
-            raise SourceBroken(broken)
+        elif self._broken_in_a_row == 0:
+            self._row_began = self._head
+        self._head = Head(self._head.passing, self._head.nth + 1)
+        if broken:
+            self._broken_in_a_row += 1
+            if self._broken_in_a_row >= self._limit:
+                self._broken_in_a_row = 0
+                self._rested_in_pass = True
+                if self._row_began != self._returned_to:
+                    self._head = self._returned_to = self._row_began
+                raise SourceBroken(broken)
 
     def _next_pass(self) -> None:
-        gave, self._gave_in_pass = self._gave_in_pass, False
+        spins = not (self._gave_in_pass or self._rested_in_pass)
+        self._gave_in_pass = self._rested_in_pass = False
         self._head = Head(self._head.passing + 1)
-        if not gave:
+        if spins:
             raise SourceBroken("a whole pass gave not a single example.")
 
     def _head_shard(self, shard: int) -> Generator[Example | Pause, None, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -38,8 +39,9 @@ class Web:
     def __init__(self, clock: Clock, patience_seconds: float) -> None:
         self._clock = clock
         self._patience_seconds = patience_seconds
-        self._head_due = float("inf")
-        self._client: httpx2.Client | None = None
+        self._head_due: float | None = None  # when a head has to be complete, while one comes
+        self._in_head = False
+        self._clients: dict[str, httpx2.Client] = {}
 
     @property
     def clock(self) -> Clock:
@@ -65,9 +67,9 @@ class Web:
                     stack.close()
 
     def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
 
     def _follow(
         self, address: str, headers: Mapping[str, str], stack: contextlib.ExitStack
@@ -84,26 +86,27 @@ class Web:
     def _ask(
         self, address: str, headers: Mapping[str, str], stack: contextlib.ExitStack
     ) -> httpx2.Response:
-        if self._client is None:
-            self._client = self._make_client()
-        self._head_due = self._clock.now() + CONNECT_SECONDS + self._patience_seconds
+        client = self._client_for(address.partition(":")[0].lower())
+        self._in_head, self._head_due = True, None
         try:
             return stack.enter_context(
-                self._client.stream(
-                    "GET", address, headers=headers, extensions={"trace": self._trace}
-                )
+                client.stream("GET", address, headers=headers, extensions={"trace": self._trace})
             )
         finally:
-            self._head_due = float("inf")
+            self._in_head = False
 
-    def _make_client(self) -> httpx2.Client:
-        # made at the first request: it reads a hundred certificate authorities
-        return httpx2.Client(
-            timeout=httpx2.Timeout(self._patience_seconds, connect=CONNECT_SECONDS),
-            limits=httpx2.Limits(max_connections=CONNECTIONS, keepalive_expiry=IDLE_SECONDS),
-            follow_redirects=False,
-            headers={"user-agent": "potluck", "accept-encoding": "identity", "accept": "*/*"},
-        )
+    def _client_for(self, scheme: str) -> httpx2.Client:
+        # made at the first request: for https it reads a hundred certificate authorities
+        if scheme not in self._clients:
+            trusting_nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            self._clients[scheme] = httpx2.Client(
+                verify=trusting_nobody if scheme == "http" else True,
+                timeout=httpx2.Timeout(self._patience_seconds, connect=CONNECT_SECONDS),
+                limits=httpx2.Limits(max_connections=CONNECTIONS, keepalive_expiry=IDLE_SECONDS),
+                follow_redirects=False,
+                headers={"user-agent": "potluck", "accept-encoding": "identity", "accept": "*/*"},
+            )
+        return self._clients[scheme]
 
     def _trace(self, event: str, facts: Mapping[str, Any]) -> None:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
@@ -114,11 +117,16 @@ class Web:
         self, read: Callable[..., bytes], wire: socket.socket
     ) -> Callable[[int, float | None], bytes]:
         def patient(most: int, timeout: float | None = None) -> bytes:
-            left = self._head_due - self._clock.now()
-            if left <= 0:
-                raise httpx2.ReadTimeout("")
+            now = self._clock.now()
+            if self._in_head:
+                # from the first byte that is waited for: connecting has had its own time
+                self._head_due = self._head_due or now + self._patience_seconds
+                left = self._head_due - now
+                if left <= 0:
+                    raise httpx2.ReadTimeout("")
+                timeout = left if timeout is None else min(timeout, left)
             with self._clock.watching(wire):
-                return read(most, left if timeout is None else min(timeout, left))
+                return read(most, timeout)
 
         return patient
 
