@@ -1,0 +1,404 @@
+"""A model of a whole run: lifecycles, the directory's slots, rounds that end in every way they may.
+
+What a peer decides is the real thing (`advance`, `estimate`); what happens to it is chosen by
+whoever explores. A batch is one sample with a name; parameters are the list of the results that
+were applied; a step is committed with the set of samples in it. So what the tests want to know of
+a run can be read off any state:
+
+- no sample is in two steps of what any peer holds;
+- peers at the same epoch and history hold the same parameters, and have had that many steps;
+- every sample in a step was computed with the parameters of that epoch, or in delayed mode of the
+  one before;
+- what a lifecycle counts is what it has.
+
+Easy to get wrong: a round may be committed with the data of a peer that never learns it. Its
+samples are then in one step of the others, and it still has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from protocols.accumulation.claims import Credit
+from protocols.accumulation.history import HISTORY_BYTES
+from protocols.accumulation.lifecycle import Life, Mode, Phase, advance
+from protocols.accumulation.lifecycle_events import (
+    Average,
+    Averaged,
+    AverageParameters,
+    Contributed,
+    DropGradients,
+    Effect,
+    Ending,
+    Estimated,
+    Event,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    KeepGradients,
+    ParametersAveraged,
+    Step,
+    StepAlone,
+    Stepped,
+)
+from protocols.accumulation.progress import Known, ProgressSettings, Seen, estimate
+from protocols.accumulation.progress_slot import ProgressSlot
+from protocols.identity import PeerId
+
+FIRST = b"\0" * HISTORY_BYTES
+SIGNATURE = b"m" * 16
+
+
+class Sample(NamedTuple):
+    """One batch: whose, which, and how many steps the parameters had had."""
+
+    peer: int
+    number: int
+    steps: int
+
+
+class Result(NamedTuple):
+    """What was applied: a step with these samples, or (without any) averaged parameters."""
+
+    epoch: int
+    samples: frozenset[Sample]
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Peer:
+    life: Life
+    parameters: tuple[Result, ...] = ()
+    taken: int = 0
+    """How many steps the parameters had that its batches are computed with."""
+    samples: frozenset[Sample] = frozenset()
+    in_round: frozenset[Sample] = frozenset()
+    fetch: Fetch | None = None
+    made: int = 0
+    alive: bool = True
+
+    @property
+    def slot(self) -> ProgressSlot:
+        life = self.life
+        return ProgressSlot(
+            life.epoch,
+            life.history,
+            life.published_samples,
+            0.0,
+            SIGNATURE,
+            averaging=life.phase is Phase.AVERAGING,
+        )
+
+    @property
+    def key(self) -> tuple[Phase, int, bytes]:
+        return (self.life.phase, self.life.epoch, self.life.history)
+
+    @property
+    def steps(self) -> int:
+        return sum(1 for one in self.parameters if one.samples)
+
+
+@dataclass(frozen=True)
+class World:
+    """All peers, and what the directory has of each: None when it has nothing (any more)."""
+
+    peers: tuple[Peer, ...]
+    board: tuple[ProgressSlot | None, ...]
+
+
+class Action(NamedTuple):
+    """What happens next, to whom, and what the world is then."""
+
+    name: str
+    who: tuple[int, ...]
+    world: World
+
+    def __str__(self) -> str:
+        return f"{' and '.join(map(str, self.who))} {self.name}"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which world is explored. `batches`: of one peer, in all its lives."""
+
+    mode: Mode
+    size: int
+    batches: int
+    deaths: int = 1
+    stale_slots: bool = True
+    """Slots are written some time after what they say has come true."""
+
+    def beginning(self) -> World:
+        peers = tuple(Peer(Life(Phase.JOINING, 0, FIRST)) for _ in range(self.size))
+        return World(peers, tuple(one.slot for one in peers))
+
+
+def name_of(peer: int) -> PeerId:
+    return PeerId(f"peer-{peer}")
+
+
+def following(rules: Rules, world: World) -> Iterator[Action]:
+    """Everything that may happen next."""
+    for number, peer in enumerate(world.peers):
+        yield from _of_one(rules, world, number, peer)
+    yield from _rounds(rules, world)
+
+
+def _of_one(rules: Rules, world: World, number: int, peer: Peer) -> Iterator[Action]:
+    who = (number,)
+    if not peer.alive:
+        if world.board[number] is not None:
+            yield Action("expires", who, _with_slot(world, number, None))
+        born = replace(Peer(Life(Phase.JOINING, 0, FIRST)), made=peer.made)
+        yield Action("starts again", who, _published(_with(world, number, born), number))
+        return
+    if rules.stale_slots and world.board[number] != peer.slot:
+        yield Action("says how it is", who, _published(world, number))
+    phase = peer.life.phase
+    if computes(rules, phase) and peer.made < rules.batches:
+        sample = Sample(number, peer.made, peer.taken)
+        more = replace(peer, made=peer.made + 1, samples=peer.samples | {sample})
+        yield Action("computes", who, _told(rules, world, number, more, Contributed(samples=1)))
+    if looks(phase):
+        for settled in (True, False):
+            looked = look(rules, world, number, settled=settled)
+            if looked != world:
+                yield Action("looks" if settled else "looks in no hurry", who, looked)
+    if phase is Phase.STEPPING:
+        yield Action("has stepped", who, _told(rules, world, number, peer, Stepped()))
+    if phase is Phase.FETCHING:
+        yield from _fetches(rules, world, number, peer)
+    if sum(1 for one in world.peers if not one.alive) < rules.deaths:
+        yield Action("dies", who, _with(world, number, replace(peer, alive=False)))
+
+
+def computes(rules: Rules, phase: Phase) -> bool:
+    """Whether the training thread has nothing to wait for."""
+    if rules.mode.delayed:
+        return phase not in (Phase.BEHIND, Phase.FETCHING)
+    return phase in (Phase.JOINING, Phase.ACCUMULATING)
+
+
+def looks(phase: Phase) -> bool:
+    """Whether an estimate may decide something."""
+    return phase in (Phase.JOINING, Phase.ACCUMULATING, Phase.BEHIND)
+
+
+def look(rules: Rules, world: World, number: int, *, settled: bool = True) -> World:
+    """This peer reads the directory, and is told what follows from it."""
+    peer = world.peers[number]
+    seen = {
+        name_of(other): Seen(slot, 0.0)
+        for other, slot in enumerate(world.board)
+        if slot is not None and other != number
+    }
+    settings = ProgressSettings(rules.mode.target_samples)
+    found = estimate(seen, peer.slot, settings, 0.0, Known(Credit()), number=1)
+    if not settled:
+        found = replace(found, fork=None)
+    # Every reading is a new one; that its number grows is no part of the state.
+    fresh = replace(peer, life=replace(peer.life, number=0, looked_past=0))
+    return _told(rules, world, number, fresh, Estimated(found))
+
+
+def _fetches(rules: Rules, world: World, number: int, peer: Peer) -> Iterator[Action]:
+    fetch = peer.fetch
+    assert fetch is not None
+    for other, source in enumerate(world.peers):
+        serves = source.alive and source.life.phase not in (Phase.FETCHING, Phase.BEHIND)
+        late_enough = source.life.epoch >= fetch.at_least_epoch
+        fits = fetch.history is None or fetch.history == source.life.history
+        if other != number and serves and late_enough and fits:
+            got = replace(peer, parameters=source.parameters, taken=source.steps, fetch=None)
+            event = Fetched(source.life.epoch, source.life.history)
+            yield Action("has a state", (number, other), _told(rules, world, number, got, event))
+    failed = replace(peer, fetch=None)
+    yield Action("gets no state", (number,), _told(rules, world, number, failed, FetchFailed("")))
+
+
+def _rounds(rules: Rules, world: World) -> Iterator[Action]:
+    waiting: dict[tuple[Phase, int, bytes], list[int]] = {}
+    for number, peer in enumerate(world.peers):
+        if peer.alive and peer.life.phase in (Phase.AVERAGING, Phase.AVERAGING_PARAMETERS):
+            waiting.setdefault(peer.key, []).append(number)
+    for (phase, epoch, _history), numbers in waiting.items():
+        for size in range(1, len(numbers) + 1):
+            for group in combinations(numbers, size):
+                if phase is Phase.AVERAGING:
+                    yield from _endings(rules, world, epoch, group)
+                else:
+                    yield from _endings_of_parameters(rules, world, epoch, group)
+
+
+def _endings(rules: Rules, world: World, epoch: int, group: tuple[int, ...]) -> Iterator[Action]:
+    """All ways in which a round of this group may end."""
+    if len(group) == 1:
+        (one,) = group
+        samples = world.peers[one].in_round
+        digest = _digest("alone", one, sorted(samples))
+        ended = Averaged(Ending.ALONE, digest=digest)
+        yield Action("is alone", group, _ended(rules, world, one, ended, epoch, samples))
+        return
+    discarded = world
+    for one in group:
+        discarded = _ended(rules, discarded, one, Averaged(Ending.DISCARDED), epoch, frozenset())
+    yield Action("discard", group, discarded)
+    for size in range(1, len(group) + 1):
+        for counted in combinations(group, size):
+            samples = frozenset().union(*(world.peers[one].in_round for one in counted))
+            if not samples:
+                continue
+            digest, weight = _digest(sorted(samples)), float(len(samples))
+            members = tuple(name_of(one) for one in counted)
+            committed = Averaged(Ending.COMMITTED, weight, digest, members)
+            left_out = Averaged(Ending.LEFT_OUT, weight, digest, members)
+            in_doubt = Averaged(Ending.DISCARDED, reason="in doubt")
+            for doubters in (None, *group):
+                if (doubters,) == counted:
+                    continue  # somebody has committed
+                after = world
+                for one in group:
+                    ended = committed if one in counted else left_out
+                    if one == doubters:
+                        ended = in_doubt
+                    after = _ended(rules, after, one, ended, epoch, samples)
+                words = "" if doubters is None else f", and {doubters} does not know"
+                name = f"end with {counted}{words}" if words or counted != group else "commit"
+                yield Action(name, group, after)
+
+
+def _endings_of_parameters(
+    rules: Rules, world: World, epoch: int, group: tuple[int, ...]
+) -> Iterator[Action]:
+    if len(group) == 1:
+        (one,) = group
+        alone = ParametersAveraged(Ending.ALONE)
+        yield Action("is alone", group, _told(rules, world, one, world.peers[one], alone))
+        return
+    for size in (0, *range(2, len(group) + 1)):
+        for counted in combinations(group, size):
+            digest = _digest("parameters", epoch, counted)
+            result = Result(epoch, frozenset(), digest)
+            after = world
+            for one in group:
+                peer = after.peers[one]
+                if one in counted:
+                    peer = replace(peer, parameters=(*peer.parameters, result))
+                    event = ParametersAveraged(Ending.COMMITTED, digest)
+                elif counted:
+                    event = ParametersAveraged(Ending.LEFT_OUT, digest)
+                else:
+                    event = ParametersAveraged(Ending.DISCARDED)
+                after = _told(rules, after, one, peer, event)
+            name = f"average the parameters of {counted}"
+            yield Action(name if counted != group else "average parameters", group, after)
+
+
+def _ended(
+    rules: Rules,
+    world: World,
+    number: int,
+    ended: Averaged,
+    epoch: int,
+    samples: frozenset[Sample],
+) -> World:
+    result = Result(epoch, samples, ended.digest)
+    return _told(rules, world, number, world.peers[number], ended, result)
+
+
+def _told(
+    rules: Rules,
+    world: World,
+    number: int,
+    peer: Peer,
+    event: Event,
+    result: Result | None = None,
+) -> World:
+    """One event at one peer, and all that it does then."""
+    life, effects = advance(rules.mode, peer.life, event)
+    peer = replace(peer, life=life)
+    for effect in effects:
+        peer = _done(rules, peer, effect, result)
+    if isinstance(event, Contributed) and life.phase in (Phase.BEHIND, Phase.FETCHING):
+        peer = replace(peer, samples=frozenset())
+    world = _with(world, number, peer)
+    return world if rules.stale_slots else _published(world, number)
+
+
+def _done(rules: Rules, peer: Peer, effect: Effect, result: Result | None) -> Peer:
+    match effect:
+        case Average():
+            assert not peer.in_round
+            return replace(peer, in_round=peer.samples, samples=frozenset(), taken=peer.steps)
+        case Step() | StepAlone():
+            assert result is not None
+            assert result.epoch == effect.epoch
+            stepped = replace(peer, parameters=(*peer.parameters, result), in_round=frozenset())
+            return stepped if rules.mode.delayed else replace(stepped, taken=stepped.steps)
+        case KeepGradients(samples=samples):
+            assert samples == len(peer.in_round)
+            return replace(peer, samples=peer.samples | peer.in_round, in_round=frozenset())
+        case DropGradients(samples=samples):
+            assert samples == len(peer.samples | peer.in_round)
+            return replace(peer, samples=frozenset(), in_round=frozenset())
+        case Fetch():
+            return replace(peer, fetch=effect)
+        case AverageParameters():
+            assert effect.epoch == peer.steps
+            return peer
+        case _:
+            return peer
+
+
+def _with(world: World, number: int, peer: Peer) -> World:
+    peers = (*world.peers[:number], peer, *world.peers[number + 1 :])
+    return replace(world, peers=peers)
+
+
+def _published(world: World, number: int) -> World:
+    return _with_slot(world, number, world.peers[number].slot)
+
+
+def _with_slot(world: World, number: int, slot: ProgressSlot | None) -> World:
+    return replace(world, board=(*world.board[:number], slot, *world.board[number + 1 :]))
+
+
+def _digest(*content: object) -> bytes:
+    return blake3(repr(content).encode()).digest(16)
+
+
+def what_is_wrong(rules: Rules, world: World) -> str | None:
+    """The first promise that this world breaks."""
+    held: dict[tuple[int, bytes], tuple[Result, ...]] = {}
+    for number, peer in enumerate(world.peers):
+        life = peer.life
+        if not peer.alive:
+            continue
+        if (life.samples, life.in_round) != (len(peer.samples), len(peer.in_round)):
+            return f"{number} counts {life.samples} + {life.in_round} and has others"
+        if peer.steps != life.epoch:
+            return f"{number} is at epoch {life.epoch} after {peer.steps} steps"
+        if held.setdefault((life.epoch, life.history), peer.parameters) != peer.parameters:
+            return f"{number} has other parameters than a peer with the same history"
+        wrong = _wrong_steps(rules, peer)
+        if wrong is not None:
+            return f"{number}: {wrong}"
+    return None
+
+
+def _wrong_steps(rules: Rules, peer: Peer) -> str | None:
+    counted: set[Sample] = set()
+    for result in peer.parameters:
+        if counted & result.samples:
+            return f"{counted & result.samples} count twice"
+        counted |= result.samples
+        oldest = result.epoch - 1 if rules.mode.delayed else result.epoch
+        stale = [one for one in result.samples if not oldest <= one.steps <= result.epoch]
+        if stale:
+            return f"{stale} are in the step of epoch {result.epoch}"
+    return None

@@ -1,0 +1,146 @@
+"""Whatever happens to the peers of a run, in whatever order: explored to the last branch.
+
+Nearest worlds first and all of them, up to a number; then long stories by chance. And from
+wherever a story ends, once nothing more goes wrong, all who are left train on together.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+
+from protocols.accumulation.lifecycle import Mode
+from tests.accumulation.lifecycle_model import (
+    Rules,
+    World,
+    following,
+    what_is_wrong,
+)
+
+MODES = {
+    "sync": Mode(target_samples=2),
+    "delayed": Mode(target_samples=2, delayed=True),
+    "parameters": Mode(target_samples=2, parameters_every=1),
+}
+every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+
+RARE = ("dies", "gets no state", "expires", "is alone", "discard")
+RARELY = 0.15  # of what would be as likely as anything else
+
+
+def explore(rules: Rules, most_worlds: int) -> int:
+    """Every world that can be reached, nearest first, up to so many; how many there were."""
+    start = rules.beginning()
+    came_from: dict[World, tuple[World | None, str]] = {start: (None, "the beginning")}
+    waiting = deque([start])
+    while waiting and len(came_from) < most_worlds:
+        world = waiting.popleft()
+        for action in following(rules, world):
+            if action.world in came_from:
+                continue
+            came_from[action.world] = (world, str(action))
+            wrong = what_is_wrong(rules, action.world)
+            assert wrong is None, f"{wrong}:\n{story(came_from, action.world)}"
+            waiting.append(action.world)
+    return len(came_from)
+
+
+def story(came_from: dict[World, tuple[World | None, str]], world: World) -> str:
+    lines = []
+    at: World | None = world
+    while at is not None:
+        before, name = came_from[at]
+        lines.append(name)
+        at = before
+    return "\n".join(reversed(lines))
+
+
+def wander(rules: Rules, seed: int, steps: int) -> World:
+    """One story by chance, in which misfortune is rarer than the rest."""
+    chance = random.Random(seed)
+    world = rules.beginning()
+    told: list[str] = []
+    for _ in range(steps):
+        actions = list(following(rules, world))
+        weights = [RARELY if one.name in RARE else 1.0 for one in actions]
+        (action,) = chance.choices(actions, weights)
+        told.append(str(action))
+        world = action.world
+        wrong = what_is_wrong(rules, world)
+        assert wrong is None, f"{wrong}:\n" + "\n".join(told)
+    return world
+
+
+WHAT_COMES_NEXT = (
+    "expires",
+    "has stepped",
+    "has a state",
+    "gets no state",
+    "commit",
+    "average parameters",
+    "is alone",
+    "discard",
+    "says how it is",
+    "looks",
+    "computes",
+)
+"""In a calm run: nobody dies, everybody in a group counts, and what can happen happens first."""
+
+
+def calm(rules: Rules, world: World, turns: int) -> World:
+    """Nothing goes wrong any more: each in turn does what comes next, and groups are complete."""
+    for turn in range(turns):
+        number = turn % rules.size
+        for name in WHAT_COMES_NEXT:
+            now = [one for one in following(rules, world) if one.name == name and number in one.who]
+            if now:
+                world = max(now, key=lambda one: len(one.who)).world
+                break
+        wrong = what_is_wrong(rules, world)
+        assert wrong is None, wrong
+    return world
+
+
+@every_mode
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_world_near_the_beginning_keeps_the_promises(mode: Mode, size: int) -> None:
+    explore(Rules(mode, size, batches=3, stale_slots=False), 1000)
+
+
+@pytest.mark.soak
+@every_mode
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("stale_slots", [False, True])
+def test_every_world_far_from_the_beginning(mode: Mode, size: int, stale_slots: bool) -> None:
+    explore(Rules(mode, size, batches=3, stale_slots=stale_slots), 20_000)
+
+
+@every_mode
+def test_long_stories_keep_the_promises(mode: Mode) -> None:
+    for seed in range(5):
+        wander(Rules(mode, 3, batches=100), seed, 150)
+
+
+@every_mode
+def test_when_nothing_goes_wrong_any_more_all_train_on_together(mode: Mode) -> None:
+    for seed in range(3):
+        train_on(mode, seed)
+
+
+@pytest.mark.soak
+@every_mode
+def test_many_long_stories_end_well(mode: Mode) -> None:
+    for seed in range(3, 40):
+        train_on(mode, seed)
+
+
+def train_on(mode: Mode, seed: int) -> None:
+    rules = Rules(mode, 3, batches=1000)
+    before = wander(rules, seed, 60)
+    after = calm(rules, before, 90)
+    alive = [one for one in after.peers if one.alive]
+    assert len({(one.life.epoch, one.life.history) for one in alive}) == 1
+    assert len({one.parameters for one in alive}) == 1
+    assert alive[0].life.epoch > max(one.life.epoch for one in before.peers)
