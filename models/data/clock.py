@@ -15,6 +15,8 @@ from typing import Protocol
 
 from models.data.errors import DataError
 
+CLOSED = "Reading was stopped, because its owner has closed the data."
+
 
 class ReadingStopped(DataError):
     """The owner of this data has closed it. Nothing was lost: its position still stands."""
@@ -71,4 +73,4 @@ class MachineClock:
 
     def _check(self) -> None:
         if self._stopped.is_set():
-            raise ReadingStopped("Reading was stopped, because its owner has closed the data.")
+            raise ReadingStopped(CLOSED)

@@ -12,7 +12,7 @@ Two peers with the same seed read the same shards in different orders, because t
 every seed in here. Nothing is read before the first example is asked for, and then as little as
 possible: training starts with the first few dozen examples.
 
-`Data` belongs to one thread at a time. `close` may be called from any.
+`Data` belongs to one thread at a time. `stop` may be called from any.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from models.data.clock import Clock, MachineClock
+from models.data.clock import CLOSED, Clock, MachineClock, ReadingStopped
 from models.data.events import OnEvent, logged
 from models.data.examples import Example, Shards
 from models.data.file_shards import FileShards
@@ -69,11 +69,14 @@ class Data:
         self._clock = clock
         self.remainder = remainder
         """Of the position that it was opened at: what `batches` puts before the first example."""
+        self._stopped = False
 
     def __iter__(self) -> Data:
         return self
 
     def __next__(self) -> Example:
+        if self._stopped:
+            raise ReadingStopped(CLOSED)
         return next(self._mixture)
 
     def snapshot(self) -> Snapshot:
@@ -85,6 +88,7 @@ class Data:
 
     def stop(self) -> None:
         """End what waits in another thread: ReadingStopped there, now and from then on."""
+        self._stopped = True
         if isinstance(self._clock, MachineClock):
             self._clock.stop()
 

@@ -120,6 +120,10 @@ class ShuffledSource:
             except SourceBroken as error:
                 self._rest(str(error))
                 return
+            except BaseException:
+                # whoever goes on after a Ctrl-C, say, finds the rest
+                self._coming = self._source.examples()
+                raise
             if item is None:
                 self._state, self.back_at = State.ENDED, inf
                 return

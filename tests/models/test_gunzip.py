@@ -78,11 +78,15 @@ def test_a_decompression_bomb_is_given_up_early_and_in_little_memory() -> None:
     gunzip = Gunzip()
     given_bytes = 0
     tracemalloc.start()
-    with pytest.raises(ShardBroken, match="decompression bomb"):
+    reason = ""
+    try:
         for part in gunzip.feed(bomb):
             assert len(part) <= LARGEST_OUTPUT_BYTES
             given_bytes += len(part)
+    except ShardBroken as error:
+        reason = str(error)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
+    assert "decompression bomb" in reason
     assert given_bytes < 70 << 20
     assert peak < 8 << 20
