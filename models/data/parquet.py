@@ -2,7 +2,7 @@
 
 Only the columns that are asked for are fetched. Needs pyarrow: the extra `parquet`.
 
-Promises: the footer and each row group's columns are within limits before they are read; an
+Promises: the footer and each row group are within limits before they are read; an
 interrupted row group is read again, and rows that were given are not given twice.
 
 Easy to get wrong: a row group is what can be read at once, and some writers make a file of one.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from models.data.disk_reader import open_plain_file
-from models.data.errors import DataSettingsError, Interrupted, ShardBroken
+from models.data.errors import DataError, DataSettingsError, Interrupted, ShardBroken
 from models.data.examples import Document, Mark, Reading, SkippedDocument
 from models.data.formats import TOO_LONG
 from models.data.range_file import RangeFile
@@ -26,7 +26,7 @@ from models.data.settings import DataSettings, SourceSettings, is_address
 from models.data.web import Web
 
 LARGEST_FOOTER_BYTES = 64 << 20  # of 100,000 row groups with a hundred columns
-LARGEST_ROW_GROUP_BYTES = 1 << 30  # as the file says, of the columns we read; usual are 1 to 128 MB
+LARGEST_ROW_GROUP_BYTES = 2 << 30  # as the file says, of all columns; usual are 1 to 512 MB
 ROWS_AT_ONCE = 256
 RANGE_BYTES = 1 << 20  # fetched at once, at least: many small reads would be as many requests
 MAGIC = b"PAR1"
@@ -72,17 +72,14 @@ class _Rows:
         self._pyarrow_parquet = pyarrow_parquet
 
     def __iter__(self) -> Iterator[Document | SkippedDocument]:
-        import pyarrow
-
         _check_footer(self._file)
         try:
             with self._pyarrow_parquet.ParquetFile(self._file) as parquet:
                 yield from self._groups(parquet)
-        except (pyarrow.ArrowException, OSError, OverflowError) as error:
-            if isinstance(error, OSError) and isinstance(error.__cause__, Interrupted):
-                raise error.__cause__ from None
-            # what a RangeFile raises comes back as itself; the rest is the file
-            raise ShardBroken(f"it is damaged Parquet ({_first_line(error)}).") from None
+        except DataError:
+            raise  # a RangeFile's own, which pyarrow hands through
+        except Exception as error:  # a damaged file makes pyarrow raise nearly anything
+            raise ShardBroken(f"it is damaged Parquet ({_first_line(error)}).") from error
 
     def _groups(self, parquet: Any) -> Iterator[Document | SkippedDocument]:
         fields = [self._source.field]
@@ -96,7 +93,7 @@ class _Rows:
         for group in range(parquet.metadata.num_row_groups):
             metadata = parquet.metadata.row_group(group)
             if first + metadata.num_rows > self._start.document:
-                _check_group(metadata, fields)
+                _check_group(metadata)
                 yield from self._rows(parquet, group, fields, first)
             first += metadata.num_rows
 
@@ -106,12 +103,11 @@ class _Rows:
         number = first
         for batch in parquet.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=fields):
             if number + batch.num_rows > self._start.document:
-                contents = batch.column(fields[0])
-                labels = batch.column(fields[1]) if len(fields) > 1 else None
-                for row in range(batch.num_rows):
-                    if number + row >= self._start.document:
-                        label = None if labels is None else labels[row].as_py()
-                        yield from self._row(number + row, contents[row].as_py(), label)
+                contents = _as_bytes(batch.column(fields[0])).to_pylist()
+                labels = batch.column(fields[1]).to_pylist() if len(fields) > 1 else None
+                for row in range(max(0, self._start.document - number), batch.num_rows):
+                    label = None if labels is None else labels[row]
+                    yield from self._row(number + row, contents[row], label)
             number += batch.num_rows
 
     def _row(
@@ -127,6 +123,17 @@ class _Rows:
             yield SkippedDocument(mark, f"{self._source.label_field!r} is no whole number")
         elif found:
             yield Document(found, label if type(label) is int else None, mark)
+
+
+def _as_bytes(column: Any) -> Any:
+    """Texts as the bytes that they are: a damaged one is no UTF-8."""
+    import pyarrow
+
+    if pyarrow.types.is_string(column.type):
+        return column.cast(pyarrow.binary())
+    if pyarrow.types.is_large_string(column.type):
+        return column.cast(pyarrow.large_binary())
+    return column
 
 
 def content_of(value: object) -> bytes | None:
@@ -174,13 +181,10 @@ def _check_footer(file: BinaryIO) -> None:
     file.seek(0)
 
 
-def _check_group(metadata: Any, fields: list[str]) -> None:
-    size = 0
-    for number in range(metadata.num_columns):
-        column = metadata.column(number)
-        if column.path_in_schema.split(".")[0] in fields:
-            size += column.total_uncompressed_size
-    if size > LARGEST_ROW_GROUP_BYTES:
+def _check_group(metadata: Any) -> None:
+    # not by column: pyarrow ends the whole process where it dislikes a column's statistics
+    size = metadata.total_byte_size
+    if not 0 <= size <= LARGEST_ROW_GROUP_BYTES:
         raise ShardBroken(
             f"a row group has {size:,} bytes unpacked; the limit is {LARGEST_ROW_GROUP_BYTES:,}."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,17 @@ def test_a_row_group_beyond_the_limit_is_not_read(
     events: list[SourceEvent] = []
     assert everything(one_source("parquet", tmp_path), events) == [b"the next shard"]
     assert "a row group has" in sentences(events)
+
+
+@pytest.mark.slow
+def test_whatever_is_damaged_in_a_shard_becomes_an_event(tmp_path: Path) -> None:
+    """Damage makes pyarrow raise nearly anything; nothing of it may end a training."""
+    chance = random.Random(7)
+    (tmp_path / "b.parquet").write_bytes(GOOD)
+    for _ in range(60):
+        content = bytearray(SHARD)
+        for _ in range(chance.choice([1, 2, 5])):
+            first = FOOTER if chance.random() < 0.6 else 0
+            content[chance.randrange(first, len(content))] = chance.randrange(256)
+        (tmp_path / "a.parquet").write_bytes(content)
+        assert b"the next shard" in everything(one_source("parquet", tmp_path))

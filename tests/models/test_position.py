@@ -163,7 +163,7 @@ def test_a_position_of_other_shards_starts_over_and_says_so(shards: Path) -> Non
     other = one_source("text", shards / "1.txt", name="text")
     with opened(other, events, position=kept) as data:
         assert len(list(data)) > 1
-    assert [type(event) for event in events][0] is StartedOver
+    assert isinstance(events[0], StartedOver)
     assert "text starts over: its shards, or how they are cut" in sentences(events)
 
 
