@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from auth.errors import AuthError
+from models.errors import ModelsError
 from protocols.errors import PotluckError
 
 REPORT_IT = "Run it again with --debug for the traceback, and report it: this is a bug in potluck."
@@ -34,7 +35,7 @@ def failure_of(error: BaseException) -> Failure:
     """The most telling cause in an error, in the form that is shown."""
     causes = list(_leaves(error))
     for cause in causes:
-        if isinstance(cause, PotluckError | AuthError):
+        if isinstance(cause, PotluckError | AuthError | ModelsError):
             return Failure(cause.what, cause.why, cause.advice, cause.exit_code)
     for cause in causes:
         if isinstance(cause, OSError):
