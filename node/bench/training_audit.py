@@ -4,7 +4,7 @@
     assert not audit.failures
 
 Every life of every peer is followed: the batches that it computed wait in a row; a step takes its
-own samples from the head of it, falling behind empties it, a batch that is held back leaves its
+own samples from the head of it, and so does what is dropped; a batch that is held back leaves its
 tail. Steps are joined by their history, which names a committed round. Then:
 
 - nobody is in two committed rounds with the same sample, and no two peers have the same sample;
@@ -123,18 +123,18 @@ def _follow(life: Life, audit: Audit) -> deque[Stretch]:
                 audit.computed += line["count"]
             case "StepTaken":
                 _report(line, life.peer, name, row, audit)
-            case "FellBehind":
-                had = _size(row)
-                if line["dropped_samples"] != had:
-                    audit.fail(f"{name} dropped {line['dropped_samples']} samples and had {had}")
-                audit.dropped += had
-                row.clear()
+            case "GradientsDropped":
+                if line["samples"] > (had := _size(row)):
+                    audit.fail(f"{name} dropped {line['samples']} samples and had {had}")
+                audit.dropped += _size(_take(row, line["samples"]))
             case "HeldBack":
                 held = _take(row, line["samples"], from_tail=True)
                 audit.held_back += _size(held)
             case "digest":
                 epoch = audit.digests.setdefault(line["epoch"], {})
-                epoch.setdefault(line["history"], set()).add(line["digest"])
+                digests = epoch.setdefault(line["history"], set())
+                if not line.get("ahead"):
+                    digests.add(line["digest"])
                 if "held_out" in line:
                     audit.held_out.append((line["epoch"], line["held_out"]))
     return row
@@ -144,7 +144,8 @@ def _report(
     line: Mapping[str, Any], peer: str, name: str, row: deque[Stretch], audit: Audit
 ) -> None:
     """One peer says that a round was committed."""
-    told = Round(line["epoch"], line["samples"], frozenset(line["members"]), line["at"])
+    members = frozenset(line["members"]) or {peer}  # who steps alone has no group
+    told = Round(line["epoch"], line["samples"], frozenset(members), line["at"])
     one = audit.rounds.setdefault(line["history"], told)
     if (told.epoch, told.samples, told.members) != (one.epoch, one.samples, one.members):
         audit.fail(f"epoch {told.epoch}: {name} tells another round than the others")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import threading
 import time
 from contextlib import AbstractAsyncContextManager
@@ -28,8 +27,7 @@ import torch
 import trio
 
 from models.gpt import GPT
-from node.bench.forking import serve_forks
-from node.bench.orders import obey
+from node.bench.forking import run_or_fork
 from node.bench.slow_uplink import open_slow_network
 from node.bench.training_log import TrainingLog
 from node.bench.training_task import Samples, Task
@@ -40,6 +38,7 @@ from node.training import train_in_thread
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.collaboration import CollaborationSettings
 from protocols.accumulation.ended import CollaborationEnded
+from protocols.accumulation.events import CaughtUp, Event
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.identity import Identity
 from protocols.network import Network
@@ -202,7 +201,6 @@ class TrainingPeer:
                     max_norm=manner.max_norm,
                     auxiliary=manner.auxiliary,
                 )
-                optimizer.catch_up()
                 self._epoch = optimizer.epoch
                 log.write("began", epoch=optimizer.epoch, history=optimizer.history.hex())
                 guest = _Guest(task, manner, model, samples, optimizer, bridge, log)
@@ -237,12 +235,15 @@ class TrainingPeer:
 
     def _note(self, guest: _Guest) -> None:
         """Write down what happened in the last step, and what came of it."""
-        _write_events(guest.bridge, guest.log)
+        events = _write_events(guest.bridge, guest.log)
         optimizer = guest.optimizer
         if optimizer.epoch == self._epoch:
             return
         self._epoch = optimizer.epoch
         told: dict[str, Any] = {"digest": digest_of(guest.model)}
+        if guest.manner.delayed and any(isinstance(event, CaughtUp) for event in events):
+            # A state that is fetched has the step in it which the others will show an epoch later
+            told["ahead"] = True
         if guest.manner.held_out:
             with torch.no_grad():
                 told["held_out"] = float(guest.model.loss(guest.samples.held_out()))
@@ -257,9 +258,12 @@ def digest_of(model: torch.nn.Module) -> str:
     return hasher.hexdigest(DIGEST_BYTES)
 
 
-def _write_events(bridge: Bridge, log: TrainingLog) -> None:
+def _write_events(bridge: Bridge, log: TrainingLog) -> list[Event]:
+    events = []
     while bridge.events:
-        log.write_event(bridge.events.popleft())
+        events.append(bridge.events.popleft())
+        log.write_event(events[-1])
+    return events
 
 
 def _descriptors() -> int:
@@ -267,19 +271,5 @@ def _descriptors() -> int:
     return len(os.listdir(folder))
 
 
-async def main() -> None:
-    logging.getLogger().setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    async with trio.open_nursery() as nursery:
-        await obey(TrainingPeer(nursery))
-        nursery.cancel_scope.cancel()
-
-
-def run() -> None:
-    trio.run(main)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["fork"]:
-        serve_forks(run)
-    run()
+    run_or_fork(TrainingPeer)

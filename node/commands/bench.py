@@ -25,6 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
         bench_revocation,
         bench_shaped,
         bench_survival,
+        bench_training,
     )
     from node.commands.parser import CommandParser
 
@@ -45,6 +46,8 @@ def add_parser(subparsers: Subparsers) -> None:
     bench_survival.add_parser(kinds)
     bench_shaped.add_parser(kinds)
     bench_interference.add_parser(kinds)
+    bench_training.add_parser(kinds)
+    bench_training.add_churn_parser(kinds)
 
 
 def _add_transport(kinds: Subparsers) -> None:
@@ -144,6 +147,11 @@ def run(arguments: argparse.Namespace) -> int:
         from node.commands import bench_interference
 
         return bench_interference.run(arguments)
+    if arguments.kind.startswith("training"):
+        from node.commands import bench_training
+
+        churn = arguments.kind == "training-churn"
+        return bench_training.run_churn(arguments) if churn else bench_training.run(arguments)
     return _run_dht(arguments) if arguments.kind == "dht" else _run_transport(arguments)
 
 

@@ -19,7 +19,7 @@ WHAT = {
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.commands.parser import positive_count, positive_seconds
+    from node.commands.parser import positive_count, positive_number, positive_seconds
 
     arms = "\n".join(f"  {arm:9}  {what}" for arm, what in WHAT.items())
     parser = kinds.add_parser(
@@ -38,7 +38,7 @@ def add_parser(kinds: Subparsers) -> None:
     )
     parser.add_argument(
         "--megabytes",
-        type=positive_seconds,
+        type=positive_number,
         default=50.0,
         metavar="N",
         help="transferred per second (50)",

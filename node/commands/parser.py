@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from node.wrong_use import WrongUse, nearest
@@ -131,3 +131,23 @@ def positive_count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
     return int(text)
+
+
+def positive_number(text: str) -> float:
+    """An argparse type: a number above zero."""
+    return _number(text, "above zero", lambda number: number > 0)
+
+
+def number_or_zero(text: str) -> float:
+    """An argparse type: a number that is not below zero."""
+    return _number(text, "that is not below zero", lambda number: number >= 0)
+
+
+def _number(text: str, what: str, is_right: Callable[[float], bool]) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not (is_right(number) and number < float("inf")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number {what}")
+    return number

@@ -70,6 +70,11 @@ def test_a_round_has_the_samples_that_its_members_brought() -> None:
     assert "16 samples, of which its members brought 12" in audit.failures[0]
 
 
+def test_who_steps_alone_is_the_only_member() -> None:
+    audit = audit_of(a=[batch("a", 0), step(0, 8, samples=8.0, members=[])], b=[])
+    assert audit.failures == []
+
+
 def test_those_who_report_a_round_say_the_same() -> None:
     audit = audit_of(a=[batch("a", 0), step(0, 8)], b=[batch("b", 0), step(0, 8, members=["b"])])
     assert "b tells another round than the others" in audit.failures[0]
@@ -80,12 +85,12 @@ def test_who_is_no_member_has_no_samples_in_it() -> None:
     assert "a counts 16 samples and is no member" in audit.failures[0]
 
 
-def test_falling_behind_drops_what_waits() -> None:
-    behind = {"what": "FellBehind", "epoch": 0, "dropped_samples": 8}
-    audit = audit_of(a=[batch("a", 0), behind, batch("a", 8)], b=[])
+def test_what_is_dropped_waits_no_more() -> None:
+    dropped = {"what": "GradientsDropped", "epoch": 0, "samples": 8}
+    audit = audit_of(a=[batch("a", 0), dropped, batch("a", 8)], b=[])
     assert audit.failures == []
     assert audit.dropped == 16
-    audit = audit_of(a=[batch("a", 0), behind | {"dropped_samples": 16}], b=[])
+    audit = audit_of(a=[batch("a", 0), dropped | {"samples": 16}], b=[])
     assert audit.failures == ["a dropped 16 samples and had 8"]
 
 

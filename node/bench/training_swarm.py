@@ -1,0 +1,194 @@
+"""A swarm of peers that train together, each a process of its own, and what they write down.
+
+    async with open_training_swarm(Training(target_batch=256)) as swarm:
+        peer = await swarm.start()
+        ...
+        await swarm.kill(peer)
+        audit = swarm.audit()
+
+Every life of a peer has a home and a log of its own and numbers its samples from a place of its
+own, so the logs of all lives together say whose samples are in which step (training_audit.py).
+
+The processes are forked from one that has imported everything (forking.py).
+
+Easy to get wrong: the first peer of a run makes its first history alone. Start one, wait until it
+trains, then the others, as `start` does.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.bench.forked_processes import PeerForge, open_forge
+from node.bench.processes import BenchFailed, BenchProcess
+from node.bench.training_audit import Audit, Life, audit_run
+from node.bench.training_log import read_log
+
+PEER = ("-m", "node.bench.training_peer")
+RUN = "bench"
+BOOTSTRAP_PEERS = 3  # whom a new peer is told of
+NUMBERS_PER_LIFE = 1 << 32
+GLANCE_SECONDS = 0.2  # between two looks at how far the peers are
+
+Talk = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What all peers of a swarm do. `task` and `manner` are the fields of training_task.Task and
+    of training_peer.Manner that are not their defaults (neither is imported here: they need
+    torch); `up_bytes_per_second` is each peer's uplink, 0 for no limit."""
+
+    target_batch: int
+    task: dict[str, Any] = field(default_factory=dict)
+    manner: dict[str, Any] = field(default_factory=dict)
+    codec: str = "none"
+    grace_seconds: float = 10.0
+    up_bytes_per_second: float = 0.0
+
+
+@dataclass(eq=False)
+class TrainingProcess:
+    """One life of one peer."""
+
+    number: int
+    process: BenchProcess
+    end_of_life: AsyncExitStack
+    log: Path
+    peer: str = ""
+    address: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"life {self.number}"
+
+    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        return await self.process.ask(do, **arguments)
+
+
+class TrainingSwarm:
+    """The processes of one bench. Made by `open_training_swarm`."""
+
+    def __init__(self, training: Training, folder: Path, forge: PeerForge) -> None:
+        self.living: list[TrainingProcess] = []
+        self.training = training
+        self._folder = folder
+        self._forge = forge
+        self._lives: list[TrainingProcess] = []
+
+    async def start(self, **manner: Any) -> TrainingProcess:
+        """A fresh volunteer, which trains once it has caught up. `manner`: what is its own."""
+        number = len(self._lives) + 1
+        async with AsyncExitStack() as starting:
+            process = await starting.enter_async_context(self._forge.open_process(f"life {number}"))
+            life = TrainingProcess(number, process, starting, self._folder / f"{number}.jsonl")
+            self._lives.append(life)
+            known = [other.address for other in self.living][:BOOTSTRAP_PEERS]
+            joined = await process.ask(
+                "join",
+                home=str(self._folder / f"home{number}"),
+                addresses=known,
+                up_bytes_per_second=self.training.up_bytes_per_second,
+            )
+            life.peer, life.address = joined["peer"], joined["address"]
+            training = self.training
+            await process.ask(
+                "train",
+                settings={
+                    "run": RUN,
+                    "target_batch": training.target_batch,
+                    "codec": training.codec,
+                    "grace_seconds": training.grace_seconds,
+                },
+                task=training.task,
+                manner=training.manner | manner,
+                first_number=number * NUMBERS_PER_LIFE,
+                log=str(life.log),
+            )
+            life.end_of_life = starting.pop_all()
+        self.living.append(life)
+        return life
+
+    async def kill(self, life: TrainingProcess) -> None:
+        """SIGKILL, in the middle of whatever it does."""
+        self.living.remove(life)
+        life.process.send_signal(signal.SIGKILL)
+        await life.end_of_life.aclose()
+
+    async def leave(self, lives: Iterable[TrainingProcess]) -> None:
+        """Let these end their loops and their part in the run; their processes stay."""
+        await self.ask_all("leave", lives)
+
+    async def until_epoch(
+        self, epoch: int, seconds: float, lives: Iterable[TrainingProcess] | None = None
+    ) -> None:
+        """Wait until all of these have come to this epoch. BenchFailed if that takes longer."""
+        epochs: list[int] = []
+        try:
+            with trio.fail_after(seconds):
+                while not epochs or min(epochs) < epoch:
+                    await trio.sleep(GLANCE_SECONDS)
+                    epochs = await self._epochs(self.living if lives is None else lives)
+        except trio.TooSlowError:
+            raise BenchFailed(
+                f"The run did not come to epoch {epoch} within {seconds:g} seconds.",
+                why=f"Its peers are at {epochs}.",
+            ) from None
+
+    async def _epochs(self, lives: Iterable[TrainingProcess]) -> list[int]:
+        asked = await self.ask_all("progress", lives)
+        if failures := [one["failure"] for one in asked.values() if one["failure"]]:
+            raise BenchFailed("A peer's training failed.", why=failures[0])
+        return [one["epoch"] for one in asked.values()]
+
+    async def ask_all(
+        self, do: str, lives: Iterable[TrainingProcess] | None = None, **arguments: Any
+    ) -> dict[int, dict[str, Any]]:
+        """The same of several at once. Who dies meanwhile is not among the answers."""
+        answers: dict[int, dict[str, Any]] = {}
+
+        async def ask(life: TrainingProcess) -> None:
+            try:
+                answers[life.number] = await life.ask(do, **arguments)
+            except BenchFailed:
+                if not await life.process.has_ended():
+                    raise
+
+        async with trio.open_nursery() as nursery:
+            for life in list(self.living if lives is None else lives):
+                nursery.start_soon(ask, life)
+        return answers
+
+    def audit(self) -> Audit:
+        """Of all that was written down so far."""
+        return audit_run(
+            Life(life.peer, list(read_log(life.log)), life.name)
+            for life in self._lives
+            if life.log.exists()
+        )
+
+    def lines(self, life: TrainingProcess, what: str) -> list[dict[str, Any]]:
+        """What this life has written down of one kind."""
+        return [line for line in read_log(life.log) if line["what"] == what]
+
+
+@asynccontextmanager
+async def open_training_swarm(training: Training) -> AsyncIterator[TrainingSwarm]:
+    """A swarm without peers. Its processes are killed when the block ends: nobody needs them."""
+    with tempfile.TemporaryDirectory(prefix="potluck-bench-") as folder:
+        async with open_forge(PEER) as forge:
+            swarm = TrainingSwarm(training, Path(folder), forge)
+            try:
+                yield swarm
+            finally:
+                with trio.CancelScope(shield=True):
+                    for life in list(swarm.living):
+                        await swarm.kill(life)
