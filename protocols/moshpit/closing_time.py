@@ -38,6 +38,11 @@ SHARE_WAITED_FOR_MISSING = 0.15
 come than were expected. Some may have died since they were counted."""
 
 
+MOST_STOPS_EXCUSED = 3
+"""A laptop was closed, perhaps twice. What is late again and again is too slow, and the deadline
+holds for it as well."""
+
+
 class ClosingTime:
     """Of one gathering. A leader closes by `deadline`; a follower waits until `gives_up_at`."""
 
@@ -61,6 +66,8 @@ class ClosingTime:
         self._arrivals = Arrivals(now)
         self._was_read = False
         self._reads_since_arrival = 0
+        self._before = (self.deadline, self.gives_up_at, expected)  # a regrouping
+        self._stops_excused = 0
 
     # -- what happens
 
@@ -92,14 +99,22 @@ class ClosingTime:
     def was_stopped(self, now: float) -> None:
         """This process or machine did not run until now."""
         self.begin_anew(now)
+        if self._stops_excused == MOST_STOPS_EXCUSED:
+            return
+        self._stops_excused += 1
         self.deadline = max(self.deadline, now + SHORTEST_PATIENCE_SECONDS)
         self.gives_up_at = max(self.gives_up_at, self.deadline + GRACE_SECONDS)
 
     def regrouped(self, members: int, now: float) -> None:
         """We were put into a group of so many, which is still to meet."""
+        self._before = (self.deadline, self.gives_up_at, self._expected)
         self._expected = members
         self.deadline = now + REGROUP_SECONDS
         self.gives_up_at = self.deadline + GRACE_SECONDS
+
+    def regroup_undone(self) -> None:
+        """That group was none."""
+        self.deadline, self.gives_up_at, self._expected = self._before
 
     # -- what that means
 

@@ -99,6 +99,7 @@ class Gathering:
             closing=self._closing,
         )
         self._redirects = 0
+        self._grouped_by: PeerId | None = None
         self._ticked = now
 
     def effects(self) -> list[Effect]:
@@ -113,6 +114,11 @@ class Gathering:
     def following(self) -> PeerId | None:
         """Whom we have asked to be listed; None: we lead, if we can be dialled."""
         return self._course.following
+
+    @property
+    def started_by(self) -> PeerId | None:
+        """Who has shown the list that has started without us, the last one if there are several."""
+        return self._course.started_by
 
     @property
     def looks_for_slots(self) -> bool:
@@ -272,8 +278,19 @@ class Gathering:
             self._course.reconsider(now)
 
     def regrouped(self, leader: PeerId, group: tuple[Candidate, ...], now: float) -> None:
-        """There were too many under the key; from now on these are all that count."""
+        """There were too many under the key; from now on these are all that count.
+
+        Once: the group is small enough then. Who makes groups again and again would keep us for
+        ever, so its group is forgotten.
+        """
         if not self._course.let_go_of(leader, now):
+            return
+        if self._known.is_restricted:
+            self._known.pass_over(leader, Absence.AT_ODDS, "it made a group of a group")
+            if leader == self._grouped_by:
+                self._known.lift()
+                self._closing.regroup_undone()
+            self._course.reconsider(now)
             return
         peers = {one.peer for one in group}
         if self.me not in peers or not 2 <= len(peers) <= self._settings.group_size:
@@ -281,6 +298,7 @@ class Gathering:
             self._course.reconsider(now)
             return
         self._known.restrict(group, now)
+        self._grouped_by = leader
         for ticket in self._joins.release_all_but(peers):
             self._course.add(SendAway(ticket))
         self._closing.regrouped(len(peers), now)

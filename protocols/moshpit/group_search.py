@@ -197,8 +197,8 @@ class GroupSearch:
     def _end(self, ending: Ending) -> None:
         key = self._context.terms.key
         match ending:
-            case StartedWithoutUs(by):
-                roster = self._lists.started(by)
+            case StartedWithoutUs():
+                roster = self._lists.started()
                 self._show_to_all(roster)
                 self._finish(late(roster))
             case Nobody(unreachable):

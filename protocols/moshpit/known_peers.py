@@ -121,7 +121,7 @@ class KnownPeer:
 
 class KnownPeers:
     """Invariant: never more than MOST_KNOWN, never this peer itself; after `restrict` only those of
-    the group count."""
+    the group count, until `lift`."""
 
     def __init__(self, me: PeerId, order: Callable[[PeerId], bytes]) -> None:
         self._me = me
@@ -139,6 +139,10 @@ class KnownPeers:
         self._group = frozenset(one.peer for one in group)
         for candidate in group:
             self.heard_of(candidate, now)
+
+    def lift(self) -> None:
+        """Everybody counts again."""
+        self._group = None
 
     def heard_of(self, candidate: Candidate, now: float) -> KnownPeer | None:
         """The peer as it is known from now on; None if it is not to be known."""

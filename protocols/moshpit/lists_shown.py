@@ -17,9 +17,9 @@ from collections.abc import Callable
 import trio
 
 from protocols.identity import PeerId
+from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.matchmaking_messages import JoinAnswer
 from protocols.moshpit.roster import (
-    LARGEST_GROUP,
     Entry,
     Roster,
     check_own_entry,
@@ -35,7 +35,7 @@ class ListsShown:
     def __init__(self, context: SearchContext, is_member: Callable[[Roster], None]) -> None:
         self._context = context
         self._is_member = is_member
-        self._started: dict[PeerId, Roster] = {}
+        self._started: tuple[PeerId, Roster] | None = None  # which has started without us
         self._signed: dict[bytes, tuple[PeerId, Entry]] = {}  # by nonce; for this leader
 
     def sign_entry(self, leader: PeerId) -> Entry:
@@ -83,10 +83,13 @@ class ListsShown:
             return
         context = self._context
         await check_with_pauses(roster, context.terms, None, LARGEST_GROUP)
-        self._started[by] = roster
+        before, self._started = self._started, (by, roster)
         earlier = context.me in roster.members
         context.gathering.shown(by, roster.members, trio.current_time(), earlier=earlier)
+        if context.gathering.started_by != by:
+            self._started = before  # it means nothing to us, and lists are large
 
-    def started(self, by: PeerId) -> Roster:
-        """The list that this peer has shown."""
-        return self._started[by]
+    def started(self) -> Roster:
+        """The list that has started without us."""
+        assert self._started is not None
+        return self._started[1]

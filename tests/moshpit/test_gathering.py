@@ -355,6 +355,15 @@ def test_after_the_process_was_stopped_the_list_is_not_closed_at_once() -> None:
     assert not any(isinstance(effect, Lead) for effect in one.effects())
 
 
+def test_a_process_that_is_always_late_ends_all_the_same() -> None:
+    one = gathering(A, expected=2)
+    now = 0.0
+    while not one.ended:
+        now = one.next_moment + 0.6
+        one.tick(now)
+        assert now < 2 * SECONDS
+
+
 def test_too_many_become_several_groups_by_order() -> None:
     one = gathering(A, group_size=3, expected=5)
     effects = joins(one, B, C, D, E)
@@ -378,6 +387,19 @@ def test_a_group_that_cannot_be_one_is_not_believed() -> None:
         one.regrouped(A, group, 1.0)
         assert one.following is None
         assert not one.ended
+
+
+def test_a_leader_that_makes_groups_again_and_again_is_passed_over() -> None:
+    one = gathering(B)
+    sees(one, A, C)
+    one.regrouped(A, (Candidate(A), Candidate(B)), 1.0)
+    assert one.following == A
+    one.regrouped(A, (Candidate(A), Candidate(B)), 1.1)
+    assert one.following is None
+    one.effects()
+    assert joins(one, C, now=2.0) == []  # and its groups are forgotten
+    assert passes(one, SECONDS) == [Lead({C: ticket(C)})]
+    assert one.deadline == SECONDS
 
 
 def test_a_group_that_was_split_off_and_has_died_is_not_being_alone() -> None:

@@ -98,6 +98,16 @@ async def test_bad_joins_are_refused_by_name(world: SimulatedWorld) -> None:
 
 
 @simulated
+async def test_a_key_that_is_none_is_nobodys(world: SimulatedWorld) -> None:
+    one, other = await gatherers(world, 2)
+    terms = Terms("abc", EPOCH, LAYOUT)
+    answer = await one.rpc.call(other.peer, INVITE, Invitation(terms), timeout=5.0)
+    assert answer == InvitationAnswer(Reply.NOT_HERE)
+    join = JoinRequest(terms, entry(one, other, terms))
+    assert (await one.rpc.call(other.peer, JOIN, join, timeout=5.0)).reply == JoinReply.NOT_HERE
+
+
+@simulated
 async def test_nobody_is_made_to_lead_out_of_turn(world: SimulatedWorld) -> None:
     first, second = in_order(await gatherers(world, 2))
     found = Found()
@@ -179,6 +189,11 @@ def a_group_of_others(hostile: Gatherer, _request: JoinRequest) -> JoinAnswer:
     return JoinAnswer(JoinReply.REGROUPED, places=(Place(hostile.peer),))
 
 
+def always_regrouped(hostile: Gatherer, request: JoinRequest) -> JoinAnswer:
+    places = (Place(hostile.peer), Place(request.entry.peer))
+    return JoinAnswer(JoinReply.REGROUPED, places=places)
+
+
 def an_invented_group(hostile: Gatherer, _request: JoinRequest) -> JoinAnswer:
     entries = [entry(hostile, hostile)] * 5
     roster = sign_roster(hostile.network.identity, TERMS, entries, 1, NONCE)
@@ -193,6 +208,7 @@ LIES: list[Lie] = [
     an_unknown_answer,
     sent_back_to_itself,
     a_group_of_others,
+    always_regrouped,
     an_invented_group,
 ]
 
