@@ -28,6 +28,7 @@ COMMANDS = (
     "bench",
     "simulate",
     "plan",
+    "export",
     "completion",
 )
 

@@ -1,0 +1,21 @@
+"""What an error of the disk means to a person: why it happened, and what to do."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+def disk_trouble(error: OSError, folder: Path) -> tuple[str, str]:
+    """Why, and advice."""
+    reason = error.strerror or "an error of the system"
+    if error.errno in _FULL:
+        why = f"There is no room: {reason}."
+        return why, f"Make room where {folder} is, or choose another folder."
+    if error.errno in _CLOSED:
+        why = f"This user may not write there: {reason}."
+        return why, f"See to the permissions of {folder}, or choose another folder."
+    return f"The system says: {reason}.", f"See whether {folder} and its disk are in order."
