@@ -27,6 +27,7 @@ from protocols.accumulation.collaboration import (
     CollaborationSettings,
     open_collaboration,
 )
+from protocols.accumulation.events import CaughtUp, GradientsDropped, HeldBack, StepTaken
 from protocols.accumulation.progress_slot import PROGRESS
 from protocols.dht.service import open_dht
 from protocols.dht.settings import DhtSettings
@@ -37,7 +38,7 @@ from protocols.rpc import open_rpc
 Result = TypeVar("Result")
 
 PATIENCE_SECONDS = 60.0  # of a whole test; a machine under load may be slow
-SETTINGS = CollaborationSettings(run="test", target_batch=64, grace_seconds=5.0, round_seconds=20.0)
+SETTINGS = CollaborationSettings(run="test", target_batch=96, grace_seconds=5.0, round_seconds=20.0)
 
 
 @dataclass
@@ -117,3 +118,70 @@ async def training_world(seed: int = 0) -> AsyncIterator[TrainingWorld]:
     with trio.fail_after(PATIENCE_SECONDS):
         async with SimulatedWorld(seed=seed, settings=WorldSettings()) as world:
             yield TrainingWorld(world)
+
+
+@dataclass
+class Ledger:
+    """What became of each batch of one peer, by the events of its bridge, in order.
+
+    Invariant: `in_steps` and `pending` together are all batches but those that were dropped or
+    held back. Batches go into steps in the order in which they were computed.
+    """
+
+    bridge: Bridge
+    pending: list[tuple[int, int]] = field(default_factory=list)  # number of the batch, samples
+    in_steps: dict[bytes, list[int]] = field(default_factory=dict)  # history -> numbers of batches
+    dropped: list[int] = field(default_factory=list)
+    steps: list[StepTaken] = field(default_factory=list)
+    caught_up: set[int] = field(default_factory=set)  # epochs whose state was fetched
+    read: int = 0
+
+    def computed(self, number: int, samples: int) -> None:
+        """Before `step`."""
+        self.pending.append((number, samples))
+
+    def read_events(self) -> None:
+        """After `step`. With few enough events that none is gone (bridge.LAST_EVENTS)."""
+        events = tuple(self.bridge.events)
+        for event in events[self.read :]:
+            if isinstance(event, StepTaken):
+                self.steps.append(event)
+                self.in_steps[event.history] = self._taken(event.own_samples)
+            elif isinstance(event, CaughtUp):
+                self.caught_up.add(event.epoch)
+            elif isinstance(event, GradientsDropped | HeldBack):
+                self.dropped += self._taken(event.samples, last=isinstance(event, HeldBack))
+        self.read = len(events)
+
+    def _taken(self, samples: int, *, last: bool = False) -> list[int]:
+        taken: list[int] = []
+        while samples > 0:
+            number, size = self.pending.pop(-1 if last else 0)
+            taken.append(number)
+            samples -= size
+        assert samples == 0, "a batch is in a step as a whole or not at all"
+        return taken
+
+
+def steps_of_the_run(ledgers: Sequence[Ledger]) -> dict[int, bytes]:
+    """The history after each step of the run that all have ended in: from the last step back. Where
+    a fork was given up, its steps are in nobody's state, and those who made them caught up since.
+    """
+    last = max(step.epoch for ledger in ledgers for step in ledger.steps)
+    made = [{step.epoch: step.history for step in ledger.steps} for ledger in ledgers]
+    run = {last: next(one[last] for one in made if last in one)}
+    for epoch in range(last - 1, -1, -1):
+        run[epoch] = next(
+            steps[epoch]
+            for steps, ledger in zip(made, ledgers, strict=True)
+            if steps.get(epoch + 1) == run[epoch + 1]
+            and epoch in steps
+            and epoch + 1 not in ledger.caught_up
+        )
+    return run
+
+
+def wait_for_company(bridge: Bridge, others: int) -> None:
+    """In a training thread: until so many others are known, so that all begin together."""
+    while len(bridge.estimate.peers) < others:
+        bridge.wait_for_news(1.0).wait()
