@@ -1,8 +1,8 @@
 """Which parameters are decayed, and adapted layer by layer: all but biases and the scales of norms.
 
 Both are told by having one dimension. Decaying them moves a norm's scale to zero for no good
-reason, and the norm of a bias says nothing of how far a step may take it: LAMB's and LARS's own
-implementations leave them out in the same way, though the papers' algorithms do not say so.
+reason, and the norm of a bias says nothing of how far a step may take it. It is what most
+implementations of LAMB and LARS do, though the papers' algorithms do not say so.
 """
 
 from __future__ import annotations
