@@ -10,9 +10,9 @@ The threat: a peer that lies in its slot wants a round to begin before there are
 (it claims many), or wants others to wait for it (it claims some, and never comes), or to send them
 after a state that does not exist. None of this can put a wrong sample into a step: what a round
 weighs is signed by its members, and too light a result is not applied. So a claim is believed
-until it has failed once; each further failure costs twice as many rounds. A newcomer a thousand
-times faster than everybody counts at once, and one liar spoils one round, then one in three, one in
-five, one in nine.
+until it has failed; then it is not for a round, then for two, four, up to `MOST_DOUBTED_ROUNDS`. A
+newcomer a thousand times faster than everybody counts at once, and one liar spoils 6 of the first
+32 rounds and one in 32 from then on.
 
 Easy to get wrong: an honest peer that died looks like a liar, and it does not matter: it is in
 doubt for one round, in which its samples come on top of the target.

@@ -10,6 +10,9 @@ import random
 from collections import deque
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from protocols.accumulation.lifecycle import Mode
 from tests.accumulation.lifecycle_model import (
@@ -20,7 +23,7 @@ from tests.accumulation.lifecycle_model import (
 )
 
 MODES = {
-    "sync": Mode(target_samples=2),
+    "sync": Mode(target_samples=3),
     "delayed": Mode(target_samples=2, delayed=True),
     "parameters": Mode(target_samples=2, parameters_every=1),
 }
@@ -30,9 +33,8 @@ RARE = ("dies", "gets no state", "expires", "is alone", "discard")
 RARELY = 0.15  # of what would be as likely as anything else
 
 
-def explore(rules: Rules, most_worlds: int) -> int:
+def explore(rules: Rules, start: World, most_worlds: int) -> int:
     """Every world that can be reached, nearest first, up to so many; how many there were."""
-    start = rules.beginning()
     came_from: dict[World, tuple[World | None, str]] = {start: (None, "the beginning")}
     waiting = deque([start])
     while waiting and len(came_from) < most_worlds:
@@ -106,7 +108,18 @@ def calm(rules: Rules, world: World, turns: int) -> World:
 @every_mode
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_world_near_the_beginning_keeps_the_promises(mode: Mode, size: int) -> None:
-    explore(Rules(mode, size, batches=3, stale_slots=False), 1000)
+    rules = Rules(mode, size, batches=3, stale_slots=False)
+    explore(rules, rules.beginning(), 1000)
+
+
+@pytest.mark.slow
+@every_mode
+def test_every_world_near_a_calm_run_keeps_the_promises(mode: Mode) -> None:
+    rules = Rules(mode, 3, batches=4, deaths=0, stale_slots=False)
+    world = rules.beginning()
+    for _ in range(6):
+        world = calm(rules, world, 4)
+        explore(rules, world, 300)
 
 
 @pytest.mark.soak
@@ -114,15 +127,27 @@ def test_every_world_near_the_beginning_keeps_the_promises(mode: Mode, size: int
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("stale_slots", [False, True])
 def test_every_world_far_from_the_beginning(mode: Mode, size: int, stale_slots: bool) -> None:
-    explore(Rules(mode, size, batches=3, stale_slots=stale_slots), 20_000)
+    rules = Rules(mode, size, batches=3, stale_slots=stale_slots)
+    explore(rules, rules.beginning(), 20_000)
+
+
+@pytest.mark.soak
+@every_mode
+def test_every_world_far_from_a_calm_run(mode: Mode) -> None:
+    rules = Rules(mode, 3, batches=8, stale_slots=False)
+    world = rules.beginning()
+    for _ in range(15):
+        world = calm(rules, world, 4)
+        explore(rules, world, 4_000)
 
 
 @every_mode
 def test_long_stories_keep_the_promises(mode: Mode) -> None:
-    for seed in range(5):
+    for seed in range(3):
         wander(Rules(mode, 3, batches=100), seed, 150)
 
 
+@pytest.mark.slow
 @every_mode
 def test_when_nothing_goes_wrong_any_more_all_train_on_together(mode: Mode) -> None:
     for seed in range(3):
@@ -144,3 +169,26 @@ def train_on(mode: Mode, seed: int) -> None:
     assert len({(one.life.epoch, one.life.history) for one in alive}) == 1
     assert len({one.parameters for one in alive}) == 1
     assert alive[0].life.epoch > max(one.life.epoch for one in before.peers)
+
+
+class Run(RuleBasedStateMachine):
+    """The same, in the order that makes the shortest story of what is wrong."""
+
+    @initialize(mode=st.sampled_from(sorted(MODES)))
+    def begins(self, mode: str) -> None:
+        self.rules = Rules(MODES[mode], 3, batches=100)
+        self.world = self.rules.beginning()
+
+    @rule(choice=st.integers(0, 10_000))
+    def something_happens(self, choice: int) -> None:
+        actions = list(following(self.rules, self.world))
+        self.world = actions[choice % len(actions)].world
+
+    @invariant()
+    def keeps_the_promises(self) -> None:
+        wrong = what_is_wrong(self.rules, self.world)
+        assert wrong is None, wrong
+
+
+TestRun = Run.TestCase
+TestRun.settings = settings(max_examples=8, stateful_step_count=30, deadline=None)

@@ -1,0 +1,71 @@
+"""Claims are believed until they fail, and doubted for longer each time."""
+
+from __future__ import annotations
+
+from protocols.accumulation.claims import (
+    LONGEST_REFUSED_SECONDS,
+    MOST_DOUBTED_ROUNDS,
+    MOST_REMEMBERED,
+    REFUSED_SECONDS,
+    Credit,
+)
+from protocols.identity import PeerId
+
+LIAR = PeerId("liar")
+
+
+def test_one_liar_spoils_ever_fewer_rounds() -> None:
+    credit = Credit()
+    spoilt = []
+    for epoch in range(100):
+        if not credit.is_doubted(LIAR, epoch):
+            spoilt.append(epoch)
+            credit.round_ended(epoch, {LIAR: 50}, {})
+    assert spoilt == [0, 1, 3, 7, 15, 31, 63, 95]
+    assert MOST_DOUBTED_ROUNDS == 95 - 63
+
+
+def test_who_brings_what_it_claimed_is_believed_again() -> None:
+    credit = Credit()
+    for _ in range(5):
+        credit.round_ended(0, {LIAR: 50}, {})
+    assert credit.is_given_up(LIAR, 0)
+    credit.round_ended(1, {}, {LIAR: 50.0})
+    assert not credit.is_doubted(LIAR, 2)
+
+
+def test_coming_with_far_less_than_was_claimed_is_not_keeping_it() -> None:
+    credit = Credit()
+    credit.round_ended(0, {LIAR: 50}, {LIAR: 24.0})
+    assert credit.is_doubted(LIAR, 0)
+    credit.round_ended(3, {LIAR: 50}, {LIAR: 26.0})
+    assert not credit.is_doubted(LIAR, 3)
+
+
+def test_a_first_failure_costs_one_round_and_keeps_nobody_from_waiting() -> None:
+    credit = Credit()
+    credit.round_ended(7, {LIAR: 50}, {})
+    assert credit.is_doubted(LIAR, 7)
+    assert not credit.is_given_up(LIAR, 7)
+    assert not credit.is_doubted(LIAR, 8)
+
+
+def test_a_state_that_is_not_there_is_passed_over_for_longer_each_time() -> None:
+    credit = Credit()
+    now = 0.0
+    for seconds in (REFUSED_SECONDS, 2 * REFUSED_SECONDS, 4 * REFUSED_SECONDS):
+        credit.state_refused(LIAR, "no such state", now)
+        assert "no such state" in (credit.refusal(LIAR, now + seconds - 1.0) or "")
+        now += seconds
+        assert credit.refusal(LIAR, now) is None
+    for _ in range(20):
+        credit.state_refused(LIAR, "no such state", now)
+    assert credit.refusal(LIAR, now + LONGEST_REFUSED_SECONDS) is None
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    credit = Credit()
+    for number in range(MOST_REMEMBERED + 10):
+        credit.round_ended(0, {PeerId(f"{number}"): 1}, {})
+    assert not credit.is_doubted(PeerId("0"), 0)
+    assert credit.is_doubted(PeerId(f"{MOST_REMEMBERED + 9}"), 0)

@@ -1,0 +1,129 @@
+"""Whose state is the run's: followed by enough, outvoted, left alone, or nothing of these."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.accumulation.forks import (
+    FORK_SECONDS,
+    START_SECONDS,
+    Lineage,
+    Patience,
+    Voter,
+    behind,
+    fork,
+    left_alone,
+    needed,
+)
+from protocols.identity import PeerId
+from tests.accumulation.progress_slots import history, peers
+
+
+def at(epoch: int, name: int = 0) -> Lineage:
+    return Lineage(epoch, history(name))
+
+
+def voters(*lineages: Lineage) -> list[Voter]:
+    return [Voter(PeerId(f"peer-{number}"), one) for number, one in enumerate(lineages)]
+
+
+@pytest.mark.parametrize(("others", "enough"), [(1, 1), (2, 2), (5, 2), (8, 2), (9, 3), (16, 4)])
+def test_so_many_have_to_be_ahead(others: int, enough: int) -> None:
+    assert needed(others) == enough
+
+
+def test_the_only_other_peer_is_followed() -> None:
+    found = behind(at(4), voters(at(7)))
+    assert found is not None
+    assert (found.epoch, found.history, found.peers) == (7, None, peers(0))
+
+
+def test_one_liar_among_several_drags_nobody_along() -> None:
+    assert behind(at(4), voters(at(10**9), at(4))) is None
+
+
+def test_the_latest_epoch_with_enough_backing_is_followed() -> None:
+    found = behind(at(4), voters(at(10**9), at(6), at(6), at(5)))
+    assert found is not None
+    assert found.epoch == 6
+    assert found.history is None
+    assert "4 of 4" in found.reason
+
+
+def test_of_two_histories_ahead_the_one_with_more_peers_is_followed() -> None:
+    found = behind(at(4), voters(at(5, 1), at(5, 2), at(5, 2), at(4)))
+    assert found is not None
+    assert (found.history, found.peers) == (history(2), peers(1, 2))
+
+
+def test_a_run_goes_on_from_the_one_peer_that_has_a_state() -> None:
+    found = behind(at(0), voters(at(500), at(0), at(0)))
+    assert found is not None
+    assert found.peers == peers(0)
+    assert left_alone(at(500), voters(at(0), at(0), at(0))) is None
+
+
+def test_the_smaller_side_of_a_fork_gives_way() -> None:
+    found = fork(at(5, 1), voters(at(5, 1), at(5, 2), at(5, 2), at(5, 2)))
+    assert found is not None
+    assert (found.history, found.peers, found.seconds) == (history(2), peers(1, 2, 3), FORK_SECONDS)
+    assert fork(at(5, 2), voters(at(5, 1), at(5, 2))) is None
+
+
+def test_of_equal_sides_the_larger_history_gives_way() -> None:
+    assert fork(at(5, 1), voters(at(5, 2))) is None
+    assert fork(at(5, 2), voters(at(5, 1))) is not None
+
+
+def test_peers_that_begin_with_parameters_of_their_own_agree_quickly() -> None:
+    found = fork(at(0, 2), voters(at(0, 1), at(0, 3)))
+    assert found is not None
+    assert (found.history, found.seconds) == (history(1), START_SECONDS)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=2, max_size=9))
+def test_all_who_see_the_same_slots_agree_on_the_winner(where: list[tuple[int, int]]) -> None:
+    lineages = [at(epoch, name) for epoch, name in where]
+    everybody = voters(*lineages)
+    stays = []
+    for one in everybody:
+        others = [other for other in everybody if other != one]
+        if not (behind(one.at, others) or fork(one.at, others)):
+            stays.append(one.at)
+    for epoch in {one.epoch for one in stays}:
+        assert len({one.history for one in stays if one.epoch == epoch}) == 1
+    assert stays, "somebody has the state that the others take"
+
+
+def test_who_is_ahead_of_a_run_that_goes_on_without_it_goes_back() -> None:
+    found = left_alone(at(9, 3), voters(at(7), at(7), at(6)))
+    assert found is not None
+    assert (found.epoch, found.history, found.peers) == (7, history(), peers(0, 1))
+    assert left_alone(at(9, 3), voters(at(9, 3), at(7), at(7))) is None
+    assert left_alone(at(9, 3), voters(at(7))) is None, "it will follow"
+
+
+def test_a_fork_counts_when_it_has_lasted() -> None:
+    patience = Patience()
+    lost = fork(at(5, 2), voters(at(5, 1)))
+    assert patience.settled(lost, 0.0, 0.5) is None
+    assert patience.settled(lost, FORK_SECONDS, 0.5) is None
+    assert patience.settled(lost, 1.5 * FORK_SECONDS, 0.5) == lost
+
+
+def test_a_gap_begins_the_time_again() -> None:
+    patience = Patience()
+    lost = fork(at(5, 2), voters(at(5, 1)))
+    patience.settled(lost, 0.0, 0.0)
+    patience.settled(None, 1.0, 0.0)
+    assert patience.settled(lost, FORK_SECONDS, 0.0) is None
+    assert patience.settled(lost, 2 * FORK_SECONDS, 0.0) == lost
+
+
+def test_a_fork_that_goes_on_through_epochs_is_one() -> None:
+    patience = Patience()
+    patience.settled(fork(at(5, 2), voters(at(5, 1))), 0.0, 0.0)
+    later = fork(at(6, 4), voters(at(6, 3)))
+    assert patience.settled(later, FORK_SECONDS, 0.0) == later

@@ -1,0 +1,333 @@
+"""One peer's epochs, move by move."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from protocols.accumulation.forks import Elsewhere, Kind
+from protocols.accumulation.history import history_after_parameters, next_history
+from protocols.accumulation.lifecycle import TABLE, Lifecycle, Mode, Phase
+from protocols.accumulation.lifecycle_events import (
+    Announce,
+    Average,
+    Averaged,
+    AverageParameters,
+    Contributed,
+    DropGradients,
+    Ending,
+    Estimated,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    HoldBack,
+    KeepGradients,
+    LookAgain,
+    ParametersAveraged,
+    Restored,
+    Step,
+    StepAlone,
+    Stepped,
+)
+from protocols.accumulation.progress import Estimate
+from protocols.errors import ProtocolMisuse
+from tests.accumulation.progress_slots import history, peers
+
+DIGEST = b"d" * 32
+SYNC = Mode(target_samples=100)
+DELAYED = Mode(target_samples=100, delayed=True)
+AFTER = next_history(history(), 0, DIGEST)
+
+
+def looked(
+    lifecycle: Lifecycle,
+    *,
+    others: float = 0.0,
+    due: bool = False,
+    company: int = 0,
+    expected: int = 1,
+    behind: Elsewhere | None = None,
+    fork: Elsewhere | None = None,
+) -> Estimated:
+    """A new look at the others, for the epoch and history that the peer is at."""
+    life = lifecycle.life
+    return Estimated(
+        Estimate(
+            life.number + 1,
+            life.epoch,
+            life.history,
+            others_samples=others,
+            target_samples=lifecycle.mode.target_samples,
+            is_due=due,
+            company=company,
+            expected=expected,
+            behind=behind,
+            fork=fork,
+        )
+    )
+
+
+def accumulating(mode: Mode = SYNC, samples: int = 60) -> Lifecycle:
+    lifecycle = Lifecycle(mode, epoch=0, history=history())
+    assert lifecycle.take(looked(lifecycle)) == ()
+    if samples:
+        assert lifecycle.take(Contributed(samples)) == ()
+    return lifecycle
+
+
+def averaging(mode: Mode = SYNC, samples: int = 60, company: int = 1) -> Lifecycle:
+    lifecycle = accumulating(mode, samples)
+    effects = lifecycle.take(looked(lifecycle, others=40, due=True, company=company, expected=2))
+    assert effects == (Average(0, history(), samples, 2), Announce())
+    return lifecycle
+
+
+def stepping(mode: Mode = SYNC) -> Lifecycle:
+    lifecycle = averaging(mode)
+    effects = lifecycle.take(Averaged(Ending.COMMITTED, 100.0, DIGEST, peers(0, 1)))
+    assert effects == (Step(0, AFTER), Announce())
+    return lifecycle
+
+
+def test_an_epoch_from_the_first_batch_to_the_step() -> None:
+    lifecycle = stepping()
+    assert lifecycle.take(Stepped()) == ()
+    life = lifecycle.life
+    assert (life.phase, life.epoch, life.history) == (Phase.ACCUMULATING, 1, AFTER)
+    assert (life.samples, life.in_round, life.published_samples) == (0, 0, 0)
+
+
+def test_nothing_is_decided_before_the_others_were_looked_at() -> None:
+    lifecycle = Lifecycle(SYNC, epoch=0, history=history())
+    lifecycle.take(Contributed(200))
+    unread = Estimate(0, 0, history(), is_due=True)
+    assert lifecycle.take(Estimated(unread)) == ()
+    assert lifecycle.life.phase is Phase.JOINING
+    assert lifecycle.take(looked(lifecycle, due=True))[0] == Average(0, history(), 200, 1)
+
+
+def test_an_estimate_of_another_epoch_or_history_decides_nothing() -> None:
+    lifecycle = accumulating()
+    for epoch, name in ((1, 0), (0, 1)):
+        stale = Estimate(9, epoch, history(name), is_due=True)
+        assert lifecycle.take(Estimated(stale)) == ()
+
+
+def test_the_own_batch_makes_a_step_due_that_the_estimate_did_not_know_of() -> None:
+    lifecycle = accumulating(samples=60)
+    assert lifecycle.take(looked(lifecycle, others=39)) == ()
+    assert lifecycle.take(looked(lifecycle, others=40)) != ()
+
+
+def test_what_is_not_finite_is_held_back_and_does_not_count() -> None:
+    lifecycle = accumulating()
+    (held,) = lifecycle.take(Contributed(32, finite=False))
+    assert held == HoldBack("Its loss or a gradient is not finite.", 32)
+    assert lifecycle.life.samples == 60
+
+
+def test_a_discarded_round_keeps_the_samples_and_waits_for_a_fresh_look() -> None:
+    lifecycle = averaging()
+    effects = lifecycle.take(Averaged(Ending.DISCARDED, reason="its leader died"))
+    assert effects == (KeepGradients("its leader died", 60), Announce(), LookAgain())
+    assert lifecycle.life.published_samples == 60
+    old = Estimate(lifecycle.life.number, 0, history(), is_due=True)
+    assert lifecycle.take(Estimated(old)) == ()
+    assert lifecycle.take(looked(lifecycle, due=True))[0] == Average(0, history(), 60, 1)
+
+
+def test_a_result_that_is_too_light_makes_no_step() -> None:
+    lifecycle = averaging(samples=30)
+    effects = lifecycle.take(Averaged(Ending.COMMITTED, 49.0, DIGEST, peers(0, 1)))
+    assert isinstance(effects[0], KeepGradients)
+    assert "49 samples" in effects[0].reason
+    assert (lifecycle.life.epoch, lifecycle.life.samples) == (0, 30)
+
+
+def test_who_is_left_out_drops_its_samples_and_takes_the_others_state() -> None:
+    lifecycle = averaging()
+    drop, fetch = lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1, 2)))
+    assert isinstance(drop, DropGradients)
+    assert drop.samples == 60
+    assert isinstance(fetch, Fetch)
+    assert (fetch.at_least_epoch, fetch.peers) == (1, peers(1, 2))
+    assert lifecycle.life.published_samples == 0
+
+
+def test_who_is_left_out_of_a_round_that_makes_no_step_keeps_its_samples() -> None:
+    lifecycle = averaging()
+    effects = lifecycle.take(Averaged(Ending.LEFT_OUT, 20.0, DIGEST, peers(1)))
+    assert isinstance(effects[0], KeepGradients)
+
+
+def test_alone_makes_a_step_only_where_nobody_else_takes_part() -> None:
+    lifecycle = averaging(company=1)
+    assert isinstance(lifecycle.take(Averaged(Ending.ALONE, digest=DIGEST))[0], KeepGradients)
+    lifecycle.take(looked(lifecycle, due=True, company=0))
+    assert lifecycle.take(Averaged(Ending.ALONE, digest=DIGEST))[0] == StepAlone(0, AFTER)
+
+
+def test_who_was_company_may_have_gone_while_the_round_was_tried() -> None:
+    lifecycle = averaging(company=1)
+    lifecycle.take(looked(lifecycle, company=0))
+    assert isinstance(lifecycle.take(Averaged(Ending.ALONE, digest=DIGEST))[0], StepAlone)
+
+
+def test_alone_with_less_than_a_step_needs_goes_on_accumulating() -> None:
+    lifecycle = averaging(samples=40, company=0)
+    assert isinstance(lifecycle.take(Averaged(Ending.ALONE, digest=DIGEST))[0], KeepGradients)
+
+
+def test_behind_drops_what_is_stale_and_fetches() -> None:
+    lifecycle = accumulating()
+    ahead = Elsewhere(Kind.BEHIND, 7, None, peers(1, 2), "two are ahead")
+    drop, fetch = lifecycle.take(looked(lifecycle, behind=ahead, due=True))
+    assert drop == DropGradients("two are ahead", 60)
+    assert fetch == Fetch("two are ahead", 7, None, peers(1, 2))
+    late = lifecycle.take(Contributed(32))
+    assert isinstance(late[0], DropGradients)
+    lifecycle.take(Fetched(8, history(8)))
+    life = lifecycle.life
+    assert (life.phase, life.epoch, life.history) == (Phase.ACCUMULATING, 8, history(8))
+    assert life.samples == 0
+
+
+def test_the_losing_side_of_a_fork_takes_only_the_winners_history() -> None:
+    lifecycle = accumulating(samples=0)
+    other = Elsewhere(Kind.FORK, 0, history(1), peers(1), "outvoted")
+    assert lifecycle.take(looked(lifecycle, fork=other)) == (
+        Fetch("outvoted", 0, history(1), peers(1)),
+    )
+
+
+def test_a_fetch_that_fails_looks_again_and_goes_on_where_it_was_if_all_others_are_gone() -> None:
+    lifecycle = accumulating(samples=0)
+    ahead = Elsewhere(Kind.BEHIND, 7, None, peers(1), "ahead")
+    lifecycle.take(looked(lifecycle, behind=ahead))
+    assert lifecycle.take(FetchFailed("nobody serves it")) == (LookAgain(),)
+    assert isinstance(lifecycle.take(looked(lifecycle, behind=ahead))[0], Fetch)
+    lifecycle.take(FetchFailed("nobody serves it"))
+    lifecycle.take(looked(lifecycle))
+    assert (lifecycle.life.phase, lifecycle.life.epoch) == (Phase.ACCUMULATING, 0)
+
+
+def test_delayed_the_next_epochs_samples_are_computed_beside_the_round() -> None:
+    lifecycle = averaging(DELAYED)
+    lifecycle.take(Contributed(32))
+    assert lifecycle.life.published_samples == 60, "those that the round brings"
+    lifecycle.take(Averaged(Ending.COMMITTED, 100.0, DIGEST, peers(0, 1)))
+    assert lifecycle.life.published_samples == 32
+    lifecycle.take(Contributed(32))
+    assert lifecycle.take(looked(lifecycle, due=True)) == ()
+    assert lifecycle.life.phase is Phase.STEPPING, "the pipeline has one round"
+    lifecycle.take(Stepped())
+    assert lifecycle.take(looked(lifecycle, due=True))[0] == Average(1, AFTER, 64, 1)
+
+
+def test_delayed_a_failed_round_joins_what_was_computed_beside_it() -> None:
+    lifecycle = averaging(DELAYED)
+    lifecycle.take(Contributed(32))
+    assert lifecycle.take(Averaged(Ending.DISCARDED))[0] == KeepGradients(
+        "The round was discarded.", 60
+    )
+    assert lifecycle.life.samples == 92
+
+
+def test_delayed_who_is_left_out_empties_the_pipeline() -> None:
+    lifecycle = averaging(DELAYED)
+    lifecycle.take(Contributed(32))
+    drop, _ = lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1)))
+    assert isinstance(drop, DropGradients)
+    assert drop.samples == 92
+
+
+@pytest.mark.parametrize("phase", [averaging, stepping])
+def test_without_delayed_nothing_is_computed_beside_a_round(phase: object) -> None:
+    lifecycle = averaging() if phase is averaging else stepping()
+    with pytest.raises(ProtocolMisuse, match="A batch was computed while"):
+        lifecycle.take(Contributed(32))
+
+
+def test_an_auxiliary_peer_comes_without_samples() -> None:
+    lifecycle = accumulating(Mode(target_samples=100, auxiliary=True), samples=0)
+    with pytest.raises(ProtocolMisuse):
+        lifecycle.take(Contributed(32))
+    assert lifecycle.take(looked(lifecycle, due=True, expected=3))[0] == Average(0, history(), 0, 3)
+    assert lifecycle.take(Averaged(Ending.COMMITTED, 100.0, DIGEST, peers(0, 1)))[0] == Step(
+        0, AFTER
+    )
+
+
+def test_parameters_are_averaged_every_so_many_epochs_and_make_another_history() -> None:
+    lifecycle = stepping(Mode(target_samples=100, parameters_every=1))
+    assert lifecycle.take(Stepped()) == (AverageParameters(1, AFTER, 2),)
+    lifecycle.take(ParametersAveraged(Ending.COMMITTED, DIGEST, peers(0, 1)))
+    assert lifecycle.life.history == history_after_parameters(AFTER, 1, DIGEST)
+    assert lifecycle.life.phase is Phase.ACCUMULATING
+
+
+@pytest.mark.parametrize("ending", [Ending.DISCARDED, Ending.ALONE])
+def test_parameters_that_were_not_averaged_stay_as_they_were(ending: Ending) -> None:
+    lifecycle = stepping(Mode(target_samples=100, parameters_every=1))
+    lifecycle.take(Stepped())
+    lifecycle.take(ParametersAveraged(ending))
+    assert lifecycle.life.history == AFTER
+    assert lifecycle.life.phase is Phase.ACCUMULATING
+
+
+def test_who_is_left_out_of_averaging_the_parameters_takes_the_others() -> None:
+    lifecycle = stepping(Mode(target_samples=100, parameters_every=1))
+    lifecycle.take(Stepped())
+    (fetch,) = lifecycle.take(ParametersAveraged(Ending.LEFT_OUT, DIGEST, peers(1, 2)))
+    assert isinstance(fetch, Fetch)
+    assert fetch.history == history_after_parameters(AFTER, 1, DIGEST)
+
+
+def test_a_state_from_the_own_disk_is_compared_with_the_others_first() -> None:
+    lifecycle = accumulating()
+    drop = lifecycle.take(Restored(40, history(4)))[0]
+    assert isinstance(drop, DropGradients)
+    assert (lifecycle.life.phase, lifecycle.life.epoch) == (Phase.JOINING, 40)
+
+
+def test_what_cannot_happen_is_a_misuse_and_changes_nothing() -> None:
+    lifecycle = accumulating()
+    before = lifecycle.life
+    for event in (Averaged(Ending.ALONE), Stepped(), Fetched(1, history()), FetchFailed("")):
+        with pytest.raises(ProtocolMisuse, match="cannot happen while accumulating"):
+            lifecycle.take(event)
+    with pytest.raises(ProtocolMisuse):
+        lifecycle.take(Contributed(0))
+    assert lifecycle.life == before
+
+
+LEADS_TO = {
+    (Phase.JOINING, Estimated): {Phase.ACCUMULATING, Phase.FETCHING, Phase.AVERAGING},
+    (Phase.ACCUMULATING, Estimated): {Phase.AVERAGING, Phase.FETCHING},
+    (Phase.AVERAGING, Averaged): {Phase.STEPPING, Phase.ACCUMULATING, Phase.FETCHING},
+    (Phase.STEPPING, Stepped): {Phase.ACCUMULATING, Phase.AVERAGING_PARAMETERS},
+    (Phase.AVERAGING_PARAMETERS, ParametersAveraged): {Phase.ACCUMULATING, Phase.FETCHING},
+    (Phase.BEHIND, Estimated): {Phase.FETCHING, Phase.ACCUMULATING},
+    (Phase.FETCHING, Fetched): {Phase.ACCUMULATING},
+    (Phase.FETCHING, FetchFailed): {Phase.BEHIND},
+}
+
+
+def test_every_phase_has_a_way_to_accumulating() -> None:
+    assert set(LEADS_TO) <= set(TABLE)
+    for start in Phase:
+        reached, waiting = {start}, deque([start])
+        while waiting:
+            at = waiting.popleft()
+            for (phase, _), after in LEADS_TO.items():
+                if phase is at:
+                    waiting.extend(after - reached)
+                    reached |= after
+        assert Phase.ACCUMULATING in reached, start
+
+
+def test_every_phase_says_what_a_batch_and_an_estimate_are_in_it() -> None:
+    for phase in Phase:
+        assert (phase, Contributed) in TABLE
+        assert (phase, Estimated) in TABLE

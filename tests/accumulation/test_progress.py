@@ -1,0 +1,222 @@
+"""What the slots of a run amount to: when a step is due, who comes, and who does not count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.accumulation.claims import REFUSED_SECONDS, Credit
+from protocols.accumulation.progress import (
+    CARRIED_SECONDS,
+    LONGEST_READ_SECONDS,
+    SHORTEST_READ_SECONDS,
+    Estimate,
+    Known,
+    ProgressSettings,
+    Seen,
+    estimate,
+)
+from protocols.accumulation.progress_slot import (
+    PROGRESS,
+    SAY_AGAIN_SECONDS,
+    SLOT_SECONDS,
+    ProgressSlot,
+)
+from protocols.dht.refusals import SlotRefused
+from protocols.identity import PeerId
+from tests.accumulation.progress_slots import MODEL, OTHER_MODEL, history, peers, seen, slot
+
+TARGET = 100
+SETTINGS = ProgressSettings(TARGET)
+
+
+def estimated(
+    others: Mapping[PeerId, Seen],
+    mine: ProgressSlot,
+    now: float = 0.0,
+    *,
+    credit: Credit | None = None,
+    members: frozenset[PeerId] = frozenset(),
+    settings: ProgressSettings = SETTINGS,
+) -> Estimate:
+    return estimate(others, mine, settings, now, Known(credit or Credit(), members))
+
+
+def test_a_step_is_due_when_the_samples_of_all_reach_the_target() -> None:
+    assert not estimated(seen(slot(40)), slot(59)).is_due
+    found = estimated(seen(slot(40)), slot(60))
+    assert found.is_due
+    assert found.due_in_seconds == 0.0
+    assert (found.samples, found.others_samples, found.expected) == (100, 40, 2)
+
+
+def test_slots_are_carried_forward_by_their_rate_since_they_were_seen() -> None:
+    found = estimated(seen(slot(40, 10.0), at=3.0), slot(20, 5.0), now=5.0)
+    assert found.samples == 40 + 2 * 10 + 20
+    assert found.rate == 15.0
+    assert found.due_in_seconds == pytest.approx(20 / 15)
+
+
+def test_without_carrying_forward_only_what_was_said_counts() -> None:
+    settings = ProgressSettings(TARGET, carries_forward=False)
+    assert estimated(seen(slot(40, 10.0)), slot(20), 5.0, settings=settings).samples == 60
+
+
+def test_a_peer_that_says_nothing_more_is_not_carried_forward_for_ever_nor_waited_for() -> None:
+    others = seen(slot(10, 1.0))
+    late = estimated(others, slot(0), now=CARRIED_SECONDS + 1.0)
+    assert late.samples == 10 + CARRIED_SECONDS
+    assert late.expected == 1
+    assert estimated(others, slot(0), now=SLOT_SECONDS + 1.0).peers == ()
+
+
+def test_no_peer_counts_for_more_than_a_whole_round() -> None:
+    assert estimated(seen(slot(10**9)), slot(0)).samples == TARGET
+
+
+def test_the_training_thread_adds_its_own_batch_to_the_estimate() -> None:
+    found = estimated(seen(slot(40)), slot(30))
+    assert not found.is_due_with(59)
+    assert found.is_due_with(60)
+
+
+def test_other_epochs_and_histories_do_not_count() -> None:
+    others = seen(slot(50, epoch=4), slot(50, epoch=6), slot(50, at=1))
+    assert estimated(others, slot(10)).samples == 10
+
+
+def test_who_was_in_the_last_round_is_company_with_no_samples_whatever_its_slot_says() -> None:
+    others = seen(slot(90, 7.0, epoch=4))
+    found = estimated(others, slot(10, 1.0), members=frozenset(peers(0)))
+    assert (found.samples, found.rate, found.company, found.expected) == (10, 8.0, 1, 1)
+    assert found.ignored == ()
+
+
+def test_samples_of_an_epoch_long_past_are_ignored_by_name() -> None:
+    (ignored,) = estimated(seen(slot(64, epoch=2)), slot(1)).ignored
+    assert ignored.peer == "peer-0"
+    assert ignored.kind == "past"
+    assert "64 samples are of epoch 2" in ignored.reason
+
+
+def test_auxiliary_peers_come_and_bring_no_samples() -> None:
+    found = estimated(seen(slot(50, 9.0, role="auxiliary")), slot(60))
+    assert (found.samples, found.rate, found.expected, found.company) == (60, 0.0, 2, 1)
+
+
+def test_who_has_nothing_yet_is_not_waited_for() -> None:
+    found = estimated(seen(slot(0), slot(0, 2.0)), slot(100))
+    assert found.expected == 1
+    assert found.company == 1, "the one that computes"
+
+
+def test_another_model_is_ignored_by_name() -> None:
+    found = estimated(seen(slot(500, signature=OTHER_MODEL, epoch=9)), slot(1))
+    assert (found.samples, found.peers, found.behind) == (1, (), None)
+    assert "another model" in found.ignored[0].reason
+
+
+def test_a_million_samples_a_second_are_ignored_by_name() -> None:
+    found = estimated(seen(slot(0, 1e6), slot(20, 5.0)), slot(20, 5.0), now=1.0)
+    assert not found.is_due
+    assert found.peers == peers(1)
+    assert "1,000,000 samples a second" in found.ignored[0].reason
+
+
+def test_a_rate_a_thousand_times_the_usual_is_ignored_where_there_is_a_usual_one() -> None:
+    liar = slot(0, 6000.0)
+    assert not estimated(seen(liar), slot(0, 5.0), now=1.0).ignored
+    found = estimated(seen(liar, slot(0, 5.0), slot(0, 4.0)), slot(0, 5.0), now=1.0)
+    assert [one.peer for one in found.ignored] == ["peer-0"]
+
+
+def test_a_peer_a_hundred_times_slower_counts() -> None:
+    found = estimated(seen(slot(50, 100.0), slot(1, 1.0)), slot(48, 100.0))
+    assert found.samples == 99
+    assert found.expected == 3
+
+
+def test_once_another_has_begun_a_little_less_is_enough() -> None:
+    assert not estimated(seen(slot(45)), slot(46)).is_due
+    assert estimated(seen(slot(45, averaging=True)), slot(46)).is_due
+    assert not estimated(seen(slot(40, averaging=True)), slot(46)).is_due
+
+
+def test_once_most_have_begun_nobody_stays_behind() -> None:
+    two = [slot(20, averaging=True), slot(20, averaging=True)]
+    assert estimated(seen(*two), slot(15)).is_due
+    assert not estimated(seen(*two), slot(5)).is_due
+
+
+def test_who_did_not_bring_what_it_claimed_is_doubted_and_later_given_up() -> None:
+    credit = Credit()
+    claimed = {PeerId("peer-0"): 80}
+    credit.round_ended(5, claimed, {})
+    found = estimated(seen(slot(80, 1.0)), slot(30), credit=credit)
+    assert (found.samples, found.expected, found.company) == (30, 1, 1)
+    assert "did not bring" in found.ignored[0].reason
+    credit.round_ended(5, claimed, {})
+    assert estimated(seen(slot(80, 1.0)), slot(30), credit=credit).company == 0
+    assert estimated(seen(slot(80, epoch=9)), slot(30, epoch=9), credit=credit).samples == 110
+
+
+def test_whose_state_could_not_be_had_says_nothing_for_a_while() -> None:
+    credit = Credit()
+    credit.state_refused(PeerId("peer-0"), "nothing is served there", now=0.0)
+    others = seen(slot(0, epoch=900))
+    assert estimated(others, slot(1), credit=credit).behind is None
+    later = seen(slot(0, epoch=900), at=REFUSED_SECONDS)
+    assert estimated(later, slot(1), REFUSED_SECONDS, credit=credit).behind is not None
+
+
+def test_a_restarted_peer_counts_with_what_its_new_slot_says() -> None:
+    others = seen(slot(70))
+    assert estimated(others, slot(0)).samples == 70
+    others |= seen(slot(0))
+    assert estimated(others, slot(0)).samples == 0
+
+
+@given(
+    samples=st.lists(st.integers(0, 150), max_size=8),
+    own=st.integers(0, 150),
+    rate=st.floats(0.0, 1e5),
+    now=st.floats(0.0, 30.0),
+)
+def test_reading_is_as_frequent_as_the_step_is_near(
+    samples: list[int], own: int, rate: float, now: float
+) -> None:
+    found = estimated(seen(*(slot(one, rate) for one in samples)), slot(own, rate), now)
+    assert SHORTEST_READ_SECONDS <= found.read_again_in_seconds <= LONGEST_READ_SECONDS
+    assert found.samples >= own
+    assert 1 <= found.expected <= len(samples) + 1
+    if not found.is_due and math.isfinite(found.due_in_seconds):
+        assert found.read_again_in_seconds <= max(SHORTEST_READ_SECONDS, found.due_in_seconds)
+
+
+def test_a_slot_is_small_and_says_nothing_that_is_no_number() -> None:
+    full = ProgressSlot(
+        1 << 40,
+        history(),
+        1 << 50,
+        1e6,
+        MODEL,
+        state_digest=b"d" * 32,
+        torch="2.13.0+cu130",
+        serves_state=True,
+    )
+    assert len(PROGRESS.encode(full)) < 200
+    assert PROGRESS.check is not None
+    assert PROGRESS.check("", slot(0, math.nan)) is not None
+    assert PROGRESS.check("", slot(0, math.inf)) is not None
+    assert PROGRESS.check("", slot(0, 1.0)) is None
+    for wrong in (slot(-1), slot(0, -1.0), slot(0, epoch=1 << 41), slot(0, signature=b"short")):
+        with pytest.raises(SlotRefused):
+            PROGRESS.encode(wrong)
+
+
+def test_a_live_peer_loses_two_writes_without_being_forgotten() -> None:
+    assert 3 * SAY_AGAIN_SECONDS <= SLOT_SECONDS
