@@ -81,3 +81,10 @@ class Trainable(nn.Module):
 def parameter_count(network: nn.Module) -> int:
     """Every parameter once, however often it is used."""
     return sum(parameter.numel() for parameter in network.parameters())
+
+
+def on_device(batch: Any, device: torch.device | str) -> Any:
+    """The same batch there: a tensor, or a NamedTuple of tensors, which all batches here are."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    return type(batch)(*(tensor.to(device) for tensor in batch))

@@ -13,7 +13,7 @@ from models.errors import WrongSettings
 from models.initial import fill_evenly, seeded
 from models.registry import MODELS, build_model
 from models.synthetic_images import synthetic_images
-from models.trainable import Trainable, parameter_count
+from models.trainable import Trainable, on_device, parameter_count
 from tests.models.kept_memory import kept_bytes
 
 TINY = [{"name": name, "size": "tiny"} for name in MODELS]
@@ -93,6 +93,13 @@ def test_the_loss_is_the_mean_over_samples_so_peers_gradients_add_up(
     for a, b in zip(whole, model.parameters(), strict=True):
         assert b.grad is not None
         assert torch.allclose(a, b.grad, rtol=1e-10, atol=1e-14)
+
+
+@every_model
+def test_a_whole_batch_can_be_moved_to_another_device(settings: dict[str, Any]) -> None:
+    batch = on_device(batch_for(build_model(settings, seed=None), 2), "meta")
+    tensors = [batch] if isinstance(batch, torch.Tensor) else list(batch)
+    assert all(tensor.is_meta for tensor in tensors)
 
 
 @every_model
