@@ -42,6 +42,7 @@ HEAVY_ROOMS = (
     "node.bench.averaging_peer",
     "node.bench.shaped_peer",
     "node.bench.interference_guest",
+    "node.bench.state_peer",
     "node.bench.training_task",
     "node.bench.training_peer",
 )

@@ -192,7 +192,7 @@ PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 
 
 def pickling(source: str) -> list[str]:
-    if not any(word in source for word in (*PICKLES, "torch")):
+    if not re.search("|".join((*PICKLES, r"\.load\b", r"\.save\b")), source):
         return []
     imported = {found.target.split(".")[0] for found in imports_of("tests.x", source)}
     calls = {

@@ -32,6 +32,7 @@ def test_help_lists_every_command_and_goes_to_stdout(tmp_path: Path) -> None:
         assert f"\n    {command} " in result.stdout
 
 
+@pytest.mark.slow
 def test_help_is_also_a_command(tmp_path: Path) -> None:
     for words in ((), ("ping",), ("config", "show")):
         asked = potluck("help", *words, home=tmp_path)

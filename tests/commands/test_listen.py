@@ -33,6 +33,7 @@ def test_it_prints_addresses_that_can_be_pinged(tmp_path: Path) -> None:
     assert pinged.returncode == 0
 
 
+@pytest.mark.slow
 def test_it_announces_what_it_is_told_to_before_what_it_found(tmp_path: Path) -> None:
     announced = "/dns4/node.example/tcp/4001"
     with running_node(tmp_path, "--announce", announced) as (_, started):

@@ -120,6 +120,7 @@ def test_ctrl_c_during_status_watch(tmp_path: Path) -> None:
     assert seconds < LEAVE_SECONDS
 
 
+@pytest.mark.slow
 async def test_ctrl_c_in_the_middle_of_a_transfer(tmp_path: Path) -> None:
     """Somebody pours data into the node as fast as it takes it, and the node is told to end."""
     chunk = bytes(1 << 20)

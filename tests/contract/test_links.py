@@ -209,6 +209,7 @@ async def test_each_subscriber_gets_every_event_from_its_subscription_on(
                 late.receive_nowait()
 
 
+@pytest.mark.slow
 @on_both
 async def test_a_subscriber_that_reads_nothing_holds_nobody_up(place: Neighbourhood) -> None:
     near, far = await place.pair()

@@ -334,6 +334,7 @@ def inventor(count: int = 20) -> Callable[[int], list[Contact]]:
     return invent
 
 
+@pytest.mark.slow
 def test_a_world_of_liars_costs_a_bounded_number_of_questions() -> None:
     invent = inventor()
     lookup = Lookup(TARGET, OWN, [near(20_000)])

@@ -482,4 +482,4 @@ class TableAgainstNaive(RuleBasedStateMachine):
 
 
 TestTableAgainstNaive = TableAgainstNaive.TestCase
-TestTableAgainstNaive.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestTableAgainstNaive.settings = settings(stateful_step_count=40, deadline=None)

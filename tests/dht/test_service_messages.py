@@ -21,6 +21,7 @@ def stores_of(one: Member) -> int:
     return one.dht.statistics().stores_sent
 
 
+@pytest.mark.slow
 @simulated
 async def test_hundreds_of_keys_cost_a_few_messages_a_neighbour(world: SimulatedWorld) -> None:
     members = await swarm(world, 8)
@@ -199,6 +200,7 @@ async def test_two_watchers_of_a_key_share_its_reads(world: SimulatedWorld) -> N
         assert members[1].dht.statistics().gets == gets
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_slot_is_repeated_to_those_who_are_closest_by_then(world: SimulatedWorld) -> None:
     publishing = PublishingSettings(longest_interval_seconds=60)

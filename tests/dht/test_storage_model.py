@@ -295,6 +295,4 @@ class StorageMachine(RuleBasedStateMachine):
 
 
 TestStorageAgainstTheModel = StorageMachine.TestCase
-TestStorageAgainstTheModel.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
+TestStorageAgainstTheModel.settings = settings(stateful_step_count=40, deadline=None)

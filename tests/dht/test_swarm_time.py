@@ -56,6 +56,7 @@ honest = some.lists(some.integers(-HOUR - 200, -HOUR + 200), min_size=2, max_siz
 lies = some.lists(some.integers(-NOW, 2**52), max_size=30)
 
 
+@pytest.mark.slow
 @given(honest, lies, some.randoms())
 def test_fewer_than_half_of_liars_cannot_move_it_out_of_what_the_honest_say(
     said: list[int], lied: list[int], order: object

@@ -74,6 +74,7 @@ def test_it_is_brought_up_to_date_when_what_it_is_made_from_changes(
     assert made.asked_of_pip() == []
 
 
+@pytest.mark.slow
 def test_development_serves_for_both_and_run_does_not(made: Checkout) -> None:
     made.run("scripts/environment", "development")
     assert made.asked_of_pip()
@@ -82,6 +83,7 @@ def test_development_serves_for_both_and_run_does_not(made: Checkout) -> None:
     assert made.asked_of_pip() == []
 
 
+@pytest.mark.slow
 def test_an_environment_for_running_has_no_development_packages(checkout: Checkout) -> None:
     kept = checkout.folder / "kept"
     spy = checkout.python.read_text().replace(
@@ -95,6 +97,7 @@ def test_an_environment_for_running_has_no_development_packages(checkout: Checko
     assert "pytest==" in kept.read_text()
 
 
+@pytest.mark.slow
 def test_a_failed_install_is_not_taken_for_complete(checkout: Checkout) -> None:
     checkout.failing.write_text("--editable\n")
     done = checkout.run("scripts/potluck", "version")
@@ -107,6 +110,7 @@ def test_a_failed_install_is_not_taken_for_complete(checkout: Checkout) -> None:
     assert checkout.asked_of_pip()[0] == "venv", "what was half made was used"
 
 
+@pytest.mark.slow
 def test_a_killed_update_is_made_anew(made: Checkout) -> None:
     (made.folder / "constraints.txt").write_text("trio==0\n# --- development\n")
     made.failing.write_text("--requirement\n")  # as good as a kill: nothing is cleaned up after it
@@ -118,6 +122,7 @@ def test_a_killed_update_is_made_anew(made: Checkout) -> None:
     assert made.asked_of_pip()[0] == "venv"
 
 
+@pytest.mark.slow
 def test_a_checkout_that_was_moved_makes_its_environment_anew(
     made: Checkout, tmp_path: Path
 ) -> None:
@@ -126,6 +131,7 @@ def test_a_checkout_that_was_moved_makes_its_environment_anew(
     assert made.asked_of_pip()[0] == "venv"
 
 
+@pytest.mark.slow
 def test_a_python_that_went_away_makes_it_anew(made: Checkout) -> None:
     (made.venv / "bin" / "python").unlink()
     assert made.run("scripts/environment", "run").returncode == 0
@@ -152,6 +158,7 @@ def test_several_first_calls_at_once_make_it_once(checkout: Checkout) -> None:
     assert checkout.asked_of_pip().count("venv") == 1
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_killed_call_holds_nobody_up(checkout: Checkout) -> None:
     stuck = checkout.python.read_text().replace("echo venv", "echo $$; exec sleep 60; echo venv")
     usual = checkout.python.read_text()

@@ -116,15 +116,15 @@ def open_streams(*of: Libp2pNetwork) -> int:
 
 
 @pytest.mark.parametrize(
-    "scenario",
+    ("scenario", "stride"),
     [
-        pytest.param(start_connect_open_and_close, marks=pytest.mark.slow),
-        pytest.param(connect, marks=pytest.mark.slow),
-        open_a_stream,
+        pytest.param(start_connect_open_and_close, STRIDE, marks=pytest.mark.slow),
+        pytest.param(connect, STRIDE, marks=pytest.mark.slow),
+        (open_a_stream, 4 * STRIDE),
     ],
 )
-def test_cancelled_at_many_a_step_nothing_is_left(scenario: Scenario) -> None:
-    sweep(scenario, STRIDE)
+def test_cancelled_at_many_a_step_nothing_is_left(scenario: Scenario, stride: int) -> None:
+    sweep(scenario, stride)
 
 
 @pytest.mark.slow

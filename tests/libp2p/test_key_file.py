@@ -118,6 +118,7 @@ def test_the_key_is_nowhere_in_what_the_identity_prints(tmp_path: Path) -> None:
     assert identity.seed.hex() not in repr(identity)
 
 
+@pytest.mark.slow
 def test_two_processes_that_race_end_with_one_key(tmp_path: Path) -> None:
     """Eight processes wait for a common starting gun; all must report the key that is on disk."""
     path = tmp_path / "key"

@@ -110,6 +110,7 @@ async def test_an_announce_address_that_cannot_be_ours_is_refused_with_advice(
             pass
 
 
+@pytest.mark.slow
 async def test_a_port_that_is_taken_is_an_error_for_people_and_leaves_nothing_open() -> None:
     async with open_libp2p_network(Identity.generate(), LOOPBACK) as first:
         taken = first.addresses()[0].partition("/p2p/")[0]

@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from models.data.batches import MOST_UNUSABLE_IN_A_ROW, ImageBatches, WindowBatches
+from models.data import batches
+from models.data.batches import ImageBatches, WindowBatches
 from models.data.errors import DataError
 from models.data.pictures import NotAPicture, pixels_of
 from models.data.position import position_from_json
@@ -34,10 +35,10 @@ def test_windows_are_the_examples_in_a_row_each_ended_by_a_zero(described: DataS
     with opened(described) as data:
         expected = b"".join(example.content + b"\0" for example in data)
     with opened(described) as data:
-        batches = list(WindowBatches(data, rows=4, window=33))
-    assert all(batch.dtype == torch.uint8 for batch in batches)
-    assert {tuple(batch.shape) for batch in batches[:-1]} == {(4, 33)}
-    found = flat(batches)
+        found_batches = list(WindowBatches(data, rows=4, window=33))
+    assert all(batch.dtype == torch.uint8 for batch in found_batches)
+    assert {tuple(batch.shape) for batch in found_batches[:-1]} == {(4, 33)}
+    found = flat(found_batches)
     assert expected.startswith(found)
     assert len(expected) - len(found) < 33
 
@@ -45,9 +46,9 @@ def test_windows_are_the_examples_in_a_row_each_ended_by_a_zero(described: DataS
 @pytest.mark.parametrize("taken", [0, 1, 7, 30])
 def test_a_position_between_batches_loses_no_byte(described: DataSettings, taken: int) -> None:
     with opened(described) as data:
-        batches = WindowBatches(data, rows=2, window=50)
-        before = list(islice(batches, taken))
-        kept = position_from_json(batches.position().to_json())
+        windows = WindowBatches(data, rows=2, window=50)
+        before = list(islice(windows, taken))
+        kept = position_from_json(windows.position().to_json())
     with opened(described, position=kept) as data:
         after = list(WindowBatches(data, rows=2, window=50))
     lines = (flat(before) + flat(after)).split(b"\0")
@@ -58,9 +59,9 @@ def test_a_position_between_batches_loses_no_byte(described: DataSettings, taken
 
 def test_the_same_position_gives_the_same_batches(described: DataSettings) -> None:
     with opened(described) as data:
-        batches = WindowBatches(data, rows=2, window=50)
-        next(batches)
-        kept = batches.position()
+        windows = WindowBatches(data, rows=2, window=50)
+        next(windows)
+        kept = windows.position()
     runs = []
     for _ in range(2):
         with opened(described, position=kept) as data:
@@ -91,8 +92,8 @@ def test_pictures_become_pixels_by_channel(tmp_path: Path) -> None:
         "parquet", tmp_path, field="image", label_field="label", piece_bytes=0, shuffle_examples=1
     )
     with opened(described) as data:
-        batches = ImageBatches(data, rows=2, shape=(3, 4, 4))
-        (first, second) = list(batches)
+        pictures = ImageBatches(data, rows=2, shape=(3, 4, 4))
+        (first, second) = list(pictures)
     assert first.images.shape == (2, 3, 4, 4)
     assert first.images.dtype == torch.uint8
     assert first.labels.tolist() == [1, 2]
@@ -100,17 +101,17 @@ def test_pictures_become_pixels_by_channel(tmp_path: Path) -> None:
     assert first.images[0, 1:].eq(0).all()
     assert bytes(first.images[1].flatten().tolist()) == raw
     assert second.labels.tolist() == [4]
-    assert batches.passed_over == 1
+    assert pictures.passed_over == 1
 
 
 def test_data_without_a_usable_picture_is_an_error_and_not_an_endless_search(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(batches, "MOST_UNUSABLE_IN_A_ROW", 50)
     (tmp_path / "a.txt").write_bytes(b"no picture\n" * 10)
     described = one_source("text", tmp_path, passes=0)
     with opened(described) as data, pytest.raises(DataError, match="not one can be used"):
         next(ImageBatches(data, rows=2))
-    assert MOST_UNUSABLE_IN_A_ROW == 1_000
 
 
 def huge_png() -> bytes:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.data.cutting import SMALLEST_PIECE_BYTES, cut
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.text(max_size=400) | st.binary(max_size=400), st.integers(SMALLEST_PIECE_BYTES, 100))
 def test_the_pieces_are_the_document_and_none_is_too_large(text: str | bytes, largest: int) -> None:
     content = text.encode("utf-8", "replace") if isinstance(text, str) else text

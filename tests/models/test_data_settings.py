@@ -157,6 +157,7 @@ def test_braces_that_cannot_be_counted_are_an_error(path: str) -> None:
         shard_names((path,), "text", Path("/"))
 
 
+@pytest.mark.slow
 def test_more_shards_than_fit_into_memory_are_an_error() -> None:
     with pytest.raises(DataSettingsError, match="more than 100,000"):
         shard_names(("https://x/{0..99999}", "https://y/{0..9}"), "text", Path("/"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.data.examples import Document, Mark, SkippedDocument
@@ -51,6 +51,7 @@ def test_reading_can_begin_at_every_document(kind: str) -> None:
         assert again == whole[number:]
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="\n\r", codec="utf-8"), max_size=20)))
 def test_lines_come_out_as_they_went_in_with_their_numbers(lines: list[str]) -> None:
     data = "\n".join(lines).encode()

@@ -7,7 +7,7 @@ import tracemalloc
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.data.errors import ShardBroken
@@ -27,6 +27,7 @@ def unpacked(packed: bytes, step: int = 1 << 16) -> bytes:
     return found
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 3_000))
 def test_pieces_of_any_size_give_the_same_text(step: int) -> None:
     assert unpacked(gzip.compress(TEXT), step) == TEXT

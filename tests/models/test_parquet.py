@@ -44,6 +44,7 @@ def test_rows_are_read_from_the_disk(tmp_path: Path) -> None:
     assert everything(one_source("parquet", tmp_path)) == EXPECTED
 
 
+@pytest.mark.slow
 def test_only_the_columns_that_are_wanted_are_fetched(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,6 +56,7 @@ def test_only_the_columns_that_are_wanted_are_fetched(
     assert fetched < len(SHARD) / 2
 
 
+@pytest.mark.slow
 def test_an_interruption_loses_and_repeats_nothing(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +73,7 @@ def test_an_interruption_loses_and_repeats_nothing(
     assert len([event for event in events if isinstance(event, Retrying)]) == 3
 
 
+@pytest.mark.slow
 def test_going_on_reads_no_row_group_that_is_done(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +122,7 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("where", ["disk", "web"])
+@pytest.mark.parametrize("where", ["disk", pytest.param("web", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("content", "words"), DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_shard_is_named_and_the_next_is_read(
     tmp_path: Path, site: Site, where: str, content: bytes, words: str

@@ -122,6 +122,7 @@ def test_what_breaks_the_reading_is_raised_where_the_batch_would_be(site: Site) 
                 next(batches)
 
 
+@pytest.mark.slow
 def test_a_reader_that_was_stopped_goes_on_at_its_position(site: Site) -> None:
     content = b"\n".join(b"line number %d" % number for number in range(9_000))
     head = b'HTTP/1.1 200 OK\r\ncontent-length: %d\r\netag: "a"\r\n\r\n' % len(content)

@@ -37,7 +37,7 @@ def through(buffer: ShuffleBuffer, sizes: list[int]) -> Iterator[tuple[int, int]
         yield number, draws - came[number]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 50), max_size=400), st.integers(1, 60), st.integers(0, 2**32))
 def test_every_example_comes_out_exactly_once(sizes: list[int], capacity: int, seed: int) -> None:
     buffer = ShuffleBuffer(capacity, 500, seed)
@@ -46,14 +46,14 @@ def test_every_example_comes_out_exactly_once(sizes: list[int], capacity: int, s
     assert buffer.bytes == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 30), st.integers(0, 2**32))
 def test_no_example_waits_longer_than_is_promised(capacity: int, seed: int) -> None:
     waits = [wait for _, wait in through(ShuffleBuffer(capacity, 10**9, seed), [1] * 600)]
     assert max(waits) <= (LONGEST_WAIT + 1) * capacity
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(1, 90), min_size=50, max_size=300), st.integers(0, 2**32))
 def test_it_holds_no_more_bytes_than_its_limit_and_one_example(sizes: list[int], seed: int) -> None:
     buffer = ShuffleBuffer(1000, 400, seed)
@@ -82,7 +82,7 @@ def test_the_same_seed_shuffles_alike_and_another_one_otherwise() -> None:
 def test_a_full_buffer_picks_evenly() -> None:
     """Waits in a full buffer of S are geometric with mean S, cut at 4 S: checked by quartiles."""
     capacity = 100
-    waits = [wait for _, wait in through(ShuffleBuffer(capacity, 10**9, 3), [1] * 40_000)]
+    waits = [wait for _, wait in through(ShuffleBuffer(capacity, 10**9, 3), [1] * 25_000)]
     settled = waits[2_000:-2_000]
     for share, quantile in ((0.25, 29), (0.5, 69), (0.75, 138)):  # -S ln(1 - share)
         below = sum(wait <= quantile for wait in settled) / len(settled)

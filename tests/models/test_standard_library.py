@@ -66,7 +66,7 @@ def test_the_split_is_the_same_on_every_machine_and_from_a_zip(tmp_path: Path) -
 
 
 def test_reading_can_begin_in_the_middle_of_a_shard(tmp_path: Path) -> None:
-    shards = StandardLibraryShards((a_library(tmp_path, 500),))
+    shards = StandardLibraryShards((a_library(tmp_path, 300),))
     whole = list(shards.read(0, Mark(), quiet))
     assert len(whole) > 2
     assert list(shards.read(0, Mark(2), quiet)) == whole[2:]

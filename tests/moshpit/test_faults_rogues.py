@@ -79,6 +79,7 @@ def a_rogue_is_left_out(kind: type[Butterfly], within: float, seed: int = 0) -> 
     run_simulation(scenario, seed=seed, settings=WORLD)
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_cost_their_sender_its_place() -> None:
     a_rogue_is_left_out(SendsNaN, SOON_SECONDS)
 

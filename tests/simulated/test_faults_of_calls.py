@@ -439,6 +439,7 @@ async def test_five_times_as_many_callers_over_time_as_the_inbound_limit(
 # We change our mind
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_thousand_cancelled_calls_leave_no_task_stream_or_handler(
     world: SimulatedWorld,

@@ -75,6 +75,7 @@ async def test_a_thousand_nodes_start_no_task(world: SimulatedWorld) -> None:
     assert trio.lowlevel.current_statistics().tasks_living == before
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_thousand_linked_nodes_that_are_idle_for_hours_cost_nothing(
     world: SimulatedWorld,

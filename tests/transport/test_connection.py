@@ -469,6 +469,7 @@ async def test_a_thousand_streams_leave_nothing_behind() -> None:
         assert after - before < 20_000
 
 
+@pytest.mark.slow
 async def test_a_thousand_outgoing_streams_may_be_open_at_once() -> None:
     async with joined_pair() as (near, far):
         pairs = [await stream_pair(near, far) for _ in range(1000)]

@@ -112,7 +112,7 @@ plausible_frames = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(st.lists(plausible_frames, max_size=25), st.integers(1, 4000))
 def test_any_sequence_of_frames_is_withstood(frames: list[bytes], step: int) -> None:
     data = b"".join(frames)

@@ -263,6 +263,7 @@ async def fill(stream: YamuxStream, counter: list[int]) -> None:
         counter[0] += 65_536
 
 
+@pytest.mark.slow
 async def test_a_reader_that_stops_holds_the_sender_up_for_ever_at_a_bounded_cost(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

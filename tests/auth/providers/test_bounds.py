@@ -219,7 +219,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
 
 TestSessionsMachine = SessionsMachine.TestCase
-TestSessionsMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSessionsMachine.settings = settings(stateful_step_count=30, deadline=None)
 
 
 async def test_a_thousand_starts_at_once_take_no_more_than_the_share(

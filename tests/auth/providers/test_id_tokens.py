@@ -260,7 +260,7 @@ def test_claims_nested_beyond_reason_are_refused() -> None:
 GOOD = imitation().id_token()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(st.data())
 def test_no_changed_token_is_accepted_and_none_crashes(data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(GOOD) - 1))
@@ -289,7 +289,7 @@ def _bytes(part: str) -> bytes:
     return base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(st.text(max_size=200))
 def test_whatever_text_there_is_the_verifier_does_not_crash(text: str) -> None:
     with pytest.raises((LoginRefused, UnknownKey)):

@@ -26,9 +26,7 @@ COLUMNS = (
 )  # fmt: skip
 
 # A function's folder is copied for each example; hypothesis must not mind that it is shared.
-examples = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+examples = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

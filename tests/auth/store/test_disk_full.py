@@ -170,6 +170,7 @@ with running(Path(sys.argv[1])) as server:
 """
 
 
+@pytest.mark.slow
 def test_a_quota_is_told_like_a_full_disk(folder: Path) -> None:
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(folder)], cwd=REPOSITORY, capture_output=True,
