@@ -24,6 +24,7 @@ def add_parser(subparsers: Subparsers) -> None:
         bench_interference,
         bench_revocation,
         bench_shaped,
+        bench_state,
         bench_survival,
         bench_training,
     )
@@ -46,6 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
     bench_survival.add_parser(kinds)
     bench_shaped.add_parser(kinds)
     bench_interference.add_parser(kinds)
+    bench_state.add_parser(kinds)
     bench_training.add_parser(kinds)
     bench_training.add_churn_parser(kinds)
 
@@ -143,6 +145,10 @@ def run(arguments: argparse.Namespace) -> int:
         from node.commands import bench_shaped
 
         return bench_shaped.run(arguments)
+    if arguments.kind == "state":
+        from node.commands import bench_state
+
+        return bench_state.run(arguments)
     if arguments.kind == "interference":
         from node.commands import bench_interference
 

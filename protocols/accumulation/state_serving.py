@@ -122,6 +122,10 @@ class StateServer:
         """How many copies of a state are held for them."""
         return len(self._snapshots)
 
+    def served_states(self) -> list[TrainingState]:
+        """The copies themselves."""
+        return self._snapshots.states()
+
     def advanced(self) -> None:
         """The state has changed: name it anew. (On the trio side, as everything here.)"""
         self._advanced.set()

@@ -50,6 +50,9 @@ class Snapshots:
     def __len__(self) -> int:
         return len(self._copies)
 
+    def states(self) -> list[TrainingState]:
+        return [one.state for one in self._copies.values()]
+
     def has(self, digest: bytes) -> bool:
         return digest in self._copies
 

@@ -21,7 +21,6 @@ from protocols.accumulation.state_messages import (
     PiecesOpening,
 )
 from protocols.accumulation.state_serving import PiecesTransfer
-from protocols.accumulation.state_snapshots import Snapshots
 from protocols.errors import MalformedMessage
 from protocols.guard import Caller
 from protocols.messages import Empty
@@ -43,9 +42,8 @@ IMPATIENT = FetchSettings(give_up_seconds=10.0)
 
 def corrupt(donor: Donor) -> None:
     """From now on this donor's copy has other bytes than its manifest says."""
-    copies: Snapshots = donor.server._snapshots
-    for snapshot in copies._copies.values():
-        snapshot.state.memory.bitwise_xor_(255)
+    for state in donor.server.served_states():
+        state.memory.bitwise_xor_(255)
 
 
 def test_a_source_that_corrupts_what_it_sends_is_named_and_done_without(

@@ -1,0 +1,180 @@
+"""`potluck bench state`: how fast a newcomer gets a state, and what happens when its donors fail.
+
+Every peer is a process with a node of a run with tokens, on loopback. Three runs:
+
+    shaped    three donors behind links of a known rate (link_proxy.py); when half of the state is
+              there, one is killed with SIGKILL and another turns every byte that it sends. What
+              is verified in the end, beside what the links could carry: all three up to the
+              middle, the third alone from there on
+    three     three sound donors, no limit
+    one       one donor, no limit, with as many bytes as the reference's bench (40 MB)
+
+Easy to get wrong: the clock of a fetch begins when it is asked for, and a donor copies its state
+when somebody asks. The first fetch pays for that and is told apart from the others.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from auth.keys import SEED_BYTES
+from node.bench.link import LinkConditions
+from node.bench.link_proxy import open_link_proxy
+from node.bench.machine import machine_facts
+from node.bench.processes import BenchFailed, BenchProcess, introduce, open_process
+
+MIB = 1 << 20
+DONORS = 3
+ONE_DONOR_BYTES = 40_000_000  # 10M float32, the reference's
+QUEUE_BYTES = 256 << 10  # before a link: a home router's
+
+Talk = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class StateEffort:
+    """How much is fetched, over what, and how often."""
+
+    state_bytes: int = 100_000_000
+    link_bytes_per_second: float = 10e6
+    rounds: int = 5
+
+
+async def measure_state(effort: StateEffort, say: Talk = lambda _line: None) -> dict[str, Any]:
+    """The figures, and what they were measured on. BenchFailed if a state does not come whole."""
+    machine, began = machine_facts(), time.monotonic()
+    say("three donors behind links, one to be killed and one to lie")
+    shaped = await _measure_misfortune(effort)
+    say("three donors without limits")
+    three = await _measure_speed(DONORS, effort.state_bytes, effort.rounds)
+    say("one donor without limits")
+    one = await _measure_speed(1, ONE_DONOR_BYTES, effort.rounds)
+    return {
+        **shaped,
+        "three_donors": three,
+        "one_donor": one,
+        "settings": asdict(effort),
+        "machine": machine,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+async def _measure_misfortune(effort: StateEffort) -> dict[str, Any]:
+    async with _open_swarm(
+        DONORS, effort.state_bytes, link_bytes_per_second=effort.link_bytes_per_second
+    ) as swarm:
+        whole = await swarm.fetch()
+        half: float | None = None
+        await swarm.begin_fetch()
+        began = time.monotonic()
+        await swarm.newcomer.ask("until_half")
+        half = time.monotonic() - began
+        swarm.donors[1].send_signal(signal.SIGKILL)
+        await swarm.donors[2].ask("corrupt")
+        fetched = await swarm.end_fetch()
+    rate, size = effort.link_bytes_per_second, fetched["bytes"]
+    carried_seconds = size / 2 / (DONORS * rate) + size / 2 / rate
+    liar = swarm.names[2]
+    return {
+        "completed": True,
+        "verified": fetched["digest"] == swarm.digest,
+        "liar": liar,
+        "liar_named": liar in fetched["liars"],
+        "liar_did": fetched["liars"].get(liar, ""),
+        "killed_given_up": swarm.names[1] in fetched["given_up"],
+        "fetch_s": round(fetched["seconds"], 3),
+        "half_s": round(half, 3),
+        "links_would_take_s": round(carried_seconds, 3),
+        "of_what_the_links_carry": round(carried_seconds / fetched["seconds"], 4),
+        "undisturbed_s": round(whole["seconds"], 3),
+        "undisturbed_of_what_the_links_carry": round(size / (DONORS * rate) / whole["seconds"], 4),
+    }
+
+
+async def _measure_speed(donors: int, state_bytes: int, rounds: int) -> dict[str, Any]:
+    async with _open_swarm(donors, state_bytes) as swarm:
+        first = await swarm.fetch()
+        before = await swarm.cpu_seconds()
+        fetches = [await swarm.fetch() for _ in range(rounds)]
+        cpu = (await swarm.cpu_seconds() - before) / rounds
+    speeds = [one["bytes"] / MIB / one["seconds"] for one in fetches]
+    return {
+        "MiB_per_s_p50": round(statistics.median(speeds), 1),
+        "fetch_s_p50": round(statistics.median(one["seconds"] for one in fetches), 4),
+        "first_fetch_s": round(first["seconds"], 4),
+        "cpu_s": round(cpu, 3),
+        "digest_s": round(max(swarm.digest_seconds), 4),
+        "spread": {"min": round(min(speeds), 1), "max": round(max(speeds), 1)},
+    }
+
+
+class _Swarm:
+    """Donors, and a newcomer that knows them."""
+
+    def __init__(self, newcomer: BenchProcess) -> None:
+        self.newcomer = newcomer
+        self.donors: list[BenchProcess] = []
+        self.names: list[str] = []
+        self.digest = ""
+        self.digest_seconds: list[float] = []
+
+    async def fetch(self) -> dict[str, Any]:
+        await self.begin_fetch()
+        return await self.end_fetch()
+
+    async def begin_fetch(self) -> None:
+        await self.newcomer.ask("forget")
+        await self.newcomer.ask("begin_fetch", sources=self.names, digest=self.digest)
+
+    async def end_fetch(self) -> dict[str, Any]:
+        fetched = await self.newcomer.ask("fetched")
+        if fetched["digest"] != self.digest:
+            raise BenchFailed("The newcomer holds another state than its donors.")
+        return fetched
+
+    async def cpu_seconds(self) -> float:
+        answers = [await one.ask("cpu") for one in (self.newcomer, *self.donors)]
+        return float(sum(answer["seconds"] for answer in answers))
+
+
+@asynccontextmanager
+async def _open_swarm(
+    donors: int, state_bytes: int, link_bytes_per_second: float | None = None
+) -> AsyncIterator[_Swarm]:
+    words = ["-m", "node.bench.state_peer", secrets.token_bytes(SEED_BYTES).hex()]
+    async with AsyncExitStack() as stack:
+        swarm = _Swarm(await stack.enter_async_context(open_process("the newcomer", words)))
+        await swarm.newcomer.ask("hold", state_bytes=state_bytes, serve=False)
+        for number in range(donors):
+            donor = await stack.enter_async_context(open_process(f"donor {number + 1}", words))
+            held = await donor.ask("hold", state_bytes=state_bytes, serve=True)
+            if swarm.digest not in ("", held["digest"]):
+                raise BenchFailed("Two donors hold different states.")
+            swarm.digest = held["digest"]
+            swarm.digest_seconds.append(held["digest_s"])
+            port = None
+            if link_bytes_per_second is not None:
+                port = await _shaped_port(stack, donor, link_bytes_per_second)
+            swarm.names.append(await introduce(swarm.newcomer, donor, port=port))
+            swarm.donors.append(donor)
+        yield swarm
+
+
+async def _shaped_port(stack: AsyncExitStack, donor: BenchProcess, bytes_per_second: float) -> int:
+    """A port that leads to a donor over a link that brings so many bytes a second from it."""
+    port = int(donor.introduction["addresses"][0].split("/tcp/")[1].split("/")[0])
+    proxy = await stack.enter_async_context(
+        open_link_proxy(
+            ("127.0.0.1", port),
+            LinkConditions(),
+            LinkConditions(bytes_per_second=bytes_per_second, queue_bytes=QUEUE_BYTES),
+        )
+    )
+    return proxy.port

@@ -1,0 +1,98 @@
+"""`potluck bench state`: fetching a state from peers, of which one dies and one lies."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from node.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.commands.parser import Subparsers
+
+MEGABYTES = 100.0
+MEGABITS = 80.0
+ROUNDS = 5
+BAR = 0.9  # of what the links carry
+
+
+def add_parser(kinds: Subparsers) -> None:
+    from node.commands.parser import positive_count, positive_seconds
+
+    parser = kinds.add_parser(
+        "state",
+        help="fetching a state from peers, of which one dies and one lies",
+        description="Have a newcomer fetch a state from three real peers on this machine, behind "
+        "links of a known rate. Half-way one of them is killed and another begins to corrupt what "
+        "it sends. Then the same from three, and from one, without limits.\n\n"
+        "  of_what_the_links_carry  the time the links would need, by the time it took\n"
+        "  liar_named               whether the peer that corrupted was found and named\n"
+        "  three_donors, one_donor  MiB per second without limits, CPU seconds of all, and what\n"
+        "                           naming a state by its digest takes\n\n"
+        f"Exit code 1 if the state is not verified, the liar not named, or less than {BAR:g} of "
+        "what the links carry was used.",
+        example="potluck bench state --json\npotluck bench state --megabytes 20 --rounds 1",
+    )
+    parser.add_argument(
+        "--megabytes",
+        type=positive_seconds,
+        default=MEGABYTES,
+        metavar="MB",
+        help=f"how large the state is ({MEGABYTES:g})",
+    )
+    parser.add_argument(
+        "--megabits",
+        type=positive_seconds,
+        default=MEGABITS,
+        metavar="MBPS",
+        help=f"what each donor's link carries, in Mb/s ({MEGABITS:g})",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=positive_count,
+        default=ROUNDS,
+        metavar="N",
+        help=f"how many fetches without limits are measured, after a first one ({ROUNDS})",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.bench.state import StateEffort, measure_state
+    from node.commands.interruption import run_until_signal
+
+    output = Output.of(arguments)
+    effort = StateEffort(
+        state_bytes=round(arguments.megabytes * 1e6),
+        link_bytes_per_second=arguments.megabits * 1e6 / 8,
+        rounds=arguments.rounds,
+    )
+
+    async def measure() -> int:
+        result = await measure_state(effort, output.say)
+        output.data(result, _lines(result))
+        good = result["verified"] and result["liar_named"]
+        return 0 if good and result["of_what_the_links_carry"] >= BAR else 1
+
+    return run_until_signal(measure)
+
+
+def _lines(result: dict[str, Any]) -> str:
+    lines = [
+        f"one killed, one lying: {result['fetch_s']:.2f} s, "
+        f"{result['of_what_the_links_carry'] * 100:.1f} % of what the links carry, "
+        f"{'verified' if result['verified'] else 'NOT VERIFIED'}",
+        f"undisturbed: {result['undisturbed_s']:.2f} s, "
+        f"{result['undisturbed_of_what_the_links_carry'] * 100:.1f} % of what the links carry",
+        f"the liar: {result['liar']}: {result['liar_did'] or 'NOT NAMED'}",
+    ]
+    for name in ("three_donors", "one_donor"):
+        figures = result[name]
+        lines.append(
+            f"{name.replace('_', ' ')} without limits: {figures['MiB_per_s_p50']:.1f} MiB/s "
+            f"({figures['spread']['min']:.1f} to {figures['spread']['max']:.1f}), "
+            f"{figures['cpu_s']:.2f} CPU s, the first {figures['first_fetch_s']:.2f} s, "
+            f"digest {figures['digest_s'] * 1000:.0f} ms"
+        )
+    machine = result["machine"]
+    lines.append(f"{machine['processor']}, {machine['cores_usable']} cores, {result['seconds']} s")
+    return "\n".join(lines)
