@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from auth.errors import AuthError
+from models.errors import ModelsError
 from node.control_frames import (
     LARGEST_ANSWER_BYTES,
     LARGEST_ASK_BYTES,
@@ -141,7 +142,7 @@ class ControlServer:
         except trio.BrokenResourceError:
             raise
         except Exception as error:  # noqa: BLE001 - one command's bug must not end the node
-            if not isinstance(error, PotluckError | AuthError):
+            if not isinstance(error, PotluckError | AuthError | ModelsError):
                 _log.exception("the control command %s failed", ask.command)
             return _failed(error)
         return Done()

@@ -22,6 +22,7 @@ from models.data.errors import DataError
 from models.data.opening import Data, Snapshot
 from models.data.pictures import NotAPicture, pixels_of
 from models.data.position import LARGEST_REMAINDER_BYTES, Position
+from models.synthetic_images import ImageBatch
 
 SEPARATOR = b"\0"
 MOST_UNUSABLE_IN_A_ROW = 1_000  # pictures; then it is not the pictures
@@ -80,13 +81,8 @@ class WindowBatches:
         return self.snapshot().position()
 
 
-class ImageBatch(NamedTuple):
-    images: Tensor  # uint8, (rows, channels, height, width)
-    labels: Tensor  # int64, (rows,)
-
-
 class ImageBatches:
-    """An iterator over pictures with labels. The last may have fewer rows.
+    """An iterator over pictures (uint8) with labels. The last may have fewer rows.
 
     A content is the bytes of the pixels, channel by channel, or a PNG or JPEG of any size. Those
     that are neither, or have no label, are passed over; `passed_over` counts them.

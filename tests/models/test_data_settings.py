@@ -89,7 +89,8 @@ def test_a_mistake_is_named(table: dict[str, Any], words: str) -> None:
 
 
 FROM_AFAR = {
-    "a file": "/home/alice/.ssh/id_ed25519",
+    "a file": "/etc/passwd",
+    "a file of the user": "~/.ssh/id_ed25519",
     "a folder": ".",
     "this machine": "http://localhost/a.txt",
     "this machine by number": "http://127.0.0.1:8080/a.txt",
