@@ -20,7 +20,10 @@ from node.wrong_use import WrongUse, nearest
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction["CommandParser"]
 
-_INVALID_CHOICE = re.compile(r"invalid choice: '?(?P<word>[^']*?)'? \(choose from (?P<known>.*)\)")
+_INVALID_CHOICE = re.compile(
+    r"(argument (?P<argument>[^:]*): )?"
+    r"invalid choice: '?(?P<word>[^']*?)'? \(choose from (?P<known>.*)\)"
+)
 
 
 class _ParagraphFormatter(argparse.HelpFormatter):
@@ -77,8 +80,14 @@ class CommandParser(argparse.ArgumentParser):
         if choice is not None:
             known = [word.strip(" '") for word in choice["known"].split(",")]
             word = choice["word"]
-            what = f"`{self.prog}` has no {_noun(message)} {word!r}."
-            raise WrongUse(what, advice=_did_you_mean(word, known, help_command))
+            advice = _did_you_mean(word, known, help_command)
+            if _is_command(choice["argument"] or ""):
+                raise WrongUse(f"`{self.prog}` has no command {word!r}.", advice=advice)
+            raise WrongUse(
+                f"`{self.prog}`: {choice['argument']} cannot be {word!r}.",
+                why=f"It is one of {', '.join(known)}.",
+                advice=advice,
+            )
         raise WrongUse(f"`{self.prog}`: {message}.", advice=help_command)
 
     def flags(self) -> list[str]:
@@ -106,8 +115,8 @@ class CommandParser(argparse.ArgumentParser):
         ]
 
 
-def _noun(message: str) -> str:
-    return "command" if "command" in message.split(":", 1)[0].lower() else "choice"
+def _is_command(argument: str) -> bool:
+    return "command" in argument.lower()
 
 
 def _did_you_mean(word: str, known: Sequence[str], otherwise: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 from node.commands.catalogue import COMMANDS, build_parser, flags_of_all
 from node.commands.parser import CommandParser
 from node.commands.reference import PAGE, reference
+from node.wrong_use import WrongUse
 from tests.commands.console import CHECKOUT, potluck
 
 
@@ -63,6 +64,19 @@ def test_every_flag_and_argument_is_explained(name: str) -> None:
 @pytest.mark.parametrize("name", PARSERS)
 def test_every_command_has_the_flags_of_all(name: str) -> None:
     assert set(flags_of_all()) <= set(PARSERS[name].flags())
+
+
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+def test_who_chooses_what_there_is_not_is_told_what_there_is(parser: CommandParser) -> None:
+    for action in parser._actions:
+        if action.choices is None or isinstance(action, argparse._SubParsersAction):
+            continue
+        with pytest.raises(argparse.ArgumentError) as found:
+            parser._check_value(action, "no-such-thing")
+        with pytest.raises(WrongUse) as told:
+            parser.error(str(found.value))
+        assert "cannot be 'no-such-thing'" in told.value.what
+        assert all(str(one) in told.value.why for one in action.choices)
 
 
 def test_the_page_is_what_the_parsers_say() -> None:
