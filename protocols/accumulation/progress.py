@@ -91,8 +91,8 @@ class Estimate:
     - `is_due`: the round that ends this epoch should begin now.
     - `due_in_seconds`: until it is, by these rates; infinite where nobody computes.
     - `expected`: how many will come to the round, this peer included.
-    - `company`: others in this epoch and history who compute or help: while there are any, nobody
-      makes a step alone.
+    - `company`: others in this epoch and history who have not failed to come again and again:
+      while there are any, nobody makes a step alone.
     - `behind`: others are ahead, and enough of them say so.
     - `fork`: others have another history, and this peer is on the side that gives way.
     - `peers`: all others that are known to live and fit, wherever they are.
@@ -151,14 +151,16 @@ def estimate(
     ignored += _samples_of_the_past(fitting, mine, known.members)
     believed = [one for one in here if not known.credit.is_doubted(one.peer, mine.epoch)]
     ignored += [
-        Ignored(one.peer, "doubted", "It claimed samples and did not bring them to the round.")
+        Ignored(one.peer, "doubted", "It did not bring to the last rounds what it had claimed.")
         for one in here
-        if one.slot.samples and one not in believed
+        if one not in believed
     ]
     moved = [
         one.slot
         for peer, one in fitting.items()
-        if peer in known.members and one.slot.epoch == mine.epoch - 1
+        if peer in known.members
+        and one.slot.epoch == mine.epoch - 1
+        and not known.credit.is_doubted(peer, mine.epoch)
     ]
     others_samples = sum(one.samples for one in believed)
     rates = [one.rate for one in believed] + [one.samples_per_second for one in moved]
@@ -171,9 +173,7 @@ def estimate(
         Voter(peer, Lineage(one.slot.epoch, one.slot.history)) for peer, one in fitting.items()
     ]
     at = Lineage(mine.epoch, mine.history)
-    company = sum(
-        1 for one in here if one.takes_part and not known.credit.is_given_up(one.peer, mine.epoch)
-    )
+    company = sum(1 for one in here if not known.credit.is_given_up(one.peer, mine.epoch))
     return Estimate(
         number=number,
         epoch=mine.epoch,
@@ -185,7 +185,7 @@ def estimate(
         is_due=is_due,
         due_in_seconds=0.0 if is_due else due_in,
         read_again_in_seconds=_read_again_in(due_in, is_due=is_due),
-        expected=1 + sum(1 for one in believed if one.will_come),
+        expected=1 + sum(1 for one in believed if one.will_come) + len(moved),
         company=company + len(moved),
         behind=behind(at, voters),
         fork=fork(at, voters) or left_alone(at, voters),
@@ -207,23 +207,36 @@ class _Counted:
             carried = 0.0
         # No peer counts for more than the whole of a round: more says nothing more.
         self.samples = min(slot.samples + carried, target) if trains else 0.0
-        self.is_fresh = now - seen.at <= CARRIED_SECONDS
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether it does anything for the run: who computes nothing holds nobody up."""
-        return self.slot.role == "auxiliary" or self.samples > 0 or self.rate > 0
-
-    @property
-    def will_come(self) -> bool:
-        """Whether it is waited for: it has something to bring, and was heard of lately."""
-        helps = self.slot.role == "auxiliary" or self.slot.averaging or self.samples >= 1
-        return helps and self.is_fresh
+        self.will_come = now - seen.at <= CARRIED_SECONDS
+        """Who is here and was heard of lately is waited for, also with nothing yet: it computes
+        its first batch, and without it in the round it would never catch up. Who is waited for and
+        does not come is in doubt from then on (claims.py)."""
 
 
-def will_come(seen: Seen, settings: ProgressSettings, now: float) -> bool:
-    """Whether a peer of this epoch and history is to be expected in a round that begins now."""
-    return _Counted(PeerId(""), seen, settings, now).will_come
+def will_come(self) -> bool:
+    """Whether it is waited for: it has something to bring or is computing it, and was heard of
+    lately. (Who has just fetched the state has no samples yet, and without it would be left
+    out of this round, fall behind, and fetch again, for ever.)"""
+    computes = self.samples >= 1 or self.rate > 0.0
+    helps = self.slot.role == "auxiliary" or self.slot.averaging or computes
+    return helps and self.is_fresh
+
+
+def expected_of(
+    seen: Mapping[PeerId, Seen], mine: ProgressSlot, settings: ProgressSettings, now: float
+) -> dict[PeerId, int]:
+    """Who is expected in a round that begins now, and with how many samples at least."""
+    here = (
+        _Counted(peer, one, settings, now)
+        for peer, one in seen.items()
+        if (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
+        and one.slot.signature == mine.signature
+    )
+    return {
+        one.peer: 0 if one.slot.role == "auxiliary" else one.slot.samples
+        for one in here
+        if one.will_come
+    }
 
 
 def _fitting(
