@@ -56,6 +56,18 @@ def _kind(verdict: Verdict) -> object:
     return verdict.attempt, verdict.members, verdict.digest
 
 
+def check_committed(
+    group: Group, members: tuple[int, ...], excluded: dict[int, str] | None = None
+) -> None:
+    """These have committed the same, with nobody else in it, and say of whom why not."""
+    for member in members:
+        commit = group.verdicts[member]
+        assert isinstance(commit, Commit)
+        assert commit.members == members
+        for other, code in (excluded or {}).items():
+            assert group.members[member].excluded[other].code == code
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 64])
 def test_undisturbed_all_commit_the_same_in_the_first_attempt(size: int) -> None:
     group = _round(size)
@@ -130,11 +142,7 @@ def test_who_dies_before_its_result_was_complete_is_not_a_member() -> None:
     group.run(until=0.2)
     group.kill(2)
     group.run(until=60.0)
-    for member in (0, 1, 3):
-        commit = group.verdicts[member]
-        assert isinstance(commit, Commit)
-        assert commit.members == (0, 1, 3)
-        assert group.members[member].excluded[2].code == "silent"
+    check_committed(group, (0, 1, 3), {2: "silent"})
 
 
 def test_when_all_survivors_hold_the_result_the_exchange_is_not_repeated() -> None:
@@ -219,10 +227,7 @@ def test_a_minority_is_in_doubt_and_the_majority_goes_on_without_it() -> None:
         verdict = group.verdicts[member]
         assert isinstance(verdict, Discard)
         assert verdict.in_doubt
-    for member in (2, 3, 4):
-        commit = group.verdicts[member]
-        assert isinstance(commit, Commit)
-        assert commit.members == (2, 3, 4)
+    check_committed(group, (2, 3, 4))
 
 
 def test_two_halves_of_four_are_both_certain_of_their_discard() -> None:
@@ -244,10 +249,7 @@ def test_of_two_that_cannot_reach_each_other_one_goes_after_one_more_attempt() -
     group.cut.add(frozenset((1, 3)))
     group.begin()
     group.run(until=60.0)
-    for member in (0, 1, 2):
-        commit = group.verdicts[member]
-        assert isinstance(commit, Commit)
-        assert commit.members == (0, 1, 2)
+    check_committed(group, (0, 1, 2))
     assert len({start.ballot for _, _, start in group.started}) == 2
     assert isinstance(group.verdicts[3], LeftOut)
 
@@ -266,11 +268,7 @@ def test_a_reducer_that_tells_one_member_something_else_is_proven_a_liar_and_lef
     group = Group(4, exchange=member_two_lies_to_three)
     group.begin()
     group.run(until=60.0)
-    for member in (0, 1, 3):
-        commit = group.verdicts[member]
-        assert isinstance(commit, Commit)
-        assert commit.members == (0, 1, 3)
-        assert group.members[member].excluded[2].code == "lied"
+    check_committed(group, (0, 1, 3), {2: "lied"})
     assert isinstance(group.verdicts[2], LeftOut)
 
 
@@ -312,11 +310,7 @@ def test_who_tells_all_others_of_another_result_than_it_shows_is_left_out(denies
     group.begin()
     group.run()
     honest = tuple(member for member in range(4) if member != denies)
-    for member in honest:
-        verdict = group.verdicts[member]
-        assert isinstance(verdict, Commit)
-        assert verdict.members == honest
-        assert group.members[member].excluded[denies].code == "denied"
+    check_committed(group, honest, {denies: "denied"})
 
 
 def test_a_member_that_shows_what_was_never_signed_is_left_out_itself() -> None:
@@ -330,11 +324,7 @@ def test_a_member_that_shows_what_was_never_signed_is_left_out_itself() -> None:
     group = Group(4, exchange=member_three_forges)
     group.begin()
     group.run(until=60.0)
-    for member in (0, 1, 2):
-        commit = group.verdicts[member]
-        assert isinstance(commit, Commit)
-        assert commit.members == (0, 1, 2)
-        assert group.members[member].excluded[3].code == "bad_statement"
+    check_committed(group, (0, 1, 2), {3: "bad_statement"})
 
 
 def test_a_high_ballot_that_a_member_makes_up_costs_an_attempt_and_not_the_round() -> None:
