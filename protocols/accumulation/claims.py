@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -71,6 +71,7 @@ class _Failures:
 
     rounds: int = 0
     doubted_until: int = 0  # the epoch from which on it is believed again
+    fetches: int = 0
     refusals: int = 0
     refused_until: float = 0.0
     reason: str = ""
@@ -88,8 +89,8 @@ class Credit:
         """A round of this epoch is over. `claimed`: the samples of those who were expected when it
         began; `brought`: the weight of each member, as it signed it."""
         for peer, samples in claimed.items():
-            if samples > 0 and brought.get(peer, 0.0) < KEPT_SHARE * samples:
-                self._failed(peer, epoch, samples, brought.get(peer))
+            if peer not in brought or brought[peer] < KEPT_SHARE * samples:
+                self._failed(peer, epoch)
         for peer, weight in brought.items():
             if weight >= KEPT_SHARE * claimed.get(peer, 0) and peer in self._failures:
                 self._forgive(peer)
@@ -98,16 +99,20 @@ class Credit:
         """It did not have the state that it claims to be at."""
         failures = self._failures.get(peer, _Failures())
         seconds = min(LONGEST_REFUSED_SECONDS, REFUSED_SECONDS * 2.0**failures.refusals)
-        self._remember(
-            peer,
-            _Failures(
-                failures.rounds,
-                failures.doubted_until,
-                min(failures.refusals + 1, 16),
-                now + seconds,
-                reason,
-            ),
+        refusals = min(failures.refusals + 1, 16)
+        until = now + seconds
+        changed = replace(
+            failures, fetches=0, refusals=refusals, refused_until=until, reason=reason
         )
+        self._remember(peer, changed)
+
+    def fetch_failed(self, peer: PeerId, reason: str, now: float) -> None:
+        """Its state could not be had this time: that may be the network's fault, once."""
+        failures = self._failures.get(peer, _Failures())
+        if failures.fetches:
+            self.state_refused(peer, reason, now)
+        else:
+            self._remember(peer, replace(failures, fetches=1))
 
     def refusal(self, peer: PeerId, now: float) -> str | None:
         """Why nothing that this peer claims counts now; None if it may."""
@@ -127,29 +132,16 @@ class Credit:
         failures = self._failures.get(peer)
         return failures is not None and failures.rounds > 1 and epoch < failures.doubted_until
 
-    def _failed(self, peer: PeerId, epoch: int, samples: int, weight: float | None) -> None:
+    def _failed(self, peer: PeerId, epoch: int) -> None:
         before = self._failures.get(peer, _Failures())
-        rounds = before.rounds + 1
-        doubted = min(MOST_DOUBTED_ROUNDS, 2 ** min(rounds - 1, 16))
-        came = "did not come" if weight is None else f"brought {weight:,.0f}"
-        self._remember(
-            peer,
-            _Failures(
-                rounds,
-                epoch + doubted,
-                before.refusals,
-                before.refused_until,
-                before.reason or f"It claimed {samples:,} samples and {came}.",
-            ),
-        )
+        doubted = min(MOST_DOUBTED_ROUNDS, 2 ** min(before.rounds, 16))
+        changed = replace(before, rounds=before.rounds + 1, doubted_until=epoch + doubted)
+        self._remember(peer, changed)
 
     def _forgive(self, peer: PeerId) -> None:
-        failures = self._failures.pop(peer)
+        failures = replace(self._failures.pop(peer), rounds=0, doubted_until=0)
         if failures.refusals:
-            self._remember(
-                peer,
-                _Failures(0, 0, failures.refusals, failures.refused_until, failures.reason),
-            )
+            self._remember(peer, failures)
 
     def _remember(self, peer: PeerId, failures: _Failures) -> None:
         self._failures[peer] = failures

@@ -43,8 +43,9 @@ between two of them is none."""
 LEFT_ALONE_SECONDS: Final = 25.0
 """Longer than a slot lives: who is counted against this peer is alive."""
 
-START_SECONDS: Final = 1.0
-"""At epoch 0 peers begin with parameters of their own, and agree on one's at once."""
+START_SECONDS: Final = 0.0
+"""At epoch 0 peers begin with parameters of their own, have nothing to lose, and take at once
+those of whoever has the smallest history."""
 
 
 class Lineage(NamedTuple):

@@ -213,15 +213,6 @@ class _Counted:
         does not come is in doubt from then on (claims.py)."""
 
 
-def will_come(self) -> bool:
-    """Whether it is waited for: it has something to bring or is computing it, and was heard of
-    lately. (Who has just fetched the state has no samples yet, and without it would be left
-    out of this round, fall behind, and fetch again, for ever.)"""
-    computes = self.samples >= 1 or self.rate > 0.0
-    helps = self.slot.role == "auxiliary" or self.slot.averaging or computes
-    return helps and self.is_fresh
-
-
 def expected_of(
     seen: Mapping[PeerId, Seen], mine: ProgressSlot, settings: ProgressSettings, now: float
 ) -> dict[PeerId, int]:

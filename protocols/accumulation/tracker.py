@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -40,7 +40,7 @@ from protocols.accumulation.progress import (
     ProgressSettings,
     Seen,
     estimate,
-    will_come,
+    expected_of,
 )
 from protocols.accumulation.progress_slot import (
     MOST_PEERS,
@@ -187,6 +187,13 @@ class Tracker:
         self._credit.state_refused(peer, reason, trio.current_time())
         self._reckon()
 
+    def fetch_failed(self, peers: Iterable[PeerId], reason: str) -> None:
+        """A state that these peers claim to have could be had from none of them. Whoever has
+        failed to give it twice in a row is ignored for a while. trio's thread."""
+        for peer in peers:
+            self._credit.fetch_failed(peer, reason, trio.current_time())
+        self._reckon()
+
     # -- own progress
 
     def _run(self, act: Callable[[], None]) -> None:
@@ -224,15 +231,7 @@ class Tracker:
     def _begin_round(self, mine: ProgressSlot, now: float) -> None:
         """Remember who is to come, and with what."""
         self._meter.paused()
-        self._claimed = (
-            mine.epoch,
-            {
-                peer: one.slot.samples
-                for peer, one in self._seen.items()
-                if (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
-                and will_come(one, self._settings, now)
-            },
-        )
+        self._claimed = (mine.epoch, expected_of(self._seen, mine, self._settings, now))
 
     # -- saying
 

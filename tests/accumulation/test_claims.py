@@ -63,6 +63,22 @@ def test_a_state_that_is_not_there_is_passed_over_for_longer_each_time() -> None
     assert credit.refusal(LIAR, now + LONGEST_REFUSED_SECONDS) is None
 
 
+def test_who_is_expected_and_never_comes_is_not_waited_for_whatever_it_claims() -> None:
+    credit = Credit()
+    credit.round_ended(3, {LIAR: 0}, {})
+    assert credit.is_doubted(LIAR, 3)
+    credit.round_ended(4, {LIAR: 0}, {LIAR: 0.0})
+    assert not credit.is_doubted(LIAR, 4), "an auxiliary peer brings nothing but itself"
+
+
+def test_a_state_that_cannot_be_had_once_may_be_the_networks_fault() -> None:
+    credit = Credit()
+    credit.fetch_failed(LIAR, "it does not answer", 0.0)
+    assert credit.refusal(LIAR, 0.0) is None
+    credit.fetch_failed(LIAR, "it does not answer", 1.0)
+    assert credit.refusal(LIAR, 1.0) is not None
+
+
 def test_what_is_remembered_is_bounded() -> None:
     credit = Credit()
     for number in range(MOST_REMEMBERED + 10):
