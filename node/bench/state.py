@@ -8,6 +8,8 @@ Every peer is a process with a node of a run with tokens, on loopback. Three run
               middle, the third alone from there on
     three     three sound donors, no limit
     one       one donor, no limit, with as many bytes as the reference's bench (40 MB)
+    training  one donor that trains and serves at the pace of those who do: its steps a second
+              while somebody fetches, beside those of the same seconds without
 
 Easy to get wrong: the clock of a fetch begins when it is asked for, and a donor copies its state
 when somebody asks. The first fetch pays for that and is told apart from the others.
@@ -24,6 +26,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import trio
+
 from auth.keys import SEED_BYTES
 from node.bench.link import LinkConditions
 from node.bench.link_proxy import open_link_proxy
@@ -34,6 +38,8 @@ MIB = 1 << 20
 DONORS = 3
 ONE_DONOR_BYTES = 40_000_000  # 10M float32, the reference's
 QUEUE_BYTES = 256 << 10  # before a link: a home router's
+BURST_BYTES = 256 << 10
+"""What a link catches up after its proxy had to wait for a processor: 50 ms of 40 Mb/s."""
 
 Talk = Callable[[str], None]
 
@@ -43,7 +49,7 @@ class StateEffort:
     """How much is fetched, over what, and how often."""
 
     state_bytes: int = 100_000_000
-    link_bytes_per_second: float = 10e6
+    link_bytes_per_second: float = 5e6
     rounds: int = 5
 
 
@@ -56,8 +62,11 @@ async def measure_state(effort: StateEffort, say: Talk = lambda _line: None) -> 
     three = await _measure_speed(DONORS, effort.state_bytes, effort.rounds)
     say("one donor without limits")
     one = await _measure_speed(1, ONE_DONOR_BYTES, effort.rounds)
+    say("one donor that trains")
+    training = await _measure_training(effort)
     return {
         **shaped,
+        "training_donor": training,
         "three_donors": three,
         "one_donor": one,
         "settings": asdict(effort),
@@ -115,6 +124,29 @@ async def _measure_speed(donors: int, state_bytes: int, rounds: int) -> dict[str
     }
 
 
+async def _measure_training(effort: StateEffort) -> dict[str, Any]:
+    async with _open_swarm(1, ONE_DONOR_BYTES, as_one_who_trains=True) as swarm:
+        (donor,) = swarm.donors
+        await donor.ask("train", threads=1, width=128, layers=2, batch=8)
+        await swarm.fetch()
+        pairs = []
+        for _ in range(effort.rounds):
+            began = time.monotonic()
+            fetched = await swarm.fetch()
+            ended = time.monotonic()
+            await trio.sleep(ended - began)
+            serving = await donor.ask("rate", began=began, ended=ended)
+            alone = await donor.ask("rate", began=ended, ended=time.monotonic())
+            pairs.append((serving["steps_per_second"], alone["steps_per_second"]))
+    of_alone = [serving / alone for serving, alone in pairs]
+    return {
+        "of_alone_p50": round(statistics.median(of_alone), 4),
+        "steps_per_s_alone": round(statistics.median(alone for _, alone in pairs), 1),
+        "served_MB_per_s": round(fetched["bytes"] / fetched["seconds"] / 1e6, 2),
+        "spread": {"min": round(min(of_alone), 4), "max": round(max(of_alone), 4)},
+    }
+
+
 class _Swarm:
     """Donors, and a newcomer that knows them."""
 
@@ -146,7 +178,11 @@ class _Swarm:
 
 @asynccontextmanager
 async def _open_swarm(
-    donors: int, state_bytes: int, link_bytes_per_second: float | None = None
+    donors: int,
+    state_bytes: int,
+    *,
+    link_bytes_per_second: float | None = None,
+    as_one_who_trains: bool = False,
 ) -> AsyncIterator[_Swarm]:
     words = ["-m", "node.bench.state_peer", secrets.token_bytes(SEED_BYTES).hex()]
     async with AsyncExitStack() as stack:
@@ -154,7 +190,9 @@ async def _open_swarm(
         await swarm.newcomer.ask("hold", state_bytes=state_bytes, serve=False)
         for number in range(donors):
             donor = await stack.enter_async_context(open_process(f"donor {number + 1}", words))
-            held = await donor.ask("hold", state_bytes=state_bytes, serve=True)
+            held = await donor.ask(
+                "hold", state_bytes=state_bytes, serve=True, as_one_who_trains=as_one_who_trains
+            )
             if swarm.digest not in ("", held["digest"]):
                 raise BenchFailed("Two donors hold different states.")
             swarm.digest = held["digest"]
@@ -174,7 +212,11 @@ async def _shaped_port(stack: AsyncExitStack, donor: BenchProcess, bytes_per_sec
         open_link_proxy(
             ("127.0.0.1", port),
             LinkConditions(),
-            LinkConditions(bytes_per_second=bytes_per_second, queue_bytes=QUEUE_BYTES),
+            LinkConditions(
+                bytes_per_second=bytes_per_second,
+                burst_bytes=BURST_BYTES,
+                queue_bytes=QUEUE_BYTES,
+            ),
         )
     )
     return proxy.port

@@ -1,7 +1,7 @@
 """A node that serves a state or fetches one: `python -m node.bench.state_peer AUTH_SEED`.
 
-Beside what peer.py can be told: `hold` makes a model with AdamW statistics and serves them,
-`corrupt` turns every byte of the copy that is being served, `begin_fetch` starts a fetch,
+Beside what interference_guest.py can be told: `hold` makes a model with AdamW statistics and serves
+it, `corrupt` turns every byte of the copy that is being served, `begin_fetch` starts a fetch,
 `until_half` waits for the middle of it, `fetched` for its end.
 
 Easy to get wrong: orders are obeyed one after the other, so a fetch that others meddle with has to
@@ -18,9 +18,10 @@ import torch
 import trio
 
 from node.bench.admission import RUN
+from node.bench.interference_guest import TrainingGuest
 from node.bench.memory_watch import MemoryWatch
 from node.bench.orders import obey
-from node.bench.peer import BenchPeer, open_bench_network
+from node.bench.peer import open_bench_network
 from protocols.accumulation.state import LiveState, look
 from protocols.accumulation.state_fetching import Fetched, StateSource, fetch_state
 from protocols.accumulation.state_lock import StateLock
@@ -35,14 +36,13 @@ BYTES_PER_PARAMETER = 12  # float32, and AdamW's two statistics
 LAYER = 1 << 20  # parameters in one tensor: a model has many
 
 
-class StatePeer(BenchPeer):
+class StatePeer(TrainingGuest):
     """What the process can be told to do: each public coroutine is a command."""
 
     def __init__(
         self, network: Network, rpc: Rpc, memory: MemoryWatch, nursery: trio.Nursery
     ) -> None:
-        super().__init__(network, rpc, memory)
-        self._nursery = nursery
+        super().__init__(network, rpc, memory, nursery)
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
         self._optimizer: torch.optim.Optimizer | None = None
         self._server: StateServer | None = None
@@ -50,14 +50,18 @@ class StatePeer(BenchPeer):
         self._half, self._ended = trio.Event(), trio.Event()
 
     async def hold(
-        self, state_bytes: int, serve: bool, upload_bytes_per_second: float | None = None
+        self, state_bytes: int, serve: bool, as_one_who_trains: bool = False
     ) -> dict[str, Any]:
-        """A model whose state has so many bytes; its digest, and what naming it took."""
+        """A model whose state has so many bytes; its digest, and what naming it took.
+
+        It is served as fast as can be, or at the pace of a peer that trains.
+        """
         self._make_model(state_bytes // BYTES_PER_PARAMETER, stepped=serve)
         if not serve:
             return {}
         lock = StateLock()
-        settings = StateServingSettings(upload_bytes_per_second=upload_bytes_per_second)
+        unlimited = StateServingSettings(upload_bytes_per_second=None)
+        settings = StateServingSettings() if as_one_who_trains else unlimited
         self._server = StateServer(self._rpc, self._look, lock, settings)
         began = time.perf_counter()
         self._nursery.start_soon(self._server.run)
@@ -85,6 +89,7 @@ class StatePeer(BenchPeer):
         fetched = self._fetched
         return {
             "seconds": fetched.seconds,
+            "ended": time.monotonic(),
             "bytes": len(fetched.state.memory),
             "digest": fetched.state.digest.hex(),
             "bytes_from": dict(fetched.bytes_from),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from node.commands.parser import Subparsers
 
 MEGABYTES = 100.0
-MEGABITS = 80.0
+MEGABITS = 40.0
 ROUNDS = 5
 BAR = 0.9  # of what the links carry
 
@@ -27,6 +27,7 @@ def add_parser(kinds: Subparsers) -> None:
         "it sends. Then the same from three, and from one, without limits.\n\n"
         "  of_what_the_links_carry  the time the links would need, by the time it took\n"
         "  liar_named               whether the peer that corrupted was found and named\n"
+        "  training_donor           steps per second of a donor that trains, of those alone\n"
         "  three_donors, one_donor  MiB per second without limits, CPU seconds of all, and what\n"
         "                           naming a state by its digest takes\n\n"
         f"Exit code 1 if the state is not verified, the liar not named, or less than {BAR:g} of "
@@ -85,6 +86,12 @@ def _lines(result: dict[str, Any]) -> str:
         f"{result['undisturbed_of_what_the_links_carry'] * 100:.1f} % of what the links carry",
         f"the liar: {result['liar']}: {result['liar_did'] or 'NOT NAMED'}",
     ]
+    training = result["training_donor"]
+    lines.append(
+        f"a donor that trains: {training['of_alone_p50'] * 100:.1f} % of its steps alone "
+        f"({training['spread']['min'] * 100:.1f} to {training['spread']['max'] * 100:.1f}), "
+        f"serving {training['served_MB_per_s']:.1f} MB/s"
+    )
     for name in ("three_donors", "one_donor"):
         figures = result[name]
         lines.append(
