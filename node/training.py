@@ -32,7 +32,7 @@ from typing import TypeVar
 import trio
 
 from node.configuration import Configuration, read_configuration
-from node.node import Node
+from node.node import Node, OpenNetwork, open_real_network
 from node.settings import Value
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.collaboration import (
@@ -65,6 +65,7 @@ def collaborate(
     client: bool = False,
     codec: CodecName | Mapping[str, CodecName] = "none",
     grace_seconds: float = MATCHMAKING_SECONDS,
+    open_network: OpenNetwork = open_real_network,
 ) -> Iterator[Bridge]:
     """Take part in a run from an ordinary script, until the block ends.
 
@@ -78,6 +79,7 @@ def collaborate(
     - `client`: nobody can dial this node, so it keeps and reduces nothing for others.
     - `codec`: how averaged values travel, for all or by the parameters' names.
     - `grace_seconds`: how long a round waits for those who are expected and not there yet.
+    - `open_network`: what the node stands on, for labs that limit it or break it.
 
     What is not given here comes from the node's settings (environment, then file), as for any
     command. Whatever keeps the node from starting is raised before the block begins.
@@ -97,7 +99,7 @@ def collaborate(
         grace_seconds=grace_seconds,
         client=configuration.is_client,
     )
-    thread = _NodeThread(configuration, settings)
+    thread = _NodeThread(configuration, settings, open_network)
     bridge = thread.start()
     try:
         yield bridge
@@ -120,7 +122,7 @@ def collaborate(
 async def open_training(
     node: Node, settings: CollaborationSettings
 ) -> AsyncIterator[Collaboration]:
-    """Take part in a run from a node that runs, until the block ends.
+    """Take part in a run from a node that runs, until the block ends; once in a node's life.
 
     NotInThisRun if the node's pass does not allow it. Its bridge is for one training thread, which
     this does not wait for: `train_in_thread` does.
@@ -139,19 +141,28 @@ async def train_in_thread(
     it waits, and then waits for the thread: no thread is ever left behind.
     """
     returned: list[Result] = []
+    over, is_ending = trio.Event(), False
 
-    async def run_thread(bridge: Bridge, over: trio.Event) -> None:
+    async def run_thread(bridge: Bridge) -> None:
         try:
             returned.append(await trio.to_thread.run_sync(train, bridge))
+        except CollaborationEnded:
+            if not is_ending:  # else that is how the loop was told, and no failure of its own
+                raise
         finally:
             over.set()
 
     with _unwrapped():
-        async with trio.open_nursery() as threads:
-            over = trio.Event()
-            async with open_training(node, settings) as collaboration:
-                threads.start_soon(run_thread, collaboration.bridge, over)
+        async with (
+            trio.open_nursery() as threads,
+            open_training(node, settings) as collaboration,
+        ):
+            threads.start_soon(run_thread, collaboration.bridge)
+            try:
                 await over.wait()
+            except BaseException:
+                is_ending = True
+                raise
     return returned[0]
 
 
@@ -161,9 +172,15 @@ class _NodeThread:
     `failure` is what ended it before it was told to end.
     """
 
-    def __init__(self, configuration: Configuration, settings: CollaborationSettings) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        settings: CollaborationSettings,
+        open_network: OpenNetwork,
+    ) -> None:
         self._configuration = configuration
         self._settings = settings
+        self._open_network = open_network
         self._thread = threading.Thread(target=self._run, name="potluck node")
         self._begun = threading.Event()  # `_token` is there, or will never be
         self._ready = threading.Event()  # `_bridge` is there, or will never be
@@ -208,7 +225,7 @@ class _NodeThread:
         self._begun.set()
         with self._scope:
             async with (
-                Node(self._configuration) as node,
+                Node(self._configuration, open_network=self._open_network) as node,
                 open_training(node, self._settings) as collaboration,
             ):
                 for address in node.network.addresses():

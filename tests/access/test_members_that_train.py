@@ -1,0 +1,123 @@
+"""Members of a run train together on nodes that run, each loop in a thread, with their passes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+import trio
+
+from node.node import Node
+from node.simulated_network import SimulatedWorld
+from node.training import NotInThisRun, train_in_thread
+from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.collaboration import CollaborationSettings
+from protocols.accumulation.ended import CollaborationEnded
+from protocols.accumulation.optimizer import CollaborativeOptimizer
+from tests.access.impostor import RUN, Impostor, running_impostor
+from tests.access.members import introduce, log_in, running_node
+from tests.waiting import until
+
+STEPS: Final = 2
+PATIENCE_SECONDS: Final = 40.0
+
+
+def settings(run: str = RUN) -> CollaborationSettings:
+    return CollaborationSettings(run=run, target_batch=16)
+
+
+@asynccontextmanager
+async def members(folder: Path, *names: str) -> AsyncIterator[list[Node]]:
+    impostor = Impostor()
+    async with (
+        SimulatedWorld(seed=1) as world,
+        running_impostor(folder, impostor) as server,
+        AsyncExitStack() as stack,
+    ):
+        nodes = []
+        for name in names:
+            home = await log_in(folder / name, world.identity_of(name), impostor, server)
+            nodes.append(await stack.enter_async_context(running_node(world, name, home)))
+        introduce(*nodes)
+        yield nodes
+
+
+class Loop:
+    """A training loop, and what it has come to."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(4, 1)
+        self.at: dict[bytes, list[float]] = {}
+        """The weights at each history."""
+        self.ended = False
+
+    def train(self, bridge: Bridge) -> int:
+        """Until the collaboration ends."""
+        torch.set_num_threads(1)
+        optimizer = CollaborativeOptimizer(
+            self.model.named_parameters(), lambda named: torch.optim.SGD(named, lr=0.1), bridge
+        )
+        try:
+            while True:
+                optimizer.zero_grad()
+                loss = self.model(torch.randn(4, 4)).square().mean()
+                loss.backward()
+                if optimizer.step(samples=4, loss=loss):
+                    self.at[optimizer.history] = self.model.weight.detach().flatten().tolist()
+        finally:
+            self.ended = True
+
+
+@pytest.mark.slow
+async def test_members_train_together_and_hold_the_same(tmp_path: Path) -> None:
+    loops = [Loop(), Loop()]
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with members(tmp_path, "alice", "bob") as nodes, trio.open_nursery() as nursery:
+            for node, loop in zip(nodes, loops, strict=True):
+                nursery.start_soon(train_in_thread, node, settings(), loop.train)
+
+            def shared() -> set[bytes]:  # each may make a step before it has heard of the other
+                return set(loops[0].at) & set(loops[1].at)
+
+            await until(lambda: len(shared()) >= STEPS, PATIENCE_SECONDS)
+            nursery.cancel_scope.cancel()
+    assert all(loop.ended for loop in loops), "a thread was left behind"
+    for history in shared():
+        assert loops[0].at[history] == loops[1].at[history]
+
+
+@pytest.mark.slow
+async def test_a_pass_for_another_run_is_refused(tmp_path: Path) -> None:
+    async with members(tmp_path, "alice") as (alice,):
+        with pytest.raises(NotInThisRun) as refused:
+            await train_in_thread(alice, settings("another"), Loop().train)
+    assert RUN in refused.value.what
+    assert refused.value.advice
+
+
+@pytest.mark.slow
+async def test_what_the_loop_raises_and_returns_comes_out_as_it_is(tmp_path: Path) -> None:
+    def fail(_bridge: Bridge) -> None:
+        raise ZeroDivisionError
+
+    async with members(tmp_path, "alice", "bob") as (alice, bob):
+        with pytest.raises(ZeroDivisionError):
+            await train_in_thread(alice, settings(), fail)
+        assert await train_in_thread(bob, settings(), lambda bridge: bridge.run) == RUN
+
+
+@pytest.mark.slow
+async def test_a_loop_that_goes_on_after_the_end_is_told(tmp_path: Path) -> None:
+    async with members(tmp_path, "alice") as (alice,):
+        bridge = await train_in_thread(alice, settings(), lambda bridge: bridge)
+    with pytest.raises(CollaborationEnded):
+        CollaborativeOptimizer(
+            torch.nn.Linear(2, 1).named_parameters(),
+            lambda named: torch.optim.SGD(named, lr=0.1),
+            bridge,
+        )

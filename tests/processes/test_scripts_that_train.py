@@ -1,0 +1,174 @@
+"""Ordinary scripts that train together: the example in the documentation, and how they end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+import trio
+
+from node.configuration import Configuration
+from node.node import open_real_network
+from node.running_lock import AlreadyRunning
+from node.training import collaborate
+from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.optimizer import CollaborativeOptimizer
+from protocols.errors import PotluckError
+from protocols.identity import Identity
+from protocols.network import Network
+from tests.processes.children import Child, started
+
+EXAMPLE: Final = Path(__file__).parents[2] / "docs" / "examples" / "train_together.py"
+LONGEST_EXAMPLE_LINES: Final = 40
+PEERS: Final = 3
+START_SECONDS: Final = 60.0
+TRAINING_SECONDS: Final = 240.0  # some fifteen on a quiet machine
+LEAVE_SECONDS: Final = 5.0
+LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
+ADDRESS: Final = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
+STEP: Final = re.compile(r"step (\d+) loss [\d.]+ model (\w+)")
+
+
+@asynccontextmanager
+async def running_example(home: Path, *addresses: str) -> AsyncIterator[Child]:
+    environment = {"POTLUCK_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(EXAMPLE), *addresses]
+    async with started(command, environment, errors_to=subprocess.STDOUT) as child:
+        yield child
+
+
+async def address_of(child: Child) -> str:
+    with trio.fail_after(START_SECONDS):
+        while line := (await child.read_line()).decode():
+            if found := ADDRESS.search(line):
+                return found.group()
+    raise AssertionError("it ended without having said where others can join")
+
+
+def test_the_example_is_short() -> None:
+    assert len(EXAMPLE.read_text().splitlines()) <= LONGEST_EXAMPLE_LINES
+
+
+async def test_three_processes_learn_together_and_end_with_the_same_model(tmp_path: Path) -> None:
+    last: list[tuple[int, str]] = []
+    told: list[dict[int, str]] = []
+
+    async def follow(child: Child) -> None:
+        output = (await child.read_rest()).decode()
+        assert await child.exit_code() == 0, output
+        steps = {int(step): model for step, model in STEP.findall(output)}
+        told.append(steps)
+        last.append(max(steps.items()))
+
+    with trio.fail_after(TRAINING_SECONDS):
+        async with AsyncExitStack() as stack:
+            first = await stack.enter_async_context(running_example(tmp_path / "1"))
+            address = await address_of(first)
+            others = [
+                await stack.enter_async_context(running_example(tmp_path / str(number), address))
+                for number in range(2, PEERS + 1)
+            ]
+            async with trio.open_nursery() as nursery:
+                for child in (first, *others):
+                    nursery.start_soon(follow, child)
+
+    assert len(set(last)) == 1, last
+    for step in set.intersection(*map(set, told)):
+        assert len({steps[step] for steps in told}) == 1, f"step {step}"
+    assert len(set.intersection(*map(set, told))) > 1, "they have hardly trained together"
+
+
+async def test_ctrl_c_ends_a_script_in_time_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with running_example(home) as child:
+        await address_of(child)
+        child.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        output = (await child.read_rest()).decode()
+        code = await child.exit_code()
+        seconds = time.monotonic() - began
+    assert code == -signal.SIGINT, output
+    assert output.rstrip().endswith("KeyboardInterrupt"), output
+    assert seconds < LEAVE_SECONDS
+    assert not list(home.rglob("*.sock")), "the control socket is still there"
+
+
+def train_until_it_fails(bridge: Bridge, meanwhile: Callable[[int], None]) -> None:
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(4, 1)
+    optimizer = CollaborativeOptimizer(
+        model.named_parameters(), lambda named: torch.optim.SGD(named, lr=0.1), bridge
+    )
+    while True:
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 4)).square().mean()
+        loss.backward()
+        optimizer.step(samples=4, loss=loss)
+        meanwhile(optimizer.epoch)
+
+
+def test_what_keeps_the_node_from_starting_is_raised_before_the_block(tmp_path: Path) -> None:
+    def begin() -> None:
+        with collaborate(run="test", batch=8, listen=[LOOPBACK], home=tmp_path):
+            raise AssertionError("two nodes had the same home")
+
+    first = collaborate(run="test", batch=8, listen=[LOOPBACK], home=tmp_path)
+    with first, pytest.raises(AlreadyRunning):
+        begin()
+
+
+def test_an_error_of_the_script_comes_out_and_the_node_ends(tmp_path: Path) -> None:
+    def fail() -> None:
+        with collaborate(run="test", batch=8, listen=[LOOPBACK], home=tmp_path):
+            raise ZeroDivisionError
+
+    for _ in range(2):  # the second time shows that the home is free again
+        with pytest.raises(ZeroDivisionError):
+            fail()
+
+
+class Broken(PotluckError):
+    """What the lab's network fails with."""
+
+
+def test_a_loop_learns_that_its_node_has_failed_and_by_what(tmp_path: Path) -> None:
+    """It trains on until it waits for something, and the node's own error comes out."""
+    failing = trio.Event()
+    tokens: list[trio.lowlevel.TrioToken] = []
+
+    @asynccontextmanager
+    async def open_network(
+        identity: Identity, configuration: Configuration
+    ) -> AsyncIterator[Network]:
+        async def fail() -> None:
+            await failing.wait()
+            raise Broken("The lab has broken it.")
+
+        tokens.append(trio.lowlevel.current_trio_token())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            async with open_real_network(identity, configuration) as network:
+                yield network
+            nursery.cancel_scope.cancel()
+
+    def fail_at_the_second_step(epoch: int) -> None:
+        if epoch == 2:
+            tokens[0].run_sync_soon(failing.set)
+
+    def train() -> None:
+        with collaborate(
+            run="test", batch=8, listen=[LOOPBACK], home=tmp_path, open_network=open_network
+        ) as bridge:
+            train_until_it_fails(bridge, fail_at_the_second_step)
+
+    with pytest.raises(Broken):
+        train()
