@@ -190,3 +190,27 @@ def _add_gradient(
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
+
+
+def diloco_alone(case: Case, run: Run) -> Tensor:
+    """Algorithm 1 of the DiLoCo paper in one process, with the batches that the peers had. Its
+    inner optimizer must have no statistics: a peer that caught up has steps in them which are in
+    no round."""
+    model = model_of(case)
+    start = flat(model)
+    momentum = torch.zeros_like(start)
+    for step in range(case.steps):
+        total, moved = len(run.batches[step]), torch.zeros_like(start)
+        for peer in range(case.peers):
+            numbers = sorted(number for one, number in run.batches[step] if one == peer)
+            local = copy.deepcopy(model)
+            inner = case.factory(list(local.named_parameters()))
+            for number in numbers:
+                inner.zero_grad()
+                loss_of(local, peer, number).backward()  # type: ignore[no-untyped-call]
+                inner.step()
+            moved += (start - flat(local)) * len(numbers) / total
+        momentum = 0.9 * momentum + moved
+        start = start - 0.7 * (moved + 0.9 * momentum)
+        torch.nn.utils.vector_to_parameters(start.to(case.dtype), model.parameters())
+    return start

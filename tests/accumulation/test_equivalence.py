@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from models.lamb import Lamb
-from tests.accumulation.equivalence import CLOSE, Case, relative_error, run_alone, run_together
+from tests.accumulation.equivalence import (
+    CLOSE,
+    Case,
+    diloco_alone,
+    relative_error,
+    run_alone,
+    run_together,
+)
+from tests.accumulation.training_peers import SETTINGS
 
 
 def warm_up(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
@@ -59,3 +67,16 @@ def test_a_run_is_one_big_computer(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_is_one_big_computer_for_fifty_steps(name: str) -> None:
     check(dataclasses.replace(CASES[name], steps=50))
+
+
+@pytest.mark.slow
+def test_local_steps_are_diloco() -> None:
+    """Four batches each between two exchanges, and the outer step of the paper's algorithm 1."""
+    settings = dataclasses.replace(SETTINGS, target_batch=32)
+    case = Case(
+        partial(torch.optim.SGD, lr=0.05), dtype=torch.float64, local_steps=4, settings=settings
+    )
+    run = run_together(case)
+    alone = diloco_alone(case, run)
+    for parameters in run.parameters:
+        assert relative_error(parameters, alone) <= CLOSE[case.dtype]

@@ -1,0 +1,185 @@
+"""One flat buffer holds the mean gradient of all samples since the last round."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protocols.accumulation.accumulator import OVERFLOWED, USED, Accumulator
+from protocols.accumulation.parameters import Codecs, Parameters
+from protocols.errors import ProtocolMisuse
+
+
+def parameters(dtype: torch.dtype = torch.float64) -> Parameters:
+    return Parameters(
+        [
+            ("weight", nn.Parameter(torch.zeros(2, 3, dtype=dtype))),
+            ("bias", nn.Parameter(torch.zeros(3, dtype=dtype))),
+        ]
+    )
+
+
+def set_gradients(to: Parameters, *gradients: Tensor | None) -> None:
+    for one, gradient in zip(to.tensors, gradients, strict=True):
+        one.grad = gradient
+
+
+def of(value: float, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    return torch.full((2, 3), value, dtype=dtype), torch.full((3,), -value, dtype=dtype)
+
+
+def test_batches_count_by_their_samples() -> None:
+    own = parameters()
+    accumulator = Accumulator(own)
+    for value, samples in ((1.0, 10), (4.0, 20), (7.0, 30)):
+        set_gradients(own, *of(value))
+        assert accumulator.add(samples) is None
+    taken = accumulator.take()
+    assert taken.samples == 60
+    expected = (10 * 1.0 + 20 * 4.0 + 30 * 7.0) / 60
+    torch.testing.assert_close(taken.values[:6], torch.full((6,), expected, dtype=torch.float64))
+    torch.testing.assert_close(taken.values[6:9], torch.full((3,), -expected, dtype=torch.float64))
+
+
+def test_gradients_may_be_overwritten_as_soon_as_they_are_counted() -> None:
+    own = parameters()
+    accumulator = Accumulator(own)
+    weight, bias = of(2.0)
+    set_gradients(own, weight, bias)
+    accumulator.add(8)
+    weight.fill_(99.0)
+    assert accumulator.take().values[:6].tolist() == [2.0] * 6
+
+
+def test_a_parameter_without_a_gradient_counts_as_zeros_and_says_how_often_it_had_one() -> None:
+    own = parameters()
+    accumulator = Accumulator(own)
+    set_gradients(own, of(3.0)[0], None)
+    accumulator.add(10)
+    set_gradients(own, *of(3.0))
+    accumulator.add(30)
+    values = accumulator.take().values
+    assert values[:6].tolist() == [3.0] * 6
+    assert values[6:9].tolist() == [-3.0 * 30 / 40] * 3
+    assert values[9:].tolist() == [1.0, 0.75, 0.0]  # used, used, overflowed
+
+
+def test_a_round_that_failed_leaves_its_samples_with_those_that_came_meanwhile() -> None:
+    own = parameters()
+    accumulator = Accumulator(own)
+    set_gradients(own, *of(1.0))
+    accumulator.add(10)
+    taken = accumulator.take()
+    set_gradients(own, *of(5.0))
+    accumulator.add(30)
+    accumulator.put_back(taken)
+    again = accumulator.take()
+    assert again.samples == 40
+    assert again.values[0] == pytest.approx((10 * 1.0 + 30 * 5.0) / 40, rel=1e-15)
+
+
+def test_nothing_of_what_was_dropped_is_in_what_comes_next() -> None:
+    own = parameters()
+    accumulator = Accumulator(own)
+    set_gradients(own, *of(1.0))
+    accumulator.add(10)
+    accumulator.drop()
+    set_gradients(own, *of(5.0))
+    accumulator.add(1)
+    assert accumulator.take().values[0] == 5.0
+
+
+def test_who_has_no_samples_brings_zeros() -> None:
+    own = parameters()
+    accumulator = Accumulator(own)
+    set_gradients(own, *of(1.0))
+    accumulator.add(1)
+    accumulator.done_with(accumulator.take())
+    taken = accumulator.take()
+    assert taken.samples == 0
+    assert not taken.values.any()
+
+
+def test_two_buffers_are_all_that_is_ever_taken() -> None:
+    own = parameters()
+    accumulator = Accumulator(own)
+    places = set()
+    for _ in range(5):
+        set_gradients(own, *of(1.0))
+        accumulator.add(1)
+        taken = accumulator.take()
+        accumulator.add(1)
+        places.add(taken.values.data_ptr())
+        accumulator.done_with(taken)
+    assert len(places) == 2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_named_and_adds_nothing(bad: float) -> None:
+    own = parameters()
+    accumulator = Accumulator(own)
+    set_gradients(own, *of(1.0))
+    accumulator.add(4)
+    weight, bias = of(2.0)
+    bias[1] = bad
+    set_gradients(own, weight, bias)
+    assert accumulator.add(4) == "bias"
+    taken = accumulator.take()
+    assert taken.samples == 4
+    assert taken.values[:6].tolist() == [1.0] * 6
+
+
+def test_what_the_codec_cannot_carry_is_named() -> None:
+    own = parameters(torch.float32)
+    codecs: Codecs = {"weight": "float16"}
+    accumulator = Accumulator(own, codecs)
+    set_gradients(own, *of(70_000.0, torch.float32))
+    assert accumulator.add(4) == "weight"
+    assert [one.codec for one in accumulator.layout.segments] == ["float16", "none", "none", "none"]
+
+
+def test_a_loss_scale_is_divided_out() -> None:
+    own = parameters()
+    accumulator = Accumulator(own)
+    set_gradients(own, *of(3.0 * 1024))
+    accumulator.add(4, scale=1024.0)
+    assert accumulator.take().values[0] == 3.0
+
+
+def test_samples_that_overflowed_count_as_zeros_and_as_overflowed() -> None:
+    own = parameters()
+    accumulator = Accumulator(own)
+    set_gradients(own, *of(3.0))
+    accumulator.add(30)
+    accumulator.add_overflowed(10)
+    taken = accumulator.take()
+    assert taken.samples == 40
+    assert taken.values[0] == 3.0 * 0.75
+    assert taken.values[-1] == 0.25
+    assert [one.name for one in accumulator.layout.segments][-2:] == [USED, OVERFLOWED]
+
+
+def test_a_sparse_gradient_is_refused_by_name() -> None:
+    embedding = nn.Embedding(10, 4, sparse=True)
+    own = Parameters(list(embedding.named_parameters(prefix="embedding")))
+    embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(ProtocolMisuse, match=r"embedding\.weight is sparse"):
+        Accumulator(own).add(2)
+
+
+def test_parameters_that_cannot_be_averaged_are_refused_by_name() -> None:
+    half = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    single, double = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3).double())
+    frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+    with pytest.raises(ProtocolMisuse, match=r"head is torch\.bfloat16"):
+        Parameters([("body", single), ("head", half)])
+    with pytest.raises(ProtocolMisuse, match=r"head is torch\.float64"):
+        Parameters([("body", single), ("head", double)])
+    with pytest.raises(ProtocolMisuse, match="no parameter to train"):
+        Parameters([("body", frozen)])
+    with pytest.raises(ProtocolMisuse, match="are called body"):
+        Parameters([("body", single), ("body", nn.Parameter(torch.zeros(3)))])
+    with pytest.raises(ProtocolMisuse, match="Codecs are given for tail"):
+        Accumulator(Parameters([("body", single)]), {"tail": "float16"})
+    assert Parameters([("body", single), ("frozen", frozen)]).names == ("body",)

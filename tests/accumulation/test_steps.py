@@ -1,0 +1,174 @@
+"""What a peer does with an averaged result: clip it, step, and scale the next loss."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protocols.accumulation.clipping import clipping_factor, global_norm
+from protocols.accumulation.gradient_steps import GradientSteps
+from protocols.accumulation.inner_step import InnerStep
+from protocols.accumulation.loss_scale import (
+    GROWTH_EPOCHS,
+    INITIAL_SCALE,
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    LossScale,
+)
+from protocols.accumulation.options import check_options
+from protocols.accumulation.outer_step import OuterStep
+from protocols.accumulation.parameters import Parameters
+from protocols.errors import ProtocolMisuse
+
+
+def two() -> tuple[nn.Parameter, nn.Parameter, Parameters]:
+    first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    return first, second, Parameters([("first", first), ("second", second)])
+
+
+def averaged(first: float, second: float, *tail: float) -> Tensor:
+    return torch.tensor([first] * 3 + [second] * 2 + list(tail))
+
+
+def test_the_factor_is_that_of_torch() -> None:
+    gradient = torch.randn(1_000_003, generator=torch.Generator().manual_seed(1))
+    norm = global_norm(gradient)
+    assert norm == pytest.approx(float(gradient.double().norm()), rel=1e-12)
+    parameter = nn.Parameter(torch.zeros_like(gradient))
+    parameter.grad = gradient.clone()
+    torch.nn.utils.clip_grad_norm_([parameter], 0.5)
+    torch.testing.assert_close(gradient * clipping_factor(norm, 0.5), parameter.grad)
+    assert clipping_factor(norm, 2 * norm) == 1.0
+
+
+def test_the_factor_does_not_depend_on_the_order_of_the_sum() -> None:
+    norm = 3.7
+    factors = {clipping_factor(norm * (1 + step * 1e-16), 1.0) for step in range(-8, 9)}
+    assert len(factors) == 1
+
+
+def test_the_user_has_its_own_gradients_back_after_a_step() -> None:
+    first, second, own = two()
+    mine = torch.full((3,), 7.0)
+    first.grad = mine
+    inner = InnerStep(own, partial(torch.optim.SGD, lr=1.0), None, None)
+    inner.apply(averaged(0.5, 0.25, 1.0, 1.0, 0.0))
+    assert first.grad is mine
+    assert second.grad is None
+    assert first.tolist() == [0.5] * 3
+    assert second.tolist() == [0.75] * 2
+
+
+def test_a_parameter_that_nobody_used_is_left_alone_as_in_one_process() -> None:
+    first, second, own = two()
+    inner = InnerStep(own, partial(torch.optim.SGD, lr=1.0, weight_decay=0.5), None, None)
+    inner.apply(averaged(0.0, 0.0, 0.25, 0.0, 0.0))
+    assert first.tolist() == [0.5] * 3  # a gradient of zeros, and weight decay
+    assert second.tolist() == [1.0] * 2  # no gradient: not even weight decay
+
+
+def test_what_overflowed_is_not_in_the_mean_that_is_stepped_with() -> None:
+    first, _, own = two()
+    inner = InnerStep(own, partial(torch.optim.SGD, lr=1.0), None, None)
+    stepped = inner.apply(averaged(0.3, 0.3, 0.75, 0.75, 0.25))
+    assert stepped.overflowed == 0.25
+    torch.testing.assert_close(first.detach(), torch.full((3,), 1.0 - 0.4))
+
+
+def test_where_most_of_the_batch_overflowed_the_epoch_ends_without_a_step() -> None:
+    first, _, own = two()
+    inner = InnerStep(
+        own,
+        partial(torch.optim.SGD, lr=1.0),
+        lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        None,
+    )
+    inner.apply(averaged(9.0, 9.0, 0.25, 0.25, 0.75))
+    assert first.tolist() == [1.0] * 3
+    assert inner.optimizer.param_groups[0]["lr"] == 0.5  # the schedule counts the run's epochs
+
+
+def test_the_scale_halves_when_the_batch_overflows_and_grows_when_it_long_did_not() -> None:
+    scale = LossScale()
+    assert scale.after(0.5) == LossScale(INITIAL_SCALE / 2, 0)
+    assert scale.after(0.001) == LossScale(INITIAL_SCALE, 1)  # one bad batch of one peer
+    for _ in range(GROWTH_EPOCHS):
+        scale = scale.after(0.0)
+    assert scale == LossScale(INITIAL_SCALE * 2, 0)
+    assert LossScale(SMALLEST_SCALE).after(1.0).scale == SMALLEST_SCALE
+    assert LossScale(LARGEST_SCALE, GROWTH_EPOCHS).after(0.0).scale == LARGEST_SCALE
+    assert LossScale.from_extra(scale.as_extra()) == scale
+
+
+def test_a_peer_whose_gradients_alone_overflow_holds_them_back_instead_of_the_scale() -> None:
+    first, second, own = two()
+    steps = GradientSteps(
+        own,
+        partial(torch.optim.SGD, lr=1.0),
+        None,
+        delayed=False,
+        max_norm=None,
+        codec="none",
+        scales_loss=True,
+        buffers={},
+    )
+
+    def compute(value: float) -> str | None:
+        first.grad, second.grad = torch.full((3,), value), torch.full((2,), value)
+        return steps.add(4)
+
+    assert compute(math.inf) is None  # counted as overflowed: perhaps it is the scale
+    steps.done_with(steps.take())
+    steps.apply(averaged(0.1, 0.1, 0.75, 0.75, 0.25))  # but the others' did not
+    assert compute(math.inf) == "first"
+    assert compute(1.0) is None
+    assert compute(math.inf) is None  # and so it is trusted again
+
+
+def test_the_outer_step_is_torchs_nesterov() -> None:
+    start = torch.randn(50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    outer = OuterStep(start.clone())
+    reference = nn.Parameter(start.clone())
+    sgd = torch.optim.SGD([reference], lr=0.7, momentum=0.9, nesterov=True)
+    for seed in range(5):
+        local = start + torch.randn(50, generator=torch.Generator().manual_seed(seed)).double()
+        difference = outer.pseudo_gradient(local, torch.empty_like(local))
+        reference.grad = reference.detach() - local
+        outer.step(difference)
+        sgd.step()
+        torch.testing.assert_close(outer.start, reference.detach(), rtol=1e-13, atol=1e-13)
+
+
+def options(**changed: object) -> dict[str, object]:
+    usual: dict[str, object] = {
+        "delayed": False,
+        "local_steps": 1,
+        "max_norm": None,
+        "average_parameters_every": 0,
+        "precision": "float32",
+        "auxiliary": False,
+    }
+    return {**usual, **changed}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"delayed": True, "local_steps": 10}, "delayed=True and local_steps > 1"),
+        ({"average_parameters_every": 5, "local_steps": 10}, "average_parameters_every and local"),
+        ({"delayed": True, "auxiliary": True}, "auxiliary=True and delayed=True"),
+        ({"local_steps": 0}, "local_steps=0"),
+        ({"max_norm": -1.0}, "max_norm=-1.0"),
+        ({"precision": "fp8"}, 'precision="fp8"'),
+        ({"average_parameters_every": -1}, "average_parameters_every=-1"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused_by_name(
+    wrong: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ProtocolMisuse, match=words):
+        check_options(**options(**wrong))  # type: ignore[arg-type]
