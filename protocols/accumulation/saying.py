@@ -28,6 +28,8 @@ SHORTEST_SECONDS: Final = 0.25
 """Between two slots that differ in samples only. A write goes to five replicas at once and to the
 rest within a second; this keeps it under a hundredth of a processor."""
 
+AT_ONCE_SECONDS: Final = 1e-3
+
 
 @dataclass(frozen=True)
 class Said:
@@ -49,7 +51,7 @@ def say_again_in(
     age = now - said.at
     if _differ(said.slot, mine):
         return 0.0
-    rest = max(0.0, SAY_AGAIN_SECONDS - age)
+    rest = _from_now(SAY_AGAIN_SECONDS - age)
     error = mine.samples - _carried(said, settings, now)
     others = len(found.peers) + 1
     tolerance = max(largest_batch, ERROR_SHARE * settings.target_samples / others)
@@ -59,8 +61,13 @@ def say_again_in(
         and found.others_samples + mine.samples >= settings.target_samples
     )
     if abs(error) > tolerance or makes_it_due:
-        return min(rest, max(0.0, SHORTEST_SECONDS - age))
+        return min(rest, _from_now(SHORTEST_SECONDS - age))
     return rest
+
+
+def _from_now(seconds: float) -> float:
+    """Less than clocks and timers can tell apart is now, or one would wait for it for ever."""
+    return seconds if seconds > AT_ONCE_SECONDS else 0.0
 
 
 def _differ(said: ProgressSlot, mine: ProgressSlot) -> bool:

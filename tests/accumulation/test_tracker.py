@@ -1,0 +1,221 @@
+"""Progress on nodes of a simulated swarm: what each says, reads and concludes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+import trio
+
+from node.simulated_network import SimulatedWorld
+from protocols.accumulation.lifecycle_events import Ending
+from protocols.accumulation.progress import LONGEST_READ_SECONDS
+from protocols.accumulation.progress_slot import SLOT_SECONDS, progress_key
+from tests.accumulation.progress_slots import OTHER_MODEL, history, slot
+from tests.accumulation.trackers import TARGET, TrackingPeer, peer_in, trackers
+from tests.dht.members import simulated
+
+
+@simulated
+async def test_all_see_at_nearly_the_same_time_that_the_step_is_due(world: SimulatedWorld) -> None:
+    peers = await trackers(world, 4)
+    due: list[float] = []
+
+    async def watch(one: TrackingPeer) -> None:
+        while not one.tracker.estimate.is_due:
+            await one.tracker.changed()
+        due.append(trio.current_time())
+
+    began = trio.current_time()
+    async with trio.open_nursery() as computing:
+        for number, one in enumerate(peers):
+            # 8, 16, 32 and 64 samples a second: 120 together, in batches of unequal size
+            computing.start_soon(one.computes, 4 * 2**number, 0.5, 40)
+        with trio.fail_after(30):
+            async with trio.open_nursery() as watching:
+                for one in peers:
+                    watching.start_soon(watch, one)
+        computing.cancel_scope.cancel()
+    assert max(due) - min(due) < 0.6
+    true_moment = began + TARGET / 120
+    assert abs(min(due) - true_moment) < 0.8
+    assert abs(max(due) - true_moment) < 0.8
+
+
+@simulated
+async def test_who_begins_a_round_is_seen_to(world: SimulatedWorld) -> None:
+    peers = await trackers(world, 3)
+    for one in peers:
+        one.counts(310)
+    assert not peers[0].tracker.estimate.is_due
+    peers[1].note(averaging=True)
+    with trio.fail_after(2 * LONGEST_READ_SECONDS):
+        while not peers[0].tracker.estimate.is_due:
+            await peers[0].tracker.changed()
+
+
+@simulated
+async def test_who_leaves_is_gone_soon_and_who_dies_when_its_slot_ends(
+    world: SimulatedWorld,
+) -> None:
+    peers = await trackers(world, 4)
+    first = peers[0].tracker
+    await peers[3].leave()
+    with trio.fail_after(8):
+        while len(first.estimate.peers) > 2:
+            await first.changed()
+    peers[2].kill()
+    with trio.fail_after(SLOT_SECONDS + 5):
+        while len(first.estimate.peers) > 1:
+            await first.changed()
+
+
+@simulated
+async def test_a_peer_that_restarts_counts_with_what_it_has_now(world: SimulatedWorld) -> None:
+    peers = await trackers(world, 3)
+    peers[1].counts(400)
+    tracker = peers[0].tracker
+    with trio.fail_after(10):
+        while tracker.estimate.samples < 400:
+            await tracker.changed()
+    peers[1].kill()
+    network = world.restart(peers[1].network)
+    again = TrackingPeer(world, network, [peers[0].network.address], slot())
+    await again.ready.wait()
+    with trio.fail_after(10):
+        while tracker.estimate.samples > 0:
+            await tracker.changed()
+    again.counts(50)
+    with trio.fail_after(10):
+        while tracker.estimate.samples < 50:
+            await tracker.changed()
+    assert tracker.estimate.samples < 100
+
+
+@simulated
+async def test_nothing_may_be_decided_before_the_swarm_was_met(world: SimulatedWorld) -> None:
+    gone = world.add_node("gone")
+    address = gone.address
+    world.crash(gone)
+    one = TrackingPeer(world, world.add_node("one"), [address], slot())
+    await one.ready.wait()
+    with trio.move_on_after(60) as waited:
+        await one.tracker.looked()
+    assert waited.cancelled_caught
+    assert one.tracker.estimate.number == 0
+
+
+@simulated
+async def test_the_first_peer_of_a_run_looks_and_is_alone(world: SimulatedWorld) -> None:
+    one = peer_in(world, "one")
+    await one.ready.wait()
+    with trio.fail_after(5):
+        found = await one.tracker.looked()
+    assert (found.peers, found.company, found.expected) == ((), 0, 1)
+    with trio.fail_after(10):
+        await one.tracker.looked(after=found.number + 1)
+
+
+@simulated
+async def test_a_newcomer_sees_that_it_is_behind_within_seconds(world: SimulatedWorld) -> None:
+    peers = await trackers(world, 3, slot(epoch=40, at=4))
+    newcomer = peer_in(world, "newcomer", peers, slot(epoch=0))
+    await newcomer.ready.wait()
+    with trio.fail_after(5):
+        found = await newcomer.tracker.looked()
+        while found.behind is None:
+            found = await newcomer.tracker.changed()
+    assert found.behind.epoch == 40
+    assert set(found.behind.peers) == {one.network.peer_id for one in peers}
+    assert {one.epoch for one in newcomer.tracker.slots().values()} == {40}
+
+
+@simulated
+async def test_after_a_split_the_smaller_side_gives_way_and_only_it(world: SimulatedWorld) -> None:
+    peers = await trackers(world, 5, slot(epoch=7, at=1))
+    for one in peers[3:]:
+        one.note(history=history(2))
+    with trio.fail_after(30):
+        for one in peers[3:]:
+            while one.tracker.estimate.fork is None:
+                await one.tracker.changed()
+    for one in peers[:3]:
+        assert one.tracker.estimate.fork is None
+    found = peers[3].tracker.estimate.fork
+    assert found is not None
+    assert found.history == history(1)
+
+
+@simulated
+async def test_one_liar_about_its_epoch_drags_nobody_along(world: SimulatedWorld) -> None:
+    peers = await trackers(world, 4, slot(epoch=7))
+    peers[3].note(epoch=7000)
+    with trio.fail_after(60):
+        number = peers[0].tracker.estimate.number
+        found = await peers[0].tracker.looked(after=number + 5)
+    assert peers[3].tracker.mine().epoch == 7000
+    assert found.behind is None
+    assert found.fork is None
+
+
+@simulated
+async def test_who_claims_samples_and_does_not_come_is_not_counted_again(
+    world: SimulatedWorld,
+) -> None:
+    peers = await trackers(world, 3)
+    liar, honest, first = peers
+    liar.counts(900)
+    honest.counts(60)
+    first.counts(60)
+    tracker = first.tracker
+    with trio.fail_after(10):
+        while not tracker.estimate.is_due:
+            await tracker.changed()
+    first.note(averaging=True)
+    brought = {first.network.peer_id: 60.0, honest.network.peer_id: 60.0}
+    tracker.round_ended(Ending.COMMITTED, brought, applied=False)
+    first.note(averaging=False)
+    found = await tracker.changed()
+    assert not found.is_due
+    assert found.samples < 300
+    assert [one.kind for one in found.ignored] == ["doubted"]
+
+
+def test_another_model_and_a_second_node_with_our_identity_are_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await trackers(world, 2)
+        stranger = peer_in(world, "stranger", peers, slot(signature=OTHER_MODEL))
+        await stranger.ready.wait()
+        one = peers[0]
+        for _ in range(3):
+            await trio.sleep(4)
+            # what a second node with the same key would say, above what this one has said
+            await one.dht.put(progress_key("poem"), slot(5, epoch=99), SLOT_SECONDS)
+        await trio.sleep(8)
+
+    with caplog.at_level(logging.WARNING, "potluck.accumulation"):
+        scenario()
+    texts = [record.getMessage() for record in caplog.records]
+    assert sum("another model" in one for one in texts) == 4, "each side of each pair says it once"
+    assert sum("Another node publishes" in one for one in texts) == 1
+
+
+@simulated
+async def test_progress_is_told_from_another_thread_without_waiting(world: SimulatedWorld) -> None:
+    one = peer_in(world, "one")
+    await one.ready.wait()
+    tracker = one.tracker
+    told = threading.Thread(target=tracker.note, args=(slot(77),))
+    told.start()
+    told.join()
+    with trio.fail_after(5):
+        while tracker.estimate.samples != 77:
+            await tracker.changed()
+    await one.leave()
+    ended = threading.Thread(target=tracker.note, args=(slot(78),))
+    ended.start()
+    ended.join()
