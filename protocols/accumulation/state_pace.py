@@ -1,8 +1,9 @@
 """How fast state leaves this peer, all downloads together.
 
-Serving costs the processor some 3 ns a byte (encryption, copies, the kernel), and torch waits for
-its slowest thread: what serving takes of one core, training loses. So the rate is limited by the
-cores there are, whatever the uplink could carry; a peer that does not train needs no limit.
+Serving costs the processor some 3 ns a byte (encryption, copies, the kernel), in one thread, and
+torch waits for its slowest thread: what serving takes of one core, training loses. So a peer that
+trains sends no faster than that may cost, whatever its uplink could carry; one that does not train
+needs no limit.
 
 Easy to get wrong: a wait must be short enough for the receiver to see that it goes on. What is sent
 in one turn gets smaller as the rate does.
@@ -10,20 +11,13 @@ in one turn gets smaller as the rate does.
 
 from __future__ import annotations
 
-import os
-
 import trio
 
-TRAINING_BYTES_PER_CORE = 5_000_000.0
-"""Bytes per second that a peer sends while it trains, for each of its cores: 1.5 % of a core."""
+TRAINING_BYTES_PER_SECOND = 8_000_000.0
+"""64 Mb/s: more than most uplinks at home, and 2.5 % of one core."""
 LARGEST_TURN_BYTES = 1 << 20
 SMALLEST_TURN_BYTES = 4 << 10
-TURN_SECONDS = 0.25
-
-
-def training_rate() -> float:
-    """What a peer that trains should send at most, in bytes per second."""
-    return TRAINING_BYTES_PER_CORE * (os.cpu_count() or 1)
+TURN_SECONDS = 0.05
 
 
 class UploadPace:

@@ -40,7 +40,7 @@ from protocols.accumulation.state_messages import (
     StateGone,
     read_wanted,
 )
-from protocols.accumulation.state_pace import UploadPace, training_rate
+from protocols.accumulation.state_pace import TRAINING_BYTES_PER_SECOND, UploadPace
 from protocols.accumulation.state_snapshots import Snapshots
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.blocking import in_thread
@@ -83,7 +83,7 @@ class StateServingSettings:
     """
 
     most_downloads: int = 4
-    upload_bytes_per_second: float | None = training_rate()
+    upload_bytes_per_second: float | None = TRAINING_BYTES_PER_SECOND
 
 
 class StateServer:

@@ -1,0 +1,314 @@
+"""The pure parts of fetching and serving: whose state, which piece from whom, who may download."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict, deque
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.accumulation.state import TrainingState, capture, look
+from protocols.accumulation.state_board import MOST_AHEAD, PieceBoard
+from protocols.accumulation.state_desk import DownloadDesk
+from protocols.accumulation.state_kept import FILE_NAME, KeptPieces
+from protocols.accumulation.state_lock import StateLock
+from protocols.accumulation.state_pace import UploadPace
+from protocols.accumulation.state_sources import StateSource, choose
+from protocols.errors import ProtocolMisuse
+from protocols.identity import PeerId
+
+ME = PeerId("me")
+A, B = b"a" * 32, b"b" * 32
+
+
+def source(name: str, epoch: int = 7, digest: bytes = A, history: bytes = b"h") -> StateSource:
+    return StateSource(PeerId(name), epoch, history, digest)
+
+
+# Whose state
+
+
+def test_the_digest_that_most_up_to_date_peers_name_is_chosen() -> None:
+    chosen = choose([source("1"), source("2", digest=B), source("3"), source("4", epoch=6)], ME)
+    assert chosen is not None
+    assert (chosen.epoch, chosen.digest, chosen.is_majority) == (7, A, True)
+    assert {one.peer for one in chosen.sources} == {"1", "3"}
+
+
+def test_a_lone_peer_that_claims_a_later_epoch_does_not_outweigh_the_others() -> None:
+    chosen = choose([source("1"), source("2"), source("liar", epoch=10**9)], ME)
+    assert chosen is not None
+    assert chosen.epoch == 7
+
+
+def test_of_equally_many_the_later_epoch_is_chosen() -> None:
+    chosen = choose([source("1"), source("2", epoch=8)], ME)
+    assert chosen is not None
+    assert chosen.epoch == 8
+
+
+def test_without_a_majority_one_digest_is_chosen_and_not_the_same_by_every_newcomer() -> None:
+    unlike = [source(str(number), digest=bytes([number]) * 32) for number in range(4)]
+    chosen = [choose(unlike, PeerId(f"newcomer {number}")) for number in range(40)]
+    assert all(one is not None and not one.is_majority for one in chosen)
+    assert len({one.digest for one in chosen if one is not None}) == 4
+
+
+def test_peers_that_have_not_named_a_digest_yet_are_asked_last() -> None:
+    chosen = choose([source("quiet", digest=b""), source("1"), source("2")], ME)
+    assert chosen is not None
+    assert chosen.sources[-1].peer == "quiet"
+    assert chosen.is_majority
+
+
+def test_liars_other_histories_older_epochs_and_oneself_are_left_out() -> None:
+    several = [source("1"), source("2"), source("me"), source("3", history=b"fork")]
+    chosen = choose(several, ME, history=b"h", without={PeerId("1")})
+    assert chosen is not None
+    assert [one.peer for one in chosen.sources] == ["2"]
+    assert choose(several, ME, at_least_epoch=8) is None
+    assert choose([source("1", digest=b"")], ME) is None
+    assert choose([], ME) is None
+
+
+def test_newcomers_spread_evenly_over_donors() -> None:
+    donors = [source(str(number)) for number in range(5)]
+    first: Counter[str] = Counter()
+    for number in range(500):
+        chosen = choose(donors, PeerId(f"newcomer {number}"))
+        assert chosen is not None
+        first[chosen.sources[0].peer] += 1
+    assert set(first) == {str(number) for number in range(5)}
+    assert all(70 <= count <= 130 for count in first.values())
+
+
+# Which piece from whom
+
+
+@given(
+    st.lists(st.floats(0.01, 5.0), min_size=1, max_size=4),
+    st.integers(0, 60),
+    st.lists(st.tuples(st.integers(0, 3), st.floats(0, 20)), max_size=3),
+)
+def test_every_piece_comes_whatever_the_sources_do(
+    paces: list[float], count: int, deaths: list[tuple[int, float]]
+) -> None:
+    """Each source delivers at its own pace until it dies; one at least lives."""
+    board = PieceBoard(count)
+    died = {peer: at for peer, at in deaths if 0 < peer < len(paces)}
+    owed: dict[int, deque[int]] = defaultdict(deque)
+    next_at = dict.fromkeys(range(len(paces)), 0.0)
+    now, delivered = 0.0, 0
+    while not board.is_complete:
+        for peer in list(next_at):
+            if died.get(peer, 1e9) <= now:
+                board.lost(PeerId(str(peer)))
+                del next_at[peer]
+                owed.pop(peer, None)
+                continue
+            while (number := board.take(PeerId(str(peer)), now)) is not None:
+                if not owed[peer]:
+                    next_at[peer] = now + paces[peer]
+                owed[peer].append(number)
+            assert len(owed[peer]) <= MOST_AHEAD
+        busy = [peer for peer in next_at if owed[peer]]
+        assert busy, "pieces are missing and nobody is asked for one"
+        peer = min(busy, key=lambda one: next_at[one])
+        now = max(now, next_at[peer])
+        number = owed[peer].popleft()
+        delivered += 1
+        next_at[peer] = now + paces[peer]
+        if board.arrived(PeerId(str(peer)), now):
+            board.keep(number)
+    assert board.here == set(range(count))
+    assert delivered <= count + MOST_AHEAD * len(paces) * (1 + len(died))
+
+
+def test_a_faster_source_takes_over_what_would_come_last() -> None:
+    board = PieceBoard(4)
+    slow, fast = PeerId("slow"), PeerId("fast")
+    assert [board.take(slow, 0.0), board.take(slow, 0.0)] == [0, 1]
+    assert [board.take(fast, 0.0), board.take(fast, 0.0)] == [2, 3]
+    for now in (0.1, 0.2):
+        assert board.arrived(fast, now)
+        board.keep(round(now * 10) + 1)
+    assert board.take(fast, 0.2) == 1  # the second that the slow one owes
+    assert board.arrived(fast, 0.3)
+    board.keep(1)
+    assert board.take(fast, 0.3) == 0
+    assert board.arrived(slow, 0.35)  # it was first after all
+    board.keep(0)
+    assert board.is_complete
+    assert not board.arrived(fast, 0.4)
+
+
+def test_nobody_is_asked_twice_for_a_piece_and_a_slower_one_takes_over_nothing() -> None:
+    board = PieceBoard(2)
+    fast, slow = PeerId("fast"), PeerId("slow")
+    assert [board.take(fast, 0.0), board.take(fast, 0.0), board.take(fast, 0.0)] == [0, 1, None]
+    assert board.take(slow, 0.0) is None or board.take(slow, 0.0) is None
+
+
+def test_what_a_lost_source_owed_is_asked_for_again() -> None:
+    board = PieceBoard(2)
+    first, second = PeerId("first"), PeerId("second")
+    assert {board.take(first, 0.0), board.take(first, 0.0)} == {0, 1}
+    board.lost(first)
+    assert {board.take(second, 0.0), board.take(second, 0.0)} == {0, 1}
+
+
+# Who may download
+
+
+def test_so_many_download_and_the_others_are_told_when_to_come() -> None:
+    desk = DownloadDesk(2)
+    assert desk.ask(PeerId("1"), 0.0) == 0.0
+    assert desk.ask(PeerId("2"), 0.0) == 0.0
+    assert desk.ask(PeerId("1"), 1.0) == 0.0  # it has its place
+    assert desk.ask(PeerId("3"), 1.0) == pytest.approx(9.0)  # when a reservation ends
+    for name in ("1", "2"):
+        desk.begin(PeerId(name), 1.0, 1000)
+    desk.sent(PeerId("1"), 500)
+    assert desk.ask(PeerId("3"), 11.0) == pytest.approx(10.0)  # as long again for the other half
+    desk.end(PeerId("1"))
+    assert desk.ask(PeerId("3"), 11.0) == 0.0
+    assert desk.downloading == 1
+
+
+def test_a_place_that_is_not_taken_is_given_to_another() -> None:
+    desk = DownloadDesk(1)
+    assert desk.ask(PeerId("1"), 0.0) == 0.0
+    assert desk.ask(PeerId("2"), 9.0) > 0.0
+    assert desk.ask(PeerId("2"), 10.0) == 0.0
+    assert len(desk) == 1
+
+
+@given(st.floats(100.0, 1e9))
+def test_what_is_sent_in_one_turn_fits_the_rate(rate: float) -> None:
+    turn = UploadPace(rate).turn_bytes
+    assert turn <= max(rate / 20, 4096)
+    assert turn <= 1 << 20
+
+
+# What is kept
+
+
+def pieces_of(seed: int) -> TrainingState:
+    torch.manual_seed(seed)
+    parameters = [("frozen", torch.ones(2048)), ("w", torch.randn(4096))]
+    return look(parameters, run="r", epoch=seed, piece_bytes=4096).copy()
+
+
+def spoil(path: Path, place: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(place)
+        file.write(b"rust")
+
+
+async def test_pieces_survive_in_a_file_and_are_believed_only_by_their_digest(
+    tmp_path: Path,
+) -> None:
+    state = pieces_of(1)
+    kept = KeptPieces(tmp_path / "new")
+    await kept.begin(state.manifest)
+    for number in (0, 3, 5):
+        kept.put(number, state.piece(number))
+    await kept.write_down()
+    spoil(tmp_path / "new" / FILE_NAME, 3 * 4096)
+    again = KeptPieces(tmp_path / "new")
+    await again.begin(state.manifest)
+    assert again.here == {0, 5}
+    for number in set(range(state.manifest.piece_count)) - again.here:
+        again.put(number, state.piece(number))
+    assert again.finish().digest == state.digest
+    assert not (tmp_path / "new" / FILE_NAME).exists()
+    with pytest.raises(ProtocolMisuse):
+        again.finish()
+
+
+async def test_pieces_that_did_not_change_from_one_state_to_the_next_stay() -> None:
+    first, second = pieces_of(1), pieces_of(2)
+    kept = KeptPieces()
+    await kept.begin(first.manifest)
+    for number in range(first.manifest.piece_count):
+        kept.put(number, first.piece(number))
+    await kept.begin(second.manifest)
+    assert kept.here == {0, 1}  # the parameter that is frozen
+
+
+async def test_a_disk_that_cannot_be_written_costs_the_keeping_and_not_the_download(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    state = pieces_of(1)
+    kept = KeptPieces(tmp_path / "file")
+    await kept.begin(state.manifest)
+    for number in range(state.manifest.piece_count):
+        kept.put(number, state.piece(number))
+        await kept.write_down()
+    assert kept.finish().digest == state.digest
+    assert sum("not kept on disk" in record.message for record in caplog.records) == 1
+
+
+# Who may touch the parameters
+
+
+def test_a_step_waits_for_readers_and_later_readers_for_the_step() -> None:
+    lock, order = StateLock(), []
+    changing, read = threading.Event(), threading.Event()
+
+    def change() -> None:
+        changing.set()
+        with lock.changing():
+            order.append("changed")
+
+    def read_later() -> None:
+        with lock.reading():
+            order.append("read later")
+            read.set()
+
+    with lock.reading(), lock.reading():
+        writer = threading.Thread(target=change)
+        writer.start()
+        assert changing.wait(5)
+        while not lock._waiting_to_change:
+            pass
+        reader = threading.Thread(target=read_later)
+        reader.start()
+        assert not read.is_set()
+        order.append("read")
+    writer.join(5)
+    reader.join(5)
+    assert order == ["read", "changed", "read later"]
+
+
+def test_nothing_is_torn_however_readers_and_writers_meet() -> None:
+    lock, pair, torn = StateLock(), [0, 0], []
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            with lock.reading():
+                torn.append(pair[0] != pair[1])
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for one in readers:
+        one.start()
+    for number in range(200):
+        with lock.changing():
+            pair[0] = number
+            pair[1] = number
+    over.set()
+    for one in readers:
+        one.join(5)
+    assert not any(torn)
+
+
+def test_a_capture_of_the_same_values_is_the_same_state() -> None:
+    one = capture([("w", torch.ones(3))], run="r", epoch=1)
+    two = capture([("w", torch.ones(3))], run="r", epoch=1)
+    assert one.digest == two.digest
