@@ -41,17 +41,31 @@ from protocols.accumulation.collaboration import (
     open_collaboration,
 )
 from protocols.accumulation.ended import CollaborationEnded
-from protocols.errors import PotluckError
+from protocols.dht.bootstrap import Joined
+from protocols.errors import PotluckError, Unreachable
 from protocols.moshpit.layout import CodecName
 from protocols.moshpit.settings import MATCHMAKING_SECONDS
+from protocols.not_allowed import NotAllowed
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
 
+MEETING_SECONDS = 60.0
+"""How long the places to join at may take to answer. On a good day it is a tenth of a second; a
+place that has just been started, or a machine on a bad link, needs some tries."""
+
+LOOKING_BACK_SECONDS = 10.0
+"""The same where there are only peers of an earlier life, who may all be gone."""
+
+
 class NotInThisRun(PotluckError):
     """The pass in this node's home is for another run, or not for training."""
+
+
+class NobodyAnswers(Unreachable):
+    """There are places to join at, and none of them answers."""
 
 
 @contextmanager
@@ -124,10 +138,13 @@ async def open_training(
 ) -> AsyncIterator[Collaboration]:
     """Take part in a run from a node that runs, until the block ends; once in a node's life.
 
-    NotInThisRun if the node's pass does not allow it. Its bridge is for one training thread, which
-    this does not wait for: `train_in_thread` does.
+    It begins when the node has come among the others: who trains before it has met them makes steps
+    of its own, which nobody else has. NotInThisRun if the node's pass does not allow it, NotAllowed
+    if the others do not, NobodyAnswers if none of the places to join at does. The bridge is for one
+    training thread, which this does not wait for: `train_in_thread` does.
     """
     _check_pass(node, settings.run)
+    await _meet_the_others(node)
     async with open_collaboration(node.network, node.rpc, node.dht, settings) as collaboration:
         yield collaboration
 
@@ -250,6 +267,35 @@ def _check_pass(node: Node, run: str) -> None:
             f"This node may look on in {run}, and not train.",
             why="The roles in its pass do not allow more.",
             advice="Ask the run's moderators for the role of a volunteer.",
+        )
+
+
+async def _meet_the_others(node: Node) -> None:
+    """Until the swarm is joined, if there is anybody to join."""
+    state = node.dht.bootstrap_state()
+    if state.joined is Joined.ALONE:
+        return
+    refusal: NotAllowed | None = None
+
+    async def listen_for_a_refusal() -> None:
+        nonlocal refusal
+        refusal = await node.dht.turned_away()
+        nursery.cancel_scope.cancel()
+
+    seconds = MEETING_SECONDS if state.addresses else LOOKING_BACK_SECONDS
+    with trio.move_on_after(seconds) as patience:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen_for_a_refusal)
+            await node.dht.joined()
+            nursery.cancel_scope.cancel()
+    if refusal is not None:
+        raise refusal
+    if patience.cancelled_caught and state.addresses:
+        raise NobodyAnswers(
+            "Nobody of the run answers.",
+            why=f"For {seconds:g} seconds it was tried to join: {node.dht.bootstrap_state()}.",
+            advice="Check the addresses, and this machine's connection. Training alone would make "
+            "steps that nobody else has.",
         )
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import trio
 
+from node.configuration import read_configuration
 from node.node import Node
 from node.simulated_network import SimulatedWorld
 from node.training import NotInThisRun, train_in_thread
@@ -19,7 +20,7 @@ from protocols.accumulation.collaboration import CollaborationSettings
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from tests.access.impostor import RUN, Impostor, running_impostor
-from tests.access.members import introduce, log_in, running_node
+from tests.access.members import log_in, running_node
 from tests.waiting import until
 
 STEPS: Final = 2
@@ -38,11 +39,14 @@ async def members(folder: Path, *names: str) -> AsyncIterator[list[Node]]:
         running_impostor(folder, impostor) as server,
         AsyncExitStack() as stack,
     ):
-        nodes = []
+        nodes: list[Node] = []
         for name in names:
-            home = await log_in(folder / name, world.identity_of(name), impostor, server)
+            await log_in(folder / name, world.identity_of(name), impostor, server)
+            known = tuple(address for node in nodes for address in node.network.addresses())
+            home = read_configuration(
+                {"dht.bootstrap": known}, environment={"POTLUCK_HOME": str(folder / name)}
+            )
             nodes.append(await stack.enter_async_context(running_node(world, name, home)))
-        introduce(*nodes)
         yield nodes
 
 

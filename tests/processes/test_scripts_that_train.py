@@ -19,7 +19,7 @@ import trio
 from node.configuration import Configuration
 from node.node import open_real_network
 from node.running_lock import AlreadyRunning
-from node.training import collaborate
+from node.training import NobodyAnswers, collaborate
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.errors import PotluckError
@@ -124,6 +124,21 @@ def test_what_keeps_the_node_from_starting_is_raised_before_the_block(tmp_path: 
     first = collaborate(run="test", batch=8, listen=[LOOPBACK], home=tmp_path)
     with first, pytest.raises(AlreadyRunning):
         begin()
+
+
+def test_who_finds_nobody_to_join_does_not_train_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.training.MEETING_SECONDS", 0.5)
+    nobody = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.generate().peer_id}"
+
+    def begin() -> None:
+        with collaborate(run="test", batch=8, listen=[LOOPBACK], home=tmp_path, bootstrap=[nobody]):
+            raise AssertionError("it trains although nobody answers")
+
+    with pytest.raises(NobodyAnswers) as raised:
+        begin()
+    assert nobody in raised.value.why
 
 
 def test_an_error_of_the_script_comes_out_and_the_node_ends(tmp_path: Path) -> None:
