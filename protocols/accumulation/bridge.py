@@ -77,9 +77,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class FetchWanted:
-    """The state of peers who are at this epoch or later; with a history, only of that one."""
+    """The state of peers who are at this epoch or later; with a history, only of that one.
+    `peers` claim to have it."""
 
     mine: LiveState
+    peers: tuple[PeerId, ...]
     at_least_epoch: int
     history: bytes | None
 

@@ -83,6 +83,12 @@ LONGEST_RETRY_SECONDS = 8.0
 """How long is waited after a state could not be fetched, doubling: its sources may just have
 stepped, and a digest is named within a second."""
 
+SHORTEST_WAIT_SECONDS = 0.05  # between two looks at whether a round is due that nearly is
+
+
+class OtherModel(PotluckError):
+    """The run trains another model, or makes its steps in another way."""
+
 
 @dataclass(eq=False)
 class Round:
@@ -121,6 +127,8 @@ class Driver:
         self._telling = threading.Lock()
         self._state_lock = StateLock()
         self._at = (0, history)
+        self.model_epoch = 0
+        """Of the parameters that the model computes with: delayed, it is behind the state."""
         self._to_do: deque[Effect] = deque()
         """For the training thread; that of a delayed round only adds to it."""
         self._round: Round | None = None
@@ -129,6 +137,7 @@ class Driver:
         self._failure: BaseException | None = None
         self._epoch_began = time.monotonic()
         self._retry_seconds = FIRST_RETRY_SECONDS
+        self._batch_seconds, self._last_batch = 0.0, time.monotonic()
 
     @property
     def at(self) -> tuple[int, bytes]:
@@ -142,7 +151,22 @@ class Driver:
         slot = self._slot()
         entry = Entry(slot, self.look, self._state_lock, self._mode.target_samples)
         self._bridge.enter(entry)
+        self._check_model()
         self.go_on()
+        self._last_batch = time.monotonic()
+
+    def _check_model(self) -> None:
+        """OtherModel where everybody else in the run has another one."""
+        found = self._bridge.estimate
+        others = [one.peer for one in found.ignored if one.kind == "model"]
+        if others and not found.peers:
+            raise OtherModel(
+                f"All {len(others)} peers of the run {self._bridge.run} train something else.",
+                why="Their model has other tensors or another dtype, or their optimizer is of "
+                "another kind, or they make another number of local steps.",
+                advice="Build the model and the optimizer as the run's organiser says, or take "
+                "another name for a run of your own.",
+            )
 
     def contribute(self, samples: int, held_back: str = "") -> bool:
         """A batch is done and its gradients lie in `.grad`; whether the run has stepped since.
@@ -161,8 +185,10 @@ class Driver:
         if any(isinstance(one, HoldBack) for one in rest):
             self._bridge.tell(HeldBack(epoch, samples, held_back, parameter))
         self._note(at_once=False)
+        self._measure_batch()
         self._wait_while_full()
         self.go_on()
+        self._wait_if_the_next_batch_is_too_late()
         return self.steps_taken > steps_before
 
     def go_on(self) -> None:
@@ -177,6 +203,23 @@ class Driver:
                     return
                 self._look_again()
 
+    def _measure_batch(self) -> None:
+        now = time.monotonic()
+        self._batch_seconds, self._last_batch = now - self._last_batch, now
+
+    def _wait_if_the_next_batch_is_too_late(self) -> None:
+        """A batch that ends when the others have long gone without this peer is better not begun:
+        then all that it has would be dropped, and a state fetched."""
+        while True:
+            late = self._batch_seconds - self._bridge.grace_seconds
+            due_in = self._bridge.estimate.due_in_seconds
+            accumulates = self._lifecycle.life.phase is Phase.ACCUMULATING
+            if not (accumulates and self._lifecycle.life.samples and due_in < late):
+                self._last_batch = time.monotonic()
+                return
+            self.wait_for_news(max(due_in, SHORTEST_WAIT_SECONDS))
+            self.go_on()
+
     def wait_for_news(self, seconds: float) -> None:
         """Until the run has changed, or so long."""
         with self._bridge.waiting():
@@ -187,7 +230,7 @@ class Driver:
         self._join()
         while self._to_do:
             self._do(self._to_do.popleft())
-        self._steps.take_over()
+        self._take_over()
 
     def look(self) -> LiveState:
         """The state as it is; in a worker thread, under the lock for reading."""
@@ -259,7 +302,7 @@ class Driver:
         """The peers together have the target batch: average (DeDLOC, section 3.1)."""
         if self._mode.delayed:
             self._join()  # the last round has ended, or there would be no other
-            self._steps.take_over()
+            self._take_over()
         now = time.monotonic()
         with self._telling:
             contribution = self._steps.take()
@@ -323,6 +366,8 @@ class Driver:
         with self._state_lock.changing():
             stepped = self._steps.apply(values)
             self._at = (effect.epoch + 1, effect.history)
+            if not self._mode.delayed:
+                self.model_epoch = effect.epoch + 1
         self.steps_taken += 1
         with self._telling:
             self._round = None
@@ -379,7 +424,7 @@ class Driver:
         """The run is elsewhere: take its state."""
         bridge, epoch = self._bridge, self._lifecycle.life.epoch
         bridge.tell(FellBehind(epoch, effect.at_least_epoch, effect.reason))
-        wanted = FetchWanted(self.look(), effect.at_least_epoch, effect.history)
+        wanted = FetchWanted(self.look(), effect.peers, effect.at_least_epoch, effect.history)
         try:
             with bridge.waiting():
                 fetched = bridge.fetch(wanted).wait()
@@ -407,6 +452,7 @@ class Driver:
         with self._state_lock.changing():
             self._steps.restore(state)
             self._at = (state.epoch, state.history)
+            self.model_epoch = state.epoch
         self._epoch_began = time.monotonic()
         self._bridge.state_advanced()
 
@@ -417,6 +463,10 @@ class Driver:
                 self._bridge.wait_for_news(self._retry_seconds).wait()
                 self._retry_seconds = min(2.0 * self._retry_seconds, LONGEST_RETRY_SECONDS)
             self._bridge.look_again(self._lifecycle.life.looked_past).wait()
+
+    def _take_over(self) -> None:
+        self._steps.take_over()
+        self.model_epoch = self._at[0]
 
     # -- how this peer is
 

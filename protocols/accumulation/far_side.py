@@ -162,14 +162,18 @@ class NetworkSide:
 
     async def _fetch(self, wanted: FetchWanted) -> Fetched:
         self._entered().look_now()
-        fetched = await fetch_state(
-            self._rpc,
-            self._sources,
-            wanted.mine,
-            at_least_epoch=wanted.at_least_epoch,
-            history=wanted.history,
-            kept=self._kept,
-        )
+        try:
+            fetched = await fetch_state(
+                self._rpc,
+                self._sources,
+                wanted.mine,
+                at_least_epoch=wanted.at_least_epoch,
+                history=wanted.history,
+                kept=self._kept,
+            )
+        except PotluckError as error:
+            self._entered().fetch_failed(wanted.peers, str(error))
+            raise
         for peer, reason in fetched.liars.items():
             self._entered().state_refused(peer, reason)
         return fetched

@@ -144,6 +144,12 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         return self._driver.at[0]
 
     @property
+    def model_epoch(self) -> int:
+        """That of the parameters in the model. `delayed`, they are a step older than the state
+        from the moment that the step is made until the next batch of all peers is full."""
+        return self._driver.model_epoch
+
+    @property
     def history(self) -> bytes:
         """Sixteen bytes that are equal at two peers that made the same steps."""
         return self._driver.at[1]

@@ -1,0 +1,287 @@
+"""What a training thread meets: steps, held-back batches, newcomers, helpers, and the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import threading
+import time
+from functools import partial
+
+import pytest
+import torch
+import trio
+from torch import Tensor, nn
+
+from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.driver import OtherModel
+from protocols.accumulation.ended import CollaborationEnded
+from protocols.accumulation.events import (
+    CaughtUp,
+    HeldBack,
+    ParametersAveraged,
+    ScaleChanged,
+    StepTaken,
+)
+from protocols.accumulation.optimizer import CollaborativeOptimizer
+from protocols.accumulation.state_manifest import StateRefused
+from protocols.errors import ProtocolMisuse
+from tests.accumulation.training_peers import (
+    SETTINGS,
+    TrainingWorld,
+    training_world,
+    wait_for_company,
+)
+
+SMALL = dataclasses.replace(SETTINGS, target_batch=8)
+ENDS_WITHIN_SECONDS = 5.0
+
+
+def model_of(outputs: int = 2) -> nn.Linear:
+    model = nn.Linear(3, outputs)
+    with torch.no_grad():
+        for one in model.parameters():
+            one.fill_(0.5)
+    return model
+
+
+def optimizer_of(model: nn.Module, bridge: Bridge, **options: object) -> CollaborativeOptimizer:
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    return CollaborativeOptimizer(model.named_parameters(), sgd, bridge, **options)  # type: ignore[arg-type]
+
+
+def set_gradients(model: nn.Module, value: float) -> None:
+    for one in model.parameters():
+        one.grad = torch.full_like(one, value)
+
+
+def of_kind(bridge: Bridge, kind: type) -> list[object]:
+    return [one for one in bridge.events if isinstance(one, kind)]
+
+
+def test_a_peer_alone_trains_and_says_by_name_what_it_holds_back() -> None:
+    def train(bridge: Bridge, _number: int) -> None:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge)
+        with pytest.raises(ProtocolMisuse, match="has an optimizer already"):
+            optimizer_of(model_of(), bridge)
+        with pytest.raises(ProtocolMisuse, match="cannot only assist"):
+            optimizer.assist()
+        with pytest.raises(ProtocolMisuse, match="A closure was given"):
+            optimizer.step(lambda: None, samples=1)  # type: ignore[arg-type]
+        with pytest.raises(ProtocolMisuse, match="A batch of 0 samples"):
+            optimizer.step(samples=0)
+
+        set_gradients(model, 1.0)
+        assert not optimizer.step(samples=4, loss=float("nan"))
+        model.bias.grad = torch.full((2,), torch.inf)
+        assert not optimizer.step(samples=4, loss=1.0)
+        held = of_kind(bridge, HeldBack)
+        assert [(one.reason, one.parameter) for one in held if isinstance(one, HeldBack)] == [
+            ("The loss is nan.", ""),
+            ("bias.grad is not finite.", "bias"),
+        ]
+
+        set_gradients(model, 1.0)
+        assert not optimizer.step(samples=4)
+        assert optimizer.epoch == 0
+        saved = io.BytesIO()
+        torch.save(optimizer.state_dict(), saved)
+        set_gradients(model, 2.0)
+        assert optimizer.step(samples=4)
+        assert optimizer.epoch == 1
+        torch.testing.assert_close(model.weight.detach(), torch.full((2, 3), 0.5 - 0.1 * 1.5))
+        step = of_kind(bridge, StepTaken)[0]
+        assert isinstance(step, StepTaken)
+        assert step.own_samples == step.samples == 8
+
+        saved.seek(0)
+        optimizer.load_state_dict(torch.load(saved, weights_only=True))
+        assert optimizer.epoch == 0
+        assert model.weight.detach().tolist() == [[0.5] * 3] * 2
+        with pytest.raises(StateRefused, match="no state of a collaborative optimizer"):
+            optimizer.load_state_dict({"state": {}, "param_groups": []})
+
+    async def main() -> None:
+        async with training_world() as world:
+            await world.train([await world.peer("alone", SMALL)], train)
+
+    trio.run(main)
+
+
+def test_the_end_wakes_a_thread_that_waits_and_tells_one_that_does_not() -> None:
+    waits, computes = threading.Event(), threading.Event()
+    ended: dict[int, float] = {}
+
+    def go_on_for_ever(optimizer: CollaborativeOptimizer, model: nn.Module, number: int) -> None:
+        if number == 0:
+            waits.set()
+            optimizer.assist()
+        while True:
+            set_gradients(model, 1.0)
+            computes.set()
+            optimizer.step(samples=1)
+
+    def train(bridge: Bridge, number: int) -> None:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge, auxiliary=number == 0)
+        with pytest.raises(CollaborationEnded, match="has ended"):
+            go_on_for_ever(optimizer, model, number)
+        assert bridge.ended
+        ended[number] = time.monotonic()
+        with pytest.raises(CollaborationEnded):
+            optimizer.step(samples=1) if number else optimizer.assist()
+
+    async def main() -> None:
+        async with training_world() as world, trio.open_nursery() as nursery:
+            settings = dataclasses.replace(SETTINGS, target_batch=10**6)
+            peers = [await world.peer(f"peer-{number}", settings) for number in range(2)]
+            nursery.start_soon(world.train, peers, train)
+            for event in (waits, computes):
+                await trio.to_thread.run_sync(event.wait)
+            began = time.monotonic()
+            for one in peers:
+                one.leaving.set()
+            for one in peers:
+                await one.left.wait()
+            assert time.monotonic() - began < ENDS_WITHIN_SECONDS
+        assert all(moment - began < ENDS_WITHIN_SECONDS for moment in ended.values())
+        assert len(ended) == 2
+
+    trio.run(main)
+
+
+async def three(world: TrainingWorld) -> list[Tensor]:
+    """Two that train, and one that helps without data."""
+
+    def train(bridge: Bridge, number: int) -> Tensor:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge, auxiliary=number == 2)
+        wait_for_company(bridge, 2)
+        if number == 2:
+            optimizer.assist(epochs=2)
+        while optimizer.epoch < 2:
+            time.sleep(0.1)  # the peer's speed
+            set_gradients(model, 1.0 + number)
+            optimizer.step(samples=1)
+        return model.weight.detach()
+
+    return await world.train(await world.peers(3, SMALL), train)
+
+
+@pytest.mark.slow
+def test_a_helper_without_data_makes_the_same_steps() -> None:
+    async def main() -> None:
+        async with training_world() as world:
+            first, second, helper = await three(world)
+            assert torch.equal(first, second)
+            assert torch.equal(first, helper)
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_newcomer_takes_the_state_of_the_run_and_then_helps() -> None:
+    """It knows nothing but its model, with other values in it; momentum comes with the state."""
+    far = threading.Event()
+
+    def train(bridge: Bridge, number: int) -> Tensor:
+        if number:
+            far.wait()
+        model = model_of()
+        with torch.no_grad():
+            model.weight.add_(number)
+        momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+        optimizer = CollaborativeOptimizer(model.named_parameters(), momentum, bridge)
+        if number:
+            assert optimizer.epoch >= 2
+            assert of_kind(bridge, CaughtUp)
+        brought = 0
+        while optimizer.epoch < 2 or not brought:
+            time.sleep(0.2)  # the peer's speed
+            set_gradients(model, 1.0)
+            optimizer.step(samples=2)
+            if optimizer.epoch >= 2:
+                far.set()
+            steps = [one for one in of_kind(bridge, StepTaken) if isinstance(one, StepTaken)]
+            brought = sum(one.own_samples for one in steps if len(one.members) == 2)
+        return model.weight.detach()
+
+    async def main() -> None:
+        async with training_world() as world:
+            first, second = await world.train(await world.peers(2, SMALL), train)
+            assert torch.equal(first, second)
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_all_peers_agree_on_the_loss_scale() -> None:
+    def train(bridge: Bridge, number: int) -> float:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge, precision="fp16")
+        wait_for_company(bridge, 1)
+        batches = 0
+        while optimizer.epoch < 2:
+            time.sleep(0.1)  # the peer's speed
+            scale = float(optimizer.scaled(torch.ones(())))
+            set_gradients(model, scale if number or batches else torch.inf)
+            optimizer.step(samples=1)
+            batches += 1
+        assert len(of_kind(bridge, ScaleChanged)) == 1
+        return float(optimizer.scaled(torch.ones(())))
+
+    async def main() -> None:
+        async with training_world() as world:
+            scales = await world.train(await world.peers(2, SMALL), train)
+            assert scales == [2.0**15, 2.0**15]
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_what_has_drifted_apart_is_averaged() -> None:
+    def train(bridge: Bridge, number: int) -> tuple[Tensor, bytes]:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge, average_parameters_every=2)
+        wait_for_company(bridge, 1)
+        with torch.no_grad():
+            model.bias.add_(1e-3 * number)  # another machine rounds otherwise, only less
+        while optimizer.epoch < 2:
+            time.sleep(0.1)  # the peer's speed
+            set_gradients(model, 1.0)
+            optimizer.step(samples=1)
+        averaged = of_kind(bridge, ParametersAveraged)[0]
+        assert isinstance(averaged, ParametersAveraged)
+        assert averaged.drift == pytest.approx(5e-4, rel=1e-2)
+        return model.bias.detach(), optimizer.history
+
+    async def main() -> None:
+        async with training_world() as world:
+            first, second = await world.train(await world.peers(2, SMALL), train)
+            assert torch.equal(first[0], second[0])
+            assert first[1] == second[1]
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_peer_with_another_model_is_told_so() -> None:
+    there, told = threading.Event(), threading.Event()
+
+    def train(bridge: Bridge, number: int) -> None:
+        if number:
+            there.wait()
+            with pytest.raises(OtherModel, match="All 1 peers of the run test train something"):
+                optimizer_of(model_of(outputs=5), bridge)
+            told.set()
+            return
+        optimizer_of(model_of(), bridge)
+        there.set()
+        told.wait()
+
+    async def main() -> None:
+        async with training_world() as world:
+            await world.train(await world.peers(2, SMALL), train)
+
+    trio.run(main)
