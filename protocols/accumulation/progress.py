@@ -263,7 +263,7 @@ def _samples_of_the_past(
             f"this peer is at {mine.epoch}.",
         )
         for peer, one in fitting.items()
-        if one.slot.samples and one.slot.epoch < mine.epoch and peer not in members
+        if one.slot.samples and one.slot.epoch < mine.epoch - 1 and peer not in members
     ]
 
 

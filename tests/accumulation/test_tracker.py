@@ -43,6 +43,28 @@ async def test_all_see_at_nearly_the_same_time_that_the_step_is_due(world: Simul
     assert abs(max(due) - true_moment) < 0.8
 
 
+@pytest.mark.slow
+@simulated
+async def test_sixteen_peers_write_and_read_seldom(world: SimulatedWorld) -> None:
+    peers = await trackers(world, 16)
+    before = [one.dht.statistics() for one in peers]
+    began = trio.current_time()
+    async with trio.open_nursery() as computing:
+        for one in peers:
+            computing.start_soon(one.computes, 2, 0.5, 1000)
+        with trio.fail_after(60):
+            while not peers[0].tracker.estimate.is_due:
+                await peers[0].tracker.changed()
+        computing.cancel_scope.cancel()
+    seconds = trio.current_time() - began
+    after = [one.dht.statistics() for one in peers]
+    puts = sum(b.puts - a.puts for a, b in zip(before, after, strict=True)) / len(peers)
+    gets = sum(b.gets - a.gets for a, b in zip(before, after, strict=True)) / len(peers)
+    assert abs(seconds - TARGET / 64) < 1.5
+    assert puts / seconds < 0.4
+    assert gets / seconds < 1.5
+
+
 @simulated
 async def test_who_begins_a_round_is_seen_to(world: SimulatedWorld) -> None:
     peers = await trackers(world, 3)
