@@ -1,0 +1,112 @@
+"""docs/protocols.md says of the state what the code does, number for number."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from blake3 import blake3
+
+from protocols.accumulation import state_manifest as manifest
+from protocols.accumulation.optimizer_state import OWN_SETTINGS
+from protocols.accumulation.signature import LONGEST_TENSOR_NAME, VALUE_TYPES
+from protocols.accumulation.state import capture
+from protocols.accumulation.state_account import FetchSettings
+from protocols.accumulation.state_desk import KEPT_SECONDS as PLACE_SECONDS
+from protocols.accumulation.state_download import RETRY_SECONDS
+from protocols.accumulation.state_messages import (
+    MANIFEST,
+    MOST_WANTED,
+    MOST_WANTED_AT_ONCE,
+    PIECES,
+    STALL_SECONDS,
+    STATE_PROTOCOL,
+    ManifestAnswer,
+    ManifestRequest,
+    PiecesOpening,
+)
+from protocols.accumulation.state_pace import TRAINING_BYTES_PER_SECOND
+from protocols.accumulation.state_serving import StateServingSettings
+from protocols.accumulation.state_snapshots import KEPT_SECONDS, MOST_COPIES
+from protocols.accumulation.state_tree import MOST_DEPTH
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()
+SECTION = DOCUMENT.split(f"## {STATE_PROTOCOL}\n")[1].split("\n## ")[0]
+WORDS = " ".join(SECTION.split())
+FETCHING = FetchSettings()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"text of 1 to {LONGEST_TENSOR_NAME} characters",
+        f"from a multiple of {manifest.ALIGNMENT_BYTES} bytes on",
+        f"({manifest.PIECE_BYTES >> 20} MiB; {manifest.SMALLEST_PIECE_BYTES >> 10} KiB to "
+        f"{manifest.LARGEST_PIECE_BYTES >> 20} MiB)",
+        f"at most {manifest.LARGEST_METADATA_BYTES >> 10} KiB and nested at most {MOST_DEPTH} deep",
+        f"At most {manifest.MOST_TENSORS:,} tensors, {manifest.LARGEST_MANIFEST_BYTES >> 20} MiB",
+        f"history (up to {manifest.LONGEST_HISTORY_BYTES} bytes)",
+        f"little-endian, up to {MOST_WANTED_AT_ONCE})",
+        f"asked for {MOST_WANTED} pieces that have not come",
+        f"lets {StateServingSettings().most_downloads} peers download at a time",
+        f"keeps a place for {PLACE_SECONDS:g} s",
+        f"and {KEPT_SECONDS:g} s longer, {['', '', 'two'][MOST_COPIES]} at the most",
+        f"sends at most {TRAINING_BYTES_PER_SECOND / 1e6:g} MB/s",
+        f"The stall time is {STALL_SECONDS:g} s",
+        f"and {FETCHING.most_sources} of them at a time",
+        f"no byte for {FETCHING.patience_seconds:g} s is given up, and asked again after "
+        f"{RETRY_SECONDS:g} s",
+        f"After {FETCHING.give_up_seconds:g} s without a byte from anybody",
+        f"at most {manifest.STATISTICS_PER_VALUE} values",
+        f"and {manifest.STATISTICS_FREE_BYTES >> 20} MiB",
+    ],
+)
+def test_numbers_are_those_of_the_code(words: str) -> None:
+    assert words in WORDS
+
+
+def test_every_kind_of_value_and_own_setting_is_named() -> None:
+    assert all(name in WORDS for name in VALUE_TYPES)
+    assert all(f"`{name}`" in WORDS for name in OWN_SETTINGS)
+
+
+def test_every_refusal_is_named() -> None:
+    assert all(f"`{code}`" in SECTION for code in {**PIECES.errors, **MANIFEST.errors})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("`manifest`, unary", ManifestRequest),
+        ("its answer", ManifestAnswer),
+        ("PiecesOpening, of the transfer `pieces`", PiecesOpening),
+    ],
+)
+def test_fields_are_in_order(row: str, message: type[msgspec.Struct]) -> None:
+    described = re.search(rf"\| {re.escape(row)} \| (.*) \|", SECTION)
+    assert described is not None
+    fields = re.sub(r"\([^)]*\)", "", described[1]).split(", ")
+    assert len(fields) == len(message.__struct_fields__)
+
+
+def test_a_state_can_be_named_by_what_the_page_says() -> None:
+    tensors = [("b", torch.tensor([True, False, True])), ("a", torch.arange(3.0))]
+    state = capture(tensors, extra={"n": (1, [None])}, run="r", epoch=5, history=b"h")
+    specs = [["model/a", "float32", [3]], ["model/b", "bool", [3]]]
+    stream = tensors[1][1].numpy().tobytes() + bytes(4) + b"\x01\x00\x01"
+    metadata = [
+        2,
+        ["extra", [2, ["n", [1, 1, [0, None]]]]],
+        ["optimizer", None],
+        ["scheduler", None],
+    ]
+    pack = msgspec.msgpack.encode
+    signature = blake3(b"potluck model signature 1\0" + pack(["", specs])).digest(16)
+    body = pack(
+        ["r", 5, b"h", signature, "", specs, pack(metadata), 1 << 20, blake3(stream).digest()]
+    )
+    assert state.body == body
+    assert state.digest == blake3(b"potluck state 1\0" + body).digest()
