@@ -188,6 +188,9 @@ def test_a_vanishing_error_is_found(clause: str) -> None:
     )
 
 
+# Writes what torch itself reads, which is a zipped pickle, because somebody asked for that.
+EXPORTS = {"node/exporting.py": ["torch.save"]}
+
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 
 
@@ -201,6 +204,7 @@ def pickling(source: str) -> list[str]:
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("load", "save")
+        and not any(ast.unparse(one) == "weights_only=True" for one in node.keywords)
     }
     return sorted(imported & PICKLES) + sorted(calls & {"torch.load", "torch.save"})
 
@@ -211,7 +215,7 @@ def test_nothing_is_pickled() -> None:
         for path in python_files()
         if (names := pickling(path.read_text(encoding="utf-8")))
     }
-    assert not found
+    assert found == EXPORTS
 
 
 @pytest.mark.parametrize("source", ["import pickle", "from dill import loads", "torch.load(f)"])
