@@ -9,6 +9,7 @@ a run can be read off any state:
 - peers at the same epoch and history hold the same parameters, and have had that many steps;
 - every sample in a step was computed with the parameters of that epoch, or in delayed mode of the
   one before;
+- every step has enough samples;
 - what a lifecycle counts is what it has.
 
 Easy to get wrong: a round may be committed with the data of a peer that never learns it. Its
@@ -26,7 +27,7 @@ from blake3 import blake3
 
 from protocols.accumulation.claims import Credit
 from protocols.accumulation.history import HISTORY_BYTES
-from protocols.accumulation.lifecycle import Life, Mode, Phase, advance
+from protocols.accumulation.lifecycle import COMMIT_SHARE, Life, Mode, Phase, advance
 from protocols.accumulation.lifecycle_events import (
     Average,
     Averaged,
@@ -397,6 +398,8 @@ def _wrong_steps(rules: Rules, peer: Peer) -> str | None:
         if counted & result.samples:
             return f"{counted & result.samples} count twice"
         counted |= result.samples
+        if result.samples and len(result.samples) < COMMIT_SHARE * rules.mode.target_samples:
+            return f"the step of epoch {result.epoch} has only {len(result.samples)} samples"
         oldest = result.epoch - 1 if rules.mode.delayed else result.epoch
         stale = [one for one in result.samples if not oldest <= one.steps <= result.epoch]
         if stale:
