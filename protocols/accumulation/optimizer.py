@@ -43,6 +43,7 @@ from protocols.accumulation.local_steps import LocalSteps
 from protocols.accumulation.options import check_options, first_of, signature_of
 from protocols.accumulation.parameters import Parameters
 from protocols.accumulation.saved import from_saved, to_saved
+from protocols.accumulation.standing import Batch
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_state import TrainingState
 from protocols.errors import ProtocolMisuse
@@ -141,18 +142,18 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     @property
     def epoch(self) -> int:
         """How many steps the run had made when it had this state."""
-        return self._driver.at[0]
+        return self._driver.standing.at[0]
 
     @property
     def model_epoch(self) -> int:
         """That of the parameters in the model. `delayed`, they are a step older than the state
         from the moment that the step is made until the next batch of all peers is full."""
-        return self._driver.model_epoch
+        return self._driver.standing.model_epoch
 
     @property
     def history(self) -> bytes:
         """Sixteen bytes that are equal at two peers that made the same steps."""
-        return self._driver.at[1]
+        return self._driver.standing.at[1]
 
     def autocast(self) -> AbstractContextManager[Any]:
         """torch.autocast to the chosen precision on the parameters' device."""
@@ -189,8 +190,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         if samples < 1:
             raise ProtocolMisuse(f"A batch of {samples} samples was given to step().")
         value = float(loss.detach() if isinstance(loss, Tensor) else loss or 0.0)
-        held_back = "" if math.isfinite(value) else f"The loss is {value}."
-        return self._driver.contribute(samples, held_back)
+        trouble = "" if math.isfinite(value) else f"The loss is {value}."
+        return self._driver.contribute(Batch(samples, trouble))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch: forget the gradients of the last batch. What was counted stays."""

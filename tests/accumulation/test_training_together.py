@@ -159,14 +159,17 @@ async def three(world: TrainingWorld) -> list[Tensor]:
         optimizer = optimizer_of(model, bridge, auxiliary=number == 2)
         wait_for_company(bridge, 2)
         if number == 2:
-            optimizer.assist(epochs=2)
-        while optimizer.epoch < 2:
+            optimizer.assist(epochs=3)
+            steps = [one for one in of_kind(bridge, StepTaken) if isinstance(one, StepTaken)]
+            assert [one.own_samples for one in steps if len(one.members) == 3]
+        while optimizer.epoch < 3:
             time.sleep(0.1)  # the peer's speed
             set_gradients(model, 1.0 + number)
             optimizer.step(samples=1)
         return model.weight.detach()
 
-    return await world.train(await world.peers(3, SMALL), train)
+    settings = dataclasses.replace(SETTINGS, target_batch=24)
+    return await world.train(await world.peers(3, settings), train)
 
 
 @pytest.mark.slow

@@ -1,0 +1,200 @@
+"""Rounds and their steps, in the training thread or beside it.
+
+    rounds = Rounds(bridge, steps, mode, standing)
+    effects = rounds.begin(average)              # without `delayed`: it has ended on return
+    effects = rounds.step(step)
+
+Without `delayed` the training thread waits for the round and makes the step. With it, a thread of
+the round's own waits for the outcome and steps on the shadow (gradient_steps.py), while the
+training thread computes the next batches; `begin` takes the shadow over into the model, exactly
+one step late. What that thread cannot do, because the model is not its own, it leaves in `left`.
+
+Promises: the thread ends with its round, or as soon as the collaboration does; an error in it is
+raised in the training thread, at its next call.
+
+Easy to get wrong: a delayed round that lasts longer than an epoch must hold the training thread
+up, or the next batch grows beyond what the run's hyper-parameters are made for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import nullcontext
+
+import torch
+
+from protocols.accumulation.bridge import Bridge, Wanted
+from protocols.accumulation.events import ParametersAveraged, ScaleChanged, StepTaken
+from protocols.accumulation.history import history_after_parameters
+from protocols.accumulation.lifecycle import Mode
+from protocols.accumulation.lifecycle_events import (
+    Average,
+    AverageParameters,
+    Effect,
+    Step,
+    StepAlone,
+    Stepped,
+)
+from protocols.accumulation.round_endings import (
+    averaged,
+    brought_to,
+    left_out_of,
+    parameters_averaged,
+)
+from protocols.accumulation.standing import Round, Standing
+from protocols.accumulation.steps import Steps
+from protocols.accumulation.waiting import Answer
+from protocols.moshpit.layout import Layout
+from protocols.moshpit.outcome import Alone, Committed, Outcome
+from protocols.moshpit.vector import Vector
+
+
+class Rounds:
+    """Invariant: at most one round is under way, and with `delayed` one thread."""
+
+    def __init__(self, bridge: Bridge, steps: Steps, mode: Mode, standing: Standing) -> None:
+        self._bridge, self._steps, self._mode = bridge, steps, mode
+        self._standing = standing
+        self._thread: threading.Thread | None = None
+        self._beside: Round | None = None
+        self._full_at = 1
+        self._failure: BaseException | None = None
+        self.left: deque[Effect] = deque()
+        """What the thread of a round leaves to the training thread."""
+
+    def begin(self, effect: Average) -> list[Effect]:
+        """The peers together have the target batch: average (DeDLOC, section 3.1)."""
+        if self._mode.delayed:
+            self.join()  # the last round has ended, or there would be no other
+            self._standing.take_over()
+        one = self._standing.begin_round(effect.expected)
+        self._full_at = max(effect.weight, self._mode.target_samples // effect.expected, 1)
+        wanted = Wanted(
+            Vector(self._steps.layout, one.contribution.values),
+            weight=float(effect.weight),
+            epoch=effect.epoch,
+            topic=f"{effect.history.hex()}.{self._steps.kind}",
+            expected=effect.expected,
+        )
+        answer = self._bridge.start_averaging(wanted)
+        if self._mode.delayed:
+            self._beside = one
+            self._thread = threading.Thread(
+                target=self._end_beside, args=(one, answer), name="potluck delayed step"
+            )
+            self._thread.start()
+            return []
+        one.waiting_since = one.began
+        with self._bridge.waiting():
+            outcome = answer.wait()
+        return self._end(one, outcome)
+
+    def join(self) -> None:
+        """Wait for the thread of a delayed round; raises what went wrong in it."""
+        thread = self._thread
+        if thread is not None:
+            with self._bridge.waiting():
+                thread.join()
+            self._thread = None
+        self.raise_failure()
+
+    def wait_while_full(self) -> None:
+        """Delayed: the next round must not grow beyond a batch while the last one lasts."""
+        thread, one = self._thread, self._beside
+        if thread is None or one is None or not thread.is_alive():
+            return
+        if self._standing.life.samples >= self._full_at:
+            one.waiting_since = time.monotonic()
+            self.join()
+
+    def raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def step(self, effect: Step | StepAlone, one: Round) -> list[Effect]:
+        """theta_{t+1} = step(theta_t, averaged), at all members with the same bits."""
+        standing, began, scale = self._standing, time.monotonic(), self._steps.scale.scale
+        together = one.outcome if isinstance(effect, Step) else None
+        assert together is None or isinstance(together, Committed)
+        values = one.contribution.values if together is None else together.result
+        with standing.lock.changing():
+            stepped = self._steps.apply(values)
+            standing.at = (effect.epoch + 1, effect.history)
+            if not self._mode.delayed:
+                standing.model_epoch = effect.epoch + 1
+        standing.steps_taken += 1
+        standing.is_in_step(one)
+        self._bridge.state_advanced()
+        self._bridge.tell(
+            StepTaken(
+                epoch=effect.epoch,
+                samples=one.contribution.samples if together is None else together.weight,
+                own_samples=one.contribution.samples,
+                members=() if together is None else together.members,
+                left_out=() if together is None else left_out_of(together),
+                history=effect.history,
+                accumulating_seconds=one.accumulating_seconds,
+                averaging_seconds=one.ended - one.began,
+                waiting_seconds=one.waited_seconds(),
+                stepping_seconds=time.monotonic() - began,
+                norm=stepped.norm,
+            )
+        )
+        now = self._steps.scale.scale
+        if now != scale:
+            self._bridge.tell(ScaleChanged(effect.epoch + 1, now, stepped.overflowed))
+        return standing.tell(Stepped())
+
+    def average_parameters(self, effect: AverageParameters) -> list[Effect]:
+        """Unlike machines round unlike: what has drifted apart is averaged, every peer alike."""
+        shared, standing = self._steps.shared, self._standing
+        own = shared.copy_into(shared.buffer(device=torch.device("cpu")))
+        wanted = Wanted(
+            Vector(Layout(shared.segments("none")), own),
+            weight=1.0,
+            epoch=effect.epoch,
+            topic=f"{effect.history.hex()}.parameters",
+            expected=effect.expected,
+        )
+        answer = self._bridge.start_averaging(wanted)
+        with nullcontext() if self._mode.delayed else self._bridge.waiting():
+            outcome = answer.wait()
+        ended = parameters_averaged(outcome)
+        if isinstance(outcome, Committed):
+            with standing.lock.changing():
+                shared.copy_from(outcome.result)
+                history = history_after_parameters(effect.history, effect.epoch, ended.digest)
+                standing.at = (effect.epoch, history)
+            drift = float((own - outcome.result).abs().max())
+            self._bridge.tell(ParametersAveraged(effect.epoch, outcome.members, drift))
+            self._bridge.state_advanced()
+        return standing.tell(ended)
+
+    def _end(self, one: Round, outcome: Outcome) -> list[Effect]:
+        """Tell how it ended, and make the step that follows, if one does."""
+        one.outcome, one.ended = outcome, time.monotonic()
+        if isinstance(outcome, Alone):  # whether that is so, only a look from now on can tell
+            self._bridge.look_again(self._bridge.estimate.number).wait()
+        effects = deque(
+            self._standing.end_round(averaged(outcome, one.expected), brought_to(outcome))
+        )
+        rest: list[Effect] = []
+        while effects:
+            match effects.popleft():
+                case Step() | StepAlone() as step:
+                    effects.extend(self.step(step, one))
+                case AverageParameters() as parameters:
+                    effects.extend(self.average_parameters(parameters))
+                case effect:
+                    rest.append(effect)
+        return rest
+
+    def _end_beside(self, one: Round, answer: Answer[Outcome]) -> None:
+        """In a thread of its own: the end of a delayed round, and its step."""
+        try:
+            self.left.extend(self._end(one, answer.wait()))
+        except BaseException as error:  # noqa: BLE001 - raised in the training thread
+            self._failure = error

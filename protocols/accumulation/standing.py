@@ -1,0 +1,203 @@
+"""Where this peer stands in the run: its life, its state's epoch, and what others are told of it.
+
+    standing = Standing(bridge, steps, mode, history=first, signature=signature)
+    effects = standing.count(batch)                 # the gradients in `.grad`
+    effects = standing.tell(Estimated(...))         # what is left to be done
+
+Two threads tell the lifecycle things: the training thread, and that of a delayed round. Whatever
+follows for the accumulated gradients (they are kept, dropped, put back) happens here at once, under
+the same lock as the telling, and what is to be said of this peer is said. What takes long is
+returned, for the caller to do: rounds, steps, fetching.
+
+Easy to get wrong: the epoch and history that others read with the state (`at`) are those of its
+tensors, and change together with them, under the lock of the state. The life is ahead of them while
+a step is being made.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from protocols.accumulation.accumulator import Contribution
+from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.events import GradientsDropped, HeldBack, RoundFailed
+from protocols.accumulation.lifecycle import Life, Lifecycle, Mode, Phase
+from protocols.accumulation.lifecycle_events import (
+    Announce,
+    Averaged,
+    Contributed,
+    DropGradients,
+    Effect,
+    Estimated,
+    Event,
+    HoldBack,
+    KeepGradients,
+    Step,
+    StepAlone,
+)
+from protocols.accumulation.progress_slot import LONGEST_TORCH, ProgressSlot
+from protocols.accumulation.state_lock import StateLock
+from protocols.accumulation.steps import Steps
+from protocols.accumulation.training_state import LiveState, TrainingState
+from protocols.identity import PeerId
+from protocols.moshpit.outcome import Outcome
+
+
+@dataclass(eq=False)
+class Round:
+    """One round of this peer, from taking its contribution to the end of its step."""
+
+    contribution: Contribution
+    expected: int
+    began: float
+    accumulating_seconds: float
+    waiting_since: float | None = None
+    """From when on the training thread waited for its end, if it did."""
+    ended: float = 0.0
+    outcome: Outcome | None = None
+
+    def waited_seconds(self) -> float:
+        return 0.0 if self.waiting_since is None else time.monotonic() - self.waiting_since
+
+
+@dataclass(frozen=True)
+class Batch:
+    """So many samples, whose mean gradient is in `.grad`. `trouble`: why they cannot count."""
+
+    samples: int
+    trouble: str = ""
+
+
+class Standing:
+    """Invariant: the gradients that are accumulated, and those in `round`, are of as many samples
+    as the life says."""
+
+    def __init__(
+        self, bridge: Bridge, steps: Steps, mode: Mode, *, history: bytes, signature: bytes
+    ) -> None:
+        self._bridge, self._steps, self._mode = bridge, steps, mode
+        self._signature = signature
+        self._lifecycle = Lifecycle(mode, epoch=0, history=history)
+        self._telling = threading.Lock()
+        self._round: Round | None = None
+        self._epoch_began = time.monotonic()
+        self.lock = StateLock()
+        self.at = (0, history)
+        """Epoch and history of the state."""
+        self.model_epoch = 0
+        """Of the parameters that the model computes with: delayed, it is behind the state."""
+        self.steps_taken = 0
+        """Of the run, with this peer, since it came."""
+
+    @property
+    def life(self) -> Life:
+        return self._lifecycle.life
+
+    # -- telling
+
+    def count(self, batch: Batch) -> list[Effect]:
+        """A batch is done. What is not finite does not count, and an event says so by name."""
+        parameter, trouble = "", batch.trouble
+        with self._telling:
+            if not trouble and self.life.phase not in (Phase.BEHIND, Phase.FETCHING):
+                parameter = self._steps.add(batch.samples) or ""
+                trouble = f"{parameter}.grad is not finite." if parameter else ""
+            contributed = Contributed(batch.samples, finite=not trouble)
+            effects = self._rest(self._lifecycle.take(contributed))
+        if any(isinstance(one, HoldBack) for one in effects):
+            self._bridge.tell(HeldBack(self.life.epoch, batch.samples, trouble, parameter))
+        self._bridge.note(self.slot())
+        return [one for one in effects if not isinstance(one, HoldBack)]
+
+    def tell(self, event: Event) -> list[Effect]:
+        with self._telling:
+            return self._rest(self._lifecycle.take(event))
+
+    def end_round(self, ended: Averaged, brought: Mapping[PeerId, float]) -> list[Effect]:
+        """How a round ended, with what everybody brought to it."""
+        with self._telling:
+            self._lifecycle.take(Estimated(self._bridge.estimate))
+            effects = self._lifecycle.take(ended)
+            applied = any(isinstance(effect, Step | StepAlone) for effect in effects)
+            self._bridge.round_ended(ended.ending, brought, applied=applied)
+            return self._rest(effects)
+
+    def _rest(self, effects: tuple[Effect, ...]) -> list[Effect]:
+        return [effect for effect in effects if not self._done_at_once(effect)]
+
+    def _done_at_once(self, effect: Effect) -> bool:
+        match effect:
+            case KeepGradients(reason=reason, samples=samples):
+                if self._round is not None:
+                    self._steps.put_back(self._round.contribution)
+                    self._round = None
+                self._bridge.tell(RoundFailed(self.life.epoch, samples, reason))
+            case DropGradients(reason=reason, samples=samples):
+                if self._round is not None:
+                    self._steps.done_with(self._round.contribution)
+                    self._round = None
+                self._steps.drop()
+                self._bridge.tell(GradientsDropped(self.life.epoch, samples, reason))
+            case Announce():
+                self._bridge.note(self.slot(), at_once=True)
+            case _:
+                return False
+        return True
+
+    # -- the round that is under way
+
+    def begin_round(self, expected: int) -> Round:
+        """With all that was accumulated."""
+        now = time.monotonic()
+        with self._telling:
+            contribution = self._steps.take()
+            self._round = Round(contribution, expected, now, now - self._epoch_began)
+        self._epoch_began = now
+        return self._round
+
+    def is_in_step(self, one: Round) -> None:
+        """What was in the round is in the parameters."""
+        with self._telling:
+            self._round = None
+            self._steps.done_with(one.contribution)
+
+    # -- the state
+
+    def look(self) -> LiveState:
+        """The state as it is, not copied; with the lock for reading."""
+        return self._steps.look(self._bridge.run, *self.at)
+
+    def take_state(self, state: TrainingState) -> None:
+        """Another state, in place of the present one."""
+        with self.lock.changing():
+            self._steps.restore(state)
+            self.at = (state.epoch, state.history)
+            self.model_epoch = state.epoch
+        self._epoch_began = time.monotonic()
+        self._bridge.state_advanced()
+
+    def take_over(self) -> None:
+        """Let the model compute with the newest state."""
+        self._steps.take_over()
+        self.model_epoch = self.at[0]
+
+    # -- what others are told
+
+    def slot(self) -> ProgressSlot:
+        """The far side completes it by the digest of the state, and measures the rate."""
+        life = self.life
+        return ProgressSlot(
+            epoch=life.epoch,
+            history=life.history,
+            samples=life.published_samples,
+            samples_per_second=0.0,
+            signature=self._signature,
+            role="auxiliary" if self._mode.auxiliary else "trains",
+            torch=torch.__version__[:LONGEST_TORCH],
+            averaging=life.phase is Phase.AVERAGING,
+        )
