@@ -40,7 +40,7 @@ class TrainingEffort:
     target_batch: int = 2048
     steps: int = 6
     warm_up_steps: int = 2
-    batch: int = 8
+    batch: int = 32
     context: int = 64
     width: int = 64
     layers: int = 2

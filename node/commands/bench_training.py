@@ -58,7 +58,7 @@ def add_parser(kinds: Subparsers) -> None:
         "--warm-up-steps", type=positive_count, default=2, metavar="N", help="before them (2)"
     )
     parser.add_argument(
-        "--batch", type=positive_count, default=8, metavar="N", help="samples of one pass (8)"
+        "--batch", type=positive_count, default=32, metavar="N", help="samples of one pass (32)"
     )
     parser.add_argument(
         "--context", type=positive_count, default=64, metavar="N", help="of the model (64)"
