@@ -4,8 +4,8 @@ Every peer is a process with a node of a run with tokens, on loopback. Three run
 
     shaped    three donors behind links of a known rate (link_proxy.py); when half of the state is
               there, one is killed with SIGKILL and another turns every byte that it sends. What
-              is verified in the end, beside what the links could carry: all three up to the
-              middle, the third alone from there on
+              is verified in the end, beside what the links could carry: all three up to that
+              moment, the third alone from there on
     three     three sound donors, no limit
     one       one donor, no limit, with as many bytes as the reference's bench (40 MB)
     training  one donor that trains and serves at the pace of those who do: its steps a second
@@ -80,16 +80,17 @@ async def _measure_misfortune(effort: StateEffort) -> dict[str, Any]:
         DONORS, effort.state_bytes, link_bytes_per_second=effort.link_bytes_per_second
     ) as swarm:
         whole = await swarm.fetch()
-        half: float | None = None
         await swarm.begin_fetch()
         began = time.monotonic()
         await swarm.newcomer.ask("until_half")
         half = time.monotonic() - began
         swarm.donors[1].send_signal(signal.SIGKILL)
         await swarm.donors[2].ask("corrupt")
+        misfortune = time.monotonic() - began
         fetched = await swarm.end_fetch()
     rate, size = effort.link_bytes_per_second, fetched["bytes"]
-    carried_seconds = size / 2 / (DONORS * rate) + size / 2 / rate
+    carried = DONORS * (rate * misfortune + BURST_BYTES)
+    carried_seconds = misfortune + max(0.0, size - carried) / rate
     liar = swarm.names[2]
     return {
         "completed": True,
