@@ -109,6 +109,7 @@ class FarSide(Protocol):
     def average(self, wanted: Wanted, answer: Answer[Outcome]) -> None: ...
     def look_again(self, after: int, answer: Answer[Estimate]) -> None: ...
     def wait_for_news(self, seconds: float, answer: Answer[Estimate]) -> None: ...
+    def sleep(self, seconds: float, answer: Answer[None]) -> None: ...
     def fetch(self, wanted: FetchWanted, answer: Answer[Fetched]) -> None: ...
     def round_ended(
         self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
@@ -192,6 +193,12 @@ class Bridge:
         """The next estimate that says anything new, or the last one after so many seconds."""
         answer = self._answer(Answer[Estimate]("news of the run"))
         self._post(self._far_side().wait_for_news, seconds, answer)
+        return answer
+
+    def sleep(self, seconds: float) -> Answer[None]:
+        """Given after so many seconds; the end wakes whoever waits for it."""
+        answer = self._answer(Answer[None]("the end of a pause"))
+        self._post(self._far_side().sleep, seconds, answer)
         return answer
 
     def fetch(self, wanted: FetchWanted) -> Answer[Fetched]:

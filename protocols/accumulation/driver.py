@@ -42,8 +42,9 @@ from protocols.errors import PotluckError
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 8.0
-"""How long is waited after a state could not be fetched, doubling: its sources may just have
-stepped, and a digest is named within a second."""
+"""How long is waited after a state could not be fetched, and between two failed rounds of an epoch,
+doubling: sources may just have stepped, and name a digest within a second; a group that has begun
+without this peer takes seconds to end."""
 
 SHORTEST_WAIT_SECONDS = 0.05  # between two looks at whether a round is due that nearly is
 
@@ -155,7 +156,6 @@ class Driver:
             return standing.tell(FetchFailed(str(error)))
         state = fetched.state
         standing.take_state(state)
-        self._retry_seconds = FIRST_RETRY_SECONDS
         bridge.tell(
             CaughtUp(
                 epoch=state.epoch,
@@ -169,12 +169,19 @@ class Driver:
         return standing.tell(Fetched(state.epoch, state.history))
 
     def _look_again(self) -> None:
-        """A fresh look at the others; after a failed fetch only after a while, or with news."""
-        life = self.standing.life
+        """A fresh look at the others. After a failed fetch, and from the second failed round in a
+        row on, only after a while: what was in the way is still there a moment later."""
+        life, failed = self.standing.life, self.standing.rounds_failed
+        is_behind = life.phase is Phase.BEHIND
+        if self._mode.delayed and not is_behind:
+            self._bridge.look_again(life.looked_past)  # and meanwhile the next batch
+            return
         with self._bridge.waiting():
-            if life.phase is Phase.BEHIND:
-                self._bridge.wait_for_news(self._retry_seconds).wait()
+            if is_behind or failed > 1:
+                self._bridge.sleep(self._retry_seconds).wait()
                 self._retry_seconds = min(2.0 * self._retry_seconds, LONGEST_RETRY_SECONDS)
+            else:
+                self._retry_seconds = FIRST_RETRY_SECONDS
             self._bridge.look_again(life.looked_past).wait()
 
     def _wait_if_the_next_batch_is_too_late(self) -> None:

@@ -92,6 +92,12 @@ class NetworkSide:
     def wait_for_news(self, seconds: float, answer: Answer[Estimate]) -> None:
         self._begin(answer, lambda: self._wait_for_news(seconds))
 
+    def sleep(self, seconds: float, answer: Answer[None]) -> None:
+        async def pause() -> None:
+            await trio.sleep(seconds)
+
+        self._begin(answer, pause)
+
     def fetch(self, wanted: FetchWanted, answer: Answer[Fetched]) -> None:
         self._begin(answer, lambda: self._fetch(wanted))
 

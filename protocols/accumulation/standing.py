@@ -93,6 +93,8 @@ class Standing:
         """Of the parameters that the model computes with: delayed, it is behind the state."""
         self.steps_taken = 0
         """Of the run, with this peer, since it came."""
+        self.rounds_failed = 0
+        """In a row, of this epoch."""
 
     @property
     def life(self) -> Life:
@@ -136,6 +138,7 @@ class Standing:
                 if self._round is not None:
                     self._steps.put_back(self._round.contribution)
                     self._round = None
+                self.rounds_failed += 1
                 self._bridge.tell(RoundFailed(self.life.epoch, samples, reason))
             case DropGradients(reason=reason, samples=samples):
                 if self._round is not None:
@@ -163,6 +166,7 @@ class Standing:
     def is_in_step(self, one: Round) -> None:
         """What was in the round is in the parameters."""
         with self._telling:
+            self.rounds_failed = 0
             self._round = None
             self._steps.done_with(one.contribution)
 
@@ -178,6 +182,7 @@ class Standing:
             self._steps.restore(state)
             self.at = (state.epoch, state.history)
             self.model_epoch = state.epoch
+        self.rounds_failed = 0
         self._epoch_began = time.monotonic()
         self._bridge.state_advanced()
 
