@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import torch
 import trio
 
 from node.simulated_network import SimulatedNetwork, SimulatedWorld, WorldSettings
@@ -115,6 +116,7 @@ class TrainingWorld:
 
 @asynccontextmanager
 async def training_world(seed: int = 0) -> AsyncIterator[TrainingWorld]:
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # loads a third of torch, for seconds
     with trio.fail_after(PATIENCE_SECONDS):
         async with SimulatedWorld(seed=seed, settings=WorldSettings()) as world:
             yield TrainingWorld(world)
