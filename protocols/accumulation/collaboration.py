@@ -48,8 +48,9 @@ class CollaborationSettings:
     - `run`: its name.
     - `target_batch`: samples of one step of the whole collaboration.
     - `codec`: how averaged values travel, for all or by the parameters' names (others: none).
-    - `grace_seconds`: how long a round waits for those who are expected and not there yet. Longer
-      than a batch of the slowest peer takes, or that peer is never in time.
+    - `grace_seconds`: how long at most a round waits for those who are expected; for so long
+      without anybody's coming, a sixth of it (moshpit/closing_time.py). A peer whose own batch
+      takes longer than that waits for a round that is nearly due instead of beginning one.
     - `round_seconds`: how long a round may take from its list to its decision.
     - `group_size`: the most members of one group; with more peers a round goes over a grid.
     - `client`: this node can only dial out; it reduces nothing for others and serves no state.

@@ -39,6 +39,7 @@ from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_state import TrainingState
 from protocols.errors import PotluckError
+from protocols.moshpit.closing_time import SHARE_WAITED_FOR_MISSING
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 8.0
@@ -187,7 +188,7 @@ class Driver:
     def _wait_if_the_next_batch_is_too_late(self) -> None:
         """A batch that ends when the others have long gone without this peer is better not begun:
         then all that it has would be dropped, and a state fetched."""
-        late = self._batch_seconds - self._bridge.grace_seconds
+        late = self._batch_seconds - SHARE_WAITED_FOR_MISSING * self._bridge.grace_seconds
         while late > 0.0:
             due_in, life = self._bridge.estimate.due_in_seconds, self.standing.life
             if life.phase is not Phase.ACCUMULATING or not life.samples or due_in >= late:
