@@ -231,7 +231,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         self._driver.restore(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, with the parameters, as one tensor of bytes: `torch.save` takes it."""
+        """The whole state, with the parameters, as two tensors of bytes: safetensors takes it."""
         return to_saved(self.capture())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

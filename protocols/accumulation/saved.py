@@ -1,7 +1,7 @@
 """A state as a dictionary of two tensors, for the user's own checkpoints.
 
-    torch.save(optimizer.state_dict(), path)
-    optimizer.load_state_dict(torch.load(path, weights_only=True))
+    safetensors.torch.save_file(optimizer.state_dict(), path)
+    optimizer.load_state_dict(safetensors.torch.load_file(path))
 
 Easy to get wrong: what comes back from a disk may be damaged, or not be ours at all; it is checked
 against the digests in its own manifest before anything is taken from it.
