@@ -16,7 +16,6 @@ from models.data.clock import Clock
 from models.data.errors import DataSettingsError, Interrupted, ShardBroken
 from models.data.examples import Document, Mark, OnRetry, Reading, SkippedDocument
 from models.data.formats import TOO_LONG
-from models.data.parquet import content_of
 from models.data.retrying import Attempts
 from models.data.settings import DataSettings, SourceSettings
 
@@ -64,7 +63,7 @@ class DatasetShards:
         field, label_field = self._source.field, self._source.label_field
         if field not in record:
             raise ShardBroken(f"it has no field {field!r}, but: {', '.join(list(record)[:20])}.")
-        content = content_of(record[field])
+        content = _content_of(record[field])
         label = record.get(label_field) if label_field else None
         if content is None:
             return SkippedDocument(Mark(number), f"{field!r} is no text and no bytes")
@@ -102,6 +101,15 @@ def _undecoded(datasets: Any, dataset: Any, field: str) -> Any:
     if isinstance(feature, datasets.Image):
         return dataset.cast_column(field, datasets.Image(decode=False))
     return dataset
+
+
+def _content_of(value: object) -> bytes | None:
+    """A text or picture as bytes. Pictures are stored as {"bytes": ..., "path": ...}."""
+    if isinstance(value, dict):
+        value = value.get("bytes")
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")
+    return value if isinstance(value, bytes) else None
 
 
 def _words(error: BaseException) -> str:

@@ -1,7 +1,8 @@
 """A file on a web server that can be read anywhere, by ranges: what Parquet needs.
 
-Promises: the file has one length and one tag from the first range to the last, or it counts as
-broken; an answer that is not the range asked for is never taken for it.
+Promises: the file is one and the same from the first range to the last, also when it is opened
+again with the same Version, or it counts as broken; an answer that is not the range asked for is
+never taken for it.
 
 Easy to get wrong: a server that knows no ranges answers with the whole file, from its beginning.
 """
@@ -11,22 +12,23 @@ from __future__ import annotations
 import io
 
 from models.data.errors import Interrupted, ShardBroken
-from models.data.web import Web, body_of, check_status
+from models.data.web import Version, Web, body_of, check_status
 from models.data.web_reader import CONTENT_RANGE
 
 PART = frozenset({206, 200})
+LARGEST_RANGE_BYTES = 2 << 30  # as much as a row group may have; read at once, into memory
 
 
 class RangeFile(io.RawIOBase):
     """A raw stream that is seekable, and knows its end from the first answer."""
 
-    def __init__(self, web: Web, address: str, largest_bytes: int) -> None:
+    def __init__(self, web: Web, address: str, largest_bytes: int, version: Version) -> None:
         super().__init__()
         self._web = web
         self._address = address
         self._largest_bytes = largest_bytes
         self._byte = 0
-        self._tag = ""
+        self._version = version
         self._size = self._first_size()
 
     def readable(self) -> bool:
@@ -48,6 +50,8 @@ class RangeFile(io.RawIOBase):
         count = min(len(view), self._size - self._byte)
         if count <= 0:
             return 0
+        if count > LARGEST_RANGE_BYTES:
+            raise ShardBroken(f"{count:,} bytes of it would have to be read at once.")
         view[:count] = self._range(self._byte, count)
         self._byte += count
         return count
@@ -61,8 +65,8 @@ class RangeFile(io.RawIOBase):
                     "its server does not serve ranges, which Parquet needs: put it on one that "
                     "does, or on the disk."
                 )
-            self._tag = response.headers.get("etag", "")
             size = int(match[3])
+            self._version.check(response, size, self._byte)
         if size > self._largest_bytes:
             raise ShardBroken(f"it has more than {self._largest_bytes:,} bytes.")
         return size
@@ -75,10 +79,7 @@ class RangeFile(io.RawIOBase):
             match = CONTENT_RANGE.match(response.headers.get("content-range", ""))
             if match is None or (int(match[1]), int(match[2])) != (first, last):
                 raise ShardBroken("its server does not send the range that it was asked for.")
-            if match[3] not in ("*", str(self._size)) or (
-                response.headers.get("etag", "") != self._tag
-            ):
-                raise ShardBroken("it has changed on its server while it was read.")
+            self._version.check(response, None if match[3] == "*" else int(match[3]), first)
             for part in body_of(response):
                 data += part
                 if len(data) > count:

@@ -142,6 +142,25 @@ def check_status(response: httpx2.Response, expected: frozenset[int]) -> None:
     raise ShardBroken(f"{reason}.")
 
 
+class Version:
+    """Which file the answers of a server are of: by their ETag or date, and its length."""
+
+    def __init__(self) -> None:
+        self.total: int | None = None
+        self._tag = ""
+
+    def check(self, response: httpx2.Response, total: int | None, byte: int) -> None:
+        """ShardBroken unless this answer is of the same file as those before."""
+        headers = response.headers
+        tag = str(headers.get("etag") or headers.get("last-modified") or "")
+        if (self._tag and tag and tag != self._tag) or (
+            self.total is not None and total is not None and total != self.total
+        ):
+            raise ShardBroken(f"it has changed on its server since byte {byte:,} was read.")
+        self._tag = self._tag or tag
+        self.total = total if total is not None else self.total
+
+
 def body_of(response: httpx2.Response) -> Iterator[bytes]:
     """The bytes of an answer as they come; Interrupted where they stop coming."""
     chunks = response.iter_raw()

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import httpx2
 
 from models.data.errors import Interrupted, ShardBroken
-from models.data.web import Web, body_of, check_status
+from models.data.web import Version, Web, body_of, check_status
 
 SLOWEST_BYTES_PER_SECOND = 1_024  # an example a second or two: no training can live on less
 TRICKLE_PATIENCES = 3  # how many patiences are looked at together
@@ -32,8 +32,7 @@ class WebReader:
         self._address = address
         self._byte = start
         self._largest_bytes = largest_bytes
-        self._total: int | None = None
-        self._tag = ""
+        self._version = Version()
         self._open = contextlib.ExitStack()
         self._body: Iterator[bytes] | None = None
         self._pace = _Pace(web.patience_seconds * TRICKLE_PATIENCES)
@@ -43,7 +42,7 @@ class WebReader:
         return self._byte
 
     def read(self) -> bytes:
-        if self._total is not None and self._byte == self._total:
+        if self._byte == self._version.total:
             return b""
         try:
             if self._body is None:
@@ -55,8 +54,9 @@ class WebReader:
         self._byte += len(data)
         if not data:
             self.close()
-            if self._total is not None and self._byte < self._total:
-                raise Interrupted(f"it ends at byte {self._byte:,} of {self._total:,}")
+            total = self._version.total
+            if total is not None and self._byte < total:
+                raise Interrupted(f"it ends at byte {self._byte:,} of {total:,}")
         elif self._byte > self._largest_bytes:
             self.close()
             raise ShardBroken(_too_large(self._largest_bytes))
@@ -77,7 +77,7 @@ class WebReader:
         if encoding not in ("", "identity", "gzip", "x-gzip"):  # gzip is seen by its first bytes
             raise ShardBroken(f"its server packs it as {encoding[:40]!r}.")
         first, total = _extent(response, self._byte)
-        self._check_same_file(response, total)
+        self._version.check(response, total, self._byte)
         if total is not None and total > self._largest_bytes:
             raise ShardBroken(_too_large(self._largest_bytes))
         if response.status_code == 416:
@@ -93,16 +93,6 @@ class WebReader:
                 return
             self._pace.saw(len(data), clock.now() - begun)
             yield data
-
-    def _check_same_file(self, response: httpx2.Response, total: int | None) -> None:
-        headers = response.headers
-        tag = str(headers.get("etag") or headers.get("last-modified") or "")
-        if (self._tag and tag and tag != self._tag) or (
-            self._total is not None and total is not None and total != self._total
-        ):
-            raise ShardBroken(f"it has changed on its server since byte {self._byte:,} was read.")
-        self._tag = self._tag or tag
-        self._total = total if total is not None else self._total
 
 
 class _Pace:

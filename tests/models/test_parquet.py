@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from models.data import parquet as reading
+from models.data import range_file
+from models.data.errors import NoDataLeft
 from models.data.events import DocumentsSkipped, Retrying, SourceEvent
 from tests.models.openers import everything, one_source, opened, sentences
 from tests.models.web_server import Handler, Site, serving, status, web_server, without_ranges
@@ -147,6 +150,68 @@ def test_a_server_without_ranges_is_named(site: Site) -> None:
     described = one_source("parquet", f"{site.url}/a", f"{site.url}/b")
     assert everything(described, events) == [b"the next shard"]
     assert "its server does not serve ranges" in sentences(events)
+
+
+def test_a_shard_that_changed_while_it_was_interrupted_is_skipped_from_there(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "RANGE_BYTES", 4_096)
+    good = serving(SHARD, '"a"')
+    site.answers["/a"] = serving(packed({"text": ["of another file"] * 1_000}), '"b"')
+    site.once["/a"] = [good, good, good, good, good, good, status(503)]
+    events: list[SourceEvent] = []
+    with opened(one_source("parquet", f"{site.url}/a"), events) as data:
+        found = {example.content for example in data}
+    assert found
+    assert found < set(EXPECTED)
+    assert "it has changed on its server" in sentences(events)
+
+
+@pytest.mark.parametrize(
+    "how", ["a dictionary", "a dictionary that is not said to be one", "delta"]
+)
+def test_a_kilobyte_of_rows_that_unpack_to_gigabytes_takes_little_memory(
+    tmp_path: Path, how: str
+) -> None:
+    """Each row is one and the same text of 4 MiB. All of them at once would be 2 GiB."""
+    import pyarrow.parquet
+
+    text, rows = b"y" * (4 << 20), 512 if how != "delta" else 12
+    one = pyarrow.array([text], pyarrow.binary())
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), one)
+    more: dict[str, Any] = {"store_schema": how == "a dictionary"}
+    if how == "delta":
+        column = pyarrow.array([text] * rows, pyarrow.binary())
+        more = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": column}), path, compression="zstd", write_statistics=False, **more
+    )
+    assert path.stat().st_size < 2_000
+    pool = pyarrow.default_memory_pool()
+    before = pool.bytes_allocated()
+    events: list[SourceEvent] = []
+    described = one_source("parquet", path, largest_document_bytes=len(text) - 1)
+    tracemalloc.start()
+    try:
+        with opened(described, events) as data, pytest.raises(NoDataLeft):
+            next(data)
+        assert tracemalloc.get_traced_memory()[1] < len(text), "none of them is copied"
+    finally:
+        tracemalloc.stop()
+    assert pool.max_memory() - before < 16 * len(text)
+    assert f"{rows} documents" in sentences(events)
+
+
+def test_no_server_can_make_us_read_more_at_once_than_memory_has(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_file, "LARGEST_RANGE_BYTES", 1_000)
+    site.answers["/a"] = serving(SHARD)
+    events: list[SourceEvent] = []
+    with opened(one_source("parquet", f"{site.url}/a"), events) as data, pytest.raises(NoDataLeft):
+        next(data)
+    assert "would have to be read at once" in sentences(events)
 
 
 def test_a_row_group_beyond_the_limit_is_not_read(
