@@ -23,6 +23,7 @@ from protocols.accumulation.collaboration import CollaborationSettings
 from protocols.accumulation.inner_step import Factory, Scheduler
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from tests.accumulation.training_peers import (
+    PATIENCE_SECONDS,
     SETTINGS,
     Ledger,
     steps_of_the_run,
@@ -49,7 +50,7 @@ class Case:
     max_norm: float | None = None
     average_parameters_every: int = 0
     peers: int = 4
-    steps: int = 4
+    steps: int = 3
     seconds: float = 0.05
     settings: CollaborationSettings = SETTINGS
 
@@ -123,7 +124,7 @@ def run_together(case: Case) -> Run:
         return flat(model), ledger
 
     async def main() -> None:
-        async with training_world() as world:
+        async with training_world(PATIENCE_SECONDS + 10.0 * case.steps) as world:
             peers = await world.peers(case.peers, case.settings)
             for parameters, ledger in await world.train(peers, train):
                 run.parameters.append(parameters)

@@ -115,10 +115,10 @@ class TrainingWorld:
 
 
 @asynccontextmanager
-async def training_world(seed: int = 0) -> AsyncIterator[TrainingWorld]:
+async def training_world(patience: float = PATIENCE_SECONDS) -> AsyncIterator[TrainingWorld]:
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # loads a third of torch, for seconds
-    with trio.fail_after(PATIENCE_SECONDS):
-        async with SimulatedWorld(seed=seed, settings=WorldSettings()) as world:
+    with trio.fail_after(patience):
+        async with SimulatedWorld(settings=WorldSettings()) as world:
             yield TrainingWorld(world)
 
 
