@@ -57,7 +57,7 @@ async def measure_state(effort: StateEffort, say: Talk = lambda _line: None) -> 
     """The figures, and what they were measured on. BenchFailed if a state does not come whole."""
     machine, began = machine_facts(), time.monotonic()
     say("three donors behind links, one to be killed and one to lie")
-    shaped = await _measure_misfortune(effort)
+    shaped = await measure_misfortune(effort)
     say("three donors without limits")
     three = await _measure_speed(DONORS, effort.state_bytes, effort.rounds)
     say("one donor without limits")
@@ -75,7 +75,7 @@ async def measure_state(effort: StateEffort, say: Talk = lambda _line: None) -> 
     }
 
 
-async def _measure_misfortune(effort: StateEffort) -> dict[str, Any]:
+async def measure_misfortune(effort: StateEffort) -> dict[str, Any]:
     async with _open_swarm(
         DONORS, effort.state_bytes, link_bytes_per_second=effort.link_bytes_per_second
     ) as swarm:
@@ -99,6 +99,7 @@ async def _measure_misfortune(effort: StateEffort) -> dict[str, Any]:
         "liar_named": liar in fetched["liars"],
         "liar_did": fetched["liars"].get(liar, ""),
         "killed_given_up": swarm.names[1] in fetched["given_up"],
+        "given_up": fetched["given_up"],
         "fetch_s": round(fetched["seconds"], 3),
         "half_s": round(half, 3),
         "links_would_take_s": round(carried_seconds, 3),
