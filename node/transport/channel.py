@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from node.transport.frames import DATA, encode_header
-from node.transport.outgoing import FRAME_PAYLOAD_BYTES, StreamQueue
+from node.transport.outgoing import StreamQueue
 from node.transport.receive_queue import Piece, ReceiveQueue
 from node.transport.window import ReceiveWindow, SendWindow
 from protocols.errors import MalformedMessage
@@ -283,7 +283,7 @@ class YamuxChannel:
         while position < end:
             size = min(
                 end - position,
-                FRAME_PAYLOAD_BYTES,
+                outgoing.frame_bytes,
                 window.available_bytes,
                 outgoing.allowance(queue),
             )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -51,15 +52,20 @@ JOINED_FRAME_BYTES = 32 * 1024
 SMALL_SEND_BYTES = 4096
 CALM_SENDS = 256
 
+_UNSENT_LIMIT = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS; 0: the default
 _HAS_VECTORS = hasattr(os, "readv")  # not on Windows, where a socket is no file descriptor
 
 
 class Wire(Protocol):
     """Where ciphertext comes from and goes to. Raises ConnectionClosedError when that is over."""
 
-    async def receive_into(self, buffer: memoryview) -> int: ...
+    async def receive_into(self, buffer: memoryview, least: int) -> int:
+        """Wait for bytes, and return how many; fewer than `least` are of no use yet."""
 
     async def send(self, data: memoryview) -> None: ...
+
+    def limit_unsent(self, limit_bytes: int | None) -> None:
+        """How much may wait to be sent below; None: whatever the system thinks good."""
 
 
 class SocketWire:
@@ -73,9 +79,12 @@ class SocketWire:
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self._socket = stream.socket
+        self._least = 1
 
-    async def receive_into(self, buffer: memoryview) -> int:
+    async def receive_into(self, buffer: memoryview, least: int) -> int:
         try:
+            if least != self._least:
+                self._wake_at(least)
             if not _HAS_VECTORS:
                 return await self._socket.recv_into(buffer)
             while True:
@@ -103,6 +112,17 @@ class SocketWire:
         except (OSError, trio.ClosedResourceError, trio.BrokenResourceError) as error:
             raise ConnectionClosedError(f"sending failed: {error}", transport="tcp") from error
 
+    def _wake_at(self, least: int) -> None:
+        """Over a slow link a packet comes in dozens of segments: sleep until most are here."""
+        self._least = least
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+
+    def limit_unsent(self, limit_bytes: int | None) -> None:
+        if _UNSENT_LIMIT is not None:
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.IPPROTO_TCP, _UNSENT_LIMIT, limit_bytes or 0)
+
     def _descriptor(self) -> int:
         """Asked for before each use: after a close the number may belong to something else."""
         descriptor = self._socket.fileno()
@@ -124,7 +144,8 @@ class RawConnectionWire:
     def __init__(self, connection: IRawConnection) -> None:
         self._connection = connection
 
-    async def receive_into(self, buffer: memoryview) -> int:
+    async def receive_into(self, buffer: memoryview, least: int) -> int:
+        del least  # nobody wakes up here for each segment
         try:
             data = await self._connection.read(len(buffer))
         except (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as e:
@@ -141,6 +162,9 @@ class RawConnectionWire:
             await self._connection.write(bytes(data))
         except (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as e:
             raise ConnectionClosedError(f"sending failed: {e}") from e
+
+    def limit_unsent(self, limit_bytes: int | None) -> None:
+        """Only its other end knows where it waits."""
 
 
 def socket_of(connection: IRawConnection) -> trio.SocketStream | None:
@@ -202,14 +226,16 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
             await trio.lowlevel.checkpoint()
             unread, self._unread = self._unread, []
             return unread
+        opener, least = self._opener, 1
         while True:
-            plaintexts = self._opener.open()
+            plaintexts = opener.open()
             if plaintexts:
                 return plaintexts
-            count = await self._wire.receive_into(self._opener.free_space())
+            count = await self._wire.receive_into(opener.free_space(), least)
             if not count:
                 raise ConnectionClosedError("The other side closed the connection.")
-            self._opener.filled(count)
+            opener.filled(count)
+            least = max(1, opener.missing_bytes)
 
     async def send_frames(self, frames: Sequence[bytes]) -> None:
         """Send these in order, small ones together in one packet.
@@ -228,6 +254,10 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
             self._is_broken = False
         finally:
             self._send_lock.release()
+
+    def limit_unsent(self, limit_bytes: int | None) -> None:
+        """How much of what was sent here may wait in the kernel; what is under way is not meant."""
+        self._wire.limit_unsent(limit_bytes)
 
     # ---- what py-libp2p uses, until the muxer takes over
 

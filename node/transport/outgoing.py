@@ -5,12 +5,13 @@ Three kinds, in this order within a batch:
 1. session frames: answers to pings, our own pings, resets for streams we do not know, GO_AWAY;
 2. control frames: at most one per stream, in which everything that has piled up (SYN, ACK,
    window credit, RST) is merged;
-3. data: one frame from each stream that has any, round and round, until the batch is full. So a
-   small stream never waits for more than the batch that is being sent and one frame of each
-   other stream.
+3. data: small frames of streams that had nothing queued; then one frame from each stream that has
+   any, round and round, until the batch is full. So a small message waits for no more than the
+   batch that is being sent, whatever bulk is queued beside it.
 
 Everything is bounded: answers and refusals by count, control by the number of streams, data by
-bytes. A peer that makes us answer faster than it reads is cut off or not answered.
+bytes. A peer that makes us answer faster than it reads is cut off or not answered. How large frames
+are, and how much a stream may queue, follows the batches that the link takes (writer.py).
 
 Easy to get wrong: data in a stream's queue has already been taken from its send window, so it can
 always leave, even when the stream has been closed and forgotten in the meantime.
@@ -39,6 +40,13 @@ from protocols.errors import LimitExceeded
 
 # One DATA frame fills one Noise packet to the byte.
 FRAME_PAYLOAD_BYTES = PLAINTEXT_LIMIT_BYTES - HEADER_BYTES
+
+# A stream of small messages goes before bulk. A message of an averaging's agreement, a signed
+# request for a slot and a sign of life are smaller; a chunk's frame is not.
+SMALL_FRAME_BYTES = 2048
+
+# What a stream may queue, in batches: while one is being sent the next one is there.
+BATCHES_QUEUED = 2
 
 # What a queued frame costs beside its bytes (object and queue slot), so that a queue of one-byte
 # frames is bounded in memory too.
@@ -71,21 +79,29 @@ class StreamQueue:
 
 class Outgoing:
     def __init__(self, settings: YamuxSettings, on_work: Callable[[], None]) -> None:
-        self._stream_limit = settings.stream_send_limit_bytes
+        self._most_of_stream = settings.stream_send_limit_bytes
         self._connection_limit = settings.connection_send_limit_bytes
-        self._wake_below = int(self._stream_limit * WAKE_BELOW_FRACTION)
         self._on_work = on_work
         self._ring: deque[StreamQueue] = deque()
+        self._small: deque[StreamQueue] = deque()  # not in the ring: they go before it, once
         self._control: deque[StreamQueue] = deque()
         self._pongs: deque[int] = deque(maxlen=PINGS_ANSWERED_AT_ONCE)
         self._pings: deque[int] = deque()
         self._refusals: dict[int, None] = {}
         self._go_away: int | None = None
         self.queued_bytes = 0
+        self.expect_batches(self._most_of_stream)
+
+    def expect_batches(self, batch_bytes: int) -> None:
+        """Batches have this size from now on: let no frame be larger, nor a queue much longer."""
+        self.frame_bytes = min(FRAME_PAYLOAD_BYTES, batch_bytes)
+        self._stream_limit = min(self._most_of_stream, BATCHES_QUEUED * batch_bytes)
+        self._wake_below = int(self._stream_limit * WAKE_BELOW_FRACTION)
 
     def __bool__(self) -> bool:
         return bool(
             self._ring
+            or self._small
             or self._control
             or self._pongs
             or self._pings
@@ -129,9 +145,9 @@ class Outgoing:
 
     def allowance(self, queue: StreamQueue) -> int:
         """How many more bytes of data this stream may queue now; 0 or less means wait."""
-        share = FRAME_PAYLOAD_BYTES  # which every stream has, however many there are
+        share = self.frame_bytes  # which every stream has, however many there are
         if self.queued_bytes < self._connection_limit:
-            streams = len(self._ring) + (not queue.in_ring)
+            streams = len(self._ring) + len(self._small) + (not queue.in_ring)
             share = max(share, min(self._stream_limit, self._connection_limit // streams))
         return share - queue.queued_bytes
 
@@ -143,7 +159,7 @@ class Outgoing:
         self.queued_bytes += cost
         if not queue.in_ring:
             queue.in_ring = True
-            self._ring.append(queue)
+            (self._small if cost < SMALL_FRAME_BYTES else self._ring).append(queue)
         self._on_work()
 
     def add_end(self, queue: StreamQueue) -> None:
@@ -175,11 +191,11 @@ class Outgoing:
         frames: list[bytes] = []
         if self._control or self._pongs or self._pings or self._refusals:
             self._take_control(frames)
-        ring = self._ring
+        ring, small = self._ring, self._small
         taken = 0
         made_room: list[StreamQueue] = []
-        while ring and taken < limit_bytes:
-            queue = ring.popleft()
+        while (small or ring) and taken < limit_bytes:
+            queue = (small or ring).popleft()
             if queue.frames:
                 frame = queue.frames.popleft()
                 frames.append(frame)
@@ -195,7 +211,7 @@ class Outgoing:
         for queue in made_room:
             if queue.queued_bytes <= self._wake_below:
                 queue.on_room()
-        if self._go_away is not None and not ring:
+        if self._go_away is not None and not ring and not small:
             frames.append(encode_header(GO_AWAY, 0, SESSION_STREAM_ID, self._go_away))
             self._go_away = None
         return frames

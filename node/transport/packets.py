@@ -96,6 +96,15 @@ class PacketOpener:
         self._was_filled_up = self._end == len(self._buffer)
         self._calm_reads = self._calm_reads + 1 if count <= CALM_READ_BYTES else 0
 
+    @property
+    def missing_bytes(self) -> int:
+        """How many more are needed, at least, before `open` has something to return."""
+        held = self._end - self._start
+        if held < LENGTH_BYTES:
+            return LENGTH_BYTES - held
+        start = self._start
+        return LENGTH_BYTES + ((self._buffer[start] << 8) | self._buffer[start + 1]) - held
+
     def open(self) -> list[bytes]:
         plaintexts: list[bytes] = []
         buffer, start, end = self._buffer, self._start, self._end

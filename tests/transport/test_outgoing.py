@@ -62,7 +62,7 @@ def test_streams_take_turns_frame_by_frame() -> None:
     for _ in range(3):
         outgoing.add_data(other, data_frame(5))
     ids = [header.stream_id for header in batch(outgoing, 10 * MIB)]
-    assert ids == [1, 3, 5, 1, 5, 1, 5, 1, 1]
+    assert ids == [3, 1, 5, 1, 5, 1, 5, 1, 1]
 
 
 def test_a_small_stream_waits_for_one_frame_of_each_other_stream_at_most() -> None:
