@@ -286,6 +286,12 @@ class Transfer(Generic[Accepted, Sent, Received]):
             await self.send_closing(closing)
         return await self.receive_closing()
 
+    def is_slow(self) -> None:
+        """The other side lives, as something else shows that came from it: its bytes wait behind
+        others. Give what we send, and what we wait for, as much time again."""
+        self._heard()
+        self._receiver.put_off(trio.current_time() + self._bulk.stall_seconds)
+
     def _heard(self) -> None:
         """The other side is at work: give what we are sending to it as much time again."""
         deadline = trio.current_time() + self._bulk.stall_seconds

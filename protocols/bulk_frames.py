@@ -95,15 +95,20 @@ async def receive_exactly(
     stream: Stream,
     destination: memoryview,
     stall_seconds: float,
+    patience: trio.CancelScope,
     on_progress: Callable[[], Awaitable[None]],
 ) -> None:
-    """Fill `destination`, straight from the stream; `on_progress` runs now and then meanwhile."""
+    """Fill `destination`, straight from the stream; `on_progress` runs now and then meanwhile.
+
+    `patience` is a fresh scope, as for `send_exactly`.
+    """
     received, length = stream.receive_now(destination), len(destination)
     if received == length:
         await trio.lowlevel.checkpoint()
         return
     progress_at = received + PROGRESS_BYTES
-    with trio.move_on_after(stall_seconds) as patience:
+    patience.deadline = trio.current_time() + stall_seconds
+    with patience:
         while received < length:
             count = await stream.receive_into(destination[received:])
             if count == 0:

@@ -79,6 +79,7 @@ class ChunkReceiver(Generic[Received]):
         self.announced: bytes | None = None  # the header of the chunk that comes next
         self._headers = HeaderReader(stream)
         self._between_frames = False
+        self._patience = trio.CancelScope()  # of what is being waited for
         self._failure: PotluckError | None = None
         self._limits = {
             CHUNK: bulk.chunk_limit_bytes,
@@ -86,6 +87,11 @@ class ChunkReceiver(Generic[Received]):
             ERROR: message_limit(ERROR_BODY_LIMIT_BYTES),
             ALIVE: 0,
         }
+
+    def put_off(self, deadline: float) -> None:
+        """Take nothing that is waited for to have stalled before this moment."""
+        if self.busy and self._patience.deadline < deadline:
+            self._patience.deadline = deadline
 
     async def next_header(self) -> bytes | None:
         """The header of the chunk that comes next, and stays next; None after the last one."""
@@ -147,8 +153,10 @@ class ChunkReceiver(Generic[Received]):
         return result
 
     async def _fill(self, destination: memoryview) -> None:
-        stall_seconds = self._bulk.stall_seconds
-        await receive_exactly(self._stream, destination, stall_seconds, self._on_progress)
+        self._patience = trio.CancelScope()
+        await receive_exactly(
+            self._stream, destination, self._bulk.stall_seconds, self._patience, self._on_progress
+        )
 
     async def _on_progress(self) -> None:
         self._heard()
@@ -163,11 +171,11 @@ class ChunkReceiver(Generic[Received]):
             self._heard()
         while kind == ALIVE:
             stall_seconds = self._bulk.stall_seconds
-            with trio.move_on_after(stall_seconds) as patience:
+            with trio.move_on_after(stall_seconds) as self._patience:
                 self._between_frames = True
                 header = await self._headers.next()
                 self._between_frames = False
-            if patience.cancelled_caught:
+            if self._patience.cancelled_caught:
                 self._between_frames = False
                 raise DeadlineExceeded(
                     f"Nothing came from {self._exchange.peer} for {stall_seconds:g} seconds.",

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import trio
 from torch import Tensor
 
+from protocols.bulk import Transfer
 from protocols.errors import (
     Busy,
     DeadlineExceeded,
@@ -38,6 +40,7 @@ from protocols.moshpit.ballots import (
 )
 from protocols.moshpit.exchange import ExchangePlan, Participant
 from protocols.moshpit.link_meter import LinkMeter
+from protocols.moshpit.pacing import Pace
 from protocols.moshpit.part_messages import GaveUp, StaleAttempt
 from protocols.moshpit.reducing import NotFiniteReceived, Reduction
 from protocols.moshpit.statements import make_statement
@@ -54,6 +57,9 @@ class Attempt:
         self.source, self.result = source, result
         self.began = trio.current_time()
         self.meter = LinkMeter()
+        values_to = self.reducers if plan.member_of(plan.me).weight > 0.0 else ()
+        steps = [self.steps_to(reducer.index) for reducer in values_to]
+        self.pace = Pace(len(plan.members), steps)
         self.reduction = Reduction(plan, source, result)
         self.statements: dict[int, Statement] = {}
         self.suspicion: Suspicion | None = None
@@ -72,6 +78,7 @@ class Attempt:
         self._served = 0
         self._digests: dict[int, bytes] = {}  # of the parts that are here
         self._told: dict[int, set[bytes]] = {}  # which result each of the others says it has
+        self._transfers: dict[int, list[Transfer[Any, Any, Any]]] = {}
         self._scopes: set[trio.CancelScope] = set()
         self._handlers = 0
         self._handler_left = trio.Event()
@@ -96,6 +103,11 @@ class Attempt:
     def senders(self) -> tuple[Participant, ...]:
         """The others that open a transfer to us: all of them, if we reduce anything."""
         return self.others if self.reduction.chunks else ()
+
+    def steps_to(self, member: int) -> int:
+        """How far behind us it is in the order in which we begin with them, from 1."""
+        plan = self.plan
+        return (plan.place_of(member) - plan.my_place) % len(plan.members)
 
     # How it ends
 
@@ -136,6 +148,23 @@ class Attempt:
                 yield
         finally:
             self._scopes.discard(scope)
+
+    # Who is only slow
+
+    @contextmanager
+    def transferring(self, member: int, transfer: Transfer[Any, Any, Any]) -> Iterator[None]:
+        """While the block runs, whatever comes from this member counts for this transfer."""
+        transfers = self._transfers.setdefault(member, [])
+        transfers.append(transfer)
+        try:
+            yield
+        finally:
+            transfers.remove(transfer)
+
+    def heard(self, place: int) -> None:
+        """Bytes have come from the other at this place, in whatever (pulse.py)."""
+        for transfer in self._transfers.get(self.others[place].index, ()):
+            transfer.is_slow()
 
     # How far it is
 

@@ -28,6 +28,7 @@ from protocols.moshpit.attempt import Attempt
 from protocols.moshpit.ballots import Ballot
 from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, ExchangeReport
 from protocols.moshpit.part_messages import PART, PartOpening, StaleAttempt
+from protocols.moshpit.pulse import Pulse
 from protocols.moshpit.sending import OPEN_SECONDS, PartExchange
 from protocols.moshpit.serving import ReducerTransfer, serve_part
 from protocols.moshpit.vector import check_values
@@ -96,13 +97,18 @@ class Butterfly:
         return attempt
 
     async def _run(self, attempt: Attempt) -> None:
-        async with trio.open_nursery() as nursery:
-            for reducer in attempt.reducers:
-                nursery.start_soon(PartExchange(attempt, reducer).run, self._rpc)
-            if attempt.senders:
-                await _all_served(attempt)
-            else:
-                await _finish_alone(attempt)
+        peers = [member.peer for member in attempt.others]
+        pulse = Pulse(self._network, peers, attempt.heard)
+        async with trio.open_nursery() as watching:
+            watching.start_soon(pulse.follow)
+            async with trio.open_nursery() as nursery:
+                for reducer in attempt.reducers:
+                    nursery.start_soon(PartExchange(attempt, reducer).run, self._rpc)
+                if attempt.senders:
+                    await _all_served(attempt)
+                else:
+                    await _finish_alone(attempt)
+            watching.cancel_scope.cancel()
         attempt.received_seconds = trio.current_time() - attempt.began
 
     async def _end(self, attempt: Attempt) -> None:

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
 from protocols.moshpit.ballots import Ballot, Statement, Suspicion
-from protocols.moshpit.layout import Layout, check_chunk_bytes
+from protocols.moshpit.layout import (
+    SMALLEST_CHUNK_BYTES,
+    Chunk,
+    Layout,
+    check_chunk_bytes,
+    chunks_of,
+)
+
+SMALL_PART = 8  # times as long is the largest part of an attempt, or longer
+CHUNKS_OF_SMALL_PART = 8
+"""At least, unless they would be smaller than the smallest: only in pieces does a small part go as
+evenly beside a large one as a plan takes for granted (pacing.py)."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,16 @@ class ExchangePlan:
             if member.index == index:
                 return place
         raise ProtocolMisuse(f"Member {index} does not take part in this attempt.")
+
+    def chunks_at(self, place: int) -> list[Chunk]:
+        """How the part of the member at this place is cut into chunks, by everybody alike."""
+        lengths = [stop - start for start, stop in pairwise(self.cuts)]
+        chunk_bytes = self.chunk_bytes
+        if lengths[place] * SMALL_PART < max(lengths):
+            share = lengths[place] * self.layout.value_bytes // CHUNKS_OF_SMALL_PART
+            whole = -(-share // SMALLEST_CHUNK_BYTES) * SMALLEST_CHUNK_BYTES
+            chunk_bytes = min(chunk_bytes, max(SMALLEST_CHUNK_BYTES, whole))
+        return chunks_of(self.layout, self.cuts[place], self.cuts[place + 1], chunk_bytes)
 
     def member_of(self, index: int) -> Participant:
         return self.members[self.place_of(index)]

@@ -24,7 +24,7 @@ from torch import Tensor, mul
 from protocols.chunk_count import ChunkCount
 from protocols.errors import MalformedMessage
 from protocols.moshpit.exchange import ExchangePlan
-from protocols.moshpit.layout import Chunk, chunks_of
+from protocols.moshpit.layout import Chunk
 from protocols.tensor_codecs import SERIAL_VALUES
 from protocols.tensors import accumulate, decode_into, encode_into, raw_bytes
 from protocols.wire import chunk_header
@@ -45,9 +45,7 @@ class Reduction:
         total = plan.total_weight
         self._shares = {member.index: member.weight / total for member in plan.members}
         self._me = plan.me
-        self.chunks = chunks_of(
-            plan.layout, plan.cuts[place], plan.cuts[place + 1], plan.chunk_bytes
-        )
+        self.chunks = plan.chunks_at(place)
         senders = sum(1 for one in plan.members if one.weight > 0.0 and one.index != plan.me)
         self._missing = [senders] * len(self.chunks)
         self._begun = 0  # chunks whose sum our own values are in

@@ -24,7 +24,7 @@ from protocols.messages import Empty
 from protocols.moshpit.attempt import Attempt
 from protocols.moshpit.ballots import Statement
 from protocols.moshpit.exchange import Participant
-from protocols.moshpit.layout import Chunk, chunks_of
+from protocols.moshpit.layout import Chunk
 from protocols.moshpit.part_messages import (
     ALIVE_SECONDS,
     PART,
@@ -54,10 +54,9 @@ class PartExchange:
         plan = attempt.plan
         place = plan.place_of(reducer.index)
         self._attempt, self._reducer = attempt, reducer
+        self._steps = attempt.steps_to(reducer.index)
         self._opening = opening_for(plan, place)
-        self._chunks = chunks_of(
-            plan.layout, plan.cuts[place], plan.cuts[place + 1], plan.chunk_bytes
-        )
+        self._chunks = plan.chunks_at(place)
         self._brings_data = plan.member_of(plan.me).weight > 0.0
         self._received = trio.Event()  # all, to the closing message, or a reason why not
 
@@ -68,11 +67,15 @@ class PartExchange:
             async with AsyncExitStack() as opened:
                 transfer = await self._open(rpc, opened)
                 attempt.opened(reducer.index)
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._send, transfer)
-                    with attempt.blaming(reducer.index):
-                        await self._receive_averages(transfer)
-                    self._received.set()
+                with attempt.transferring(reducer.index, transfer):
+                    await self._exchange(transfer)
+
+    async def _exchange(self, transfer: SenderTransfer) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send, transfer)
+            with self._attempt.blaming(self._reducer.index):
+                await self._receive_averages(transfer)
+            self._received.set()
 
     async def _open(self, rpc: Rpc, opened: AsyncExitStack) -> SenderTransfer:
         """An accepted transfer. A reducer that is busy is asked again while there is time."""
@@ -104,16 +107,18 @@ class PartExchange:
         sending = self._attempt.meter.sending_to(self._reducer.peer)
         memory = raw_bytes(source)
         buffer = bytearray(_largest_encoded(self._chunks))
-        for chunk in self._chunks:
-            if chunk.as_it_lies:
-                encoded = self._place(memory, chunk)
-            else:
-                values = source[chunk.start : chunk.stop]
-                encode_into(values, chunk.codec, buffer, name="a tensor of this peer")
-                encoded = memoryview(buffer)[: chunk.encoded_bytes]
-            with sending:
-                await transfer.send_chunk(encoded)
-            sending.bytes += chunk.encoded_bytes
+        with self._attempt.pace.values(self._steps, len(self._chunks)) as stream:
+            for number, chunk in enumerate(self._chunks):
+                await stream.turn(number, transfer)
+                if chunk.as_it_lies:
+                    encoded = self._place(memory, chunk)
+                else:
+                    values = source[chunk.start : chunk.stop]
+                    encode_into(values, chunk.codec, buffer, name="a tensor of this peer")
+                    encoded = memoryview(buffer)[: chunk.encoded_bytes]
+                with sending:
+                    await transfer.send_chunk(encoded)
+                sending.bytes += chunk.encoded_bytes
 
     async def _receive_averages(self, transfer: SenderTransfer) -> None:
         attempt, reducer = self._attempt, self._reducer

@@ -40,7 +40,8 @@ async def serve_part(
     attempt.arrived(sender.index)
     with attempt.serving(), attempt.blaming(sender.index):
         await transfer.accept(Empty())
-        await PartService(attempt, sender, transfer).run()
+        with attempt.transferring(sender.index, transfer):
+            await PartService(attempt, sender, transfer).run()
         attempt.served()
     if not transfer.finished:
         raise GaveUp(attempt.over or "The exchange ended.")
@@ -144,13 +145,16 @@ class PartService:
         reduction = attempt.reduction
         sending = attempt.meter.sending_to(sender.peer)
         transfer.send_alike(reduction.count)
-        for number in range(len(reduction.chunks)):
-            await self._averaged(number)
-            encoded = reduction.encoded(number)
-            with sending:
-                await transfer.send_chunk(encoded)
-            sending.bytes += len(encoded)
-            reduction.taken(number)
+        chunks = len(reduction.chunks)
+        with attempt.pace.averages(attempt.steps_to(sender.index), chunks) as stream:
+            for number in range(chunks):
+                await self._averaged(number)
+                await stream.turn(number, transfer)
+                encoded = reduction.encoded(number)
+                with sending:
+                    await transfer.send_chunk(encoded)
+                sending.bytes += len(encoded)
+                reduction.taken(number)
         signature = attempt.own_statement().signature
         await until_whole(attempt, transfer)
         busy_ms = round(1000 * attempt.meter.receiving_from(sender.peer).seconds)

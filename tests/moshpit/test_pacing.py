@@ -1,0 +1,98 @@
+"""Streams over one uplink end together, and a peer that is slow is not taken for stalled."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import trio
+
+from protocols.errors import PotluckError
+from protocols.messages import Empty
+from protocols.method import Method
+from protocols.moshpit.exchange import CHUNKS_OF_SMALL_PART
+from protocols.moshpit.layout import Layout, Segment
+from protocols.moshpit.part_messages import PART, STALL_SECONDS, opening_for
+from protocols.moshpit.plan import predicted_seconds
+from protocols.moshpit.plan_shares import Members, best_shares
+from tests.moshpit.exchanges import Exchanging, among
+
+OTHER = Method("/potluck/test/1.0.0", "other", Empty, Empty)
+
+SLOW = 30_000.0  # bytes per second
+SENDERS = 6
+FAST = 0.8 * SENDERS * SLOW  # about as in setup D: both ends of its links are busy all the time
+RATES = [SLOW] * SENDERS + [FAST]
+CONTRIBUTES = [True] * SENDERS + [False]
+FRACTIONS = best_shares(Members(RATES, RATES, CONTRIBUTES, [True] * len(RATES)))
+WINDOW_BYTES = 16_384  # half a second of a slow link
+LAYOUT = Layout((Segment("values", 200_000),))
+
+
+@pytest.mark.slow
+def test_small_parts_do_not_starve_the_large_one() -> None:
+    """Peers on slow links, and a fast one that brings no data and reduces most of the vector."""
+
+    async def scenario(group: Exchanging) -> None:
+        for peer, rate in zip(group.peers, RATES, strict=True):
+            group.world.throttle(
+                peer.network, upload_bytes_per_second=rate, download_bytes_per_second=rate
+            )
+        predicted = predicted_seconds(FRACTIONS, RATES, RATES, CONTRIBUTES, 4 * LAYOUT.values)
+        await group.exchange()
+        group.check_all_hold_the_same()
+        assert max(peer.ended for peer in group.peers) < 1.15 * predicted
+
+    weights = [1.0] * SENDERS + [0.0]
+    among(scenario, weights, layout=LAYOUT, fractions=FRACTIONS, window_bytes=WINDOW_BYTES)
+
+
+def test_a_small_part_beside_a_large_one_has_several_chunks() -> None:
+    async def scenario(group: Exchanging) -> None:
+        plan = group[0].plan
+        assert len(plan.chunks_at(0)) >= 2
+        large = plan.chunks_at(SENDERS)
+        assert len(large) > CHUNKS_OF_SMALL_PART
+        assert large[0].encoded_bytes == plan.chunk_bytes
+
+    among(scenario, [1.0] * SENDERS + [0.0], layout=LAYOUT, fractions=FRACTIONS)
+
+
+@pytest.mark.parametrize("says_something", [True, False])
+def test_whoever_sends_something_else_has_not_stalled(says_something: bool) -> None:
+    """Member 2 opens its transfers and brings nothing; other bytes of it come, or none."""
+
+    async def scenario(group: Exchanging) -> None:
+        late, others = group[2], (group[0], group[1])
+
+        async def open_to(reducer: int) -> None:
+            opening = opening_for(late.plan, reducer)
+            with suppress(PotluckError):
+                peer = group[reducer].network.peer_id
+                async with late.rpc.open_bulk(peer, PART, opening, timeout=STALL_SECONDS):
+                    await trio.sleep_forever()
+
+        async def say_something(reducer: int) -> None:
+            while True:
+                await trio.sleep(1.0)
+                with suppress(PotluckError):
+                    await late.rpc.call(
+                        group[reducer].network.peer_id, OTHER, Empty(), timeout=STALL_SECONDS
+                    )
+
+        for peer in others:
+            peer.rpc.serve(OTHER, lambda _caller, request: request)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(group.exchange, late.index)
+            for reducer in (0, 1):
+                nursery.start_soon(open_to, reducer)
+                if says_something:
+                    nursery.start_soon(say_something, reducer)
+            await trio.sleep(3 * STALL_SECONDS)
+            ended = [peer.suspicion is not None for peer in others]
+            nursery.cancel_scope.cancel()
+        assert ended == [not says_something] * 2
+        if not says_something:
+            assert "stalled 2" in [peer.code for peer in others]
+
+    among(scenario, [1.0] * 3, fractions=[1.0, 1.0, 0.0], hostile=[2])
