@@ -25,11 +25,18 @@ MOST_SHARDS = 100_000
 class DatasetShards:
     """The shards that `datasets` divides a data set into."""
 
-    def __init__(self, source: SourceSettings, settings: DataSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        source: SourceSettings,
+        settings: DataSettings,
+        clock: Clock,
+        *,
+        from_strangers: bool = False,
+    ) -> None:
         self._source = source
         self._limit = settings.largest_document_bytes
         self._clock = clock
-        self._dataset = _opened(source)
+        self._dataset = _opened(source, from_strangers)
         self._count = min(int(self._dataset.num_shards), MOST_SHARDS)
 
     @property
@@ -74,7 +81,7 @@ class DatasetShards:
         return Document(content, label, Mark(number)) if content else None
 
 
-def _opened(source: SourceSettings) -> Any:
+def _opened(source: SourceSettings, from_strangers: bool) -> Any:
     try:
         import datasets
     except ImportError:
@@ -84,7 +91,12 @@ def _opened(source: SourceSettings) -> Any:
         ) from None
     try:
         dataset = datasets.load_dataset(
-            source.dataset, source.subset or None, split=source.split, streaming=True
+            source.dataset,
+            source.subset or None,
+            split=source.split,
+            streaming=True,
+            # a stranger's settings do not open what is private to who is logged in here
+            token=False if from_strangers else None,
         )
         return _undecoded(datasets, dataset, source.field)
     except Exception as error:

@@ -28,7 +28,13 @@ from models.data.file_shards import FileShards
 from models.data.mixture import Mixture
 from models.data.order import derived_seed
 from models.data.position import Position
-from models.data.settings import DataSettings, SourceSettings, check, source_names
+from models.data.settings import (
+    DataSettings,
+    SourceSettings,
+    check,
+    refuse_this_machine,
+    source_names,
+)
 from models.data.shuffled import ShuffledSource, SourceSnapshot
 from models.data.source import Source, fingerprint_of
 from models.data.standard_library import StandardLibraryShards
@@ -120,24 +126,33 @@ def open_data(
     folder: Path | None = None,
     on_event: OnEvent = logged,
     clock: Clock | None = None,
+    from_strangers: bool = False,
 ) -> Data:
     """A run's data for one peer, from the beginning or from a position.
 
     `window` is how many bytes one sample of the model takes: documents are cut accordingly, where
     the settings do not say how. Paths are looked up beneath `folder`. DataSettingsError if the
     settings name what is not there.
+
+    `from_strangers` says that the settings came over the network: nothing is read from this
+    machine's disk, and nothing fetched from its own network, by whatever name.
     """
     settings = DataSettings() if settings is None else settings
     check(settings)
+    if from_strangers:
+        refuse_this_machine(settings)
     clock = MachineClock() if clock is None else clock
-    web = Web(clock, settings.patience_seconds)
+    web = Web(clock, settings.patience_seconds, only_internet=from_strangers)
     piece_bytes = _piece_bytes(settings, window)
     peer_seed = derived_seed(seed, peer)
     names = source_names(settings)
     before = {kept.name: kept for kept in position.sources} if position is not None else {}
     sources = []
     for number, (source, name) in enumerate(zip(settings.source, names, strict=True)):
-        shards = _shards_of(source, settings, piece_bytes, web, folder or Path.cwd())
+        if source.kind == "datasets":
+            shards = _dataset_shards(source, settings, clock, from_strangers)
+        else:
+            shards = _shards_of(source, settings, piece_bytes, web, folder or Path.cwd())
         source_seed = derived_seed(peer_seed, "source", name)
         sources.append(
             ShuffledSource(
@@ -183,8 +198,12 @@ def _shards_of(
 ) -> Shards:
     if source.kind == "standard-library":
         return StandardLibraryShards()
-    if source.kind == "datasets":
-        from models.data.dataset_shards import DatasetShards
-
-        return DatasetShards(source, settings, web.clock)
     return FileShards(source, settings, web, piece_bytes, folder)
+
+
+def _dataset_shards(
+    source: SourceSettings, settings: DataSettings, clock: Clock, from_strangers: bool
+) -> Shards:
+    from models.data.dataset_shards import DatasetShards
+
+    return DatasetShards(source, settings, clock, from_strangers=from_strangers)

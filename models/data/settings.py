@@ -17,14 +17,16 @@
 Without any source, the data is the source code of Python's standard library.
 
 Easy to get wrong: a run's file comes from somebody else. What it names on the disk of a volunteer
-would be read, trained on, and partly readable from the gradients: `refuse_this_machine` is for
-settings that came over the network.
+would be read, trained on, and partly readable from the gradients: settings that came over the
+network are opened with `from_strangers=True`, which asks `refuse_this_machine`.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import os.path
 import re
+import socket
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -147,7 +149,10 @@ def source_names(settings: DataSettings) -> tuple[str, ...]:
 
 
 def refuse_this_machine(settings: DataSettings) -> None:
-    """DataSettingsError if the settings name something on this machine or in its own network."""
+    """DataSettingsError if the settings name something on this machine or in its own network.
+
+    Only what the names say by themselves: where a name of a server leads is seen by `web.Web`.
+    """
     for source, name in zip(settings.source, source_names(settings), strict=True):
         for path in source.paths:
             if not is_address(path):
@@ -164,6 +169,14 @@ def refuse_this_machine(settings: DataSettings) -> None:
                     why="Whoever wrote that is somebody else.",
                     advice="The organiser has to name an address in the internet instead.",
                 )
+        # without an owner it is a reader of the library, which takes what lies in the folder
+        if source.dataset and ("/" not in source.dataset or os.path.exists(source.dataset)):
+            raise DataSettingsError(
+                f"The data set {source.dataset!r} would be read from this machine's disk.",
+                why="Whoever wrote that is somebody else.",
+                advice="It must be called owner/name, as on Hugging Face, and there must be no "
+                "folder of that name where potluck runs.",
+            )
 
 
 def is_address(path: str) -> bool:
@@ -173,12 +186,31 @@ def is_address(path: str) -> bool:
 
 def is_private_host(host: str) -> bool:
     """Whether the name is that of this machine, or a number in a network of its own."""
-    if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
+    host = host.lower().rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
         return True
+    address = _number_of(host)
+    return address is not None and not address.is_global
+
+
+TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # NAT64: the last 32 bits are IPv4
+
+
+def _number_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host's name is by itself; where IPv6 wraps an IPv4 address, that one."""
     try:
-        return not ipaddress.ip_address(host).is_global
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        try:
+            return ipaddress.IPv4Address(socket.inet_aton(host))  # 127.1, 0x7f.1 and 2130706433
+        except (OSError, UnicodeError):
+            return None
+    if isinstance(address, ipaddress.IPv6Address):
+        wrapped = address.ipv4_mapped or address.sixtofour
+        if address in TRANSLATED:
+            wrapped = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        return wrapped or address
+    return address
 
 
 def _host_of(address: str) -> str:
@@ -210,7 +242,8 @@ def _check_source(source: SourceSettings, name: str) -> None:
         if not field.isprintable() or '"' in field or "\\" in field:
             raise _wrong(f"The data {name!r}: {field!r} cannot be the name of a field.")
     for path in source.paths:
-        if "\0" in path or ("://" in path and not is_address(path)):
+        is_no_address = not _host_of(path) if is_address(path) else "://" in path
+        if "\0" in path or is_no_address:
             raise _wrong(f"The data {name!r}: {path[:200]!r} is no path and no http(s) address.")
 
 

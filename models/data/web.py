@@ -2,8 +2,10 @@
 
 Promises: who sends no byte for `patience_seconds`, or so few that the head of an answer does not
 come in that time, is interrupted; redirects are followed a few times, never from https to http,
-and never from the internet into this machine or its own network; nothing is unpacked that we did
-not ask for; connections are kept for the next request, and closed with the Web.
+and never from the internet into this machine or its own network; what is private is known by the
+address that a name led to, before anything is sent there; nothing is unpacked that we did not ask
+for; connections are kept for the next request, and closed with the Web. (Behind a proxy, names are
+looked up by the proxy, and only what a name says by itself is known.)
 
 Easy to get wrong: the library's timeout begins anew with each byte, so a server that sends the
 head of its answer byte by byte would hold us for days. `_patiently` bounds the whole of it.
@@ -36,12 +38,18 @@ BUSY = frozenset({408, 425, 429})
 class Web:
     """A client for all the shards of one data. Used by one thread at a time."""
 
-    def __init__(self, clock: Clock, patience_seconds: float) -> None:
+    def __init__(
+        self, clock: Clock, patience_seconds: float, *, only_internet: bool = False
+    ) -> None:
         self._clock = clock
         self._patience_seconds = patience_seconds
+        self._only_internet = only_internet
+        self._host = self._connecting_to = ""
+        self._public_only = False  # whether the request under way may not go to a private address
+        self._private_hosts: set[str] = set()  # names that led to one
         self._head_due: float | None = None  # when a head has to be complete, while one comes
         self._in_head = False
-        self._clients: dict[str, httpx2.Client] = {}
+        self._clients: dict[tuple[str, bool], httpx2.Client] = {}
 
     @property
     def clock(self) -> Clock:
@@ -74,18 +82,23 @@ class Web:
     def _follow(
         self, address: str, headers: Mapping[str, str], stack: contextlib.ExitStack
     ) -> httpx2.Response:
+        self._public_only = self._only_internet
         for _ in range(MOST_REDIRECTS + 1):
             response = self._ask(address, headers, stack)
             if response.status_code not in REDIRECTS:
                 return response
             target = response.headers.get("location", "")
             stack.close()
+            self._public_only = self._only_internet or not self._is_private(self._host)
             address = _redirected(address, target)
         raise ShardBroken(f"its server redirects more than {MOST_REDIRECTS} times.")
 
     def _ask(
         self, address: str, headers: Mapping[str, str], stack: contextlib.ExitStack
     ) -> httpx2.Response:
+        self._host = httpx2.URL(address).raw_host.decode("ascii")
+        if self._public_only and is_private_host(self._host.strip("[]")):
+            raise ShardBroken(_into_own_network(self._host))
         client = self._client_for(address.partition(":")[0].lower())
         self._in_head, self._head_due = True, None
         try:
@@ -97,18 +110,39 @@ class Web:
 
     def _client_for(self, scheme: str) -> httpx2.Client:
         # made at the first request: for https it reads a hundred certificate authorities
-        if scheme not in self._clients:
+        # one for each of the two: a kept connection to a private address is not for the other
+        key = scheme, self._public_only
+        if key not in self._clients:
             trusting_nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            self._clients[scheme] = httpx2.Client(
+            self._clients[key] = httpx2.Client(
                 verify=trusting_nobody if scheme == "http" else True,
                 timeout=httpx2.Timeout(self._patience_seconds, connect=CONNECT_SECONDS),
                 limits=httpx2.Limits(max_connections=CONNECTIONS, keepalive_expiry=IDLE_SECONDS),
                 follow_redirects=False,
                 headers={"user-agent": "potluck", "accept-encoding": "identity", "accept": "*/*"},
             )
-        return self._clients[scheme]
+        return self._clients[key]
+
+    def _is_private(self, host: str) -> bool:
+        return host in self._private_hosts or is_private_host(host.strip("[]"))
+
+    def _check_where_it_led(self, stream: Any) -> None:
+        """ShardBroken, and the connection closed, if it is one to a place that it may not reach."""
+        if self._connecting_to != self._host.strip("[]"):
+            return  # a proxy, which whoever owns this machine has chosen
+        address = str(stream.get_extra_info("server_addr")[0])
+        if not is_private_host(address):
+            return
+        self._private_hosts.add(self._host)
+        if self._public_only:
+            stream.close()
+            raise ShardBroken(_into_own_network(f"{self._host}, which is {address}"))
 
     def _trace(self, event: str, facts: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.started":
+            self._connecting_to = str(facts["host"]).strip("[]")
+        if event == "connection.connect_tcp.complete":
+            self._check_where_it_led(facts["return_value"])
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             stream = facts["return_value"]
             stream.read = self._patiently(stream.read, stream.get_extra_info("socket"))
@@ -183,16 +217,18 @@ def _redirected(address: str, target: str) -> str:
     try:
         new = urljoin(address, target)
         before, after = urlsplit(address), urlsplit(new)
-        host, old_host = after.hostname or "", before.hostname or ""
+        host = after.hostname or ""
     except ValueError:
         raise ShardBroken("its server redirects to what is no address.") from None
     if not target or after.scheme not in ("http", "https") or not host:
         raise ShardBroken("its server redirects to what is no address.")
     if before.scheme == "https" and after.scheme == "http":
         raise ShardBroken("its server redirects from https to http, where anybody can change it.")
-    if is_private_host(host) and not is_private_host(old_host):
-        raise ShardBroken(f"its server redirects into this machine's own network, to {host}.")
     return new
+
+
+def _into_own_network(where: str) -> str:
+    return f"it leads into this machine's own network, to {where}."
 
 
 @contextlib.contextmanager

@@ -67,6 +67,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no paths": ({"source": [{"kind": "text"}]}, "no `paths`"),
     "paths for nothing": ({"source": [{"kind": "standard-library", "paths": ["a"]}]}, "no use"),
     "another protocol": ({"source": [{**TEXT, "paths": ["ftp://a/b"]}]}, "no http"),
+    "an address of nowhere": ({"source": [{**TEXT, "paths": ["http:///a"]}]}, "no http"),
+    "an address that is none": ({"source": [{**TEXT, "paths": ["http://[::1"]}]}, "no http"),
     "an odd path": ({"source": [{**TEXT, "paths": ["a\0b"]}]}, "no path"),
     "no data set": ({"source": [{"kind": "datasets"}]}, "dataset"),
     "an odd data set": ({"source": [{"kind": "datasets", "dataset": "../x"}]}, "no name like"),
@@ -97,6 +99,12 @@ FROM_AFAR = {
     "the router": "http://192.168.0.1/a.txt",
     "the cloud's secrets": "http://169.254.169.254/latest/meta-data",
     "its number in six": "http://[::1]/a.txt",
+    "its number, short": "http://127.1/a.txt",
+    "its number in one": "http://2130706433/a.txt",
+    "its number in base 16": "http://0x7f.1/a.txt",
+    "its number in four within six": "http://[::ffff:127.0.0.1]/a.txt",
+    "its number translated": "http://[64:ff9b::7f00:1]/a.txt",
+    "with a dot behind": "http://10.0.0.1./a.txt",
 }
 
 
@@ -105,6 +113,17 @@ def test_settings_from_the_network_may_not_name_this_machine(path: str) -> None:
     settings = DataSettings((SourceSettings("text", (path,)),))
     with pytest.raises(DataSettingsError, match="somebody else"):
         refuse_this_machine(settings)
+
+
+@pytest.mark.parametrize("name", ["json", "documents/private"])
+def test_data_sets_from_the_network_may_not_be_folders_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "documents/private").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    refuse_this_machine(DataSettings((SourceSettings("datasets", dataset="owner/name"),)))
+    with pytest.raises(DataSettingsError, match="this machine's disk"):
+        refuse_this_machine(DataSettings((SourceSettings("datasets", dataset=name),)))
 
 
 def test_settings_from_the_network_may_name_the_internet_and_the_library() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from models.data import web
 from models.data.errors import NoDataLeft
 from models.data.events import Retrying, ShardSkipped, SourceEvent, SourceRests
 from models.data.opening import open_data
@@ -188,6 +191,46 @@ def test_redirects_to_what_is_no_address_are_not_followed(site: Site, target: st
     settings = one_source("text", f"{site.url}/a", f"{site.url}/b")
     assert everything(settings, events) == EXPECTED
     assert "redirects to what is no address" in sentences(events)
+
+
+def test_a_strangers_shard_is_not_fetched_from_this_machine_by_whatever_name(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = int(site.url.rpartition(":")[2])
+    looked_up = socket.getaddrinfo
+
+    def rebound(host: str, *arguments: object, **more: object) -> object:
+        here = "127.0.0.1" if host == "data.example.org" else host
+        return looked_up(here, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebound)
+    site.answers["/a"] = serving(TEXT)
+    settings = one_source("text", f"http://data.example.org:{port}/a")
+    events: list[SourceEvent] = []
+    with opened(settings, events, from_strangers=True) as data, pytest.raises(NoDataLeft):
+        next(data)
+    assert "own network, to data.example.org, which is 127.0.0.1" in sentences(events)
+    assert not site.asked, "nothing is sent there"
+    assert everything(settings) == EXPECTED, "one's own settings may name it"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is this machine on Linux only")
+def test_a_server_in_the_internet_does_not_redirect_into_our_own_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "is_private_host", lambda host: host == "127.0.0.2")
+    with web_server(tmp_path) as outside, web_server(tmp_path, address="127.0.0.2") as inside:
+        port = inside.url.rpartition(":")[2]
+        inside.answers["/a"] = serving(TEXT)
+        outside.answers["/by-name"] = status(302, location=f"http://127.2:{port}/a")
+        outside.answers["/b"] = serving(b"the next shard")
+        events: list[SourceEvent] = []
+        shards = [f"{outside.url}/by-name", f"{outside.url}/b"]
+        found = everything(one_source("text", *shards), events)
+        assert found == [b"the next shard"]
+        assert not inside.asked
+        assert "own network, to 127.2, which is 127.0.0.2" in sentences(events)
+        assert everything(one_source("text", f"{inside.url}/a")) == EXPECTED, "named by its owner"
 
 
 def test_shards_above_the_limit_are_refused_before_they_are_read(site: Site) -> None:

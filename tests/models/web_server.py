@@ -138,15 +138,17 @@ class WebServer(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def web_server(folder: Path, certificate: Certificate | None = None) -> Iterator[Site]:
-    server = WebServer(("127.0.0.1", 0), Handler)
+def web_server(
+    folder: Path, certificate: Certificate | None = None, address: str = "127.0.0.1"
+) -> Iterator[Site]:
+    server = WebServer((address, 0), Handler)
     scheme = "http"
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*certificate.written_to(folder))
         server.socket = context.wrap_socket(server.socket, server_side=True)
         scheme = "https"
-    server.site = Site(f"{scheme}://127.0.0.1:{server.server_port}", threading.Event())
+    server.site = Site(f"{scheme}://{address}:{server.server_port}", threading.Event())
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
