@@ -87,7 +87,8 @@ class Lars(Optimizer):
 
 
 def _local_rate(w: Tensor, gradient: Tensor, trust: float, decay: float) -> Tensor:
-    """Equation 6, as a scalar on the device; one where the layer or its gradient is zero."""
+    """Equation 6, as a scalar on the device; one where it would be nothing, or 0 / 0."""
     size, slope = norm_of(w), norm_of(gradient)
-    moves = (size > 0) & (slope > 0)
-    return torch.where(moves, trust * size / (slope + decay * size), torch.ones_like(size))
+    below = slope + decay * size
+    moves = (size > 0) & (below > 0)
+    return torch.where(moves, trust * size / below, torch.ones_like(size))

@@ -83,6 +83,15 @@ def test_zeros_in_a_layer_or_its_gradient_leave_it_finite() -> None:
     assert torch.equal(still, torch.ones(3, 3))
 
 
+def test_without_a_gradient_a_layer_decays_by_equation_6() -> None:
+    """eta |w| / (0 + beta |w|) times beta w is eta w, whatever beta is."""
+    for decay in (5e-4, 0.5):
+        layer = torch.nn.Parameter(torch.ones(3, 3, dtype=torch.float64))
+        layer.grad = torch.zeros_like(layer)
+        Lars([layer], lr=1.0, weight_decay=decay, trust=0.01).step()
+        assert torch.allclose(layer, torch.full_like(layer, 0.99), rtol=1e-12)
+
+
 def test_biases_are_neither_decayed_nor_adapted() -> None:
     network = torch.nn.Linear(3, 4)
     before = network.bias.detach().clone()
