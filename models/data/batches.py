@@ -20,11 +20,15 @@ from torch import Tensor
 
 from models.data.errors import DataError
 from models.data.opening import Data, Snapshot
-from models.data.pictures import NotAPicture, pixels_of
+from models.data.pictures import MOST_PIXELS, NotAPicture, pixels_of
 from models.data.position import LARGEST_REMAINDER_BYTES, Position
+from models.data.settings import LARGEST_EXAMPLE_BYTES
 from models.synthetic_images import ImageBatch
 
 SEPARATOR = b"\0"
+# what did not fill a batch, and the end of one example, must fit into a position
+LARGEST_BATCH_BYTES = LARGEST_REMAINDER_BYTES - LARGEST_EXAMPLE_BYTES - len(SEPARATOR)
+MOST_CLASSES = 1 << 31
 MOST_UNUSABLE_IN_A_ROW = 1_000  # pictures; then it is not the pictures
 
 
@@ -42,10 +46,10 @@ class WindowBatches:
     """An iterator over windows of text: uint8, (rows, window). The last may have fewer rows."""
 
     def __init__(self, data: Data, *, rows: int, window: int) -> None:
-        if not 0 < rows * window <= LARGEST_REMAINDER_BYTES or window < 1:
+        if not 0 < rows * window <= LARGEST_BATCH_BYTES or window < 1:
             raise DataError(
                 f"A batch of {rows} windows of {window} bytes cannot be made.",
-                why=f"It must have at least one byte, and at most {LARGEST_REMAINDER_BYTES:,}.",
+                why=f"It must have at least one byte, and at most {LARGEST_BATCH_BYTES:,}.",
             )
         self._data = data
         self._rows = rows
@@ -85,11 +89,27 @@ class ImageBatches:
     """An iterator over pictures (uint8) with labels. The last may have fewer rows.
 
     A content is the bytes of the pixels, channel by channel, or a PNG or JPEG of any size. Those
-    that are neither, or have no label, are passed over; `passed_over` counts them.
+    that are neither, or have no label below `classes`, are passed over; `passed_over` counts them.
     """
 
-    def __init__(self, data: Data, *, rows: int, shape: tuple[int, int, int] = (3, 32, 32)) -> None:
+    def __init__(
+        self,
+        data: Data,
+        *,
+        rows: int,
+        shape: tuple[int, int, int] = (3, 32, 32),
+        classes: int = MOST_CLASSES,
+    ) -> None:
+        channels, height, width = shape
+        if rows < 1 or min(shape) < 1 or channels * height * width > MOST_PIXELS:
+            raise DataError(
+                f"A batch of {rows} pictures of {channels} x {height} x {width} cannot be made.",
+                why="It must have at least one, of at least one pixel.",
+            )
+        if not 0 < classes <= MOST_CLASSES:
+            raise DataError(f"There cannot be {classes} classes of pictures.")
         self._data = data
+        self._classes = classes
         self._rows = rows
         self._shape = shape
         self.passed_over = 0
@@ -108,6 +128,11 @@ class ImageBatches:
             try:
                 if example.label is None:
                     raise NotAPicture("it has no label (`label_field` in the settings)")
+                if not 0 <= example.label < self._classes:
+                    raise NotAPicture(
+                        f"its label is {str(example.label)[:20]}, and there are {self._classes:,} "
+                        "classes, from 0 on"
+                    )
                 images.append(pixels_of(example.content, self._shape))
                 labels.append(example.label)
                 in_a_row = 0

@@ -20,6 +20,7 @@ from models.data.retrying import Attempts
 from models.data.settings import DataSettings, SourceSettings
 
 MOST_SHARDS = 100_000
+CONNECTING_LIBRARIES = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"})
 
 
 class DatasetShards:
@@ -63,7 +64,10 @@ class DatasetShards:
             except OSError as error:
                 pause = attempts.interrupted(Interrupted(_words(error)), progress)
             except Exception as error:
-                raise ShardBroken(f"{type(error).__name__}: {_words(error)}.") from error
+                reason = f"{type(error).__name__}: {_words(error)}"
+                if not _is_of_a_connection(error):
+                    raise ShardBroken(f"{reason}.") from error
+                pause = attempts.interrupted(Interrupted(reason), progress)
             yield pause
 
     def _document(self, number: int, record: Any) -> Document | SkippedDocument | None:
@@ -113,6 +117,12 @@ def _undecoded(datasets: Any, dataset: Any, field: str) -> Any:
     if isinstance(feature, datasets.Image):
         return dataset.cast_column(field, datasets.Image(decode=False))
     return dataset
+
+
+def _is_of_a_connection(error: BaseException) -> bool:
+    """Not all of these libraries have made what they raise an OSError."""
+    kinds = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return not kinds.isdisjoint(CONNECTING_LIBRARIES)
 
 
 def _content_of(value: object) -> bytes | None:

@@ -56,7 +56,8 @@ class LineCutter:
     def __init__(self, limit: int, start: Mark) -> None:
         self._limit = limit
         self._number, self._byte = start
-        self._parts: list[bytes] = []  # of the line that is not complete
+        self._part = bytearray()  # of the line that is not complete; a list of pieces that a
+        # server has made tiny would be thirty times as large
         self._length = 0
         self._too_long = False
 
@@ -84,16 +85,16 @@ class LineCutter:
         self._length += len(part)
         if self._length > self._limit:
             self._too_long = True
-            self._parts.clear()
-        elif part:
-            self._parts.append(part)
+            self._part.clear()
+        else:
+            self._part += part
 
     def _finished(self, line_end: int) -> tuple[int, int, bytes | None]:
-        content = None if self._too_long else _without_return(b"".join(self._parts))
+        content = None if self._too_long else _without_return(bytes(self._part))
         line = self._number, self._byte, content
         self._number += 1
         self._byte += self._length + line_end
-        self._parts.clear()
+        self._part.clear()
         self._length, self._too_long = 0, False
         return line
 

@@ -31,7 +31,7 @@ from models.data.errors import PositionError
 from models.data.examples import Example, Mark, Place
 
 LARGEST_POSITION_BYTES = 64 << 20  # of a buffer of a million examples
-LARGEST_REMAINDER_BYTES = 64 << 20
+LARGEST_REMAINDER_BYTES = 32 << 20  # a third more in JSON, and there is room for the rest
 FORMAT = 1
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]

@@ -40,9 +40,10 @@ from models.errors import nearest
 MOST_SOURCES = 64
 MOST_PATHS = 4_096  # as written; patterns and braces may name many more shards
 LONGEST_PATH = 4_096  # characters; what systems and servers take
-LARGEST_BUFFER = 1_000_000  # examples; more is a data set, and not a buffer
+LARGEST_BUFFER = 1_000_000  # examples, of all sources; more is a data set, and not a buffer
 MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
+LARGEST_EXAMPLE_BYTES = 16 * MEBIBYTE  # the rest of one is kept in positions; no picture has more
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z", re.ASCII)
 
@@ -99,7 +100,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shuffle_bytes: Annotated[int, msgspec.Meta(ge=65_536, le=64 * GIBIBYTE)] = 256 * MEBIBYTE
     """The same in bytes, for all sources together; whichever is reached first counts."""
 
-    piece_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 * MEBIBYTE)] | None = None
+    piece_bytes: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_EXAMPLE_BYTES)] | None = None
     """Documents are cut into examples of at most so many bytes; 0 leaves them whole (pictures).
     Without, into what one sample of the model takes."""
 
@@ -130,7 +131,22 @@ def data_settings(table: Mapping[str, Any]) -> DataSettings:
 
 
 def check(settings: DataSettings) -> None:
-    """DataSettingsError if keys do not go together."""
+    """DataSettingsError if a value cannot be (also in settings that were made in Python, which
+    nobody has looked at), or keys do not go together."""
+    try:
+        msgspec.convert(msgspec.to_builtins(settings), DataSettings)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise _wrong(f"What the settings say about data cannot be right: {error}.") from None
+    if settings.shuffle_examples * len(settings.source) > LARGEST_BUFFER:
+        raise _wrong(
+            f"{len(settings.source)} sources of {settings.shuffle_examples:,} `shuffle_examples` "
+            f"are more than {LARGEST_BUFFER:,} together."
+        )
+    if settings.piece_bytes == 0 and settings.largest_document_bytes > LARGEST_EXAMPLE_BYTES:
+        raise _wrong(
+            "Where `piece_bytes` is 0, and documents are left whole, `largest_document_bytes` may "
+            f"be {LARGEST_EXAMPLE_BYTES:,} at most."
+        )
     if not settings.source:
         raise _wrong("The settings name no source of data.")
     if 0 < (settings.piece_bytes or 0) < SMALLEST_PIECE_BYTES:
@@ -144,7 +160,9 @@ def source_names(settings: DataSettings) -> tuple[str, ...]:
     names: list[str] = []
     for number, source in enumerate(settings.source, 1):
         name = source.name or source.dataset or source.kind
-        names.append(name if name not in names else f"{name} ({number})")
+        while name in names:
+            name = f"{name} ({number})"
+        names.append(name)
     return tuple(names)
 
 

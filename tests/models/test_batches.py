@@ -5,17 +5,23 @@ from __future__ import annotations
 import io
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 from models.data import batches
-from models.data.batches import ImageBatches, WindowBatches
+from models.data.batches import LARGEST_BATCH_BYTES, ImageBatches, WindowBatches
 from models.data.errors import DataError
 from models.data.pictures import NotAPicture, pixels_of
-from models.data.position import position_from_json
-from models.data.settings import DataSettings
+from models.data.position import (
+    LARGEST_POSITION_BYTES,
+    LARGEST_REMAINDER_BYTES,
+    Position,
+    position_from_json,
+)
+from models.data.settings import LARGEST_BUFFER, LARGEST_EXAMPLE_BYTES, DataSettings
 from tests.models.openers import one_source, opened
 from tests.models.test_parquet import packed
 
@@ -75,6 +81,28 @@ def test_batches_that_cannot_be_are_refused(
 ) -> None:
     with opened(described) as data, pytest.raises(DataError, match="cannot be made"):
         WindowBatches(data, rows=rows, window=window)
+
+
+def test_the_position_behind_the_largest_batch_and_example_can_be_read_again() -> None:
+    assert LARGEST_BATCH_BYTES + LARGEST_EXAMPLE_BYTES < LARGEST_REMAINDER_BYTES
+    whole = Position([], remainder=bytes(LARGEST_REMAINDER_BYTES)).to_json()
+    assert len(whole) + 10 * LARGEST_BUFFER < LARGEST_POSITION_BYTES
+
+
+@pytest.mark.parametrize("more", [{"rows": 0}, {"rows": -1}, {"rows": 1, "shape": (3, 0, 4)},
+                                  {"rows": 1, "classes": 0}])  # fmt: skip
+def test_pictures_that_cannot_be_are_refused(described: DataSettings, more: dict[str, Any]) -> None:
+    with opened(described) as data, pytest.raises(DataError, match="cannot be"):
+        ImageBatches(data, **more)
+
+
+def test_labels_that_no_model_has_are_passed_over(tmp_path: Path) -> None:
+    lines = [f'{{"text": "{"x" * 12}", "label": {label}}}' for label in (2, -1, 10, 2**40, 2**80)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    with opened(one_source("jsonl", tmp_path, label_field="label")) as data:
+        pictures = ImageBatches(data, rows=9, shape=(3, 2, 2), classes=10)
+        assert [batch.labels.tolist() for batch in pictures] == [[2]]
+    assert pictures.passed_over == 4
 
 
 def as_file(picture: Image.Image, kind: str) -> bytes:

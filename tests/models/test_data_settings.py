@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from models.data.errors import DataSettingsError
+from models.data.opening import open_data
 from models.data.settings import (
     DataSettings,
     SourceSettings,
@@ -88,6 +89,34 @@ def test_a_mistake_is_named(table: dict[str, Any], words: str) -> None:
         data_settings(table)
     assert words in str(refused.value)
     assert refused.value.exit_code == 2
+
+
+MADE_WRONG: dict[str, dict[str, Any]] = {
+    "no buffer": {"shuffle_examples": 0},
+    "a negative buffer": {"shuffle_examples": -5},
+    "no patience": {"patience_seconds": float("nan")},
+    "a negative probability": {
+        "source": (SourceSettings("standard-library", probability=-1.0),) * 2
+    },
+    "a kind that there is not": {"source": (SourceSettings("csv"),)},  # type: ignore[arg-type]
+    "one path that is no list": {"source": (SourceSettings("text", "a.txt"),)},  # type: ignore[arg-type]
+    "buffers that no position holds": {
+        "source": (SourceSettings("standard-library"),) * 3,
+        "shuffle_examples": 500_000,
+    },
+    "documents that no position holds": {"piece_bytes": 0, "largest_document_bytes": 1 << 30},
+}
+
+
+@pytest.mark.parametrize("made", MADE_WRONG.values(), ids=MADE_WRONG.keys())
+def test_settings_made_in_python_are_checked_like_those_of_a_file(made: dict[str, Any]) -> None:
+    with pytest.raises(DataSettingsError):
+        open_data(DataSettings(**made), seed=1)
+
+
+def test_no_two_sources_are_called_alike() -> None:
+    names = [SourceSettings("text", ("a",), name=name) for name in ("text (3)", "", "")]
+    assert len(set(source_names(DataSettings(tuple(names))))) == 3
 
 
 FROM_AFAR = {

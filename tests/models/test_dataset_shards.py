@@ -6,13 +6,17 @@ They are read from a folder that looks like one of theirs, so that nobody is ask
 from __future__ import annotations
 
 import json
+import sys
+import types
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from models.data.errors import DataSettingsError, NoDataLeft
-from models.data.events import SourceEvent
+from models.data.events import Retrying, SourceEvent
 from models.data.settings import DataSettings, SourceSettings
 from tests.models.openers import contents, opened, sentences
 
@@ -70,8 +74,41 @@ def test_a_data_set_that_is_not_there_is_a_settings_error() -> None:
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataSettingsError, match=r"potluck\[datasets\]"):
         opened(DataSettings((SourceSettings("datasets", dataset="owner/name"),)))
+
+
+class Interrupting:
+    """What `datasets` gives, whose connection breaks once, with an error that is no OSError."""
+
+    num_shards, features = 1, None
+    broken = False
+
+    def shard(self, num_shards: int, index: int) -> Interrupting:
+        assert (num_shards, index) == (1, 0)
+        return self
+
+    def skip(self, count: int) -> Iterator[dict[str, str]]:
+        return islice(iter(self), count, None)
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        for number in range(4):
+            if number == 2 and not self.broken:
+                self.broken = True
+                raise httpx2.ReadTimeout("")
+            yield {"text": f"record {number}"}
+
+
+def test_an_interrupted_connection_loses_and_repeats_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = types.ModuleType("datasets")
+    interrupting = Interrupting()
+    library.__dict__.update(load_dataset=lambda *_, **__: interrupting, Image=int)
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    heard: list[SourceEvent] = []
+    source = SourceSettings("datasets", dataset="owner/name")
+    with opened(DataSettings((source,), passes=1), heard) as data:
+        assert contents(data) == [b"record %d" % number for number in range(4)]
+    assert [type(event) for event in heard].count(Retrying) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -71,9 +72,20 @@ def test_an_endless_line_takes_no_memory() -> None:
     parser = TextLines(64, Mark())
     for _ in range(1_000):
         assert list(parser.feed(b"x" * 1_000)) == []
-    assert len(b"".join(parser._lines._parts)) <= 64
+    assert len(parser._lines._part) <= 64
     (found,) = parser.end()
     assert isinstance(found, SkippedDocument)
+
+
+def test_a_line_that_comes_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
+    parser = TextLines(1 << 20, Mark())
+    tracemalloc.start()
+    for _ in range(10_000):
+        assert list(parser.feed(b"ab")) == []
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 4 * 20_000
+    assert [document.content for document in parser.feed(b"\n")] == [b"ab" * 10_000]
 
 
 def test_paragraphs_stand_between_empty_lines() -> None:
