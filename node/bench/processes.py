@@ -19,7 +19,7 @@ import trio
 from protocols.errors import PotluckError
 
 START_SECONDS = 60.0  # importing libp2p on a machine that is busy with something else
-ANSWER_SECONDS = 180.0  # the longest measurement takes a tenth of it; past it something hangs
+ANSWER_SECONDS = 180.0  # most measurements take a tenth of it; past it something hangs
 END_SECONDS = 3.0  # from the end of stdin to the end of the process, before it is killed
 LAST_MOMENT_SECONDS = 1.0  # from closed pipes to a process that can be waited for
 LONGEST_ANSWER_BYTES = 1 << 20
@@ -71,15 +71,17 @@ class BenchProcess:
         """Kill, stop or continue it. One that has ended takes no notice."""
         self._process.send_signal(number)
 
-    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Have it run one command; its answer. BenchFailed if none comes in time."""
+    async def ask(
+        self, do: str, *, within: float = ANSWER_SECONDS, **arguments: Any
+    ) -> dict[str, Any]:
+        """Have it run one command; its answer. BenchFailed if none comes within so many seconds."""
         assert self._process.stdin is not None
         order = json.dumps({"do": do, **arguments}) + "\n"
         try:
             await self._process.stdin.send_all(order.encode())
         except trio.BrokenResourceError:
             raise self._ended(do) from None
-        return await self.answer(do, ANSWER_SECONDS)
+        return await self.answer(do, within)
 
     async def answer(self, do: str, seconds: float) -> dict[str, Any]:
         """The next JSON line that it prints."""

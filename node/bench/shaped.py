@@ -40,6 +40,10 @@ SETTLE_SECONDS = 3.0  # for what joining left to be done
 WITHIN = 0.15  # how far a measurement may be from what was predicted
 LARGEST_ERROR = 1e-5  # of a result, relative: float32 sums of 24
 
+LONGEST_ROUNDS = 4.0  # times what was predicted: half of it is for the first attempt
+SHORTEST_ROUND_SECONDS = 300.0
+GATHERING_SECONDS = 60.0  # before a round, and as long again for its end
+
 FAILURES_TOLD = 4  # of a round: the first say why
 
 Talk = Callable[[str], None]
@@ -80,6 +84,7 @@ class Lab:
         self._peers = peers
         self._weights: list[float] = []
         self._mean_factor = 0.0
+        self._round_seconds = SHORTEST_ROUND_SECONDS
 
     async def efficiency(self) -> float:
         """Which part of a link's rate is payload, when TCP goes both ways at once."""
@@ -98,8 +103,9 @@ class Lab:
             nursery.start_soon(pour, 1)
         return min(found)
 
-    async def join(self, way: str) -> None:
-        """Make nodes of them that plan a round in this way."""
+    async def join(self, way: str, expected_seconds: float) -> None:
+        """Make nodes of them that plan a round in this way, which should take so long."""
+        self._round_seconds = max(SHORTEST_ROUND_SECONDS, LONGEST_ROUNDS * expected_seconds)
         seed = secrets.token_bytes(SEED_BYTES).hex()
         addresses: list[str] = []
         declared = self._setup.declared(way)
@@ -111,6 +117,7 @@ class Lab:
                 addresses=addresses[:BOOTSTRAP_PEERS],
                 up=speeds.up,
                 down=speeds.down,
+                round_seconds=self._round_seconds,
             )
             addresses.append(joined["address"])
             await process.ask("hold", values=self._setup.values, factor=number + 1.0)
@@ -127,6 +134,7 @@ class Lab:
             answers.append(
                 await process.ask(
                     "average",
+                    within=self._round_seconds + 2 * GATHERING_SECONDS,
                     epoch=epoch,
                     expected=len(self._peers),
                     weight=weight,
@@ -183,8 +191,8 @@ async def _measure(setup: Setup, way: str, rounds: int, say: Talk) -> Measured:
     say(f"{setup.name}, {way}: starting {setup.peers} peers")
     async with open_lab(setup) as lab:
         measured.efficiency = await lab.efficiency()
-        await lab.join(way)
         expected = setup.predicted_seconds(way, measured.efficiency)
+        await lab.join(way, expected)
         for number in range(rounds + 1):
             say(f"{setup.name}, {way}: round {number} of {rounds}, of about {expected:.1f} s")
             answers = await lab.round(number)

@@ -43,7 +43,6 @@ POUR_PORT = 4002
 POUR_BYTES = 1 << 16
 JOIN_SECONDS = 120.0
 MATCHMAKING_SECONDS = 60.0
-ROUND_SECONDS = 300.0
 CHUNK_BYTES = 16 << 10  # parts are short here: results must come back while gradients still go out
 BASE_SEED = 0
 
@@ -101,13 +100,19 @@ class ShapedPeer:
             return {"bytes_per_second": sent / (time.perf_counter() - began)}
 
     async def join(
-        self, auth_seed: str, host: str, addresses: list[str], up: float, down: float
+        self,
+        auth_seed: str,
+        host: str,
+        addresses: list[str],
+        up: float,
+        down: float,
+        round_seconds: float,
     ) -> dict[str, Any]:
         """Start a node that declares these speeds; who and where it is."""
         settings = AveragerSettings(
             run=RUN,
             matchmaking_seconds=MATCHMAKING_SECONDS,
-            round_seconds=ROUND_SECONDS,
+            round_seconds=round_seconds,
             up_bytes_per_second=up,
             down_bytes_per_second=down,
             chunk_bytes=CHUNK_BYTES,
