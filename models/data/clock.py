@@ -31,6 +31,10 @@ class Clock(Protocol):
         """ReadingStopped if the owner stops it meanwhile, or has."""
         ...
 
+    def check(self) -> None:
+        """ReadingStopped if the owner has stopped it; for loops that wait for nothing."""
+        ...
+
     def watching(self, wire: socket.socket | None) -> contextlib.AbstractContextManager[None]:
         """While in this block, a stop also ends the waiting on this socket."""
         ...
@@ -49,7 +53,7 @@ class MachineClock:
 
     def wait_until(self, moment: float) -> None:
         self._stopped.wait(max(0.0, moment - time.monotonic()))
-        self._check()
+        self.check()
 
     def stop(self) -> None:
         with self._lock:
@@ -62,15 +66,15 @@ class MachineClock:
     @contextlib.contextmanager
     def watching(self, wire: socket.socket | None) -> Iterator[None]:
         with self._lock:
-            self._check()
+            self.check()
             self._wire = wire
         try:
             yield
         finally:
             with self._lock:
                 self._wire = None
-        self._check()
+        self.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if self._stopped.is_set():
             raise ReadingStopped(CLOSED)

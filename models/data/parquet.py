@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from models.data.clock import Clock
 from models.data.disk_reader import open_plain_file
 from models.data.errors import DataError, DataSettingsError, Interrupted, ShardBroken
 from models.data.examples import Document, Mark, Reading, SkippedDocument
@@ -49,7 +50,7 @@ def parquet_documents(
     while True:
         try:
             with _opened(name, settings, web, version) as file:
-                rows = _Rows(pyarrow_parquet, file, source, settings, start)
+                rows = _Rows(pyarrow_parquet, file, source, settings, start, web.clock)
                 for item in rows:
                     yield item
                     start = Mark(item.mark.document + 1)
@@ -67,8 +68,10 @@ class _Rows:
         source: SourceSettings,
         settings: DataSettings,
         start: Mark,
+        clock: Clock,
     ) -> None:
         self._file = file
+        self._clock = clock
         self._source = source
         self._settings = settings
         self._start = start
@@ -105,6 +108,7 @@ class _Rows:
     ) -> Iterator[Document | SkippedDocument]:
         number = first
         for batch in parquet.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=fields):
+            self._clock.check()
             for row in range(batch.num_rows):
                 if number >= self._start.document:
                     label = batch.column(fields[1])[row] if len(fields) > 1 else None

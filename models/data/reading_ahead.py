@@ -109,9 +109,10 @@ def reading_ahead(batches: Batches[Batch], count: int) -> Iterator[ReadAhead[Bat
     """An iterator over the same batches, `count` of which are read before they are asked for."""
     ahead = ReadAhead(batches, max(1, count))
     thread = threading.Thread(target=ahead.read, name="potluck data", daemon=False)
-    thread.start()
     try:
+        thread.start()
         yield ahead
     finally:
         ahead.stop()
-        thread.join()
+        if thread.ident is not None:  # else a Ctrl-C came before it began
+            thread.join()

@@ -23,6 +23,10 @@ class Attempts:
         self._failed = 0
         self._byte = 0
 
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
     def interrupted(self, error: Interrupted, byte: int) -> Pause:
         """How long to wait. ShardBroken if it has been tried often enough.
 

@@ -101,6 +101,8 @@ class _Text:
 
 def _bytes(reader: ByteReader, attempts: Attempts) -> Iterator[bytes | Pause]:
     while True:
+        # passing over a large shard up to a mark takes minutes, in which nothing is given
+        attempts.clock.check()
         try:
             data = reader.read()
         except Interrupted as error:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from models.data.batches import WindowBatches
-from models.data.clock import ReadingStopped
+from models.data.clock import MachineClock, ReadingStopped
 from models.data.errors import NoDataLeft
 from models.data.opening import open_data
 from models.data.reading_ahead import reading_ahead
@@ -99,6 +99,31 @@ def test_leaving_the_block_ends_a_reader_that_waits_for_its_next_attempt(site: S
         begun = time.monotonic()
     assert time.monotonic() - begun < 5
     assert not reading_threads()
+
+
+class StopsAtTheThird(MachineClock):
+    """Stopped by its owner when it is looked at for the third time."""
+
+    looks = 0
+
+    def check(self) -> None:
+        self.looks += 1
+        if self.looks == 3:
+            self.stop()
+        super().check()
+
+
+def test_a_reader_that_passes_over_a_large_shard_and_gives_nothing_is_stopped(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\n" * (2 << 20))
+    clock = StopsAtTheThird()
+    with (
+        open_data(one_source("text", tmp_path), seed=1, clock=clock) as data,
+        pytest.raises(ReadingStopped),
+    ):
+        next(data)
+    assert clock.looks == 3
 
 
 def test_an_error_in_the_block_ends_the_reader_and_goes_on(described: DataSettings) -> None:

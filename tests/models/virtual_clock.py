@@ -20,6 +20,9 @@ class VirtualClock:
         self.waits.append(moment - self.time)
         self.time = max(self.time, moment)
 
+    def check(self) -> None:
+        pass
+
     def watching(self, wire: socket.socket | None) -> contextlib.AbstractContextManager[None]:
         del wire
         return contextlib.nullcontext()
