@@ -103,7 +103,7 @@ class Lab:
             nursery.start_soon(pour, 1)
         return min(found)
 
-    async def join(self, way: str, expected_seconds: float) -> None:
+    async def join(self, way: str, expected_seconds: float = 0.0) -> None:
         """Make nodes of them that plan a round in this way, which should take so long."""
         self._round_seconds = max(SHORTEST_ROUND_SECONDS, LONGEST_ROUNDS * expected_seconds)
         seed = secrets.token_bytes(SEED_BYTES).hex()
