@@ -32,6 +32,7 @@ from models.masking import (
     chosen_in,
     masked_batch,
 )
+from models.settings import checked
 from models.trainable import FLOAT32_BYTES, Trainable
 
 INITIAL_DEVIATION = 0.02
@@ -106,6 +107,7 @@ class Albert(Trainable):
 
     def __init__(self, settings: AlbertSettings, seed: int | None = 0) -> None:
         super().__init__()
+        settings = checked(settings, "the model albert")
         if settings.width % settings.heads:
             raise WrongSettings(
                 f"A width of {settings.width} cannot be shared by {settings.heads} heads.",

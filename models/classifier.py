@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from models.errors import NotThisModel
 from models.initial import fill_constants, fill_evenly, seeded
+from models.settings import checked
 from models.synthetic_images import KINDS, SIDE, ImageBatch
 from models.trainable import FLOAT32_BYTES, Trainable
 
@@ -76,6 +77,7 @@ class Classifier(Trainable):
 
     def __init__(self, settings: ClassifierSettings, seed: int | None = 0) -> None:
         super().__init__()
+        settings = checked(settings, "the model classifier")
         self.settings = settings
         self.window = 0
         self.sample = f"one image, of one of {settings.classes} kinds"

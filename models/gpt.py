@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from models.errors import NotThisModel, WrongSettings
 from models.initial import fill_constants, fill_evenly, seeded
+from models.settings import checked
 from models.trainable import FLOAT32_BYTES, Trainable
 
 BYTES = 256
@@ -97,6 +98,7 @@ class GPT(Trainable):
 
     def __init__(self, settings: GPTSettings, seed: int | None = 0) -> None:
         super().__init__()
+        settings = checked(settings, "the model gpt")
         if settings.width % settings.heads:
             raise WrongSettings(
                 f"A width of {settings.width} cannot be shared by {settings.heads} heads.",

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -31,6 +31,7 @@ def restored(batch: MaskedBatch) -> Tensor:
     return batch.ids.scatter(1, batch.positions, batch.targets)
 
 
+@settings(max_examples=30)
 @given(samples=st.integers(1, 6), length=st.integers(2, 40), seed=st.integers(0, 1000))
 def test_every_example_is_its_window_in_two_segments(samples: int, length: int, seed: int) -> None:
     text = windows(samples, length, seed)
@@ -52,6 +53,7 @@ def test_every_example_is_its_window_in_two_segments(samples: int, length: int, 
         assert segments == [0] * (first_end + 1) + [1] * (len(ids) - first_end - 1)
 
 
+@settings(max_examples=30)
 @given(length=st.integers(2, 80), seed=st.integers(0, 1000))
 def test_each_sample_has_the_same_number_of_chosen_ids_all_of_them_text(
     length: int, seed: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import blake3
@@ -9,7 +10,10 @@ import msgspec
 import pytest
 import torch
 
+from models.albert import Albert, AlbertSettings
+from models.classifier import Classifier, ClassifierSettings
 from models.errors import WrongSettings
+from models.gpt import GPT, GPTSettings
 from models.initial import fill_evenly, seeded
 from models.registry import MODELS, build_model
 from models.synthetic_images import synthetic_images
@@ -168,6 +172,20 @@ def test_parameters_gradients_and_statistics_are_estimated_exactly(
     assert estimate.statistics == statistics
     assert estimate.activations == 0
     assert estimate.total == 4 * estimate.parameters
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: GPT(GPTSettings(heads=0)),
+        lambda: GPT(GPTSettings(width=-4)),
+        lambda: Albert(AlbertSettings(layers=0)),
+        lambda: Classifier(ClassifierSettings(width=12)),
+    ],
+)
+def test_shapes_made_in_python_are_checked_like_those_of_a_file(made: Callable[[], object]) -> None:
+    with pytest.raises(WrongSettings, match="cannot be right"):
+        made()
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 32])
