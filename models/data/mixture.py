@@ -21,6 +21,8 @@ from models.data.events import OnEvent, Renormalised
 from models.data.examples import Example
 from models.data.shuffled import ShuffledSource, State
 
+MOST_REASONS = 3  # in one message
+
 
 class Mixture:
     """An iterator over examples. `drawn` counts them, from what a position said."""
@@ -113,12 +115,14 @@ class Mixture:
         if waiting:
             self._clock.wait_until(min(source.back_at for source in waiting))
             return
-        resting = [source.name for source in self._sources if source.state is State.RESTING]
+        resting = [source for source in self._sources if source.state is State.RESTING]
         if not resting:
             raise StopIteration
         raise NoDataLeft(
-            f"There is no data left to train on: {', '.join(resting)} cannot be read.",
-            why="The lines before this say what happened to each shard.",
-            advice="Check this machine's connection and the addresses in the settings. The "
-            "position in the data is kept.",
+            "There is no data left to train on: "
+            f"{', '.join(source.name for source in resting)} cannot be read.",
+            why=" ".join(f"{one.name}: {one.broken_because}" for one in resting[:MOST_REASONS])
+            + " The lines before this name each shard.",
+            advice="Mend that, or check this machine's connection and the addresses in the "
+            "settings, and begin again: the position in the data is kept.",
         )

@@ -47,8 +47,10 @@ def _unpacked(content: bytes, channels: int, height: int, width: int) -> bytes:
     if channels not in (1, 3):
         raise NotAPicture(f"a PNG or JPEG has 1 or 3 channels here, and not {channels}")
     try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            warnings.simplefilter("ignore")  # what it finds odd is its author's business
+        with (
+            warnings.catch_warnings(action="ignore"),  # what it finds odd is its author's business
+            Image.open(io.BytesIO(content), formats=FORMATS) as image,
+        ):
             if image.width * image.height > MOST_PIXELS:
                 raise NotAPicture(f"it would have {image.width} x {image.height} pixels")
             image.draft("RGB" if channels == 3 else "L", (width, height))  # JPEG: unpack less

@@ -76,6 +76,7 @@ class ShuffledSource:
         self._drawn = source.drawn_before
         self.back_at = 0.0
         """When to ask again, on the clock; never, if it has ended."""
+        self.broken_because = ""
 
     @property
     def name(self) -> str:
@@ -146,6 +147,7 @@ class ShuffledSource:
     def _rest(self, reason: str) -> None:
         self._on_event(SourceRests(self.name, reason, self._rest_seconds))
         self._state = State.RESTING
+        self.broken_because = reason
         self.back_at = self._now() + self._rest_seconds
         self._rest_seconds = min(2 * self._rest_seconds, LONGEST_REST_SECONDS)
         self._coming = self._source.examples()
