@@ -15,7 +15,7 @@ model = nn.Sequential(
     nn.Embedding(256, 32), nn.Flatten(), nn.Linear(8 * 32, 256), nn.GELU(), nn.Linear(256, 256)
 )
 optimizer = torch.optim.AdamW(model.named_parameters(), lr=3e-3)
-for step in range(1, 16):
+for step in range(1, 1001):
     starts = torch.randint(len(text) - 8, (4096,))
     context = torch.stack([text[start : start + 8] for start in starts])
     optimizer.zero_grad()

@@ -25,7 +25,7 @@ with collaborate(run="example", batch=4096, bootstrap=sys.argv[1:]) as bridge:
     optimizer = CollaborativeOptimizer(
         model.named_parameters(), lambda named: torch.optim.AdamW(named, lr=3e-3), bridge
     )
-    while optimizer.epoch < 15:
+    while optimizer.epoch < 1000:
         starts = torch.randint(len(text) - 8, (32,))
         context = torch.stack([text[start : start + 8] for start in starts])
         optimizer.zero_grad()
