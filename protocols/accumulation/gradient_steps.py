@@ -8,7 +8,10 @@ the ones of the epoch before, and `take_over` copies the shadow into the model. 
 exactly one step, whenever the shadow was done.
 
 Easy to get wrong: the shadow is the state; the model lags behind it. The factory makes the
-optimizer for the shadow, whose parameters have the same names.
+optimizer for the shadow, whose parameters have the same names. And the step may change the loss
+scale in the middle of a batch: what the batch is computed with, like the parameters, changes only
+when the shadow is taken over, or its gradients would be divided by another scale than their loss
+was multiplied by.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ class GradientSteps:
         self.inner = InnerStep(self.shared, factory, scheduler, max_norm)
         self.scale = LossScale()
         self.scales_loss = scales_loss
+        self.loss_factor = self.scale.scale if scales_loss else 1.0
         self._accumulator = Accumulator(parameters, codec)
         self.layout = self._accumulator.layout
         self._buffers = StepBuffers(buffers)
@@ -58,7 +62,7 @@ class GradientSteps:
         self._is_odd = False
 
     def add(self, samples: int) -> str | None:
-        wrong = self._accumulator.add(samples, self.scale.scale if self.scales_loss else 1.0)
+        wrong = self._accumulator.add(samples, self.loss_factor)
         if wrong is None:
             self._is_odd = False
         elif self.scales_loss and not self._is_odd:
@@ -87,10 +91,14 @@ class GradientSteps:
         self._is_odd = self._own_overflowed == 1.0 and stepped.overflowed < MOST
         self.scale = self.scale.after(stepped.overflowed)
         self._buffers.keep()
+        if self.shared is self._own:
+            self.take_over()
         return stepped
 
     @torch.no_grad()
     def take_over(self) -> None:
+        if self.scales_loss:
+            self.loss_factor = self.scale.scale
         if self.shared is not self._own:
             torch._foreach_copy_(list(self._own.tensors), list(self.shared.tensors))
 

@@ -67,6 +67,10 @@ class LocalSteps:
         self._samples = 0
         self._buffers = StepBuffers(buffers)
 
+    @property
+    def loss_factor(self) -> float:
+        return self.scale.scale if self.scales_loss else 1.0
+
     def add(self, samples: int) -> str | None:
         gradients = dense_gradients(self._own)
         wrong = not_averageable(self._own.names, gradients, self._largest)

@@ -164,7 +164,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss times the agreed scale (fp16), or the loss itself. Call `backward` on it."""
-        return loss * self._steps.scale.scale if self._steps.scales_loss else loss
+        return loss * self._steps.loss_factor if self._steps.scales_loss else loss
 
     def step(  # type: ignore[override]
         self, closure: None = None, *, samples: int, loss: Tensor | float | None = None

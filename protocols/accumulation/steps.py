@@ -39,6 +39,10 @@ class Steps(Protocol):
     scales_loss: bool
     """Whether this peer computes in fp16, and multiplies its losses by the scale."""
 
+    @property
+    def loss_factor(self) -> float:
+        """What the loss of the batch that is being computed is multiplied by."""
+
     def add(self, samples: int) -> str | None:
         """Count a batch by the parameters' `.grad`; the name of one that is not finite, if so."""
 

@@ -129,6 +129,29 @@ def test_a_peer_whose_gradients_alone_overflow_holds_them_back_instead_of_the_sc
     assert compute(math.inf) is None  # and so it is trusted again
 
 
+def test_a_batch_is_divided_by_the_scale_it_was_computed_with() -> None:
+    """Delayed, the step that changes the scale is made while the batch is being computed."""
+    first, second, own = two()
+    steps = GradientSteps(
+        own,
+        partial(torch.optim.SGD, lr=1.0),
+        None,
+        delayed=True,
+        max_norm=None,
+        codec="none",
+        scales_loss=True,
+        buffers={},
+    )
+    factor = steps.loss_factor
+    first.grad, second.grad = torch.full((3,), factor), torch.full((2,), factor)
+    steps.apply(averaged(0.1, 0.1, 0.75, 0.75, 0.25))
+    assert steps.scale.scale == factor / 2
+    assert steps.add(4) is None
+    assert steps.take().values[:5].tolist() == [1.0] * 5
+    steps.take_over()
+    assert steps.loss_factor == factor / 2
+
+
 def test_the_outer_step_is_torchs_nesterov() -> None:
     start = torch.randn(50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     outer = OuterStep(start.clone())
