@@ -270,8 +270,15 @@ class Bridge:
         return answer
 
     def _post(self, call: Callable[[Unpack[Arguments]], object], *arguments: *Arguments) -> None:
+        """Call it in trio's thread, unless the end comes first: then nothing is there any more that
+        could take it, and what it raised would end the whole of trio's run."""
+
+        def unless_ended() -> None:
+            if not self._ended:
+                call(*arguments)
+
         try:
-            self._token.run_sync_soon(call, *arguments)
+            self._token.run_sync_soon(unless_ended)
         except trio.RunFinishedError:
             raise _ended() from None
 

@@ -86,8 +86,7 @@ class NetworkSide:
         self._begin(answer, lambda: self._average(wanted))
 
     def look_again(self, after: int, answer: Answer[Estimate]) -> None:
-        self._entered().look_now()
-        self._begin(answer, lambda: self._entered().looked(after))
+        self._begin(answer, lambda: self._look_again(after))
 
     def wait_for_news(self, seconds: float, answer: Answer[Estimate]) -> None:
         self._begin(answer, lambda: self._wait_for_news(seconds))
@@ -130,7 +129,8 @@ class NetworkSide:
     async def _take_part(self, entry: Entry, answer: Answer[None]) -> None:
         """Say and read progress, and serve the state, until the collaboration ends."""
         settings = TrackerSettings(self._settings.run, entry.target_samples)
-        async with open_tracker(self._network, self._dht, settings, entry.slot) as tracker:
+        first = self._completed(entry.slot)
+        async with open_tracker(self._network, self._dht, settings, first) as tracker:
             self._slot, self._tracker = entry.slot, tracker
             await tracker.looked()
             answer.give(None)
@@ -160,6 +160,10 @@ class NetworkSide:
             expected=wanted.expected,
             grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
         )
+
+    async def _look_again(self, after: int) -> Estimate:
+        self._entered().look_now()
+        return await self._entered().looked(after)
 
     async def _wait_for_news(self, seconds: float) -> Estimate:
         with trio.move_on_after(seconds):
@@ -203,7 +207,9 @@ class NetworkSide:
         return self._tracker
 
     def _completed(self, slot: ProgressSlot) -> ProgressSlot:
-        """With the digest of the state, if that is of this epoch and history."""
+        """With what only this side knows: how this node is reached, and the digest of the state, if
+        that is of this epoch and history."""
+        slot = msgspec.structs.replace(slot, client=self._settings.client)
         offer = None if self._server is None else self._server.offer
         if offer is None or (offer.epoch, offer.history) != (slot.epoch, slot.history):
             return slot

@@ -13,7 +13,9 @@ import torch
 import trio
 from torch import Tensor, nn
 
+from node.simulated_network import SimulatedNetwork
 from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.collaboration import open_collaboration
 from protocols.accumulation.driver import OtherModel
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import (
@@ -24,8 +26,13 @@ from protocols.accumulation.events import (
     StepTaken,
 )
 from protocols.accumulation.optimizer import CollaborativeOptimizer
+from protocols.accumulation.progress_slot import PROGRESS
 from protocols.accumulation.state_manifest import StateRefused
+from protocols.accumulation.waiting import Answer
+from protocols.dht.service import open_dht
 from protocols.errors import ProtocolMisuse
+from protocols.moshpit.matchmaking import GROUP
+from protocols.rpc import open_rpc
 from tests.accumulation.training_peers import (
     SETTINGS,
     TrainingWorld,
@@ -145,6 +152,50 @@ def test_the_end_wakes_a_thread_that_waits_and_tells_one_that_does_not() -> None
             assert time.monotonic() - began < ENDS_WITHIN_SECONDS
         assert all(moment - began < ENDS_WITHIN_SECONDS for moment in ended.values())
         assert len(ended) == 2
+
+    trio.run(main)
+
+
+def test_what_the_end_overtakes_is_answered_and_harms_nobody() -> None:
+    """It was asked for before the end, and trio's thread comes to it only after the end."""
+    answers: list[Answer[None]] = []
+    done = trio.Event()
+
+    async def run(network: SimulatedNetwork) -> None:
+        async with (
+            open_rpc(network) as rpc,
+            open_dht(network, rpc, families=[GROUP, PROGRESS]) as dht,
+            open_collaboration(network, rpc, dht, SMALL) as collaboration,
+        ):
+            answers.append(collaboration.bridge.sleep(1.0))
+        done.set()
+
+    async def main() -> None:
+        async with training_world() as world:
+            world.world.start(world.world.add_node("one"), run)
+            await done.wait()
+        with pytest.raises(CollaborationEnded):
+            answers[0].wait()
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_client_says_in_its_slot_that_it_is_one() -> None:
+    """Nobody can dial it, so nobody is to ask it for its state."""
+
+    def train(bridge: Bridge, _number: int) -> None:
+        optimizer_of(model_of(), bridge, auxiliary=True)
+        wait_for_company(bridge, 1)
+
+    async def main() -> None:
+        async with training_world() as world:
+            client = dataclasses.replace(SMALL, client=True)
+            peers = [await world.peer("usual", SMALL), await world.peer("client", client)]
+            await world.train(peers, train)
+            slots = await peers[0].slots()
+            assert [slots[one.peer].client for one in peers] == [False, True]
+            assert not slots[peers[1].peer].serves_state
 
     trio.run(main)
 

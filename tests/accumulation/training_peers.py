@@ -29,8 +29,8 @@ from protocols.accumulation.collaboration import (
     open_collaboration,
 )
 from protocols.accumulation.events import CaughtUp, GradientsDropped, HeldBack, StepTaken
-from protocols.accumulation.progress_slot import PROGRESS
-from protocols.dht.service import open_dht
+from protocols.accumulation.progress_slot import PROGRESS, ProgressSlot, progress_key
+from protocols.dht.service import Dht, open_dht
 from protocols.dht.settings import DhtSettings
 from protocols.identity import PeerId
 from protocols.moshpit.matchmaking import GROUP
@@ -52,6 +52,7 @@ class TrainingPeer:
     leaving: trio.Event = field(default_factory=trio.Event)
     left: trio.Event = field(default_factory=trio.Event)
     collaboration: Collaboration | None = None
+    dht: Dht | None = None
 
     @property
     def peer(self) -> PeerId:
@@ -61,6 +62,12 @@ class TrainingPeer:
     def bridge(self) -> Bridge:
         assert self.collaboration is not None
         return self.collaboration.bridge
+
+    async def slots(self) -> dict[PeerId, ProgressSlot]:
+        """What all peers say of themselves, as this one reads it."""
+        assert self.dht is not None
+        found = await self.dht.get(progress_key(self.settings.run))
+        return {peer: entry.value for peer, entry in found.items()}
 
 
 class TrainingWorld:
@@ -83,6 +90,7 @@ class TrainingWorld:
                 open_rpc(network) as rpc,
                 open_dht(network, rpc, families=[GROUP, PROGRESS], settings=dht_settings) as dht,
             ):
+                one.dht = dht
                 if bootstrap:
                     await dht.joined()
                 async with open_collaboration(network, rpc, dht, settings) as one.collaboration:
