@@ -11,7 +11,8 @@ tail. Steps are joined by their history, which names a committed round. Then:
 - those who report a round say the same of its members and of its samples;
 - the samples that its members say they brought are the round's samples. Where a member was killed
   before it could say so, the rest is what it had waiting at its death, or a part of it;
-- whoever reached an epoch holds the same parameters as everybody else there.
+- gradients in a step were computed with the parameters of its epoch, or delayed of the one before;
+- whoever reached an epoch holds the same state as everybody else there.
 
 Easy to get wrong: a peer that is killed may have sent its samples into a round and never heard how
 that ended. Only the others' reports say whether they count.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 MOST_TOLD = 20
@@ -38,10 +39,12 @@ class Life:
 
 @dataclass
 class Stretch:
-    """Samples with successive numbers, of one life."""
+    """Samples with successive numbers, of one life. `model_epoch`: of the parameters that their
+    gradients were computed with."""
 
     first: int
     count: int
+    model_epoch: int
 
 
 @dataclass
@@ -116,12 +119,16 @@ def _follow(life: Life, audit: Audit) -> deque[Stretch]:
     """Go through one life; what it had waiting at its end."""
     name = life.name or life.peer
     row: deque[Stretch] = deque()
+    stalest = 0
     for line in life.lines:
         match line["what"]:
+            case "began":
+                stalest = 1 if line["delayed"] else 0
             case "batch":
-                row.append(Stretch(line["first"], line["count"]))
+                row.append(Stretch(line["first"], line["count"], line["model_epoch"]))
                 audit.computed += line["count"]
             case "StepTaken":
+                _check_staleness(line, name, row, stalest, audit)
                 _report(line, life.peer, name, row, audit)
             case "GradientsDropped":
                 if line["samples"] > (had := _size(row)):
@@ -132,12 +139,27 @@ def _follow(life: Life, audit: Audit) -> deque[Stretch]:
                 audit.held_back += _size(held)
             case "digest":
                 epoch = audit.digests.setdefault(line["epoch"], {})
-                digests = epoch.setdefault(line["history"], set())
-                if not line.get("ahead"):
-                    digests.add(line["digest"])
+                epoch.setdefault(line["history"], set()).add(line["digest"])
                 if "held_out" in line:
-                    audit.held_out.append((line["epoch"], line["held_out"]))
+                    audit.held_out.append((line["model_epoch"], line["held_out"]))
     return row
+
+
+def _check_staleness(
+    line: Mapping[str, Any], name: str, row: Iterable[Stretch], stalest: int, audit: Audit
+) -> None:
+    """Whether a peer's own part of a step was computed with the parameters that it should be."""
+    epoch, own = line["epoch"], line["own_samples"]
+    for stretch in row:
+        if own <= 0:
+            return
+        if not epoch - stalest <= stretch.model_epoch <= epoch:
+            audit.fail(
+                f"epoch {epoch}: {name} has samples in it that were computed with the parameters "
+                f"of epoch {stretch.model_epoch}"
+            )
+            return
+        own -= stretch.count
 
 
 def _report(
@@ -188,11 +210,11 @@ def _take(row: deque[Stretch], count: int, *, from_tail: bool = False) -> list[S
         one = row.pop() if from_tail else row.popleft()
         if one.count > count:
             if from_tail:
-                row.append(Stretch(one.first, one.count - count))
-                one = Stretch(one.first + one.count - count, count)
+                row.append(replace(one, count=one.count - count))
+                one = replace(one, first=one.first + one.count - count, count=count)
             else:
-                row.appendleft(Stretch(one.first + count, one.count - count))
-                one = Stretch(one.first, count)
+                row.appendleft(replace(one, first=one.first + count, count=one.count - count))
+                one = replace(one, count=count)
         taken.append(one)
         count -= one.count
     return taken
@@ -223,4 +245,4 @@ def _check_digests(audit: Audit) -> None:
             audit.fail(f"epoch {epoch} has {len(histories)} histories: the run has forked")
         for digests in histories.values():
             if len(digests) > 1:
-                audit.fail(f"epoch {epoch}: peers hold {len(digests)} different parameters")
+                audit.fail(f"epoch {epoch}: peers hold {len(digests)} different states")

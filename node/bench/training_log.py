@@ -1,9 +1,9 @@
 """What a training peer writes down, line by line, so that it can be audited after a kill.
 
-    {"what": "began", "at": …, "peer": …, "epoch": 3, "history": "…"}
-    {"what": "batch", "at": …, "epoch": 3, "first": 4294967296, "count": 8, "loss": 5.1}
+    {"what": "began", "at": …, "delayed": false, "epoch": 3, "history": "…"}
+    {"what": "batch", "at": …, "model_epoch": 3, "first": 4294967296, "count": 8, "loss": 5.1}
     {"what": "StepTaken", "at": …, "epoch": 3, "own_samples": 72, …}
-    {"what": "digest", "at": …, "epoch": 4, "history": "…", "digest": "…", "held_out": 2.9}
+    {"what": "digest", "at": …, "epoch": 4, "model_epoch": 4, "digest": "…", "held_out": 2.9}
 
 A batch is written before it is handed to the optimizer, and an event after it happened: what is in
 a committed round is therefore in the log of the peer that computed it, whatever kills it when.

@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import blake3
 import torch
 import trio
 
@@ -38,7 +37,6 @@ from node.training import train_in_thread
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.collaboration import CollaborationSettings
 from protocols.accumulation.ended import CollaborationEnded
-from protocols.accumulation.events import CaughtUp, Event
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.identity import Identity
 from protocols.network import Network
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 JOIN_SECONDS = 60.0
-DIGEST_BYTES = 16
 LEAVE_SECONDS = 20.0  # for a loop that waits for a round; then it is woken
 
 
@@ -202,7 +199,8 @@ class TrainingPeer:
                     auxiliary=manner.auxiliary,
                 )
                 self._epoch = optimizer.epoch
-                log.write("began", epoch=optimizer.epoch, history=optimizer.history.hex())
+                at = {"epoch": optimizer.epoch, "history": optimizer.history.hex()}
+                log.write("began", delayed=manner.delayed, **at)
                 guest = _Guest(task, manner, model, samples, optimizer, bridge, log)
                 if manner.auxiliary:
                     self._assist(guest)
@@ -220,7 +218,7 @@ class TrainingPeer:
             loss = guest.model.loss(guest.samples.batch(range(number, number + count)))
             loss.backward()  # type: ignore[no-untyped-call] # torch's own
             self._computing_seconds += time.monotonic() - began
-            told = {"epoch": optimizer.epoch, "first": number, "count": count}
+            told = {"model_epoch": optimizer.model_epoch, "first": number, "count": count}
             guest.log.write("batch", **told, loss=float(loss.detach()))
             number += count
             optimizer.step(samples=count, loss=loss)
@@ -235,35 +233,24 @@ class TrainingPeer:
 
     def _note(self, guest: _Guest) -> None:
         """Write down what happened in the last step, and what came of it."""
-        events = _write_events(guest.bridge, guest.log)
+        _write_events(guest.bridge, guest.log)
         optimizer = guest.optimizer
         if optimizer.epoch == self._epoch:
             return
-        self._epoch = optimizer.epoch
-        told: dict[str, Any] = {"digest": digest_of(guest.model)}
-        if guest.manner.delayed and any(isinstance(event, CaughtUp) for event in events):
-            # A state that is fetched has the step in it which the others will show an epoch later
-            told["ahead"] = True
+        # Of the state, with the optimizer's statistics: delayed, the model is a step behind it for
+        # a while that is not the same at all peers.
+        state = optimizer.capture()
+        self._epoch = state.epoch
+        told: dict[str, Any] = {"model_epoch": optimizer.model_epoch, "digest": state.digest.hex()}
         if guest.manner.held_out:
             with torch.no_grad():
                 told["held_out"] = float(guest.model.loss(guest.samples.held_out()))
-        guest.log.write("digest", epoch=optimizer.epoch, history=optimizer.history.hex(), **told)
+        guest.log.write("digest", epoch=state.epoch, history=state.history.hex(), **told)
 
 
-def digest_of(model: torch.nn.Module) -> str:
-    """Of every bit of the parameters."""
-    hasher = blake3.blake3()
-    for parameter in model.parameters():
-        hasher.update(parameter.detach().contiguous().numpy().data.cast("B"))
-    return hasher.hexdigest(DIGEST_BYTES)
-
-
-def _write_events(bridge: Bridge, log: TrainingLog) -> list[Event]:
-    events = []
+def _write_events(bridge: Bridge, log: TrainingLog) -> None:
     while bridge.events:
-        events.append(bridge.events.popleft())
-        log.write_event(events[-1])
-    return events
+        log.write_event(bridge.events.popleft())
 
 
 def _descriptors() -> int:

@@ -9,8 +9,13 @@ from node.bench.training_audit import Audit, Life, audit_run
 FIRST = {"a": 0, "b": 1 << 32}
 
 
-def batch(peer: str, number: int, count: int = 8) -> dict[str, Any]:
-    return {"what": "batch", "first": FIRST[peer] + number, "count": count}
+def batch(peer: str, number: int, count: int = 8, model_epoch: int = 0) -> dict[str, Any]:
+    first = FIRST[peer] + number
+    return {"what": "batch", "first": first, "count": count, "model_epoch": model_epoch}
+
+
+def began(*, delayed: bool) -> dict[str, Any]:
+    return {"what": "began", "delayed": delayed}
 
 
 def step(epoch: int, own: int, **other: Any) -> dict[str, Any]:
@@ -27,7 +32,8 @@ def step(epoch: int, own: int, **other: Any) -> dict[str, Any]:
 
 
 def digest(epoch: int, bits: str = "same", **other: Any) -> dict[str, Any]:
-    return {"what": "digest", "epoch": epoch, "history": f"h{epoch}", "digest": bits} | other
+    told = {"epoch": epoch, "model_epoch": epoch, "history": f"h{epoch}", "digest": bits}
+    return {"what": "digest"} | told | other
 
 
 def audit_of(**lines: list[dict[str, Any]]) -> Audit:
@@ -36,8 +42,8 @@ def audit_of(**lines: list[dict[str, Any]]) -> Audit:
 
 def test_a_clean_run_has_nothing_to_find() -> None:
     audit = audit_of(
-        a=[batch("a", 0), step(0, 8), digest(1), batch("a", 8), step(1, 8), batch("a", 16)],
-        b=[batch("b", 0), step(0, 8), digest(1), batch("b", 8), step(1, 8)],
+        a=[batch("a", 0), step(0, 8), digest(1), batch("a", 8, 8, 1), step(1, 8), batch("a", 16)],
+        b=[batch("b", 0), step(0, 8), digest(1), batch("b", 8, 8, 1), step(1, 8)],
     )
     assert audit.failures == []
     assert (audit.samples, audit.computed, audit.dropped) == (32.0, 40, 8)
@@ -62,7 +68,7 @@ def test_samples_that_count_in_a_round_do_not_count_again() -> None:
     assert "a counts 8 samples and had 0" in audit.failures[0]
     again = [batch("a", 0), step(0, 8), batch("a", 0), step(1, 8)]
     audit = audit_of(a=again, b=[batch("b", 0), step(0, 8), batch("b", 8), step(1, 8)])
-    assert audit.failures == ["sample 0 is in epoch 0 and counts again in epoch 1"]
+    assert "sample 0 is in epoch 0 and counts again in epoch 1" in audit.failures
 
 
 def test_a_round_has_the_samples_that_its_members_brought() -> None:
@@ -105,15 +111,29 @@ def test_what_is_held_back_is_the_last_batch() -> None:
 
 def test_different_bits_and_forks_are_found() -> None:
     audit = audit_of(a=[digest(1)], b=[digest(1, "other")])
-    assert audit.failures == ["epoch 1: peers hold 2 different parameters"]
+    assert audit.failures == ["epoch 1: peers hold 2 different states"]
     audit = audit_of(a=[digest(1)], b=[digest(1, history="else")])
     assert audit.failures == ["epoch 1 has 2 histories: the run has forked"]
+
+
+def test_stale_gradients_are_found() -> None:
+    lines = [batch("a", 0), step(1, 8, samples=8.0, members=[])]
+    assert "parameters of epoch 0" in audit_of(a=[began(delayed=False), *lines]).failures[0]
+    assert audit_of(a=[began(delayed=True), *lines]).failures == []
+    too_stale = [began(delayed=True), batch("a", 0), step(2, 8, samples=8.0, members=[])]
+    assert "parameters of epoch 0" in audit_of(a=too_stale).failures[0]
+
+
+def test_the_loss_of_a_delayed_model_is_told_by_the_samples_that_are_in_it() -> None:
+    lines = [batch("a", 0), step(0, 8, samples=8.0, members=[])]
+    audit = audit_of(a=[*lines, digest(1, model_epoch=0, held_out=3.0)])
+    assert audit.loss_curve() == [(0.0, 3.0)]
 
 
 def test_the_loss_is_told_by_the_samples_of_all_steps_so_far() -> None:
     audit = audit_of(
         a=[batch("a", 0), step(0, 8), digest(1, held_out=3.0)],
-        b=[batch("b", 0), step(0, 8), batch("b", 8, 16), step(1, 16, members=["b"])],
+        b=[batch("b", 0), step(0, 8), batch("b", 8, 16, 1), step(1, 16, members=["b"])],
     )
     audit.held_out.append((2, 2.5))
     assert audit.loss_curve() == [(16.0, 3.0), (32.0, 2.5)]
