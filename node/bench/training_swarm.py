@@ -17,6 +17,7 @@ trains, then the others, as `start` does.
 
 from __future__ import annotations
 
+import itertools
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -83,10 +84,11 @@ class TrainingSwarm:
         self._folder = folder
         self._forge = forge
         self._lives: list[TrainingProcess] = []
+        self._numbers = itertools.count(1)
 
     async def start(self, **manner: Any) -> TrainingProcess:
         """A fresh volunteer, which trains once it has caught up. `manner`: what is its own."""
-        number = len(self._lives) + 1
+        number = next(self._numbers)  # at once: several may be starting
         async with AsyncExitStack() as starting:
             process = await starting.enter_async_context(self._forge.open_process(f"life {number}"))
             life = TrainingProcess(number, process, starting, self._folder / f"{number}.jsonl")
