@@ -115,14 +115,15 @@ class GradientSteps:
         )
 
     def restore(self, state: TrainingState) -> None:
-        extra = restore(
+        scale = LossScale.from_extra(state.extra)
+        restore(
             state,
             self.shared.everything,
             self._buffers.kept.items(),
             self.inner.optimizer,
             self.inner.scheduler,
         )
-        self.scale = LossScale.from_extra(extra)
+        self.scale = scale
         self._buffers.give_back()
         self.take_over()
 

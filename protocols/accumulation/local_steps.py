@@ -28,6 +28,7 @@ from protocols.accumulation.loss_scale import LossScale
 from protocols.accumulation.outer_step import OuterStep
 from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.accumulation.state import look, restore
+from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.errors import PotluckError
 from protocols.moshpit.layout import Layout
@@ -128,10 +129,17 @@ class LocalSteps:
         )
 
     def restore(self, state: TrainingState) -> None:
-        extra = restore(
+        own, momentum = self._outer.momentum, state.extra.get("outer_momentum")
+        if (
+            not isinstance(momentum, Tensor)
+            or momentum.shape != own.shape
+            or momentum.dtype is not own.dtype
+        ):
+            raise StateRefused("The state has no momentum of outer steps for this model.")
+        restore(
             state, self.shared.everything, self._buffers.kept.items(), None, self.inner.scheduler
         )
-        self._outer.momentum.copy_(extra["outer_momentum"])
+        own.copy_(momentum)
         self._buffers.give_back()
         self._samples = 0
         self.take_over()

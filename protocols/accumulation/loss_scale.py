@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from protocols.accumulation.state_manifest import StateRefused
+
 INITIAL_SCALE = 2.0**16
 LARGEST_SCALE = 2.0**24  # above it a gradient of 0.004 overflows
 SMALLEST_SCALE = 2.0  # a run whose gradients are above 32,752 needs no scale but another model
@@ -61,7 +63,15 @@ class LossScale:
 
     @staticmethod
     def from_extra(extra: Mapping[str, Any]) -> LossScale:
-        return LossScale(float(extra["scale"]), int(extra["epochs_without"]))
+        """StateRefused for what `as_extra` never says."""
+        scale, epochs = extra.get("scale"), extra.get("epochs_without")
+        if (
+            not isinstance(scale, float)
+            or type(epochs) is not int
+            or not (SMALLEST_SCALE <= scale <= LARGEST_SCALE and 0 <= epochs < GROWTH_EPOCHS)
+        ):
+            raise StateRefused(f"The state has no loss scale: {scale!r:.40}, {epochs!r:.40}.")
+        return LossScale(scale, epochs)
 
 
 def is_step_worth_it(overflowed: float) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from protocols.accumulation.state_manifest import StateRefused
-from protocols.accumulation.state_tree import shaped_like
+from protocols.accumulation.state_tree import check_kinds, shaped_like
 
 OWN_SETTINGS = frozenset(
     {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
@@ -66,6 +66,8 @@ def prepared(
             f"The state has {len(groups)} param groups; the optimizer here has "
             f"{len(own['param_groups'])}."
         )
+    for number, (theirs, mine) in enumerate(zip(groups, own["param_groups"], strict=True)):
+        check_kinds(theirs, mine, f"param group {number}")
     numbers = {name: number for number, name in enumerate(names)}
     unknown = [name for name in statistics if name not in numbers]
     if unknown:

@@ -35,7 +35,7 @@ from protocols.accumulation.optimizer_state import (
 )
 from protocols.accumulation.signature import Signature, differences
 from protocols.accumulation.state_manifest import PIECE_BYTES, StateRefused
-from protocols.accumulation.state_tree import pack, separate, shaped_like
+from protocols.accumulation.state_tree import check_kinds, pack, separate, shaped_like
 from protocols.accumulation.training_state import LiveState, TrainingState, spec_of
 
 __all__ = ["LiveState", "StateRefused", "TrainingState", "capture", "look", "restore"]
@@ -130,7 +130,7 @@ def restore(
     if scheduler is not None:
         if tree["scheduler"] is None:
             raise StateRefused("The state has no schedule, and there is one here.")
-        schedule = cloned(shaped_like(tree["scheduler"], scheduler.state_dict()))
+        schedule = _schedule_like(tree["scheduler"], scheduler.state_dict())
     with torch.no_grad():
         for name, tensor in mine.items():
             tensor.copy_(state.tensor(name))
@@ -139,6 +139,20 @@ def restore(
     if scheduler is not None:
         scheduler.load_state_dict(schedule)
     return state.extra
+
+
+def _schedule_like(theirs: Any, own: Mapping[str, Any]) -> Any:
+    """StateRefused unless it is one of this kind: torch's schedules take over whatever names they
+    are given, and so would lose those of another."""
+    check_kinds({} if theirs is None else theirs, own, "the schedule")
+    other = sorted(theirs.keys() ^ own.keys(), key=str)
+    if other:
+        raise StateRefused(
+            f"The schedule of the state is another: {other[0]} is only "
+            f"{'here' if other[0] in own else 'there'}.",
+            advice="Take the schedule that the run's organiser has published.",
+        )
+    return cloned(shaped_like(theirs, own))
 
 
 def _check_fits(

@@ -129,7 +129,8 @@ async def fetch_state(
 async def _manifest_of(choice: Choice, account: Account, mine: LiveState) -> Manifest | None:
     """The manifest of the chosen state from the first who has it; None if nobody does.
 
-    StateRefused if it is not for this peer.
+    StateRefused if it is not for this peer. One source's word does not decide that: its release of
+    torch is in no digest, and a liar among the donors would turn newcomers away with it.
     """
     found: list[Manifest] = []
     refused: list[StateRefused] = []
@@ -140,7 +141,7 @@ async def _manifest_of(choice: Choice, account: Account, mine: LiveState) -> Man
             scope.cancel()
         except StateRefused as error:
             refused.append(error)
-            scope.cancel()
+            account.gives_up(source.peer, error.what)
         except Lied as error:
             account.lied(source.peer, error)
         except PotluckError as error:

@@ -137,6 +137,36 @@ def shaped_like(tree: Any, own: Any) -> Any:
     return tree
 
 
+def check_kinds(theirs: Any, own: Any, what: str) -> None:
+    """StateRefused where this peer's own settings have another kind of value in the same place:
+    loaded, they would break a later step, far from where they came from."""
+    if theirs is None or own is None:
+        return
+    here, there = _kind(own), _kind(theirs)
+    if here != there:
+        raise StateRefused(
+            f"In the state, {what} is {there}; here it is {here}.",
+            why="The peers of a run make their optimizer and its schedule in the same way.",
+            advice="Take the optimizer and the schedule that the run's organiser has published.",
+        )
+    if isinstance(own, Mapping):
+        for name in own.keys() & theirs.keys():
+            check_kinds(theirs[name], own[name], f"{what}/{name}")
+    elif isinstance(own, list | tuple) and len(own) == len(theirs):
+        for number, (one, other) in enumerate(zip(theirs, own, strict=True)):
+            check_kinds(one, other, f"{what}/{number}")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool | int | float | Tensor):
+        return "a number"
+    if isinstance(value, Mapping):
+        return "settings by name"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return f"of the type {type(value).__name__}"
+
+
 def _check(plain: Any, depth: int, nodes: list[int]) -> None:
     nodes[0] += 1
     if depth > MOST_DEPTH or nodes[0] > MOST_NODES:

@@ -208,9 +208,15 @@ class TrainingState:
             raise MalformedMessage("The metadata of a state has not the three parts of one.")
         parts = tree["optimizer"]
         if parts is not None and (
-            not isinstance(parts, dict) or set(parts) != {"groups", "statistics", "rest"}
+            not isinstance(parts, dict)
+            or set(parts) != {"groups", "statistics", "rest"}
+            or not isinstance(parts["groups"], list)
+            or not isinstance(parts["statistics"], dict)
+            or not isinstance(parts["rest"], dict)
         ):
             raise MalformedMessage("The metadata of a state has an optimizer without its parts.")
+        if not isinstance(tree["extra"], dict):
+            raise MalformedMessage("The metadata of a state has nothing by name in its extra part.")
         return tree
 
 

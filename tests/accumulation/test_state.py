@@ -258,6 +258,46 @@ def test_an_optimizer_of_another_kind_is_refused_before_anything_is_touched(chan
     assert torch.equal(newcomer.model[0].weight, before)
 
 
+def with_metadata(state: TrainingState, place: tuple[Any, ...], value: Any) -> TrainingState:
+    """The same state with something else in one place of its metadata, and a digest of its own."""
+    tree = inside = state.tree()
+    for name in place[:-1]:
+        inside = inside[name]
+    inside[place[-1]] = value
+    metadata = pack(separate(tree, "", {}))
+    header = msgspec.structs.replace(state.manifest, metadata=metadata, pieces=b"")
+    return TrainingState(header, state.memory)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("optimizer", "groups"), 7),
+        (("optimizer", "groups", 0), 7),
+        (("optimizer", "groups", 0, "lr"), "fast"),
+        (("optimizer", "groups", 0, "betas"), (0.9, "b")),
+        (("optimizer", "statistics"), []),
+        (("optimizer", "statistics", "0.weight"), 3),
+        (("optimizer", "rest"), None),
+        (("scheduler",), 3),
+        (("scheduler", "optimizer"), None),
+        (("scheduler", "last_epoch"), "x"),
+        (("extra",), None),
+    ],
+)
+def test_metadata_that_somebody_made_up_is_refused_before_anything_is_touched(
+    place: tuple[Any, ...], value: Any
+) -> None:
+    """One that any peer may send, under a digest of its own."""
+    donor, newcomer = Training(), Training(seed=1)
+    donor.train(1, seed=0)
+    made_up = with_metadata(donor.capture(), place, value)
+    before = newcomer.capture().digest
+    with pytest.raises((StateRefused, MalformedMessage)):
+        restore(made_up, *newcomer.parts())
+    assert newcomer.capture().digest == before
+
+
 def test_releases_of_torch_are_told_apart_by_their_first_two_numbers() -> None:
     assert torch_release("2.13.0+cu130") == torch_release("2.13.1") == "2.13"
     assert torch_release("2.4.1") != torch_release("2.13.0")

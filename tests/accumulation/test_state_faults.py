@@ -21,6 +21,7 @@ from protocols.accumulation.state_messages import (
     PiecesOpening,
 )
 from protocols.accumulation.state_serving import PiecesTransfer
+from protocols.accumulation.state_sources import rank
 from protocols.errors import MalformedMessage
 from protocols.guard import Caller
 from protocols.messages import Empty
@@ -98,6 +99,7 @@ class OldStateServer(Donor):
     """Answers every question with one and the same old state."""
 
     body: bytes
+    torch = str(torch.__version__)
 
     async def serve(self, rpc: object) -> None:
         rpc.serve(MANIFEST, self._manifest)  # type: ignore[attr-defined]
@@ -106,7 +108,7 @@ class OldStateServer(Donor):
         await trio.sleep_forever()
 
     async def _manifest(self, _caller: Caller, _request: ManifestRequest) -> ManifestAnswer:
-        return ManifestAnswer(self.body, str(torch.__version__))
+        return ManifestAnswer(self.body, self.torch)
 
     async def _pieces(
         self, _caller: Caller, transfer: PiecesTransfer, _opening: PiecesOpening
@@ -186,6 +188,23 @@ def test_another_torch_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
             patched.setattr("protocols.accumulation.state_serving._version", lambda: "2.4.1+cu118")
             with pytest.raises(StateRefused, match=r"trains with torch 2\.4; here it is"):
                 await newcomer.fetch(donors)
+
+    with_newcomer(scenario)
+
+
+def test_one_donor_that_names_another_torch_turns_nobody_away() -> None:
+    """Its release is in no digest: anybody can say anything."""
+
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        (donor,) = await start_donors(world, 1)
+        liar = await old_state_server(world, donor.model.capture().body, donor)
+        liar.torch = "0.4.1"
+        introduce(world, newcomer, [donor, liar])
+        assert rank(liar.peer, newcomer.network.peer_id) < rank(
+            donor.peer, newcomer.network.peer_id
+        )
+        fetched = await newcomer.fetch([donor, liar])
+        assert same(fetched.state, donor.model.capture())
 
     with_newcomer(scenario)
 

@@ -22,6 +22,7 @@ from protocols.accumulation.loss_scale import (
 from protocols.accumulation.options import check_options
 from protocols.accumulation.outer_step import OuterStep
 from protocols.accumulation.parameters import Parameters
+from protocols.accumulation.state_manifest import StateRefused
 from protocols.errors import ProtocolMisuse
 
 
@@ -102,6 +103,16 @@ def test_the_scale_halves_when_the_batch_overflows_and_grows_when_it_long_did_no
     assert LossScale(SMALLEST_SCALE).after(1.0).scale == SMALLEST_SCALE
     assert LossScale(LARGEST_SCALE, GROWTH_EPOCHS).after(0.0).scale == LARGEST_SCALE
     assert LossScale.from_extra(scale.as_extra()) == scale
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"scale": "x", "epochs_without": 0}, {"scale": math.nan, "epochs_without": 0},
+     {"scale": 0.0, "epochs_without": 0}, {"scale": 4.0, "epochs_without": -1}],
+)  # fmt: skip
+def test_a_scale_that_cannot_be_is_refused(extra: dict[str, object]) -> None:
+    with pytest.raises(StateRefused, match="no loss scale"):
+        LossScale.from_extra(extra)
 
 
 def test_a_peer_whose_gradients_alone_overflow_holds_them_back_instead_of_the_scale() -> None:
