@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
@@ -114,6 +114,7 @@ class FarSide(Protocol):
     def round_ended(
         self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
     ) -> None: ...
+    def state_refused(self, peers: Iterable[PeerId], reason: str) -> None: ...
     def state_advanced(self) -> None: ...
     def happened(self, event: Event) -> None: ...
 
@@ -214,6 +215,11 @@ class Bridge:
         that follows from it is noted; never waits."""
         far = self._far_side()
         self._post(lambda: far.round_ended(ending, brought, applied=applied))
+
+    def state_refused(self, peers: Iterable[PeerId], reason: str) -> None:
+        """What these peers have is no state that this one can take: they are ignored for a while.
+        Never waits."""
+        self._post(self._far_side().state_refused, tuple(peers), reason)
 
     def state_advanced(self) -> None:
         """The state has changed: it is to be named anew. Never waits."""

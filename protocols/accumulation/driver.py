@@ -38,7 +38,7 @@ from protocols.accumulation.standing import Batch, Standing
 from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_state import TrainingState
-from protocols.errors import PotluckError
+from protocols.errors import MalformedMessage, PotluckError
 from protocols.moshpit.closing_time import SHARE_WAITED_FOR_MISSING
 
 FIRST_RETRY_SECONDS = 0.5
@@ -150,13 +150,17 @@ class Driver:
         try:
             with bridge.waiting():
                 fetched = bridge.fetch(wanted).wait()
-        except (CollaborationEnded, StateRefused):
-            raise  # of another model: no other source will do
+            standing.take_state(fetched.state)
+        except CollaborationEnded:
+            raise
         except PotluckError as error:
+            if isinstance(error, StateRefused | MalformedMessage):
+                if self._is_of_the_run(effect):
+                    raise  # no other source will do
+                bridge.state_refused(effect.peers, error.what)
             bridge.tell(FetchingFailed(epoch, str(error)))
             return standing.tell(FetchFailed(str(error)))
         state = fetched.state
-        standing.take_state(state)
         bridge.tell(
             CaughtUp(
                 epoch=state.epoch,
@@ -168,6 +172,11 @@ class Driver:
             )
         )
         return standing.tell(Fetched(state.epoch, state.history))
+
+    def _is_of_the_run(self, effect: Fetch) -> bool:
+        """Whether most of the others are there: then a state that cannot be taken is the run's, and
+        this peer does not fit. Fewer may have made it up to be rid of this peer."""
+        return 2 * len(effect.peers) > len(self._bridge.estimate.peers)
 
     def _look_again(self) -> None:
         """A fresh look at the others. After a failed fetch, and from the second failed round in a

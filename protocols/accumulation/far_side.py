@@ -14,7 +14,7 @@ step. A digest goes into the slot only while it is of the slot's own epoch and h
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -104,6 +104,10 @@ class NetworkSide:
         self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
     ) -> None:
         self._entered().round_ended(ending, brought, applied=applied)
+
+    def state_refused(self, peers: Iterable[PeerId], reason: str) -> None:
+        for peer in peers:
+            self._entered().state_refused(peer, reason)
 
     def state_advanced(self) -> None:
         if self._server is not None:

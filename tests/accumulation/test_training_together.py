@@ -7,6 +7,7 @@ import threading
 import time
 from functools import partial
 
+import msgspec
 import pytest
 import safetensors.torch
 import torch
@@ -20,6 +21,7 @@ from protocols.accumulation.driver import OtherModel
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import (
     CaughtUp,
+    FetchingFailed,
     HeldBack,
     ParametersAveraged,
     ScaleChanged,
@@ -28,6 +30,7 @@ from protocols.accumulation.events import (
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.accumulation.progress_slot import PROGRESS
 from protocols.accumulation.state_manifest import StateRefused
+from protocols.accumulation.training_state import TrainingState
 from protocols.accumulation.waiting import Answer
 from protocols.dht.service import open_dht
 from protocols.errors import ProtocolMisuse
@@ -55,6 +58,10 @@ def model_of(outputs: int = 2) -> nn.Linear:
 def optimizer_of(model: nn.Module, bridge: Bridge, **options: object) -> CollaborativeOptimizer:
     sgd = partial(torch.optim.SGD, lr=0.1)
     return CollaborativeOptimizer(model.named_parameters(), sgd, bridge, **options)  # type: ignore[arg-type]
+
+
+def constant(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _step: 1.0)
 
 
 def set_gradients(model: nn.Module, value: float) -> None:
@@ -263,6 +270,42 @@ def test_a_newcomer_takes_the_state_of_the_run_and_then_helps() -> None:
         async with training_world() as world:
             first, second = await world.train(await world.peers(2, SMALL), train)
             assert torch.equal(first, second)
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_state_that_one_of_several_made_up_ends_nobodys_training() -> None:
+    """It says to be at a later epoch, and its state has no schedule where all others have one."""
+    ahead, done = threading.Event(), [threading.Event(), threading.Event()]
+    made_up = 7
+
+    def train(bridge: Bridge, number: int) -> None:
+        model = model_of()
+        if number == 2:
+            optimizer = optimizer_of(model, bridge)
+            state = optimizer.capture()
+            header = msgspec.structs.replace(
+                state.manifest, epoch=made_up, history=b"x" * 16, pieces=b""
+            )
+            optimizer.restore(TrainingState(header, state.memory))
+            ahead.set()
+            for one in done:
+                one.wait()
+            return
+        ahead.wait()
+        optimizer = optimizer_of(model, bridge, scheduler=constant)
+        wait_for_company(bridge, 1)
+        while not 0 < optimizer.epoch < made_up:
+            time.sleep(0.1)  # the peer's speed
+            set_gradients(model, 1.0)
+            optimizer.step(samples=1)
+        assert of_kind(bridge, FetchingFailed)
+        done[number].set()
+
+    async def main() -> None:
+        async with training_world() as world:
+            await world.train(await world.peers(3, SMALL), train)
 
     trio.run(main)
 
