@@ -26,6 +26,7 @@ from torch import Tensor
 from protocols.accumulation.clipping import clipping_factor, global_norm
 from protocols.accumulation.loss_scale import is_step_worth_it
 from protocols.accumulation.parameters import Parameters
+from protocols.errors import ProtocolMisuse
 
 Factory = Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
 """Makes the inner optimizer of (name, parameter) pairs, as torch's own constructors take them. It
@@ -54,6 +55,7 @@ class InnerStep:
     ) -> None:
         self.parameters = parameters
         self.optimizer = factory(list(parameters.trained))
+        _check_steps_only_with(self.optimizer, parameters)
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
         self._max_norm = max_norm
         self._on_device: Tensor | None = None
@@ -109,6 +111,27 @@ class InnerStep:
         if self._on_device is None:
             self._on_device = self.parameters.buffer()
         return self._on_device.copy_(gradients)
+
+
+def _check_steps_only_with(optimizer: torch.optim.Optimizer, parameters: Parameters) -> None:
+    """ProtocolMisuse where it has tensors that nobody averages: each peer would step them by its
+    own gradients, and the peers' models would drift apart without a word."""
+    averaged = {id(one) for one in parameters.tensors}
+    others = [
+        one
+        for group in optimizer.param_groups
+        for one in group["params"]
+        if id(one) not in averaged
+    ]
+    if others:
+        raise ProtocolMisuse(
+            f"The optimizer that the factory made has {len(others)} tensors that it was not given; "
+            f"the first is of shape {tuple(others[0].shape)}.",
+            why="Only what is given to it is averaged, and with delayed=True those are not the "
+            "model's own tensors.",
+            advice="Let the factory use the (name, parameter) pairs that it is called with, and "
+            "give all that is to be trained as named_parameters.",
+        )
 
 
 @contextmanager

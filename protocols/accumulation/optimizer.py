@@ -122,7 +122,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             )
         self._inner = self._steps.inner.optimizer
         super().__init__(self._parameters.tensors, {})
-        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+        self._show_inner()
         mode = Mode(
             target_samples=bridge.target_batch * local_steps,
             delayed=delayed,
@@ -138,6 +138,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             signature=signature,
         )
         self._driver.enter()
+        self._show_inner()
 
     @property
     def epoch(self) -> int:
@@ -191,7 +192,19 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             raise ProtocolMisuse(f"A batch of {samples} samples was given to step().")
         value = float(loss.detach() if isinstance(loss, Tensor) else loss or 0.0)
         trouble = "" if math.isfinite(value) else f"The loss is {value}."
-        return self._driver.contribute(Batch(samples, trouble))
+        has_stepped = self._driver.contribute(Batch(samples, trouble))
+        self._show_inner()
+        return has_stepped
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: what peers average is decided when the optimizer is made."""
+        if hasattr(self, "_driver"):
+            raise ProtocolMisuse(
+                "A param group cannot be added to a collaborative optimizer.",
+                why="All peers average the same tensors, in the same order.",
+                advice="Give all parameters when it is made, and their groups in the factory.",
+            )
+        super().add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch: forget the gradients of the last batch. What was counted stays."""
@@ -214,6 +227,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         while epochs is None or self.epoch < first + epochs:
             self._driver.wait_for_news(NEWS_SECONDS)
             self._driver.go_on()
+        self._show_inner()
 
     def finish(self) -> None:
         """Wait for a delayed step that is under way and take it into the model: before the model
@@ -229,6 +243,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     def restore(self, state: TrainingState) -> None:
         """Go on from a captured state. Where the run is further, its state is taken then."""
         self._driver.restore(state)
+        self._show_inner()
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, with the parameters, as two tensors of bytes: safetensors takes it."""
@@ -237,3 +252,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave; StateRefused, by name, if it is of another model."""
         self.restore(from_saved(state_dict))
+
+    def _show_inner(self) -> None:
+        """Its groups and statistics are what a user sees here. Torch makes new ones of both
+        whenever it loads a state, so they have to be looked up again after each."""
+        self.param_groups, self.state = self._inner.param_groups, self._inner.state

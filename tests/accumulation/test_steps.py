@@ -64,6 +64,13 @@ def test_the_user_has_its_own_gradients_back_after_a_step() -> None:
     assert second.tolist() == [0.75] * 2
 
 
+def test_an_optimizer_of_other_tensors_than_it_was_given_is_refused() -> None:
+    _, _, own = two()
+    stranger = nn.Parameter(torch.ones(7))
+    with pytest.raises(ProtocolMisuse, match=r"has 1 tensors .* of shape \(7,\)"):
+        InnerStep(own, lambda pairs: torch.optim.SGD([pairs[0][1], stranger], lr=1.0), None, None)
+
+
 def test_a_parameter_that_nobody_used_is_left_alone_as_in_one_process() -> None:
     first, second, own = two()
     inner = InnerStep(own, partial(torch.optim.SGD, lr=1.0, weight_decay=0.5), None, None)

@@ -85,6 +85,8 @@ def test_a_peer_alone_trains_and_says_by_name_what_it_holds_back() -> None:
             optimizer.step(lambda: None, samples=1)  # type: ignore[arg-type]
         with pytest.raises(ProtocolMisuse, match="A batch of 0 samples"):
             optimizer.step(samples=0)
+        with pytest.raises(ProtocolMisuse, match="A param group cannot be added"):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
 
         set_gradients(model, 1.0)
         assert not optimizer.step(samples=4, loss=float("nan"))
@@ -111,6 +113,10 @@ def test_a_peer_alone_trains_and_says_by_name_what_it_holds_back() -> None:
         optimizer.load_state_dict(safetensors.torch.load(saved))
         assert optimizer.epoch == 0
         assert model.weight.detach().tolist() == [[0.5] * 3] * 2
+        optimizer.param_groups[0]["lr"] = 0.25  # still those that steps are made with
+        assert not optimizer.step(samples=4)
+        assert optimizer.step(samples=4)
+        torch.testing.assert_close(model.weight.detach(), torch.full((2, 3), 0.5 - 0.25 * 2.0))
         with pytest.raises(StateRefused, match="no state of a collaborative optimizer"):
             optimizer.load_state_dict({"state": {}, "param_groups": []})
 
