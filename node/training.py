@@ -25,12 +25,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import trio
 
+from node.checkpoint_keeper import CheckpointSettings, open_keeper
 from node.configuration import Configuration, read_configuration
 from node.node import Node, OpenNetwork, open_real_network
 from node.settings import Value
@@ -79,6 +80,8 @@ def collaborate(
     client: bool = False,
     codec: CodecName | Mapping[str, CodecName] = "none",
     grace_seconds: float = MATCHMAKING_SECONDS,
+    checkpoints: CheckpointSettings | Path | str | None = None,
+    begins: bool = True,
     open_network: OpenNetwork = open_real_network,
 ) -> Iterator[Bridge]:
     """Take part in a run from an ordinary script, until the block ends.
@@ -93,6 +96,10 @@ def collaborate(
     - `client`: nobody can dial this node, so it keeps and reduces nothing for others.
     - `codec`: how averaged values travel, for all or by the parameters' names.
     - `grace_seconds`: how long a round waits for those who are expected and not there yet.
+    - `checkpoints`: a folder (or CheckpointSettings) in which this peer keeps the run's: the
+      optimizer begins from the newest one, and others are written while it trains.
+    - `begins`: False in the scripts of volunteers, where somebody keeps checkpoints: they then
+      never begin the run anew, but wait for that peer, or for others who train.
     - `open_network`: what the node stands on, for labs that limit it or break it.
 
     What is not given here comes from the node's settings (environment, then file), as for any
@@ -112,8 +119,11 @@ def collaborate(
         codec=codec,
         grace_seconds=grace_seconds,
         client=configuration.is_client,
+        begins=begins,
     )
-    thread = _NodeThread(configuration, settings, open_network)
+    if isinstance(checkpoints, str | Path):
+        checkpoints = CheckpointSettings(Path(checkpoints))
+    thread = _NodeThread(configuration, settings, checkpoints, open_network)
     bridge = thread.start()
     try:
         yield bridge
@@ -134,23 +144,32 @@ def collaborate(
 
 @asynccontextmanager
 async def open_training(
-    node: Node, settings: CollaborationSettings
+    node: Node, settings: CollaborationSettings, checkpoints: CheckpointSettings | None = None
 ) -> AsyncIterator[Collaboration]:
     """Take part in a run from a node that runs, until the block ends; once in a node's life.
 
     It begins when the node has come among the others: who trains before it has met them makes steps
     of its own, which nobody else has. NotInThisRun if the node's pass does not allow it, NotAllowed
     if the others do not, NobodyAnswers if none of the places to join at does. The bridge is for one
-    training thread, which this does not wait for: `train_in_thread` does.
+    training thread, which this does not wait for: `train_in_thread` does. `checkpoints`: this
+    peer keeps the run's (node/checkpoint_keeper.py, with what it raises).
     """
     _check_pass(node, settings.run)
-    await _meet_the_others(node)
-    async with open_collaboration(node.network, node.rpc, node.dht, settings) as collaboration:
-        yield collaboration
+    async with AsyncExitStack() as stack:
+        keeper = None
+        if checkpoints is not None:
+            keeper = await stack.enter_async_context(open_keeper(checkpoints, settings.run))
+        await _meet_the_others(node)
+        yield await stack.enter_async_context(
+            open_collaboration(node.network, node.rpc, node.dht, settings, keeper=keeper)
+        )
 
 
 async def train_in_thread(
-    node: Node, settings: CollaborationSettings, train: Callable[[Bridge], Result]
+    node: Node,
+    settings: CollaborationSettings,
+    train: Callable[[Bridge], Result],
+    checkpoints: CheckpointSettings | None = None,
 ) -> Result:
     """Run a training loop in a worker thread and take part in a run with it; what it returned.
 
@@ -172,7 +191,7 @@ async def train_in_thread(
     with _unwrapped():
         async with (
             trio.open_nursery() as threads,
-            open_training(node, settings) as collaboration,
+            open_training(node, settings, checkpoints) as collaboration,
         ):
             threads.start_soon(run_thread, collaboration.bridge)
             try:
@@ -193,10 +212,11 @@ class _NodeThread:
         self,
         configuration: Configuration,
         settings: CollaborationSettings,
+        checkpoints: CheckpointSettings | None,
         open_network: OpenNetwork,
     ) -> None:
         self._configuration = configuration
-        self._settings = settings
+        self._settings, self._checkpoints = settings, checkpoints
         self._open_network = open_network
         self._thread = threading.Thread(target=self._run, name="potluck node")
         self._begun = threading.Event()  # `_token` is there, or will never be
@@ -243,7 +263,7 @@ class _NodeThread:
         with self._scope:
             async with (
                 Node(self._configuration, open_network=self._open_network) as node,
-                open_training(node, self._settings) as collaboration,
+                open_training(node, self._settings, self._checkpoints) as collaboration,
             ):
                 for address in node.network.addresses():
                     logger.info("others can join through %s", address)

@@ -29,6 +29,7 @@ import trio
 
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import Event
+from protocols.accumulation.keeping import Keeper
 from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.parameters import Codecs
 from protocols.accumulation.progress import Estimate
@@ -73,6 +74,7 @@ class Wanted:
     epoch: int
     topic: str
     expected: int
+    awaited: frozenset[PeerId] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,10 @@ class Bridge:
         self.codec, self.grace_seconds = codec, grace_seconds
         self.events: deque[Event] = deque(maxlen=LAST_EVENTS)
         """The last that happened. Any thread may look; `tuple(bridge.events)` to go through it."""
+        self.keeper: Keeper | None = None
+        """Who keeps the run's checkpoints at this peer, if anybody does."""
+        self.begins = True
+        """CollaborationSettings.begins."""
         self._token = token
         self._far: FarSide | None = None
         self._lock = threading.Lock()
@@ -224,6 +230,8 @@ class Bridge:
     def state_advanced(self) -> None:
         """The state has changed: it is to be named anew. Never waits."""
         self._post(self._far_side().state_advanced)
+        if self.keeper is not None:
+            self.keeper.advanced()
 
     def tell(self, event: Event) -> None:
         """Something happened. Never waits; raises nothing, also after the end."""

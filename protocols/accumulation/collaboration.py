@@ -26,6 +26,7 @@ import trio
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.events import Event
 from protocols.accumulation.far_side import NetworkSide
+from protocols.accumulation.keeping import Keeper
 from protocols.accumulation.parameters import Codecs
 from protocols.dht.service import Dht
 from protocols.errors import ProtocolMisuse
@@ -56,6 +57,9 @@ class CollaborationSettings:
     - `client`: this node can only dial out; it reduces nothing for others and serves no state.
     - `up_bytes_per_second`, `down_bytes_per_second`: what the owner allows, for averaging and for
       the states that others fetch from here; 0 is measured, and what does not slow the training.
+    - `begins`: False waits, when the optimizer is made, until the run has made a step or somebody
+      is there who keeps its checkpoints. With this at all peers but the keeper, nobody can begin
+      the run anew while the keeper is away (docs/assumptions.md, "Behind").
     - `fetching_folder`: where a state that is being fetched is kept, so that a restart goes on
       where the last attempt ended; None keeps it in memory.
     """
@@ -69,6 +73,7 @@ class CollaborationSettings:
     client: bool = False
     up_bytes_per_second: float = 0.0
     down_bytes_per_second: float = 0.0
+    begins: bool = True
     fetching_folder: Path | None = None
 
     def __post_init__(self) -> None:
@@ -110,9 +115,15 @@ class Collaboration:
 
 @asynccontextmanager
 async def open_collaboration(
-    network: Network, rpc: Rpc, dht: Dht, settings: CollaborationSettings
+    network: Network,
+    rpc: Rpc,
+    dht: Dht,
+    settings: CollaborationSettings,
+    *,
+    keeper: Keeper | None = None,
 ) -> AsyncIterator[Collaboration]:
-    """Take part in a run from this node, until the block ends. One for each rpc.
+    """Take part in a run from this node, until the block ends. One for each rpc. The optimizer
+    begins from what the `keeper` has, and gives it what to keep.
 
     Errors of the block come out unwrapped.
     """
@@ -123,6 +134,7 @@ async def open_collaboration(
         settings.grace_seconds,
         trio.lowlevel.current_trio_token(),
     )
+    bridge.keeper, bridge.begins = keeper, settings.begins
     failure: BaseException | None = None
     async with (
         open_averager(network, rpc, dht, settings.averager_settings()) as averager,

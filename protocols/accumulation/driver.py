@@ -61,19 +61,26 @@ class Driver:
         self, bridge: Bridge, steps: Steps, mode: Mode, *, history: bytes, signature: bytes
     ) -> None:
         self.standing = Standing(bridge, steps, mode, history=history, signature=signature)
+        kept = None if bridge.keeper is None else bridge.keeper.newest()
+        if kept is not None:
+            self.standing.begin_from(kept)
         self._bridge, self._mode = bridge, mode
         self._rounds = Rounds(bridge, steps, mode, self.standing)
         self._to_do: deque[Effect] = deque()
         self._retry_seconds = FIRST_RETRY_SECONDS
         self._batch_seconds, self._last_batch = 0.0, time.monotonic()
+        self._waited_in_vain = -1  # in this epoch, for a round that did not begin
 
     def enter(self) -> None:
         """Say who we are, look at the run, and take its state if it is elsewhere."""
         standing = self.standing
         target = self._mode.target_samples
         self._bridge.enter(Entry(standing.slot(), standing.look, standing.lock, target))
+        if self._bridge.keeper is not None:
+            self._bridge.keeper.entered(standing, self._bridge.tell)
         self._check_model()
         self.go_on()
+        self._wait_for_a_run()
         self._last_batch = time.monotonic()
 
     def contribute(self, batch: Batch) -> bool:
@@ -196,13 +203,30 @@ class Driver:
 
     def _wait_if_the_next_batch_is_too_late(self) -> None:
         """A batch that ends when the others have long gone without this peer is better not begun:
-        then all that it has would be dropped, and a state fetched."""
+        then all that it has would be dropped, and a state fetched.
+
+        Once for each epoch, and for a batch at most: a round that has not begun by then is only
+        said to be nearly due, and who went on waiting would wait for as long as that is said."""
         late = self._batch_seconds - SHARE_WAITED_FOR_MISSING * self._bridge.grace_seconds
-        while late > 0.0:
+        until = time.monotonic() + self._batch_seconds
+        while late > 0.0 and self.standing.life.epoch != self._waited_in_vain:
             due_in, life = self._bridge.estimate.due_in_seconds, self.standing.life
             if life.phase is not Phase.ACCUMULATING or not life.samples or due_in >= late:
                 return
-            self.wait_for_news(max(due_in, SHORTEST_WAIT_SECONDS))
+            if self._mode.delayed and life.begun_without:
+                return  # the others are gone: the next epoch's batches are computed meanwhile
+            left = until - time.monotonic()
+            if left <= 0.0:
+                self._waited_in_vain = life.epoch
+                return
+            self.wait_for_news(max(min(due_in, left), SHORTEST_WAIT_SECONDS))
+            self.go_on()
+
+    def _wait_for_a_run(self) -> None:
+        """Who does not begin runs waits until there is one, or somebody who keeps its checkpoints:
+        a few who began anew would outvote the keeper, once it is back."""
+        while not (self._bridge.begins or self.standing.at[0] or self._bridge.estimate.keepers):
+            self.wait_for_news(LONGEST_RETRY_SECONDS)
             self.go_on()
 
     def _check_model(self) -> None:

@@ -101,6 +101,22 @@ class ScaleChanged(msgspec.Struct, frozen=True, tag=True):
     overflowed: float
 
 
+class CheckpointSaved(msgspec.Struct, frozen=True, tag=True):
+    """The state of `epoch` is on the disk, whole."""
+
+    epoch: int
+    path: str
+    bytes: int
+    seconds: float
+
+
+class CheckpointMissed(msgspec.Struct, frozen=True, tag=True):
+    """The state of `epoch` could not be written; it is tried again when the next one is due."""
+
+    epoch: int
+    reason: str
+
+
 Event = (
     StepTaken
     | HeldBack
@@ -111,4 +127,6 @@ Event = (
     | FetchingFailed
     | ParametersAveraged
     | ScaleChanged
+    | CheckpointSaved
+    | CheckpointMissed
 )

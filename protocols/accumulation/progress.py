@@ -91,11 +91,15 @@ class Estimate:
     - `is_due`: the round that ends this epoch should begin now.
     - `due_in_seconds`: until it is, by these rates; infinite where nobody computes.
     - `expected`: how many will come to the round, this peer included.
+    - `awaited`: who of them is known by name to bring samples, or to help. Who has none yet is
+      expected, but not waited for longer than the quiet of a group: it computes its first batch.
+    - `averaging`: others who are in the round that ends this epoch.
     - `company`: others in this epoch and history who have not failed to come again and again:
       while there are any, nobody makes a step alone.
     - `behind`: others are ahead, and enough of them say so.
     - `fork`: others have another history, and this peer is on the side that gives way.
     - `peers`: all others that are known to live and fit, wherever they are.
+    - `keepers`: those of them who keep the run's checkpoints.
     - `ignored`: whose slots do not count, and why.
     """
 
@@ -110,10 +114,13 @@ class Estimate:
     due_in_seconds: float = math.inf
     read_again_in_seconds: float = 1.0
     expected: int = 1
+    awaited: frozenset[PeerId] = frozenset()
+    averaging: frozenset[PeerId] = frozenset()
     company: int = 0
     behind: Elsewhere | None = None
     fork: Elsewhere | None = None
     peers: tuple[PeerId, ...] = ()
+    keepers: tuple[PeerId, ...] = ()
     ignored: tuple[Ignored, ...] = ()
 
     def is_due_with(self, own_samples: int) -> bool:
@@ -156,14 +163,16 @@ def estimate(
         if one not in believed
     ]
     moved = [
-        one.slot
+        peer
         for peer, one in fitting.items()
         if peer in known.members
         and one.slot.epoch == mine.epoch - 1
         and not known.credit.is_doubted(peer, mine.epoch)
     ]
     others_samples = sum(one.samples for one in believed)
-    rates = [one.rate for one in believed] + [one.samples_per_second for one in moved]
+    rates = [one.rate for one in believed] + [
+        fitting[peer].slot.samples_per_second for peer in moved
+    ]
     own_rate = mine.samples_per_second if mine.role == "trains" else 0.0
     rate = sum(rates) + own_rate
     samples = others_samples + mine.samples
@@ -186,10 +195,13 @@ def estimate(
         due_in_seconds=0.0 if is_due else due_in,
         read_again_in_seconds=_read_again_in(due_in, is_due=is_due),
         expected=1 + sum(1 for one in believed if one.will_come) + len(moved),
+        awaited=frozenset((*(one.peer for one in believed if one.is_awaited), *moved)),
+        averaging=frozenset(one.peer for one in here if one.slot.averaging),
         company=company + len(moved),
         behind=behind(at, voters),
         fork=fork(at, voters) or left_alone(at, voters),
         peers=tuple(fitting),
+        keepers=tuple(peer for peer, one in fitting.items() if one.slot.keeps),
         ignored=tuple(ignored),
     )
 
@@ -211,6 +223,7 @@ class _Counted:
         """Who is here and was heard of lately is waited for, also with nothing yet: it computes
         its first batch, and without it in the round it would never catch up. Who is waited for and
         does not come is in doubt from then on (claims.py)."""
+        self.is_awaited = self.will_come and (slot.samples > 0 or not trains)
 
 
 def expected_of(

@@ -56,6 +56,7 @@ class ProgressSlot(Message, frozen=True):
     - `state_digest`: of its state at this epoch, or empty while that is not computed.
     - `serves_state`: others may fetch its state.
     - `averaging`: it has begun the round that ends this epoch.
+    - `keeps`: it keeps the run's checkpoints, so a run may begin with it.
     """
 
     epoch: Epoch
@@ -69,6 +70,7 @@ class ProgressSlot(Message, frozen=True):
     torch: Annotated[str, Meta(max_length=LONGEST_TORCH)] = ""
     serves_state: bool = False
     averaging: bool = False
+    keeps: bool = False
 
 
 def _check(_key: str, slot: Any) -> str | None:

@@ -176,6 +176,13 @@ class Standing:
         """The state as it is, not copied; with the lock for reading."""
         return self._steps.look(self._bridge.run, *self.at)
 
+    def begin_from(self, state: TrainingState) -> None:
+        """Another state than the model's own, before anybody has been told of that one."""
+        self._steps.restore(state)
+        self.at = (state.epoch, state.history)
+        self.model_epoch = state.epoch
+        self._lifecycle = Lifecycle(self._mode, epoch=state.epoch, history=state.history)
+
     def take_state(self, state: TrainingState) -> None:
         """Another state, in place of the present one."""
         with self.lock.changing():
@@ -205,4 +212,5 @@ class Standing:
             role="auxiliary" if self._mode.auxiliary else "trains",
             torch=torch.__version__[:LONGEST_TORCH],
             averaging=life.phase is Phase.AVERAGING,
+            keeps=self._bridge.keeper is not None,
         )

@@ -1,0 +1,211 @@
+"""A run's checkpoints, kept while it trains: written beside the training, and begun from.
+
+    with collaborate(run=…, batch=…, checkpoints=folder) as bridge:         # all there is to do
+    with collaborate(…, checkpoints=CheckpointSettings(folder, every_seconds=60)) as bridge:
+
+At the start the newest whole checkpoint is read, and the optimizer begins from it; where the run is
+further by now, its state is taken then. After steps the state is copied and written, in a worker
+thread, every so often; and once more when the block ends, if that was not by a kill.
+
+Promises: training waits at most for the copy (60 ms for 100 MB), and only if it steps just then.
+If the disk fills, the log and an event (`CheckpointMissed`) say so, older checkpoints are as they
+were, training goes on, and it is tried again when the next one is due.
+
+Easy to get wrong: a keeper that has checkpoints and can read none of them must not begin anew as
+if it had none. All others would follow it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.checkpoint_file import Checkpoint, CheckpointBroken, CheckpointFailed
+from node.checkpoints import Checkpoints, KeepPolicy
+from node.wrong_use import WrongUse
+from protocols.accumulation.events import CheckpointMissed, CheckpointSaved, Event
+from protocols.accumulation.history import HISTORY_BYTES
+from protocols.accumulation.keeping import StateHolder
+from protocols.accumulation.training_state import TrainingState
+from protocols.blocking import in_thread
+
+log = logging.getLogger("potluck.checkpoints")
+
+EVERY_SECONDS = 300.0
+"""What is lost at most where everybody is killed at once. Writing a gigabyte takes some seconds
+of one disk, so this costs a hundredth of it."""
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Where checkpoints are kept, and which.
+
+    - `folder`: of this run, and of this process only.
+    - `every_seconds`: how often one is written, if there was a step; 0 is after every step.
+    - `policy`: which ones stay. One whose epoch `keep_every` divides is written at once.
+    - `model`: what the model was built from, for `potluck export --format hf`.
+    """
+
+    folder: Path
+    every_seconds: float = EVERY_SECONDS
+    policy: KeepPolicy = field(default_factory=KeepPolicy)
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.every_seconds >= 0.0:
+            raise WrongUse(f"Checkpoints every {self.every_seconds} seconds cannot be written.")
+
+
+@asynccontextmanager
+async def open_keeper(settings: CheckpointSettings, run: str) -> AsyncIterator[CheckpointKeeper]:
+    """Read the newest checkpoint, and write others until the block ends. Errors of the block come
+    out unwrapped.
+
+    WrongUse if the checkpoints are another run's; CheckpointBroken if there are some, none whole.
+    """
+    checkpoints = Checkpoints(settings.folder, settings.policy)
+    found = await in_thread(_newest_of, checkpoints, run)
+    keeper = CheckpointKeeper(checkpoints, settings, found)
+    failure: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.write_on)
+        try:
+            yield keeper
+        except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+            failure = error
+        nursery.cancel_scope.cancel()
+    with trio.CancelScope(shield=True):
+        await keeper.write_last()
+    if failure is not None:
+        raise failure
+
+
+class CheckpointKeeper:
+    """`Keeper` (protocols/accumulation/keeping.py) for one folder. Made by `open_keeper`.
+
+    Invariant: what `_written` names is on the disk, or was the state when this peer entered.
+    """
+
+    def __init__(
+        self, checkpoints: Checkpoints, settings: CheckpointSettings, found: TrainingState | None
+    ) -> None:
+        self._checkpoints, self._settings, self._found = checkpoints, settings, found
+        self._token = trio.lowlevel.current_trio_token()
+        self._advanced = trio.Event()
+        self._holder: StateHolder | None = None
+        self._tell: Callable[[Event], None] | None = None
+        self._written = (0, b"")
+        self._tried_at = trio.current_time()
+
+    # -- for the optimizer, in its thread
+
+    def newest(self) -> TrainingState | None:
+        found, self._found = self._found, None  # its memory goes when the optimizer has it
+        return found
+
+    def entered(self, holder: StateHolder, tell: Callable[[Event], None]) -> None:
+        self._written, self._tell, self._holder = holder.at, tell, holder
+
+    def advanced(self) -> None:
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._note, idempotent=True)
+
+    # -- in trio's thread
+
+    def _note(self) -> None:
+        self._advanced.set()
+
+    async def write_on(self) -> None:
+        """Write what is due, for ever."""
+        while True:
+            await self._until_due()
+            await self._write()
+
+    async def write_last(self) -> None:
+        """What has not been written yet. The last thing that is called."""
+        await self._write()
+
+    async def _until_due(self) -> None:
+        while True:
+            await self._advanced.wait()
+            self._advanced = trio.Event()
+            if self._is_marked():
+                return
+            with trio.move_on_at(self._tried_at + self._settings.every_seconds):
+                while not self._is_marked():
+                    await self._advanced.wait()
+                    self._advanced = trio.Event()
+            return
+
+    def _is_marked(self) -> bool:
+        """Whether the state is one of those that stay for ever."""
+        every, holder = self._settings.policy.keep_every, self._holder
+        return bool(every) and holder is not None and holder.at[0] % every == 0
+
+    async def _write(self) -> None:
+        holder, tell = self._holder, self._tell
+        if holder is None or tell is None or holder.at == self._written:
+            return
+        began, epoch = trio.current_time(), holder.at[0]
+        self._tried_at = began
+        try:
+            state = await in_thread(_copy_of, holder)
+            epoch = state.epoch
+            path = await in_thread(self._checkpoints.save, state, self._settings.model)
+        except CheckpointFailed as error:
+            log.warning("%s Training goes on.", error)
+            tell(CheckpointMissed(epoch, str(error)))
+        except (MemoryError, RuntimeError) as error:  # torch's way to say that memory is out
+            log.warning("The checkpoint of epoch %d was not written: %s", epoch, error)
+            tell(CheckpointMissed(epoch, str(error)))
+        else:
+            self._written = (state.epoch, state.history)
+            seconds = trio.current_time() - began
+            log.info("the checkpoint of epoch %d is at %s", epoch, path)
+            tell(CheckpointSaved(epoch, str(path), len(state.memory), seconds))
+
+
+def _copy_of(holder: StateHolder) -> TrainingState:
+    with holder.lock.reading():
+        return holder.look().copy()
+
+
+def _newest_of(checkpoints: Checkpoints, run: str) -> TrainingState | None:
+    found = checkpoints.newest()
+    if found is None:
+        broken = checkpoints.paths()
+        if broken:
+            raise CheckpointBroken(
+                f"None of the {len(broken)} checkpoints in {checkpoints.folder} is whole.",
+                why="The lines above say of each what is wrong with it.",
+                advice="Mend the disk, or copy a whole one there. To begin the run anew, take "
+                "another folder.",
+            )
+        log.info("there is no checkpoint in %s yet", checkpoints.folder)
+        return None
+    _check(found, run)
+    log.info("the run goes on from epoch %d: %s", found.state.epoch, found.path)
+    return found.state
+
+
+def _check(found: Checkpoint, run: str) -> None:
+    state = found.state
+    if state.run != run:
+        raise WrongUse(
+            f"The checkpoint {found.path} is of the run {state.run}, not of {run}.",
+            advice="Keep each run's checkpoints in a folder of their own. To begin a new run from "
+            "an old one's state, call optimizer.restore(read_checkpoint(path).state).",
+        )
+    if len(state.history) != HISTORY_BYTES:
+        raise WrongUse(
+            f"The checkpoint {found.path} says nothing of the steps that its state has had.",
+            why="It was not written by a collaborative optimizer.",
+            advice="Call optimizer.load_state_dict or torch's own on the model, and take another "
+            "folder.",
+        )
