@@ -317,6 +317,42 @@ def test_a_state_that_one_of_several_made_up_ends_nobodys_training() -> None:
 
 
 @pytest.mark.slow
+def test_nobody_waits_for_ever_for_a_round_that_is_only_said_to_be_nearly_due() -> None:
+    """The other says again and again that it computes fast, and has nothing yet."""
+    lying, has_stepped = threading.Event(), threading.Event()
+
+    def lie(bridge: Bridge, optimizer: CollaborativeOptimizer) -> None:
+        slot = optimizer._driver.standing.slot()
+        while not has_stepped.wait(0.1):
+            bridge.note(msgspec.structs.replace(slot, samples=4), at_once=True)
+            lying.set()
+            has_stepped.wait(0.1)
+            bridge.note(msgspec.structs.replace(slot, samples=0), at_once=True)
+
+    def train(bridge: Bridge, number: int) -> None:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge)
+        if number:
+            lie(bridge, optimizer)
+            return
+        lying.wait()
+        time.sleep(2.5)  # the peer's speed
+        set_gradients(model, 1.0)
+        began = time.monotonic()
+        optimizer.step(samples=56)
+        has_stepped.set()
+        assert time.monotonic() - began > 0.5  # it did wait, for a batch
+
+    settings = dataclasses.replace(SETTINGS, target_batch=80, grace_seconds=0.6)
+
+    async def main() -> None:
+        async with training_world() as world:
+            await world.train(await world.peers(2, settings), train)
+
+    trio.run(main)
+
+
+@pytest.mark.slow
 def test_all_peers_agree_on_the_loss_scale() -> None:
     def train(bridge: Bridge, number: int) -> float:
         model = model_of()
