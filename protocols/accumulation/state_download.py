@@ -45,6 +45,10 @@ RETRY_SECONDS = 5.0  # before one that failed is asked again, when nobody else i
 WATCH_SECONDS = 10.0  # over which sources are compared when others wait to be asked
 SLOW_SHARE = 0.1  # of the fastest: one that is slower makes room for one not yet asked
 
+OLD_SECONDS = 120.0
+"""Without a whole piece, and the choice is made anew if the others have another state by now. Until
+then even 70 kb/s bring one; a source that trickles bytes would else hold its newcomer for ever."""
+
 PiecesTransfer = Transfer[Empty, Empty, Empty]
 
 
@@ -73,7 +77,7 @@ class Download:
         self._busy_until: dict[PeerId, float] = {}
         self._gone: set[PeerId] = set()
         self._changed = trio.Event()
-        self._watched_from = trio.current_time()
+        self._watched_from = self._piece_at = trio.current_time()
         self._watched = Counter(account.bytes_from)
 
     async def run(self) -> bool:
@@ -92,7 +96,8 @@ class Download:
                     nursery.start_soon(self._fetch_from, peer)
                 failure = self._account.failure()
                 is_old = choice is not None and choice.digest != self._choice.digest
-                if failure is not None or (is_old and not self._active):
+                waited = trio.current_time() - self._piece_at
+                if failure is not None or (is_old and (not self._active or waited > OLD_SECONDS)):
                     break
                 await self._until_changed()
                 await self._kept.write_down()
@@ -213,6 +218,7 @@ class Download:
         if self._board.arrived(peer, trio.current_time()):
             self._kept.put(number, piece)
             self._board.keep(number)
+            self._piece_at = trio.current_time()
             self._bytes_here += len(piece)
             if self._progress is not None:
                 self._progress(self._bytes_here, self._bytes_of_all)

@@ -101,7 +101,7 @@ async def fetch_state(
 
     while True:
         choice = choice_now()
-        manifest = None if choice is None else await _manifest_of(choice, account, mine)
+        manifest = None if choice is None else await _manifest_of(choice, account, mine, choice_now)
         if choice is None or manifest is None:
             failure = account.failure()
             if failure is not None:
@@ -126,8 +126,11 @@ async def fetch_state(
     return fetched
 
 
-async def _manifest_of(choice: Choice, account: Account, mine: LiveState) -> Manifest | None:
-    """The manifest of the chosen state from the first who has it; None if nobody does.
+async def _manifest_of(
+    choice: Choice, account: Account, mine: LiveState, choice_now: Callable[[], Choice | None]
+) -> Manifest | None:
+    """The manifest of the chosen state from the first who has it; None if nobody does, or as soon
+    as another state is the one to choose: who says to be busy would hold this peer for ever.
 
     StateRefused if it is not for this peer. One source's word does not decide that: its release of
     torch is in no digest, and a liar among the donors would turn newcomers away with it.
@@ -148,12 +151,22 @@ async def _manifest_of(choice: Choice, account: Account, mine: LiveState) -> Man
             account.gives_up(source.peer, error.what)
         settled.set()
 
-    async with trio.open_nursery() as nursery:
-        for source in choice.sources:
-            settled = trio.Event()
-            nursery.start_soon(ask, source, settled, nursery.cancel_scope)
-            with trio.move_on_after(HEDGE_SECONDS):
-                await settled.wait()
+    async def until_another_is_chosen(scope: trio.CancelScope) -> None:
+        now: Choice | None = choice
+        while now is not None and now.digest == choice.digest:
+            await trio.sleep(LOOK_SECONDS)
+            now = choice_now()
+        scope.cancel()
+
+    async with trio.open_nursery() as watching:
+        watching.start_soon(until_another_is_chosen, watching.cancel_scope)
+        async with trio.open_nursery() as nursery:
+            for source in choice.sources:
+                settled = trio.Event()
+                nursery.start_soon(ask, source, settled, nursery.cancel_scope)
+                with trio.move_on_after(HEDGE_SECONDS):
+                    await settled.wait()
+        watching.cancel_scope.cancel()
     if refused and not found:
         raise refused[0]
     return found[0] if found else None

@@ -11,7 +11,12 @@ import torch
 import trio
 
 from node.simulated_network import SimulatedWorld
-from protocols.accumulation.state_fetching import FetchFailed, FetchSettings, KeptPieces
+from protocols.accumulation.state_fetching import (
+    FetchFailed,
+    FetchSettings,
+    KeptPieces,
+    StateSource,
+)
 from protocols.accumulation.state_manifest import StateRefused, encode, name_of
 from protocols.accumulation.state_messages import (
     MANIFEST,
@@ -205,6 +210,52 @@ def test_one_donor_that_names_another_torch_turns_nobody_away() -> None:
         )
         fetched = await newcomer.fetch([donor, liar])
         assert same(fetched.state, donor.model.capture())
+
+    with_newcomer(scenario)
+
+
+class HoldingServer(OldStateServer):
+    """Has an old state, and lets nobody have it: it is busy for ever, or sends a byte at a time."""
+
+    wait_ms = 0
+
+    async def _manifest(self, _caller: Caller, _request: ManifestRequest) -> ManifestAnswer:
+        body = b"" if self.wait_ms else self.body
+        return ManifestAnswer(body, self.torch, self.wait_ms)
+
+    async def _pieces(
+        self, _caller: Caller, transfer: PiecesTransfer, _opening: PiecesOpening
+    ) -> None:
+        await transfer.accept(Empty())
+        while True:
+            await transfer.send_chunk(b"?")
+            await trio.sleep(5)
+
+
+@pytest.mark.parametrize("wait_ms", [60_000, 0], ids=["busy", "trickling"])
+def test_nobody_holds_a_newcomer_while_the_others_go_on(wait_ms: int) -> None:
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        donors = await start_donors(world, 2)
+        holder = HoldingServer(world.add_node("holder"), donors[0].model)
+        holder.body, holder.wait_ms = donors[0].model.capture().body, wait_ms
+        holder.claim = dataclasses.replace(donors[0].source(), peer=holder.peer)
+        world.start(holder.network, holder.run)
+        await holder.ready.wait()
+        for one in donors:
+            one.model.step()
+            one.server.advanced()
+            await one.server.offered(one.server.offer)
+        introduce(world, newcomer, [*donors, holder])
+        looked = 0
+
+        def seen() -> list[StateSource]:
+            nonlocal looked
+            looked += 1
+            return [one.source() for one in ([holder] if looked == 1 else [*donors, holder])]
+
+        with trio.fail_after(300):
+            fetched = await newcomer.fetch_from(seen)
+        assert same(fetched.state, donors[0].model.capture())
 
     with_newcomer(scenario)
 
