@@ -16,7 +16,7 @@ Behind the parameters' values lie a few more, which are averaged with them:
 - the fraction of samples whose gradients overflowed in fp16 (loss_scale.py).
 
 Promises: `.grad` is read within `add` and never kept; one pass over it, and one to see that it is
-finite. What is not finite adds nothing, and is named.
+finite (averageable.py). What is not finite adds nothing, and is named.
 
 Easy to get wrong: `.grad` must be the *mean* over the samples of the batch, as every loss of torch
 gives it; a sum counts too much by a factor of its batch.
@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protocols.accumulation.averageable import Averageable
 from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.layout import Layout, Segment
@@ -74,7 +75,8 @@ class Accumulator:
         )
         self.samples = 0
         self._parameters = parameters
-        self._largest = [LARGEST_CARRIED[segment.codec] for segment in segments]
+        largest = [LARGEST_CARRIED[segment.codec] for segment in segments]
+        self._averageable = Averageable(parameters, largest)
         self._mean: _Buffer | None = None
         self._spare: Tensor | None = None
 
@@ -85,7 +87,7 @@ class Accumulator:
         Gradients that were computed with a loss scale are divided by it, in place.
         """
         gradients = dense_gradients(self._parameters)
-        wrong = not_averageable(self._parameters.names, gradients, self._largest, scale)
+        wrong = self._averageable.first_wrong(gradients, scale)
         if wrong is None:
             self._mix(gradients, samples, scale, overflowed=False)
         return wrong
@@ -181,24 +183,3 @@ def dense_gradients(parameters: Parameters) -> list[Tensor | None]:
                 advice="Make the embedding with sparse=False.",
             )
     return [one.grad for one in parameters.tensors]
-
-
-def not_averageable(
-    names: Sequence[str],
-    gradients: Sequence[Tensor | None],
-    largest: Sequence[float],
-    scale: float = 1.0,
-) -> str | None:
-    """The first parameter whose gradient has a value beyond its codec, or one that is no number."""
-    there = [
-        (name, one.detach(), bound)
-        for name, one, bound in zip(names, gradients, largest, strict=True)
-        if one is not None and one.numel()
-    ]
-    if not there:
-        return None
-    # The smallest and the largest value of each; NaN comes out as NaN. One wait for the device.
-    ends = torch.stack([torch.stack(torch.aminmax(one)) for _, one, _ in there]).cpu().double()
-    bounds = torch.tensor([bound for _, _, bound in there], dtype=torch.float64) * scale
-    bad = ~((-bounds <= ends[:, 0]) & (ends[:, 1] <= bounds))  # NaN is in no order
-    return there[int(bad.nonzero()[0])][0] if bool(bad.any()) else None

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protocols.accumulation.accumulator import Contribution, dense_gradients, not_averageable
+from protocols.accumulation.accumulator import Contribution, dense_gradients
+from protocols.accumulation.averageable import Averageable
 from protocols.accumulation.gradient_steps import StepBuffers
 from protocols.accumulation.inner_step import Factory, InnerStep, Scheduler, Stepped
 from protocols.accumulation.loss_scale import LossScale
@@ -63,7 +64,8 @@ class LocalSteps:
         cpu = torch.device("cpu")
         self._outer = OuterStep(parameters.copy_into(parameters.buffer(device=cpu)))
         self.shared = _as_parameters(parameters, self._outer.start)
-        self._largest = [LARGEST_CARRIED["none"]] * len(parameters.names)
+        largest = [LARGEST_CARRIED["none"]] * len(parameters.names)
+        self._averageable = Averageable(parameters, largest)
         self._difference = parameters.buffer(device=cpu)
         self._samples = 0
         self._buffers = StepBuffers(buffers)
@@ -74,7 +76,9 @@ class LocalSteps:
 
     def add(self, samples: int) -> str | None:
         gradients = dense_gradients(self._own)
-        wrong = not_averageable(self._own.names, gradients, self._largest)
+        wrong = self._averageable.first_wrong(gradients)
+        if wrong is not None and self.scale.is_smallest:
+            return wrong
         if self.scales_loss:
             # Nothing of a local step is shared, so neither is its scale: it adapts at each of them.
             if wrong is None:
