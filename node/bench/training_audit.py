@@ -71,7 +71,9 @@ class Audit:
     held_back: int = 0
     taken_for_dead: int = 0
     """Samples of peers that were killed after they had sent them."""
-    digests: dict[int, dict[str, set[str]]] = field(default_factory=dict)
+    digests: dict[int, dict[str, list[str]]] = field(default_factory=dict)
+    """By epoch and history, those of every life that told one."""
+    states_compared: int = 0
     held_out: list[tuple[int, float]] = field(default_factory=list)
 
     def fail(self, failure: str) -> None:
@@ -139,7 +141,7 @@ def _follow(life: Life, audit: Audit) -> deque[Stretch]:
                 audit.held_back += _size(held)
             case "digest":
                 epoch = audit.digests.setdefault(line["epoch"], {})
-                epoch.setdefault(line["history"], set()).add(line["digest"])
+                epoch.setdefault(line["history"], []).append(line["digest"])
                 if "held_out" in line:
                     audit.held_out.append((line["model_epoch"], line["held_out"]))
     return row
@@ -245,4 +247,6 @@ def _check_digests(audit: Audit) -> None:
             audit.fail(f"epoch {epoch} has {len(histories)} histories: the run has forked")
         for digests in histories.values():
             if len(digests) > 1:
-                audit.fail(f"epoch {epoch}: peers hold {len(digests)} different states")
+                audit.states_compared += len(digests)
+            if (different := len(set(digests))) > 1:
+                audit.fail(f"epoch {epoch}: peers hold {different} different states")

@@ -217,7 +217,8 @@ def _churn_lines(result: dict[str, Any]) -> str:
         f"churn: {churn['epochs']} steps with {churn['samples']:,.0f} samples, at most "
         f"{churn['longest_gap_s']} s apart (at most {result['bar_gap_s']:g}); {churn['kills']} "
         f"killed, {churn['starts']} started",
-        f"  of {churn['computed']:,} samples computed {churn['dropped']:,} are in no step",
+        f"  of {churn['computed']:,} samples computed {churn['dropped']:,} are in no step; "
+        f"{churn['states_compared']:,} states compared",
         f"calm: {result['calm']['epochs']} steps with {result['calm']['samples']:,.0f} samples",
         f"loss after {loss['samples']:,.0f} samples: {loss.get('churn')}, and {loss.get('calm')} "
         f"in peace (from {loss.get('at_the_start')})",

@@ -44,8 +44,9 @@ def test_a_loss_is_the_mean_of_the_last_few() -> None:
 
 
 def test_the_longest_time_without_a_step() -> None:
-    assert longest_gap([1.0, 2.0, 5.0, 6.0]) == 3.0
-    assert longest_gap([1.0]) == 0.0
+    assert longest_gap([1.0, 2.0, 5.0, 6.0], 0.5, 7.0) == 3.0
+    assert longest_gap([1.0], 0.0, 9.0) == 8.0
+    assert longest_gap([0.5, 20.0], 1.0, 9.0) == 8.0
 
 
 def test_what_grows_is_noticed() -> None:

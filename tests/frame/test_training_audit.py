@@ -48,6 +48,7 @@ def test_a_clean_run_has_nothing_to_find() -> None:
     assert audit.failures == []
     assert (audit.samples, audit.computed, audit.dropped) == (32.0, 40, 8)
     assert audit.step_moments() == [0.0, 1.0]
+    assert audit.states_compared == 2
 
 
 def test_what_a_killed_member_sent_counts_from_what_it_had_waiting() -> None:
