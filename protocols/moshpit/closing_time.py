@@ -3,11 +3,14 @@
 A list that closes late costs every member; one that closes early leaves somebody behind. So it is
 closed as soon as one of these holds, and at least one other has joined:
 
-    as many have joined as were expected
+    as many have joined as were expected, and all who are awaited by name (awaited.py)
     all that are known have joined (or are no longer waited for), and the group is full
     all that are known have joined, and nobody new came for a quiet while (arrivals.py), in which
     the slots were read at least once
     it is time
+
+Of those who are awaited by name nobody counts who is lost; and while one of them is there and has
+not joined, only the deadline closes the list.
 
 Promise: nobody's messages can put the deadline off. Joins bring it nearer: whoever joins says for
 how long it will wait, and the list is closed by then.
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 from protocols.identity import PeerId
 from protocols.moshpit.arrivals import Arrivals
+from protocols.moshpit.awaited import Awaited
 from protocols.moshpit.known_peers import KnownPeers
 from protocols.moshpit.waiting_joins import WaitingJoins
 
@@ -54,6 +58,7 @@ class ClosingTime:
         seconds: float,
         group_size: int,
         expected: int | None,
+        awaited: Awaited,
         now: float,
     ) -> None:
         self.deadline = now + seconds
@@ -63,6 +68,7 @@ class ClosingTime:
         self._seconds = seconds
         self._group_size = group_size
         self._expected = expected
+        self._awaited = awaited
         self._arrivals = Arrivals(now)
         self._was_read = False
         self._reads_since_arrival = 0
@@ -123,13 +129,26 @@ class ClosingTime:
         if not self._joins:
             return False
         count = 1 + len(self._joins)
-        if now >= self.deadline or (self._expected is not None and count >= self._expected):
+        if now >= self.deadline or self._all_have_come(count):
             return True
+        if self._names_count and self._awaited.will_come(self._joins):
+            return False
         if self._known.waited_for(now, self._joins):
             return False
         if count >= self._group_size and self._expected is None:
             return True
         return now >= self.quiet_at and self._reads_since_arrival > 0
+
+    def _all_have_come(self, count: int) -> bool:
+        if not self._names_count:
+            return self._expected is not None and count >= self._expected
+        coming = 0 if self._expected is None else self._expected - self._awaited.lost(self._joins)
+        return count >= coming and self._awaited.is_complete(self._joins)
+
+    @property
+    def _names_count(self) -> bool:
+        """A group that was split off has its own members, and no others."""
+        return bool(self._awaited) and not self._known.is_restricted
 
     def nobody_comes(self, now: float) -> bool:
         """Whether it is sure before the deadline that nobody will join, while nobody has."""

@@ -3,7 +3,7 @@
     Contribution(vector, weight=32, epoch=7, expected=4, topic="gradients")
 
 Easy to get wrong: `expected` is a promise about others. The group forms the moment that so many
-have come, this peer included, even if more are on their way.
+have come, this peer included, even if more are on their way; unless they are `awaited` by name.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Required, TypedDict
 
 from protocols.errors import ProtocolMisuse
+from protocols.identity import PeerId
 from protocols.moshpit.grid import Grid
 from protocols.moshpit.group_keys import check_topic
 from protocols.moshpit.roster import LARGEST_EPOCH, LARGEST_WEIGHT
@@ -30,6 +31,7 @@ class Contribution:
     number: int | None = None
     overwrite: bool = False
     topic: str = ""
+    awaited: frozenset[PeerId] | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.weight <= LARGEST_WEIGHT:
@@ -50,6 +52,9 @@ class AveragingOptions(TypedDict, total=False):
     - `epoch`: all members of a group are in the same.
     - `expected`: how many peers the caller believes to take part, if it knows: the group forms as
       soon as they have come.
+    - `awaited`: who of those is known by name, where there is one group. It is not closed without
+      one of them that is there, for up to the matchmaking time; who is not awaited takes nobody's
+      place. Only the names of the peer that leads count.
     - `grid`: it has several rounds; without one there is one group.
     - `number`: from 0, this peer's first place in the grid, if the caller numbers the peers; else
       chance chooses, and later averagings go on from where the last one ended.
@@ -66,3 +71,4 @@ class AveragingOptions(TypedDict, total=False):
     number: int | None
     overwrite: bool
     topic: str
+    awaited: frozenset[PeerId] | None

@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from protocols.identity import PeerId
+from protocols.moshpit.awaited import Awaited
 from protocols.moshpit.closing_time import ClosingTime
 from protocols.moshpit.gathering_effects import (
     Candidate,
@@ -58,12 +59,14 @@ STOPPED_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class GatheringSettings:
-    """`reduces`: whether this peer can be dialled. `expected` counts this peer."""
+    """`reduces`: whether this peer can be dialled. `expected` counts this peer. `awaited`: who of
+    those is known by name."""
 
     group_size: int
     seconds: float
     reduces: bool = True
     expected: int | None = None
+    awaited: frozenset[PeerId] = frozenset()
 
 
 class Gathering:
@@ -81,12 +84,14 @@ class Gathering:
         self._settings = settings
         self._known = KnownPeers(me, order)
         self._joins = WaitingJoins()
+        self._awaited = Awaited(settings.awaited - {me})
         self._closing = ClosingTime(
             self._known,
             self._joins,
             seconds=settings.seconds,
             group_size=settings.group_size,
             expected=settings.expected,
+            awaited=self._awaited,
             now=now,
         )
         self._course = LeadOrFollow(
@@ -96,6 +101,7 @@ class Gathering:
             group_size=settings.group_size,
             known=self._known,
             joins=self._joins,
+            awaited=self._awaited,
             closing=self._closing,
         )
         self._redirects = 0
@@ -173,6 +179,7 @@ class Gathering:
         known = self._known.heard_of(Candidate(peer), now)
         if known is not None and peer != self.following and peer not in self._joins:
             known.pass_over(Absence.AT_ODDS, why)
+            self._awaited.is_lost(peer)
 
     def slots_were_read(self, now: float) -> None:
         """A read has ended, well or not."""
@@ -200,6 +207,7 @@ class Gathering:
         known.heard_from(now)
         known.reduces = candidate.reduces  # in its own signed words
         self._joins.add(candidate.peer, ticket, passed_over, now)
+        self._awaited.is_there(candidate.peer)
         self._closing.joined(patience_seconds, now)
         self._closing.came(known.peer, now)
         self._course.reconsider(now)
@@ -209,6 +217,7 @@ class Gathering:
         if self._joins.ticket_of(peer) != ticket:
             return
         self._joins.release(peer)
+        self._awaited.has_left(peer)
         known = self._known.get(peer)
         if known is not None:
             known.ask_again(now)
@@ -220,6 +229,7 @@ class Gathering:
         if known is None or self.ended:
             return Reply.NOT_HERE, None
         known.heard_from(now)
+        self._awaited.is_there(by)
         self._closing.came(known.peer, now)
         silent = self.following
         if silent not in (None, by) and not self._course.has_answered and self._course.has_probed:
@@ -275,6 +285,10 @@ class Gathering:
         """It looks for no group, refuses us by name, cannot be reached, or was silent."""
         if self._course.let_go_of(leader, now):
             self._known.pass_over(leader, absence, why)
+            if absence is Absence.ELSEWHERE:
+                self._awaited.is_there(leader)
+            else:
+                self._awaited.is_lost(leader)
             self._course.reconsider(now)
 
     def regrouped(self, leader: PeerId, group: tuple[Candidate, ...], now: float) -> None:
@@ -318,6 +332,8 @@ class Gathering:
         members = tuple(members)
         if self.ended:
             return
+        for member in (by, *members):
+            self._awaited.is_lost(member)
         if self.following is not None:
             pass  # our leader knows better: its list, perhaps this very one, may be on its way
         elif earlier:
@@ -339,6 +355,7 @@ class Gathering:
         self._closing.measured(seconds)
         known = self._known.get(peer)
         if known is not None and not self.ended:
+            self._awaited.is_there(peer)
             if leader is not None:
                 self._known.heard_of(leader, now)
             if reply is Reply.NOT_HERE:
@@ -356,6 +373,16 @@ class Gathering:
         known = self._known.get(peer)
         if known is not None and peer not in self._joins and peer != self.following:
             known.pass_over(absence, why)
+        self._awaited.is_lost(peer)
+        self._course.reconsider(now)
+
+    def is_there(self, peer: PeerId) -> None:
+        """Somebody whom we probed has answered. It may look for no group yet."""
+        self._awaited.is_there(peer)
+
+    def link_lost(self, peer: PeerId, now: float) -> None:
+        """There is no link with this peer any more."""
+        self._awaited.is_lost(peer)
         self._course.reconsider(now)
 
     def cannot_be_invited(self, peer: PeerId, now: float) -> None:

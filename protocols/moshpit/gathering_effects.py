@@ -53,7 +53,7 @@ class Invite:
 
 @dataclass(frozen=True)
 class Probe:
-    """Find out whether this peer is there. Only a failure is of interest (`not_met`)."""
+    """Find out whether this peer is there. (`is_there`, `not_met`.)"""
 
     peer: PeerId
 

@@ -48,6 +48,8 @@ class Search:
     - `offer`: what this peer brings; `offer.reduces` is False for one that can only dial out.
     - `group_size`: the most members of a group that this peer leads, or takes part in.
     - `expected`: how many peers the caller knows to come, itself included.
+    - `awaited`: who of these is known by name; the list is not closed before the deadline without
+      one of them that is there (awaited.py).
     - `matchmaking_seconds`: the deadline of the list. The search ends then, or one short timeout
       (`closing_time.GRACE_SECONDS`) later.
     """
@@ -59,6 +61,7 @@ class Search:
     group_size: int = 64
     expected: int | None = None
     matchmaking_seconds: float = 10.0
+    awaited: frozenset[PeerId] | None = None
 
     def __post_init__(self) -> None:
         check_group_size(self.group_size)

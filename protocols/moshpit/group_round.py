@@ -19,9 +19,10 @@ from torch import Tensor
 
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.guard import Caller
+from protocols.identity import PeerId
 from protocols.messages import Empty
 from protocols.moshpit.agreement import Timing
-from protocols.moshpit.group import Group, NobodyElse, Search
+from protocols.moshpit.group import Group, Late, NobodyElse, Search
 from protocols.moshpit.group_keys import group_key
 from protocols.moshpit.layout import Layout
 from protocols.moshpit.matchmaking import Matchmaker
@@ -46,6 +47,7 @@ class Wanted:
     layout: Layout
     weight: float
     expected: int | None
+    awaited: frozenset[PeerId] | None
     source: Tensor
     result: Tensor
 
@@ -53,12 +55,13 @@ class Wanted:
 @dataclass(frozen=True)
 class Step:
     """How a round ended. The digest, and the weight of all who are in the result, are there when
-    it was committed."""
+    it was committed. `begun_without`: the members of a group that has started without us."""
 
     statistics: RoundStatistics
     group: Group | None = None
     digest: bytes = b""
     total_weight: float = 0.0
+    begun_without: tuple[PeerId, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -115,6 +118,7 @@ class GroupRounds:
             offer=self._offer(wanted.weight),
             group_size=settings.group_size,
             expected=wanted.expected,
+            awaited=wanted.awaited,
             matchmaking_seconds=settings.matchmaking_seconds,
         )
 
@@ -133,6 +137,7 @@ class GroupRounds:
 
 def _without_group(search: Search, began: float, verdict: Verdict, error: PotluckError) -> Step:
     now = trio.current_time()
+    started = error.roster if isinstance(error, Late) else None
     return Step(
         RoundStatistics(
             key=search.key,
@@ -142,7 +147,8 @@ def _without_group(search: Search, began: float, verdict: Verdict, error: Potluc
             ended=now,
             reason=str(error),
             matchmaking_seconds=now - began,
-        )
+        ),
+        begun_without=() if started is None else started.members,
     )
 
 

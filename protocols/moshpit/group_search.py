@@ -104,6 +104,8 @@ class GroupSearch:
                 nursery.start_soon(self._slots.publish, PUBLISH_AFTER_SECONDS if follows else 0.0)
                 nursery.start_soon(self._slots.read)
                 nursery.start_soon(self._keep_time)
+                if self._context.search.awaited:
+                    nursery.start_soon(self._watch_links)
                 try:
                     await self._over.wait()
                 finally:
@@ -122,6 +124,15 @@ class GroupSearch:
                 await self._context.next_change()
             self._gathering.tick(trio.current_time())
             self._go_on()
+
+    async def _watch_links(self) -> None:
+        """Whoever is awaited is no more once its link is lost."""
+        network = self._context.network
+        with network.link_events() as events:
+            async for event in events:
+                if network.link(event.peer) is None:
+                    self._gathering.link_lost(event.peer, trio.current_time())
+                    self._go_on()
 
     # -- what others ask
 

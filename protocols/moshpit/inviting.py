@@ -66,6 +66,8 @@ class Inviting:
         except PotluckError as error:
             self._not_met(peer, error)
             self._context.go_on()
+        else:
+            self._context.gathering.is_there(peer)
 
     async def _take_answer(self, peer: PeerId, answer: InvitationAnswer, seconds: float) -> None:
         if answer.reply == Reply.STARTED and answer.roster is not None:

@@ -155,6 +155,9 @@ class KnownPeers:
             known = self._peers[peer] = KnownPeer(peer, place, candidate.reduces, now, ask_at=now)
         return known
 
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._peers
+
     def get(self, peer: PeerId) -> KnownPeer | None:
         return self._peers.get(peer) if self._counts(peer) else None
 

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from protocols.identity import PeerId
+from protocols.moshpit.awaited import Awaited
 from protocols.moshpit.closing_time import ClosingTime
 from protocols.moshpit.gathering_effects import (
     Candidate,
@@ -35,7 +36,7 @@ from protocols.moshpit.gathering_effects import (
     StartedWithoutUs,
 )
 from protocols.moshpit.known_peers import Absence, KnownPeer, KnownPeers
-from protocols.moshpit.splitting import split
+from protocols.moshpit.splitting import split_around
 from protocols.moshpit.waiting_joins import WaitingJoins
 
 PROBE_AFTER_SECONDS = 0.25
@@ -55,6 +56,7 @@ class LeadOrFollow:
         group_size: int,
         known: KnownPeers,
         joins: WaitingJoins,
+        awaited: Awaited,
         closing: ClosingTime,
     ) -> None:
         self.ended = False
@@ -67,6 +69,7 @@ class LeadOrFollow:
         self._group_size = group_size
         self._known = known
         self._joins = joins
+        self._awaited = awaited
         self._closing = closing
         self._probe_at = math.inf
         self._effects: list[Effect] = []
@@ -155,6 +158,10 @@ class LeadOrFollow:
     def _lead(self, now: float) -> None:
         for peer in self._known.to_invite(now, self._joins):
             self.add(Invite(peer, self._known.reduces(peer)))
+        if self._joins:
+            self._effects.extend(
+                Probe(peer) for peer in self._awaited.to_ask(self._joins, self._known)
+            )
         if self._closing.has_come(now):
             self._close(now)
         elif now >= self._closing.deadline or self._is_surely_alone(now):
@@ -171,7 +178,7 @@ class LeadOrFollow:
         if len(ordered) > self._group_size:
             reducers = [one for one in ordered if one == self._me or self._known.reduces(one)]
             clients = [one for one in ordered if one not in set(reducers)]
-            own, *others = split(reducers, clients, self._group_size)
+            own, *others = split_around(reducers, clients, self._group_size, self._awaited)
             for group in others:
                 self._send_group(group)
             self._known.restrict(self._candidates(own), now)

@@ -50,11 +50,13 @@ class Committed:
 
 @dataclass(frozen=True, eq=False)
 class Discarded:
-    """No result: the vector is as it was. `in_doubt`: others may hold one all the same."""
+    """No result: the vector is as it was. `in_doubt`: others may hold one all the same.
+    `begun_without`: the members of a group that has started without this peer."""
 
     reason: str
     in_doubt: bool
     rounds: tuple[RoundStatistics, ...]
+    begun_without: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,6 +48,7 @@ class SearchContext:
                 search.matchmaking_seconds,
                 search.offer.reduces,
                 search.expected,
+                search.awaited or frozenset(),
             ),
             trio.current_time(),
         )

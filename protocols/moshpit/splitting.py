@@ -10,7 +10,7 @@ by itself, not everybody can be placed. Who is left over waits for the next roun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TypeVar
 
 Member = TypeVar("Member")
@@ -33,6 +33,27 @@ def split(
             break
         smallest.append(waiting.pop(0))
     return [group for group in groups if len(group) > 1]
+
+
+def split_around(
+    reducers: Sequence[Member],
+    clients: Sequence[Member],
+    largest: int,
+    awaited: Container[Member],
+) -> list[list[Member]]:
+    """The same, with those who are awaited in the first group, so that they average together, and
+    whoever else there is room for. Where they do not fit into it, or nobody is, nobody goes first.
+    """
+    leader, *others = reducers
+    first = [leader, *(one for one in (*others, *clients) if one in awaited)]
+    if not 1 < len(first) <= largest:
+        return split(reducers, clients, largest)
+    more = [one for one in others if one not in first]
+    waiting = [one for one in clients if one not in first]
+    rest, room = [*more, *waiting], largest - len(first)
+    own, left = [*first, *rest[:room]], set(rest[room:])
+    more, waiting = [one for one in more if one in left], [one for one in waiting if one in left]
+    return [own, *split(more, waiting, largest)]
 
 
 def _in_order(members: Sequence[Member], count: int) -> list[list[Member]]:

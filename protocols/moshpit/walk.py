@@ -67,6 +67,7 @@ class Walk:
             layout=contribution.vector.layout,
             weight=self._weight,
             expected=self._expected(),
+            awaited=contribution.awaited if self._grid.dimensions == 1 else None,
             source=self._values,
             result=self._result,
         )
@@ -99,7 +100,8 @@ class Walk:
             return LeftOut(step.statistics.members, step.digest, rounds)
         if step.verdict is Verdict.ALONE:
             return Alone(rounds)
-        return Discarded(step.statistics.reason, step.verdict is Verdict.IN_DOUBT, rounds)
+        in_doubt = step.verdict is Verdict.IN_DOUBT
+        return Discarded(step.statistics.reason, in_doubt, rounds, step.begun_without)
 
     def _coordinate(self, group: Group | None) -> int:
         """The new one; without a group the old one, which nobody has taken."""

@@ -110,6 +110,7 @@ class AveragingPeer:
         grid: Grid | None = None,
         number: int | None = None,
         topic: str = "",
+        awaited: frozenset[PeerId] | None = None,
     ) -> trio.Event:
         """Average in this peer's process; the event is set when there is an outcome."""
         done = trio.Event()
@@ -125,6 +126,7 @@ class AveragingPeer:
                 grid=grid,
                 number=number,
                 topic=topic,
+                awaited=awaited,
             )
             result = outcome.result.clone() if isinstance(outcome, Committed) else None
             self.ended.append(Ended(began, trio.current_time(), outcome, result))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocols.identity import PeerId
 from protocols.moshpit.arrivals import LONGEST_QUIET_SECONDS, QUIET_SECONDS
-from protocols.moshpit.closing_time import GRACE_SECONDS
+from protocols.moshpit.closing_time import GRACE_SECONDS, SHARE_WAITED_FOR_MISSING
 from protocols.moshpit.gathering import Gathering, GatheringSettings
 from protocols.moshpit.gathering_effects import (
     Candidate,
@@ -43,8 +43,10 @@ def gathering(
     expected: int | None = None,
     group_size: int = 64,
     reduces: bool = True,
+    awaited: tuple[PeerId, ...] = (),
 ) -> Gathering:
-    return Gathering(me, by_name, GatheringSettings(group_size, SECONDS, reduces, expected), 0.0)
+    settings = GatheringSettings(group_size, SECONDS, reduces, expected, frozenset(awaited))
+    return Gathering(me, by_name, settings, 0.0)
 
 
 def sees(one: Gathering, *peers: PeerId, now: float = 0.0) -> list[Effect]:
@@ -96,6 +98,69 @@ def test_the_list_is_closed_when_all_expected_have_joined() -> None:
     one = gathering(A, expected=3)
     assert joins(one, B) == []
     assert joins(one, C) == [Lead({B: ticket(B), C: ticket(C)})]
+
+
+def led(*peers: PeerId) -> Lead:
+    return Lead({one: ticket(one) for one in peers})
+
+
+def test_a_newcomer_takes_nobodys_place() -> None:
+    one = gathering(A, expected=3, awaited=(B, C))
+    sees(one, B, C)
+    assert joins(one, B, D) == []
+    assert joins(one, C) == [led(B, D, C)]
+
+
+def test_who_is_awaited_and_says_that_it_does_not_come_yet_is_waited_for_until_the_deadline() -> (
+    None
+):
+    one = gathering(A, expected=3, awaited=(B, C))
+    sees(one, B, C)
+    joins(one, B)
+    one.invitation_answered(C, Reply.NOT_HERE, None, 0.01, 0.1)
+    sees(one, now=0.2)
+    assert passes(one, SECONDS - 0.01) == []
+    assert passes(one, SECONDS) == [led(B)]
+
+
+def test_the_list_is_closed_when_the_link_to_the_last_who_is_awaited_is_lost() -> None:
+    one = gathering(A, expected=3, awaited=(B, C))
+    sees(one, B, C)
+    joins(one, B)
+    one.invitation_answered(C, Reply.NOT_HERE, None, 0.01, 0.1)
+    one.link_lost(C, 0.3)
+    assert one.effects() == [led(B)]
+
+
+def test_who_is_awaited_and_refuses_or_is_in_another_group_is_not_waited_for() -> None:
+    for refuses in (True, False):
+        one = gathering(A, expected=4, awaited=(B, C, D))
+        sees(one, B, C, D)
+        joins(one, B, D)
+        if refuses:
+            one.not_met(C, Absence.AT_ODDS, "another epoch", 0.1)
+        else:
+            one.shown(C, (C,), 0.1)
+        assert one.effects() == [led(B, D)]
+
+
+def test_an_awaited_peer_that_is_not_heard_of_is_asked_once_and_costs_no_more_than_now() -> None:
+    for awaited in ((), (B, C)):
+        one = gathering(A, expected=3, awaited=awaited)
+        sees(one, B)
+        assert joins(one, B) == [Probe(C) for _ in awaited[1:]]
+        sees(one, now=0.2)
+        assert passes(one, SHARE_WAITED_FOR_MISSING * SECONDS - 0.01) == []
+        assert passes(one, SHARE_WAITED_FOR_MISSING * SECONDS) == [led(B)]
+
+
+def test_where_a_group_is_full_those_who_are_awaited_go_first() -> None:
+    one = gathering(A, group_size=3, awaited=(C, E))
+    sees(one, B, C, D, E)
+    effects = joins(one, B, D, C)
+    assert effects == []
+    rest = (Candidate(B), Candidate(D))
+    assert joins(one, E) == [Regroup(ticket(B), rest), Regroup(ticket(D), rest), led(C, E)]
 
 
 def test_the_list_is_closed_when_the_group_is_full_and_nobody_known_is_missing() -> None:

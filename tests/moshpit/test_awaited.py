@@ -1,0 +1,104 @@
+"""Rounds of peers that await each other by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from node.simulated_network import SimulatedWorld
+from protocols.moshpit.outcome import Committed, Discarded
+from tests.dht.members import simulated
+from tests.moshpit.averagers import (
+    SETTINGS,
+    AveragingPeer,
+    average_all,
+    averagers,
+    check_same_result,
+)
+
+LATE_SECONDS = 3.0  # of SETTINGS.matchmaking_seconds; a list without names is closed before
+ROUND_TRIPS_SECONDS = 0.5
+
+
+def begin(one: AveragingPeer, counted: Sequence[AveragingPeer], *, named: bool) -> trio.Event:
+    awaited = frozenset(peer.peer for peer in counted) if named else None
+    return one.begin(epoch=1, expected=len(counted), awaited=awaited)
+
+
+async def newcomer_comes_first(world: SimulatedWorld, *, named: bool) -> list[AveragingPeer]:
+    """Three know of each other and of nobody else; one more comes before the last of them."""
+    *counted, newcomer = peers = await averagers(world, 4)
+    await average_all(peers)
+    *prompt, last = counted
+    events = [begin(one, counted, named=named) for one in (*prompt, newcomer)]
+    await trio.sleep(LATE_SECONDS)
+    events.append(begin(last, counted, named=named))
+    with trio.fail_after(20.0):
+        for event in events:
+            await event.wait()
+    return peers
+
+
+@simulated
+async def test_a_newcomer_leaves_nobody_outside(world: SimulatedWorld) -> None:
+    peers = await newcomer_comes_first(world, named=True)
+    check_same_result([one.ended[-1] for one in peers], peers)
+
+
+@simulated
+async def test_without_names_it_takes_the_place_of_one_who_was_counted(
+    world: SimulatedWorld,
+) -> None:
+    *inside, outside = (await newcomer_comes_first(world, named=False))[:3]
+    assert all(isinstance(one.ended[-1].outcome, Committed) for one in inside)
+    outcome = outside.ended[-1].outcome
+    assert isinstance(outcome, Discarded)
+    assert set(outcome.begun_without) > {one.peer for one in inside}
+
+
+@simulated
+async def test_who_is_slow_is_waited_for_until_the_deadline_and_no_longer(
+    world: SimulatedWorld,
+) -> None:
+    *prompt, slow = peers = await averagers(world, 4)
+    await average_all(peers)
+    events = [begin(one, peers, named=True) for one in prompt]
+    with trio.fail_after(20.0):
+        for event in events:
+            await event.wait()
+    ended = [one.ended[-1] for one in prompt]
+    check_same_result(ended, prompt)
+    deadline = SETTINGS.matchmaking_seconds
+    assert all(deadline - 0.1 <= one.seconds < deadline + 2 * ROUND_TRIPS_SECONDS for one in ended)
+    assert slow.alive
+
+
+async def seconds_without(world: SimulatedWorld, *, named: bool, silently: bool) -> float:
+    *survivors, dead = peers = await averagers(world, 4)
+    await average_all(peers)
+    dead.kill(silently=silently)
+    await trio.sleep(0.1)
+    events = [begin(one, peers, named=named) for one in survivors]
+    with trio.fail_after(20.0):
+        for event in events:
+            await event.wait()
+    ended = [one.ended[-1] for one in survivors]
+    check_same_result(ended, survivors)
+    return max(one.seconds for one in ended)
+
+
+def test_who_is_dead_costs_no_more_than_without_names() -> None:
+    for silently in (False, True):
+        seconds: dict[bool, float] = {}
+        for named in (False, True):
+            play_into(seconds, named=named, silently=silently)
+        assert seconds[True] <= seconds[False] + ROUND_TRIPS_SECONDS, (silently, seconds)
+
+
+def play_into(seconds: dict[bool, float], *, named: bool, silently: bool) -> None:
+    @simulated
+    async def play(world: SimulatedWorld) -> None:
+        seconds[named] = await seconds_without(world, named=named, silently=silently)
+
+    play()
