@@ -65,7 +65,7 @@ class GradientSteps:
         wrong = self._accumulator.add(samples, self.loss_factor)
         if wrong is None:
             self._is_odd = False
-        elif self.scales_loss and not self._is_odd:
+        elif self.scales_loss and not (self._is_odd or self.scale.is_smallest):
             self._accumulator.add_overflowed(samples)
             return None
         return wrong

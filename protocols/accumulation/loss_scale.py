@@ -57,6 +57,11 @@ class LossScale:
             return LossScale(min(self.scale * 2.0, LARGEST_SCALE), 0)
         return LossScale(self.scale, self.epochs_without + 1)
 
+    @property
+    def is_smallest(self) -> bool:
+        """What still overflows is not the scale's fault, and is held back by name."""
+        return self.scale <= SMALLEST_SCALE
+
     def as_extra(self) -> dict[str, Any]:
         """As part of a state."""
         return {"scale": self.scale, "epochs_without": self.epochs_without}

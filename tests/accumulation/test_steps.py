@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from protocols.accumulation.clipping import clipping_factor, global_norm
 from protocols.accumulation.gradient_steps import GradientSteps
 from protocols.accumulation.inner_step import InnerStep
+from protocols.accumulation.local_steps import LocalSteps
 from protocols.accumulation.loss_scale import (
     GROWTH_EPOCHS,
     INITIAL_SCALE,
@@ -23,6 +24,7 @@ from protocols.accumulation.options import check_options
 from protocols.accumulation.outer_step import OuterStep
 from protocols.accumulation.parameters import Parameters
 from protocols.accumulation.state_manifest import StateRefused
+from protocols.accumulation.steps import Steps
 from protocols.errors import ProtocolMisuse
 
 
@@ -145,6 +147,39 @@ def test_a_peer_whose_gradients_alone_overflow_holds_them_back_instead_of_the_sc
     assert compute(math.inf) == "first"
     assert compute(1.0) is None
     assert compute(math.inf) is None  # and so it is trusted again
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_what_overflows_at_the_smallest_scale_is_held_back_by_name(local: bool) -> None:
+    """NaN looks like an overflow for as long as a smaller scale could help."""
+    first, second, own = two()
+    factory = partial(torch.optim.SGD, lr=1.0)
+    steps: Steps
+    if local:
+        steps = LocalSteps(
+            own, factory, None, max_norm=None, codec="none", scales_loss=True, buffers={}
+        )
+    else:
+        steps = GradientSteps(
+            own,
+            factory,
+            None,
+            delayed=False,
+            max_norm=None,
+            codec="none",
+            scales_loss=True,
+            buffers={},
+        )
+    for _ in range(20):
+        first.grad, second.grad = torch.full((3,), math.nan), torch.ones(2)
+        found = steps.add(4)
+        if found is not None or local:
+            continue
+        steps.done_with(steps.take())
+        steps.apply(averaged(0.0, 0.0, 0.0, 0.0, 1.0))
+    assert found == "first"
+    assert steps.scale.scale == SMALLEST_SCALE
+    assert first.tolist() == [1.0] * 3
 
 
 def test_a_batch_is_divided_by_the_scale_it_was_computed_with() -> None:
