@@ -162,6 +162,7 @@ class NetworkSide:
             epoch=wanted.epoch,
             topic=wanted.topic,
             expected=wanted.expected,
+            awaited=wanted.awaited,
             grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
         )
 

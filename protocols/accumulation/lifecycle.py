@@ -56,11 +56,16 @@ from protocols.accumulation.lifecycle_events import (
     Stepped,
 )
 from protocols.errors import ProtocolMisuse
+from protocols.identity import PeerId
 
 COMMIT_SHARE: Final = 0.5
 """Of the target: fewer samples behind a result make no step. Stragglers who found each other after
 the others had left would otherwise make a step of their own, and so would most parts of a round
 that was torn apart."""
+
+MOST_LOOKS_PAST: Final = 120
+"""At the others, for a group that has begun without this peer and neither ends nor fails: a minute
+(progress.READ_WHEN_DUE_SECONDS). Who says for ever that it averages holds nobody for ever."""
 
 
 class Phase(enum.Enum):
@@ -100,6 +105,8 @@ class Life:
     - `number`: of the newest estimate that was told. `looked_past`: only newer ones decide.
     - `company`: others who take part, by the newest estimate of this epoch and history.
     - `expected`: how many were to come to the round, or were in it.
+    - `begun_without`: the members of a group of this epoch that has begun without this peer, as
+      long as they are seen to average, up to the estimate number `waits_to`.
     """
 
     phase: Phase
@@ -111,6 +118,8 @@ class Life:
     looked_past: int = 0
     company: int = 0
     expected: int = 1
+    begun_without: frozenset[PeerId] = frozenset()
+    waits_to: int = 0
 
     @property
     def published_samples(self) -> int:
@@ -199,13 +208,19 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
     life = replace(life, phase=Phase.ACCUMULATING)
     if not found.is_due_with(life.samples):
         return life, ()
-    average = Average(life.epoch, life.history, life.samples, found.expected)
+    if not life.samples and not mode.auxiliary:
+        return life, ()  # it has nothing to bring, and would only take somebody's place
+    if life.begun_without & found.averaging and found.number < life.waits_to:
+        return life, ()  # the others' round ends, and they are ahead, or it fails
+    average = Average(life.epoch, life.history, life.samples, found.expected, found.awaited)
     life = replace(
         life,
         phase=Phase.AVERAGING,
         samples=0,
         in_round=life.samples,
         expected=found.expected,
+        begun_without=frozenset(),
+        waits_to=0,
     )
     return life, (average, Announce())
 
@@ -250,7 +265,11 @@ def _alone(mode: Mode, life: Life, event: Averaged) -> Turn:
 
 
 def _discarded(_mode: Mode, life: Life, event: Averaged) -> Turn:
-    return _kept(life, event.reason or "The round was discarded.")
+    life, effects = _kept(life, event.reason or "The round was discarded.")
+    if event.begun_without:
+        others, until = frozenset(event.begun_without), life.number + MOST_LOOKS_PAST
+        life = replace(life, begun_without=others, waits_to=until)
+    return life, effects
 
 
 def _left_out(mode: Mode, life: Life, event: Averaged) -> Turn:

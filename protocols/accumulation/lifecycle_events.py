@@ -42,6 +42,7 @@ class Estimated:
 class Averaged:
     """The round that `Average` asked for has ended. `weight`, `digest` and `members` are of what
     was committed, with this peer or (LEFT_OUT) without it; a weight of 0 is unknown.
+    `begun_without`: DISCARDED, because these have begun without this peer.
 
     For ALONE, `digest` is 16 bytes or more that nobody else has, by chance: a step that is made
     alone makes a history of its own.
@@ -52,6 +53,7 @@ class Averaged:
     digest: bytes = b""
     members: tuple[PeerId, ...] = ()
     reason: str = ""
+    begun_without: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Average:
     history: bytes
     weight: int
     expected: int
+    awaited: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True)

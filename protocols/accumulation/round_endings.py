@@ -40,7 +40,9 @@ def averaged(outcome: Outcome, expected: int) -> Averaged:
             # Nobody else has these bytes: a step that is made alone makes a history of its own.
             return Averaged(Ending.ALONE, digest=secrets.token_bytes(ALONE_BYTES))
         case Discarded():
-            return Averaged(Ending.DISCARDED, reason=outcome.reason)
+            return Averaged(
+                Ending.DISCARDED, reason=outcome.reason, begun_without=outcome.begun_without
+            )
 
 
 def parameters_averaged(outcome: Outcome) -> ParametersAveraged:

@@ -77,6 +77,7 @@ class Rounds:
             epoch=effect.epoch,
             topic=f"{effect.history.hex()}.{self._steps.kind}",
             expected=effect.expected,
+            awaited=effect.awaited,
         )
         answer = self._bridge.start_averaging(wanted)
         if self._mode.delayed:

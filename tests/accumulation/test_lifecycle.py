@@ -8,7 +8,7 @@ import pytest
 
 from protocols.accumulation.forks import Elsewhere, Kind
 from protocols.accumulation.history import history_after_parameters, next_history
-from protocols.accumulation.lifecycle import TABLE, Lifecycle, Mode, Phase
+from protocols.accumulation.lifecycle import MOST_LOOKS_PAST, TABLE, Lifecycle, Mode, Phase
 from protocols.accumulation.lifecycle_events import (
     Announce,
     Average,
@@ -32,6 +32,7 @@ from protocols.accumulation.lifecycle_events import (
 )
 from protocols.accumulation.progress import Estimate
 from protocols.errors import ProtocolMisuse
+from protocols.identity import PeerId
 from tests.accumulation.progress_slots import history, peers
 
 DIGEST = b"d" * 32
@@ -49,6 +50,8 @@ def looked(
     expected: int = 1,
     behind: Elsewhere | None = None,
     fork: Elsewhere | None = None,
+    averaging: tuple[PeerId, ...] = (),
+    awaited: tuple[PeerId, ...] = (),
 ) -> Estimated:
     """A new look at the others, for the epoch and history that the peer is at."""
     life = lifecycle.life
@@ -64,6 +67,8 @@ def looked(
             expected=expected,
             behind=behind,
             fork=fork,
+            averaging=frozenset(averaging),
+            awaited=frozenset(awaited),
         )
     )
 
@@ -257,6 +262,45 @@ def test_an_auxiliary_peer_comes_without_samples() -> None:
     assert lifecycle.take(Averaged(Ending.COMMITTED, 100.0, DIGEST, peers(0, 1)))[0] == Step(
         0, AFTER
     )
+
+
+def test_a_trainer_without_samples_comes_to_no_round() -> None:
+    lifecycle = accumulating(samples=0)
+    assert lifecycle.take(looked(lifecycle, others=120, due=True, averaging=peers(1, 2))) == ()
+    lifecycle.take(Contributed(8))
+    effects = lifecycle.take(looked(lifecycle, others=120, due=True, awaited=peers(1, 2)))
+    assert effects[0] == Average(0, history(), 8, 1, frozenset(peers(1, 2)))
+
+
+def begun_without_us() -> Lifecycle:
+    lifecycle = averaging()
+    ended = Averaged(Ending.DISCARDED, reason="started", begun_without=peers(1, 2))
+    assert isinstance(lifecycle.take(ended)[0], KeepGradients)
+    return lifecycle
+
+
+def test_while_a_group_that_began_without_this_peer_averages_nothing_is_tried() -> None:
+    lifecycle = begun_without_us()
+    for _ in range(5):
+        assert lifecycle.take(looked(lifecycle, due=True, averaging=peers(2))) == ()
+        lifecycle.take(Contributed(4))
+    assert lifecycle.life.samples == 80
+    behind = Elsewhere(Kind.BEHIND, 1, None, peers(1, 2), "They are ahead.")
+    drop, fetch = lifecycle.take(looked(lifecycle, due=True, behind=behind))
+    assert isinstance(drop, DropGradients)
+    assert isinstance(fetch, Fetch)
+
+
+def test_when_that_group_has_failed_or_says_for_ever_that_it_averages_it_is_tried_again() -> None:
+    failed = begun_without_us()
+    assert failed.take(looked(failed, due=True, averaging=peers(3)))[0] == Average(
+        0, history(), 60, 1
+    )
+    liars = begun_without_us()
+    looks = 0
+    while not liars.take(looked(liars, due=True, averaging=peers(1))):
+        looks += 1
+    assert looks == MOST_LOOKS_PAST - 1
 
 
 def test_parameters_are_averaged_every_so_many_epochs_and_make_another_history() -> None:

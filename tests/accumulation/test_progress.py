@@ -54,6 +54,14 @@ def test_a_step_is_due_when_the_samples_of_all_reach_the_target() -> None:
     assert (found.samples, found.others_samples, found.expected) == (100, 40, 2)
 
 
+def test_who_brings_samples_or_helps_is_awaited_by_name() -> None:
+    slots = (slot(40), slot(0, 5.0), slot(0, role="auxiliary"), slot(30, averaging=True))
+    found = estimated(seen(*slots), slot(60))
+    assert found.expected == 5
+    assert found.awaited == frozenset(peers(0, 2, 3))
+    assert found.averaging == frozenset(peers(3))
+
+
 def test_slots_are_carried_forward_by_their_rate_since_they_were_seen() -> None:
     found = estimated(seen(slot(40, 10.0), at=3.0), slot(20, 5.0), now=5.0)
     assert found.samples == 40 + 2 * 10 + 20
