@@ -24,6 +24,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -51,6 +52,7 @@ WARM_UP_SHARE = 0.2
 MEMORY_GROWTH_BYTES = 16 << 20  # of a median over half the time: what an allocator may scatter
 TASKS_MORE, THREADS_MORE, DESCRIPTORS_MORE = 8, 2, 4  # between two halves' medians
 MIB = 1 << 20
+CALM, CHURN = "calm", "churn"  # whose logs
 
 
 @dataclass(frozen=True)
@@ -80,15 +82,16 @@ class _Seen:
 
 
 async def measure_training_churn(
-    effort: TrainingChurnEffort, say: Talk = lambda _line: None
+    effort: TrainingChurnEffort, say: Talk = lambda _line: None, logs: Path | None = None
 ) -> dict[str, Any]:
-    """Both runs, what the audit found, and whether the bars are met."""
+    """Both runs, what the audit found, and whether the bars are met. With a folder, what the peers
+    write down stays in `calm` and `churn` in it, which are there."""
     machine, began = machine_facts(), time.monotonic()
     say("the calm run")
-    async with open_training_swarm(effort.training) as swarm:
+    async with open_training_swarm(effort.training, logs and logs / CALM) as swarm:
         calm = await _Churn(swarm, effort, say).calm()
     say("the run with churn")
-    async with open_training_swarm(effort.training) as swarm:
+    async with open_training_swarm(effort.training, logs and logs / CHURN) as swarm:
         churned = await _Churn(swarm, effort, say).churn()
     loss = compare(calm.pop("curve"), churned.pop("curve"))
     failures = [*calm["failures"], *churned["failures"]]

@@ -78,10 +78,11 @@ class TrainingProcess:
 class TrainingSwarm:
     """The processes of one bench. Made by `open_training_swarm`."""
 
-    def __init__(self, training: Training, folder: Path, forge: PeerForge) -> None:
+    def __init__(self, training: Training, folder: Path, logs: Path, forge: PeerForge) -> None:
         self.living: list[TrainingProcess] = []
         self.training = training
         self._folder = folder
+        self._logs = logs
         self._forge = forge
         self._lives: list[TrainingProcess] = []
         self._numbers = itertools.count(1)
@@ -91,7 +92,7 @@ class TrainingSwarm:
         number = next(self._numbers)  # at once: several may be starting
         async with AsyncExitStack() as starting:
             process = await starting.enter_async_context(self._forge.open_process(f"life {number}"))
-            life = TrainingProcess(number, process, starting, self._folder / f"{number}.jsonl")
+            life = TrainingProcess(number, process, starting, self._logs / f"{number}.jsonl")
             self._lives.append(life)
             known = [other.address for other in self.living][:BOOTSTRAP_PEERS]
             joined = await process.ask(
@@ -183,11 +184,14 @@ class TrainingSwarm:
 
 
 @asynccontextmanager
-async def open_training_swarm(training: Training) -> AsyncIterator[TrainingSwarm]:
-    """A swarm without peers. Its processes are killed when the block ends: nobody needs them."""
+async def open_training_swarm(
+    training: Training, logs: Path | None = None
+) -> AsyncIterator[TrainingSwarm]:
+    """A swarm without peers. Its processes are killed when the block ends: nobody needs them.
+    What the peers write down stays in `logs`, a folder that is there, if one is given."""
     with tempfile.TemporaryDirectory(prefix="potluck-bench-") as folder:
         async with open_forge(PEER) as forge:
-            swarm = TrainingSwarm(training, Path(folder), forge)
+            swarm = TrainingSwarm(training, Path(folder), logs or Path(folder), forge)
             try:
                 yield swarm
             finally:

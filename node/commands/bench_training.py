@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from node.commands.output import Output
@@ -134,6 +135,9 @@ def add_churn_parser(kinds: Subparsers) -> None:
     parser.add_argument(
         "--seed", type=positive_count, default=7, metavar="N", help="of lives and absences (7)"
     )
+    parser.add_argument(
+        "--logs", metavar="FOLDER", help="a new one, for what the peers write down (it is deleted)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -166,7 +170,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def run_churn(arguments: argparse.Namespace) -> int:
-    from node.bench.training_churn import TrainingChurnEffort, measure_training_churn
+    from node.bench.training_churn import (
+        CALM,
+        CHURN,
+        TrainingChurnEffort,
+        measure_training_churn,
+    )
     from node.commands.interruption import run_until_signal
 
     output = Output.of(arguments)
@@ -185,8 +194,16 @@ def run_churn(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
 
+    logs = None if arguments.logs is None else Path(arguments.logs)
+    if logs is not None:
+        try:
+            for part in (CALM, CHURN):
+                (logs / part).mkdir(parents=True)
+        except FileExistsError:
+            raise WrongUse(f"{logs} has logs already.", advice="Name another folder.") from None
+
     async def measure() -> int:
-        result = await measure_training_churn(effort, output.say)
+        result = await measure_training_churn(effort, output.say, logs)
         output.data(result, _churn_lines(result))
         return 0 if result["met"] else 1
 
