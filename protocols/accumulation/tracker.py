@@ -50,6 +50,7 @@ from protocols.accumulation.progress_slot import (
 )
 from protocols.accumulation.rate_meter import RateMeter
 from protocols.accumulation.saying import Said, say_again_in
+from protocols.accumulation.signature import torch_release
 from protocols.dht.bootstrap import Joined
 from protocols.dht.reading import Entry
 from protocols.dht.service import Dht
@@ -131,6 +132,7 @@ class Tracker:
         self._said: Said | None = None
         self._own: deque[ProgressSlot] = deque(maxlen=SAID_REMEMBERED)
         self._complaints: dict[PeerId, str] = {}
+        self._other_torch: set[PeerId] = set()
         self._wants_look, self._wants_full_look = trio.Event(), True
         self._wants_say, self._wants_reckoning = trio.Event(), trio.Event()
         self._was_said, self._reckoned = trio.Event(), trio.Event()
@@ -316,6 +318,7 @@ class Tracker:
             if entry.sequence > self._sequences.get(peer, -1):
                 self._sequences[peer] = entry.sequence
                 self._seen[peer] = Seen(entry.value, written_at)
+                self._compare_torch(peer, entry.value)
         missing = [peer for peer in self._seen if peer not in found]
         for peer in missing:
             if is_full or now - self._seen[peer].at > SLOT_SECONDS:
@@ -324,6 +327,23 @@ class Tracker:
         self._wants_full_look = bool(missing) and not is_full
         self._read_at = now
         self._number += 1
+
+    def _compare_torch(self, peer: PeerId, slot: ProgressSlot) -> None:
+        """Say once of each peer that it has another release of torch: the two can average, and
+        neither can take the other's state."""
+        own, theirs = torch_release(self._mine.torch), torch_release(slot.torch)
+        if not own or not theirs or own == theirs or peer in self._other_torch:
+            return
+        if len(self._other_torch) > MOST_PEERS:
+            self._other_torch.clear()
+        self._other_torch.add(peer)
+        log.warning(
+            "%s trains with torch %s and this peer with torch %s, so neither can take the other's "
+            "state. Install the release that most peers of the run have.",
+            peer,
+            theirs,
+            own,
+        )
 
     def _look_at_own(self, own: Entry) -> None:
         """Two nodes with one identity overwrite each other's slot, and count as one."""

@@ -226,6 +226,24 @@ def test_another_model_and_a_second_node_with_our_identity_are_said_once(
     assert sum("Another node publishes" in one for one in texts) == 1
 
 
+def test_another_release_of_torch_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        one, other = await trackers(world, 2)
+        one.note(torch="2.13.0+cpu")
+        other.note(torch="2.4.1+cu118")
+        await trio.sleep(10)
+        one.counts(5)
+        other.counts(5)
+        await trio.sleep(10)
+
+    with caplog.at_level(logging.WARNING, "potluck.accumulation"):
+        scenario()
+    texts = [record.getMessage() for record in caplog.records if "with torch" in record.msg]
+    assert sum("trains with torch 2.4 and this peer with torch 2.13" in one for one in texts) == 1
+    assert len(texts) == 2, "each side says it once"
+
+
 @simulated
 async def test_progress_is_told_from_another_thread_without_waiting(world: SimulatedWorld) -> None:
     one = peer_in(world, "one")
