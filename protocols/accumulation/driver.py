@@ -210,7 +210,8 @@ class Driver:
         late = self._batch_seconds - SHARE_WAITED_FOR_MISSING * self._bridge.grace_seconds
         until = time.monotonic() + self._batch_seconds
         while late > 0.0 and self.standing.life.epoch != self._waited_in_vain:
-            due_in, life = self._bridge.estimate.due_in_seconds, self.standing.life
+            life = self.standing.life
+            due_in = self._bridge.estimate.due_in_seconds_with(life.samples)
             if life.phase is not Phase.ACCUMULATING or not life.samples or due_in >= late:
                 return
             if self._mode.delayed and life.begun_without:

@@ -94,8 +94,8 @@ class Estimate:
     - `awaited`: who of them is known by name to bring samples, or to help. Who has none yet is
       expected, but not waited for longer than the quiet of a group: it computes its first batch.
     - `averaging`: others who are in the round that ends this epoch.
-    - `company`: others in this epoch and history who have not failed to come again and again:
-      while there are any, nobody makes a step alone.
+    - `company`: others in this epoch and history who have not failed to come again and again,
+      and all who are further: while there are any, nobody makes a step alone.
     - `behind`: others are ahead, and enough of them say so.
     - `fork`: others have another history, and this peer is on the side that gives way.
     - `peers`: all others that are known to live and fit, wherever they are.
@@ -127,6 +127,12 @@ class Estimate:
         """Whether the round is due now that this peer has so many: for the training thread, which
         has just added a batch and has no newer estimate."""
         return self.is_due or self.others_samples + own_samples >= self.target_samples
+
+    def due_in_seconds_with(self, own_samples: int) -> float:
+        """Until it is, now that this peer has so many."""
+        if self.is_due_with(own_samples):
+            return 0.0
+        return _seconds_until(self.target_samples - self.others_samples - own_samples, self.rate)
 
 
 @dataclass(frozen=True)
@@ -183,6 +189,9 @@ def estimate(
     ]
     at = Lineage(mine.epoch, mine.history)
     company = sum(1 for one in here if not known.credit.is_given_up(one.peer, mine.epoch))
+    # One who is further is not followed where others are not (forks.py); but a step that is made
+    # alone beside it would be a fork.
+    company += sum(1 for one in fitting.values() if one.slot.epoch > mine.epoch)
     return Estimate(
         number=number,
         epoch=mine.epoch,

@@ -54,6 +54,13 @@ def test_a_step_is_due_when_the_samples_of_all_reach_the_target() -> None:
     assert (found.samples, found.others_samples, found.expected) == (100, 40, 2)
 
 
+def test_a_batch_that_the_estimate_does_not_know_yet_brings_the_step_nearer() -> None:
+    found = estimated(seen(slot(40, 2.0)), slot(0))
+    assert found.due_in_seconds == 30.0
+    assert found.due_in_seconds_with(20) == 20.0
+    assert found.due_in_seconds_with(60) == 0.0
+
+
 def test_who_brings_samples_or_helps_is_awaited_by_name() -> None:
     slots = (slot(40), slot(0, 5.0), slot(0, role="auxiliary"), slot(30, averaging=True))
     found = estimated(seen(*slots), slot(60))
@@ -102,6 +109,14 @@ def test_who_was_in_the_last_round_is_company_with_no_samples_whatever_its_slot_
     found = estimated(others, slot(10, 1.0), members=frozenset(peers(0)))
     assert (found.samples, found.rate, found.company, found.expected) == (10, 8.0, 1, 2)
     assert found.ignored == ()
+
+
+def test_nobody_steps_alone_beside_one_who_is_further() -> None:
+    further, back = slot(0, epoch=12), slot(64, epoch=2)
+    found = estimated(seen(further, back), slot(100))
+    assert found.behind is None, "one of two is not enough to be followed"
+    assert found.company == 1
+    assert estimated(seen(back), slot(100)).company == 0, "who is further does not wait"
 
 
 def test_samples_of_an_epoch_long_past_are_ignored_by_name() -> None:
