@@ -22,7 +22,7 @@ from protocols.moshpit.layout import (
 )
 
 SMALL_PART = 8  # times as long is the largest part of an attempt, or longer
-CHUNKS_OF_SMALL_PART = 8
+CHUNKS_OF_SMALL_PART = 32
 """At least, unless they would be smaller than the smallest: only in pieces does a small part go as
 evenly beside a large one as a plan takes for granted (pacing.py)."""
 
