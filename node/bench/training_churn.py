@@ -149,7 +149,7 @@ class _Churn:
 
     async def _start(self) -> TrainingProcess:
         """A keeper and the volunteers, and a first step of all of them."""
-        keeper = await self._swarm.start(auxiliary=True, held_out=True)
+        keeper = await self._swarm.start(auxiliary=True, delayed=False, held_out=True)
         for number in range(self._effort.volunteers):
             self._say(f"starting volunteer {number + 1} of {self._effort.volunteers}")
             self._mortal.append(await self._swarm.start())
