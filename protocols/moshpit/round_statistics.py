@@ -57,7 +57,8 @@ class RoundStatistics:
     `began`, `exchange_began`, `exchange_ended` and `ended` are moments of `trio.current_time`; the
     two in the middle are those of the last attempt, None where none was begun. `attempts` counts
     the exchanges that were begun. `members` are those who hold the result, the auxiliary ones
-    among them; before a commit, and without one, those of the roster.
+    among them; before a commit, and without one, those of the roster. `weights`: what each of
+    them has signed that it brings.
     """
 
     key: str
