@@ -106,7 +106,7 @@ async def measure_auth_server(
     }
 
 
-def _prepare(home: Path, clients: int) -> dict[str, str]:
+def _prepare(home: Path, clients: int) -> dict[str, Any]:
     """A server's settings, state and certificate; what volunteers have to know of them."""
     places = find_auth_places({"POTLUCK_HOME": str(home)})
     made = create_store(places.folder, RUN, actor=ACTOR)
