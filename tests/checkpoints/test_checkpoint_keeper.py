@@ -1,0 +1,137 @@
+"""When checkpoints are written while a run trains, and what a keeper begins from. Virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+from trio.testing import MockClock
+
+from node.checkpoint_file import CheckpointBroken
+from node.checkpoint_keeper import CheckpointKeeper, CheckpointSettings, open_keeper
+from node.checkpoints import Checkpoints, KeepPolicy
+from node.wrong_use import WrongUse
+from protocols.accumulation.events import CheckpointMissed, CheckpointSaved, Event
+from protocols.accumulation.state import capture, look
+from protocols.accumulation.state_lock import StateLock
+from protocols.accumulation.training_state import LiveState, TrainingState
+from protocols.blocking import do_at_once
+from tests.checkpoints.states import state_of
+
+RUN = "test"
+
+
+class Training:
+    """A state that takes steps, and the keeper that is told."""
+
+    def __init__(self, keeper: CheckpointKeeper) -> None:
+        self.lock = StateLock()
+        self.model = torch.nn.Linear(2, 2)
+        begun = keeper.newest()
+        self.at = (0, bytes(16)) if begun is None else (begun.epoch, begun.history)
+        self.events: list[Event] = []
+        self._keeper = keeper
+        keeper.entered(self, self.events.append)
+
+    def look(self) -> LiveState:
+        epoch, history = self.at
+        return look(self.model.named_parameters(), run=RUN, epoch=epoch, history=history)
+
+    async def step(self, *, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self.at = (self.at[0] + 1, bytes(16))
+        self._keeper.advanced()
+
+    def saved(self) -> list[int]:
+        return [one.epoch for one in self.events if isinstance(one, CheckpointSaved)]
+
+
+@asynccontextmanager
+async def training(settings: CheckpointSettings) -> AsyncIterator[Training]:
+    do_at_once()
+    async with open_keeper(settings, RUN) as keeper:
+        yield Training(keeper)
+
+
+async def test_checkpoints_are_written_every_so_often_and_the_last_step_at_the_end(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with training(CheckpointSettings(tmp_path, every_seconds=60.0)) as one:
+        began = autojump_clock.current_time()
+        for _ in range(26):
+            await one.step(seconds=5.0)
+        await trio.sleep(1000.0)  # nothing changes any more
+        assert one.saved() == [12, 24, 26]
+        assert autojump_clock.current_time() - began == pytest.approx(26 * 5.0 + 1000.0)
+        await one.step(seconds=1.0)
+        await one.step(seconds=1.0)
+        assert one.saved() == [12, 24, 26, 27]
+    assert one.saved() == [12, 24, 26, 27, 28]
+
+    async with training(CheckpointSettings(tmp_path)) as again:
+        assert again.at[0] == 28
+    assert not again.events, "there was no step"
+
+
+async def test_what_stays_for_ever_is_written_when_it_comes(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    policy = KeepPolicy(keep_last=1, keep_every=10)
+    async with training(CheckpointSettings(tmp_path, 1000.0, policy)) as one:
+        began = autojump_clock.current_time()
+        for _ in range(25):
+            await one.step(seconds=1.0)
+    assert autojump_clock.current_time() - began == pytest.approx(25.0)
+    assert one.saved() == [10, 20, 25]
+    left = [int(path.name.split("-")[1]) for path in Checkpoints(tmp_path).paths()]
+    assert left == [25, 20, 10]
+
+
+async def test_what_could_not_be_written_is_told_and_tried_again_when_due(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    folder = tmp_path / "folder"
+    folder.write_text("a file is in its place")
+    async with training(CheckpointSettings(folder, every_seconds=60.0)) as one:
+        began = autojump_clock.current_time()
+        for _ in range(14):
+            await one.step(seconds=5.0)
+        assert [type(event) for event in one.events] == [CheckpointMissed]
+        folder.unlink()
+        for _ in range(14):
+            await one.step(seconds=5.0)
+        assert one.saved() == [24]
+        assert autojump_clock.current_time() - began == pytest.approx(28 * 5.0)
+
+
+async def test_the_checkpoints_of_another_run_are_not_begun_from(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(state_of(3, run="other"))
+    with pytest.raises(WrongUse, match="of the run other, not of test"):
+        async with training(CheckpointSettings(tmp_path)):
+            raise AssertionError
+
+
+async def test_a_state_without_a_history_is_not_begun_from(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    alone: TrainingState = capture(model.named_parameters(), run=RUN, epoch=3)
+    Checkpoints(tmp_path).save(alone)
+    with pytest.raises(WrongUse, match="nothing of the steps"):
+        async with training(CheckpointSettings(tmp_path)):
+            raise AssertionError
+
+
+async def test_a_keeper_does_not_begin_anew_where_no_checkpoint_is_whole(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path).save(state_of(3))
+    (path / "state.safetensors").write_bytes(b"damaged")
+    with pytest.raises(CheckpointBroken, match="None of the 1 checkpoints"):
+        async with training(CheckpointSettings(tmp_path)):
+            raise AssertionError
+
+
+async def test_what_cannot_be_kept_so_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match=r"every -1\.0 seconds"):
+        CheckpointSettings(tmp_path, every_seconds=-1.0)
