@@ -31,7 +31,7 @@ from node.bench.machine import machine_facts
 from node.bench.own_network import check_own_networks
 from node.bench.processes import BenchFailed, BenchProcess
 from node.bench.shaped_links import host_of, lay_cables
-from node.bench.shaped_setups import WAYS, Setup, ratios, setup_of
+from node.bench.shaped_setups import MBPS_PER_GIGABIT, WAYS, Setup, ratios, setup_of
 
 PEER = ("-m", "node.bench.shaped_peer")
 BOOTSTRAP_PEERS = 3
@@ -57,6 +57,7 @@ class ShapedEffort:
     seconds: float
     rounds: int
     ways: tuple[str, ...] = WAYS
+    mbps_per_gigabit: float = MBPS_PER_GIGABIT
 
 
 @dataclass
@@ -167,12 +168,13 @@ async def measure_shaped(effort: ShapedEffort, say: Talk = lambda _line: None) -
     """The figures of one setup. BenchFailed if no round of a way was committed."""
     check_own_networks()
     machine, began = machine_facts(), time.monotonic()
-    setup = setup_of(effort.setup, effort.seconds)
+    setup = setup_of(effort.setup, effort.seconds, effort.mbps_per_gigabit)
     measured = {way: await _measure(setup, way, effort.rounds, say) for way in effort.ways}
     efficiency = statistics.median(one.efficiency for one in measured.values())
     ways = {way: figures_of(setup, way, measured[way], efficiency) for way in effort.ways}
     return {
         "setup": effort.setup,
+        "mbps_per_gigabit": effort.mbps_per_gigabit,
         "peers": setup.peers,
         "values": setup.values,
         "vector_bytes": setup.vector_bytes,

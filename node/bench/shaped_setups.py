@@ -1,7 +1,7 @@
 """The setups of the DeDLOC paper scaled down, and the three ways in which each is averaged. Pure.
 
-One Gb/s of the paper is `LAB_MBPS_PER_GIGABIT` here, so that two cores can encrypt for 24 peers
-what all links carry together. The vector is as long as the plan's round shall take seconds.
+One Gb/s of the paper is `MBPS_PER_GIGABIT` here, or half of it, so that two cores can encrypt what
+all links carry together. The vector is as long as the plan's round shall take seconds.
 
 A round asks nobody how it should be cut: every member plans from the speeds that all declare. To
 have a given cut w, declare speeds whose best cut it is: upload_i(w) and download_i(w) themselves
@@ -27,7 +27,9 @@ from protocols.moshpit.plan_shares import (
     shortest_seconds,
 )
 
-LAB_MBPS_PER_GIGABIT = 48.0
+MBPS_PER_GIGABIT = 48.0
+"""Two cores encrypt for setups A, B and D what links carry that are about twenty times slower."""
+
 BYTES_PER_MEGABIT = 125_000.0
 BYTES_PER_VALUE = 4  # float32, as the paper's averaging times are
 DECLARED_UNIT = 1e9  # bytes per second: entries hold whole numbers
@@ -110,11 +112,11 @@ class Setup:
         return [one * CUT_VALUES / self.values for one in blocks]
 
 
-def setup_of(name: str, seconds: float) -> Setup:
-    """The setup in which the plan's round takes so many seconds."""
+def setup_of(name: str, seconds: float, mbps_per_gigabit: float = MBPS_PER_GIGABIT) -> Setup:
+    """The setup in which the plan's round takes so many seconds over links of that scale."""
     computing, helping = SETUPS[name]
     speeds = [
-        gigabits * LAB_MBPS_PER_GIGABIT * BYTES_PER_MEGABIT for gigabits in (*computing, *helping)
+        gigabits * mbps_per_gigabit * BYTES_PER_MEGABIT for gigabits in (*computing, *helping)
     ]
     contributes = [True] * len(computing) + [False] * len(helping)
     members = Members(speeds, speeds, contributes, [True] * len(speeds))

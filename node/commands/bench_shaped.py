@@ -19,10 +19,11 @@ SETUPS = {
 WAYS = ("plan", "allreduce", "parameter_server")
 SECONDS = 15.0  # of the plan's round: its first and last moments are not all links' time
 ROUNDS = 3
+MBPS_PER_GIGABIT = 48.0  # shaped_setups.py says why; a test holds both to the same
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.commands.parser import positive_count, positive_seconds
+    from node.commands.parser import positive_count, positive_number, positive_seconds
 
     setups = "\n".join(f"  {name}  {what}" for name, what in SETUPS.items())
     parser = kinds.add_parser(
@@ -37,7 +38,8 @@ def add_parser(kinds: Subparsers) -> None:
         "ends it. A single reducer takes up to eight times as long as the plan's round. Exit "
         "code 1 if a way is more than 15 % off its prediction.",
         example="sudo potluck bench shaped --setup A --json\n"
-        "sudo potluck bench shaped --setup D --way plan --rounds 1",
+        "sudo potluck bench shaped --setup D --way plan --rounds 1\n"
+        "sudo potluck bench shaped --setup C --scale 24 --seconds 30",
     )
     parser.add_argument("--setup", choices=tuple(SETUPS), required=True, help="which setup")
     parser.add_argument(
@@ -60,6 +62,14 @@ def add_parser(kinds: Subparsers) -> None:
         metavar="SECONDS",
         help=f"how long the plan's round shall take; the vector is as long as that ({SECONDS:g})",
     )
+    parser.add_argument(
+        "--scale",
+        type=positive_number,
+        default=MBPS_PER_GIGABIT,
+        metavar="MBPS",
+        help="how many Mb/s stand for a Gb/s of the paper; halve it, and double the seconds, where "
+        f"the processors are the limit: setup C on two cores ({MBPS_PER_GIGABIT:g})",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         setup=arguments.setup,
         seconds=arguments.seconds,
         rounds=arguments.rounds,
+        mbps_per_gigabit=arguments.scale,
         ways=tuple(dict.fromkeys(arguments.way or WAYS)),
     )
 

@@ -15,7 +15,15 @@ import trio
 from node.bench.own_network import NoOwnNetwork, check_own_networks
 from node.bench.shaped import Measured, figures_of, open_lab
 from node.bench.shaped_links import host_of
-from node.bench.shaped_setups import BYTES_PER_MEGABIT, SETUPS, WAYS, Setup, ratios, setup_of
+from node.bench.shaped_setups import (
+    BYTES_PER_MEGABIT,
+    MBPS_PER_GIGABIT,
+    SETUPS,
+    WAYS,
+    Setup,
+    ratios,
+    setup_of,
+)
 from node.commands import bench_shaped
 from protocols.moshpit.plan import fractions_for
 from protocols.moshpit.plan_shares import Members
@@ -54,6 +62,15 @@ def test_what_is_predicted_has_the_ratios_of_the_plan(
 def test_the_command_knows_the_setups_and_the_ways() -> None:
     assert tuple(bench_shaped.SETUPS) == tuple(SETUPS)
     assert bench_shaped.WAYS == WAYS
+    assert bench_shaped.MBPS_PER_GIGABIT == MBPS_PER_GIGABIT
+
+
+def test_half_the_scale_takes_twice_as_long_for_the_same_values() -> None:
+    usual, slow = setup_of("C", 15.0), setup_of("C", 30.0, MBPS_PER_GIGABIT / 2)
+    assert slow.values == usual.values
+    assert slow.predicted_seconds("plan", 1.0) == pytest.approx(
+        2 * usual.predicted_seconds("plan", 1.0)
+    )
 
 
 def test_every_peer_has_an_address_of_its_own() -> None:
