@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -95,7 +96,8 @@ def network() -> nn.Module:
 
 
 def say(**line: object) -> None:
-    print(json.dumps(line), flush=True)
+    sys.stdout.write(json.dumps(line) + "\n")  # at once, or a line of the log comes in between
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

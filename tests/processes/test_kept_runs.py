@@ -22,6 +22,7 @@ from tests.processes.children import Child, started
 ADDRESS: Final = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
 VOLUNTEERS: Final = 3
 TEST_SECONDS: Final = 240.0  # some thirty on a quiet machine
+LINES_SHOWN: Final = 40  # of what each script said, where a test fails
 SMALLEST_STATE_BYTES: Final = 4000  # of the model of keeping_peer.py with its statistics: 16 KB
 
 
@@ -81,6 +82,7 @@ class Crowd:
     def __init__(self, folder: Path, stack: AsyncExitStack, nursery: trio.Nursery) -> None:
         self._folder, self._stack, self._nursery = folder, stack, nursery
         self._started = 0
+        self.scripts: list[Script] = []
         self.checkpoints = folder / "checkpoints"
 
     async def start(self, *words: str, home: str = "") -> Script:
@@ -92,6 +94,7 @@ class Crowd:
             started(command, environment, errors_to=subprocess.STDOUT)
         )
         script = Script(child)
+        self.scripts.append(script)
         self._nursery.start_soon(script.read_on)
         await script.until_address()
         return script
@@ -100,7 +103,19 @@ class Crowd:
         return await self.start("--keeps", str(self.checkpoints), *words, home="keeper")
 
     async def volunteers(self, *addresses: str) -> list[Script]:
-        return [await self.start(*addresses) for _ in range(VOLUNTEERS)]
+        return await self.several(VOLUNTEERS, *addresses)
+
+    async def several(self, count: int, *words: str) -> list[Script]:
+        """At the same time: importing torch takes seconds."""
+        found: list[Script] = []
+
+        async def start() -> None:
+            found.append(await self.start(*words))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(count):
+                nursery.start_soon(start)
+        return found
 
 
 async def kill(*scripts: Script) -> None:
@@ -114,7 +129,13 @@ async def kill(*scripts: Script) -> None:
 async def crowd_in(folder: Path) -> AsyncIterator[Crowd]:
     with trio.fail_after(TEST_SECONDS):
         async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
-            yield Crowd(folder, stack, nursery)
+            crowd = Crowd(folder, stack, nursery)
+            try:
+                yield crowd
+            except BaseException:
+                for number, one in enumerate(crowd.scripts):  # pytest shows them
+                    print(f"---- script {number}", *one.output[-LINES_SHOWN:], sep="\n")
+                raise
             nursery.cancel_scope.cancel()
 
 
@@ -151,7 +172,7 @@ async def test_a_run_goes_on_from_files_when_all_are_gone_and_nobody_begins_it_a
         assert at >= 5
 
         first = await crowd.start()
-        fresh = [first, *[await crowd.start(first.address) for _ in range(VOLUNTEERS - 1)]]
+        fresh = [first, *await crowd.several(VOLUNTEERS - 1, first.address)]
         keeper = await crowd.keeper("--assists", first.address)
         for one in (keeper, *fresh):
             await one.until(at + 3)
