@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--keeps")
     parser.add_argument("--assists", action="store_true")
     parser.add_argument("addresses", nargs="*")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
     kept = None

@@ -36,6 +36,7 @@ class Script:
     events: list[dict[str, Any]] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
     told: trio.Event = field(default_factory=trio.Event)
+    has_ended: bool = False
 
     @property
     def epoch(self) -> int:
@@ -58,21 +59,27 @@ class Script:
                     self.losses[told["epoch"]] = told["loss"]
             self.told.set()
             self.told = trio.Event()
+        self.has_ended = True
+        self.told.set()
+
+    async def news(self) -> None:
+        assert not self.has_ended, self.output
+        await self.told.wait()
 
     async def until(self, epoch: int) -> None:
         while self.epoch < epoch:
-            await self.told.wait()
+            await self.news()
 
     async def until_event(self, kind: str, after: int = -1) -> dict[str, Any]:
         while True:
             for event in self.events:
                 if event["type"] == kind and event["epoch"] > after:
                     return event
-            await self.told.wait()
+            await self.news()
 
     async def until_address(self) -> str:
         while not self.address:
-            await self.told.wait()
+            await self.news()
         return self.address
 
 
