@@ -1,0 +1,1 @@
+"""What `potluck join` does, in order, from an invite to training."""

@@ -1,0 +1,106 @@
+"""What happens to a trainer, beside what happens in the run (protocols/accumulation/events.py).
+
+`Happening` is all of both. Words and objects for them are in words.py.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocols.accumulation.events import Event
+
+
+class Preparing(msgspec.Struct, frozen=True, tag=True):
+    """A step of getting ready: `doing` in words."""
+
+    doing: str
+
+
+class Measured(msgspec.Struct, frozen=True, tag=True):
+    """The benchmark is done."""
+
+    device: str
+    threads: int
+    micro_batch: int
+    samples_per_second: float
+    memory_bytes: int | None = None
+
+
+class Began(msgspec.Struct, frozen=True, tag=True):
+    """The loop begins, with the state of this epoch."""
+
+    run: str
+    epoch: int
+
+
+class LossSeen(msgspec.Struct, frozen=True, tag=True):
+    """The mean loss of this peer's samples in the epoch that ended."""
+
+    epoch: int
+    loss: float
+
+
+class FirstSamplesAccepted(msgspec.Struct, frozen=True, tag=True):
+    """Others have committed a round with samples of this peer, for the first time in a session."""
+
+    epoch: int
+    samples: int
+    seconds: float  # since the command was started
+
+
+class Paused(msgspec.Struct, frozen=True, tag=True):
+    reasons: tuple[str, ...]
+
+
+class Resumed(msgspec.Struct, frozen=True, tag=True):
+    seconds: float
+
+
+class NetworkLost(msgspec.Struct, frozen=True, tag=True):
+    reason: str
+
+
+class NetworkBack(msgspec.Struct, frozen=True, tag=True):
+    seconds: float
+
+
+class PeerCame(msgspec.Struct, frozen=True, tag=True):
+    peer: str
+    reach: str
+
+
+class PeerWent(msgspec.Struct, frozen=True, tag=True):
+    peer: str
+
+
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """`at_once`: without waiting for the round that is under way."""
+
+    at_once: bool
+
+
+class Left(msgspec.Struct, frozen=True, tag=True):
+    """The end of a session, and what it gave."""
+
+    samples: int
+    steps: int
+    seconds: float
+    lost_samples: int = 0
+
+
+Own = (
+    Preparing
+    | Measured
+    | Began
+    | LossSeen
+    | FirstSamplesAccepted
+    | Paused
+    | Resumed
+    | NetworkLost
+    | NetworkBack
+    | PeerCame
+    | PeerWent
+    | Leaving
+    | Left
+)
+Happening = Event | Own

@@ -1,0 +1,110 @@
+"""How the training of this peer is at one moment: for the screen, `potluck status` and `peers`.
+
+A `TrainerView` is plain data that never changes; a new one is made about once a second and at
+every event. It is JSON over the control socket, so every field has a default (a newer command has
+to be able to show an older node) and fields are only ever added.
+
+Easy to get wrong: rates and shares are measured, never guessed: what is not known yet is None, and
+is shown as that.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+LOSSES_KEPT: Final = 512
+"""Of the run's last steps: as many as a wide terminal has columns, a few times over."""
+
+
+class Phase(enum.StrEnum):
+    """What the trainer does now. The value is how a person reads it."""
+
+    PREPARING = "preparing"
+    CATCHING_UP = "catching up"
+    TRAINING = "training"
+    AVERAGING = "averaging"
+    PAUSED = "paused"
+    NETWORK_LOST = "network lost"
+    REFUSED = "refused"
+    LEAVING = "leaving"
+
+
+class PeerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A peer of the run. `name`: its person's, where the run has an auth server."""
+
+    peer: str = ""
+    name: str = ""
+    role: str = ""  # trains, auxiliary, keeps (the run's checkpoints), or "" where it says nothing
+    reach: str = "none"  # none, direct or relayed
+    epoch: int | None = None
+    samples: int | None = None  # of the batch that is being filled
+    samples_per_second: float | None = None
+    round_trip_ms: float | None = None
+    ignored: str = ""  # why what it says does not count
+
+
+class BatchView(msgspec.Struct, frozen=True, kw_only=True):
+    """The swarm's batch, which all fill together."""
+
+    samples: float = 0.0
+    target: int = 0
+    mine: int = 0
+    samples_per_second: float = 0.0
+    seconds_to_step: float | None = None  # None: nobody computes, or nobody knows
+
+
+class ContributionView(msgspec.Struct, frozen=True, kw_only=True):
+    """What this peer gave in this session: samples in steps of the run that it was in."""
+
+    samples: int = 0
+    steps: int = 0
+    of_samples: float = 0.0  # of everybody, in those steps
+    lost_samples: int = 0  # computed, and in no step
+    samples_per_second: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        return self.samples / self.of_samples if self.of_samples else None
+
+
+class TrafficView(msgspec.Struct, frozen=True, kw_only=True):
+    """All of this node's, in this session, and in the last ten seconds."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    sent_bytes_per_second: float = 0.0
+    received_bytes_per_second: float = 0.0
+    upload_limit: float | None = None  # bytes per second
+    download_limit: float | None = None
+
+
+class TrainerView(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment. `doing` and `advice` say in words what the phase means and what to do about it
+    (empty where nothing is to be done)."""
+
+    run: str = ""
+    peer: str = ""
+    person: str = ""
+    phase: Phase = Phase.PREPARING
+    phase_seconds: float = 0.0
+    doing: str = ""
+    advice: str = ""
+    closed: tuple[str, ...] = ()  # why the gate is closed, in words
+    session_seconds: float = 0.0
+    epoch: int = 0
+    loss: float | None = None  # of this peer's own samples, smoothed
+    losses: tuple[float, ...] = ()  # one for each step of the run, the newest last
+    batch: BatchView = BatchView()
+    contribution: ContributionView = ContributionView()
+    peers: tuple[PeerView, ...] = ()
+    traffic: TrafficView = TrafficView()
+    device: str = ""
+    threads: int = 0
+    micro_batch: int = 0
+    memory_bytes: int | None = None
+    checkpoint: str = ""  # the newest that this peer keeps, if it keeps any
+    last_event: str = ""  # in words
+    last_event_at: float = 0.0  # seconds since 1970
