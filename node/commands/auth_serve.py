@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from node.commands.descriptor_limit import raise_descriptor_limit
     from node.commands.exit_codes import DONE
     from node.commands.interruption import run_until_signal
-    from node.commands.logs import log_to_stderr
+    from node.commands.log_output import log_to_stderr
 
     output = Output.of(arguments)
     log_to_stderr(debug=output.debug)

@@ -20,7 +20,7 @@ from node.access.membership import Membership, open_membership
 from node.access.one_shot import renew_if_over
 from node.commands.dht_view import show
 from node.commands.interruption import run_until_signal
-from node.commands.logs import log_to_stderr
+from node.commands.log_output import log_to_stderr
 from node.commands.output import Output
 from node.configuration import Configuration
 from node.control_client import a_node_answers

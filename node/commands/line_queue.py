@@ -22,7 +22,7 @@ from typing import Any
 
 import trio
 
-from node.commands.logs import for_people
+from node.commands.log_output import for_people
 from node.commands.output import Output, printable
 
 # A reader that pauses misses nothing for this many lines; one that never comes back costs 1 MB.

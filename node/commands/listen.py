@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from node.commands.exit_codes import DONE
     from node.commands.interruption import run_until_signal
     from node.commands.listening import listen
-    from node.commands.logs import log_to_stderr
+    from node.commands.log_output import log_to_stderr
 
     output = Output.of(arguments)
     log_to_stderr(debug=output.debug)

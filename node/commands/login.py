@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     invite = None if arguments.invite is None else read_invite(arguments.invite)
     code = read_code(arguments.code_file)
 
+    from node.commands.log_output import log_to_stderr
     from node.commands.logging_in import Wishes, log_in
-    from node.commands.logs import log_to_stderr
 
     log_to_stderr(debug=output.debug)
     wishes = Wishes(

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     member = membership_of(configuration, identity)
 
     from node.commands.interruption import run_until_signal
-    from node.commands.logs import log_to_stderr
+    from node.commands.log_output import log_to_stderr
     from node.commands.pinging import Pings, ping
 
     log_to_stderr(debug=output.debug)
