@@ -38,6 +38,7 @@ HEAVY_ROOMS = (
     "protocols.experts",
     "node.trainer",
     "node.training",
+    "node.run.building",
     # Processes of their own, which hold tensors; no command loads them
     "node.bench.averaging_peer",
     "node.bench.shaped_peer",

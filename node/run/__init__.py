@@ -1,0 +1,1 @@
+"""Runs: what an organiser defines, signs and invites to, and what a volunteer makes of it."""
