@@ -14,19 +14,18 @@ that begins at zero would never leave it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from models.errors import NotThisModel, WrongSettings
+from models.errors import WrongSettings
+from models.layerwise import Layerwise, check_rate
 from models.norms import norm_of
 
 
-class Lamb(Optimizer):
+class Lamb(Layerwise):
     """- `betas`, `eps`, `weight_decay`: as in the paper's algorithm; the decay is not in m and v.
     - `norm_bounds`: the `low` and `high` of phi; without bounds it is the norm itself.
     - `adapt`: False takes the ratio for one; `parameter_groups` sets it for biases and norms.
@@ -44,8 +43,7 @@ class Lamb(Optimizer):
         norm_bounds: tuple[float, float] = (0.0, math.inf),
         adapt: bool = True,
     ) -> None:
-        if not 0.0 <= lr < math.inf:
-            raise WrongSettings(f"A learning rate of {lr} is not one.")
+        check_rate(lr)
         if not all(0.0 <= beta < 1.0 for beta in betas):
             raise WrongSettings(f"The betas {betas} are not both at least 0 and below 1.")
         if not 0.0 < eps < math.inf or not 0.0 <= weight_decay < math.inf:
@@ -62,21 +60,7 @@ class Lamb(Optimizer):
         }
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_layer(parameter, parameter.grad, group)
-        return loss
-
     def _step_layer(self, x: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        if gradient.is_sparse:
-            raise NotThisModel("LAMB cannot step along sparse gradients.")
         state = self.state[x]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)

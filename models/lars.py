@@ -14,19 +14,18 @@ a schedule has lowered lets earlier steps run out at the rate they were made wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from models.errors import NotThisModel, WrongSettings
+from models.errors import WrongSettings
+from models.layerwise import Layerwise, check_rate
 from models.norms import norm_of
 
 
-class Lars(Optimizer):
+class Lars(Layerwise):
     """- `trust`: the paper's eta, how far a layer trusts its gradient: about the fraction of its
       norm by which a layer moves at a rate of one.
     - `adapt`: False takes the local rate for one; `parameter_groups` sets it for biases and norms.
@@ -44,8 +43,7 @@ class Lars(Optimizer):
         trust: float = 1e-3,
         adapt: bool = True,
     ) -> None:
-        if not 0.0 <= lr < math.inf:
-            raise WrongSettings(f"A learning rate of {lr} is not one.")
+        check_rate(lr)
         if not 0.0 <= momentum < 1.0:
             raise WrongSettings(f"A momentum of {momentum} is not at least 0 and below 1.")
         if not 0.0 <= weight_decay < math.inf or not 0.0 < trust < math.inf:
@@ -59,21 +57,7 @@ class Lars(Optimizer):
         }
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_layer(parameter, parameter.grad, group)
-        return loss
-
     def _step_layer(self, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        if gradient.is_sparse:
-            raise NotThisModel("LARS cannot step along sparse gradients.")
         state = self.state[w]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(w, memory_format=torch.preserve_format)
