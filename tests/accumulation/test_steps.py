@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,9 @@ from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.steps import Steps
 from protocols.errors import ProtocolMisuse
 
+SGD = partial(torch.optim.SGD, lr=1.0)
+SCALED: dict[str, Any] = {"max_norm": None, "codec": "none", "scales_loss": True, "buffers": {}}
+
 
 def two() -> tuple[nn.Parameter, nn.Parameter, Parameters]:
     first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
@@ -35,6 +39,15 @@ def two() -> tuple[nn.Parameter, nn.Parameter, Parameters]:
 
 def averaged(first: float, second: float, *tail: float) -> Tensor:
     return torch.tensor([first] * 3 + [second] * 2 + list(tail))
+
+
+def gradient_steps(own: Parameters, *, delayed: bool = False) -> GradientSteps:
+    """Plain SGD at a rate of one, with a loss that is scaled."""
+    return GradientSteps(own, SGD, None, delayed=delayed, **SCALED)
+
+
+def local_steps(own: Parameters) -> LocalSteps:
+    return LocalSteps(own, SGD, None, **SCALED)
 
 
 def test_the_factor_is_that_of_torch() -> None:
@@ -58,7 +71,7 @@ def test_the_user_has_its_own_gradients_back_after_a_step() -> None:
     first, second, own = two()
     mine = torch.full((3,), 7.0)
     first.grad = mine
-    inner = InnerStep(own, partial(torch.optim.SGD, lr=1.0), None, None)
+    inner = InnerStep(own, SGD, None, None)
     inner.apply(averaged(0.5, 0.25, 1.0, 1.0, 0.0))
     assert first.grad is mine
     assert second.grad is None
@@ -83,7 +96,7 @@ def test_a_parameter_that_nobody_used_is_left_alone_as_in_one_process() -> None:
 
 def test_what_overflowed_is_not_in_the_mean_that_is_stepped_with() -> None:
     first, _, own = two()
-    inner = InnerStep(own, partial(torch.optim.SGD, lr=1.0), None, None)
+    inner = InnerStep(own, SGD, None, None)
     stepped = inner.apply(averaged(0.3, 0.3, 0.75, 0.75, 0.25))
     assert stepped.overflowed == 0.25
     torch.testing.assert_close(first.detach(), torch.full((3,), 1.0 - 0.4))
@@ -93,7 +106,7 @@ def test_where_most_of_the_batch_overflowed_the_epoch_ends_without_a_step() -> N
     first, _, own = two()
     inner = InnerStep(
         own,
-        partial(torch.optim.SGD, lr=1.0),
+        SGD,
         lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
         None,
     )
@@ -126,16 +139,7 @@ def test_a_scale_that_cannot_be_is_refused(extra: dict[str, object]) -> None:
 
 def test_a_peer_whose_gradients_alone_overflow_holds_them_back_instead_of_the_scale() -> None:
     first, second, own = two()
-    steps = GradientSteps(
-        own,
-        partial(torch.optim.SGD, lr=1.0),
-        None,
-        delayed=False,
-        max_norm=None,
-        codec="none",
-        scales_loss=True,
-        buffers={},
-    )
+    steps = gradient_steps(own)
 
     def compute(value: float) -> str | None:
         first.grad, second.grad = torch.full((3,), value), torch.full((2,), value)
@@ -153,23 +157,7 @@ def test_a_peer_whose_gradients_alone_overflow_holds_them_back_instead_of_the_sc
 def test_what_overflows_at_the_smallest_scale_is_held_back_by_name(local: bool) -> None:
     """NaN looks like an overflow for as long as a smaller scale could help."""
     first, second, own = two()
-    factory = partial(torch.optim.SGD, lr=1.0)
-    steps: Steps
-    if local:
-        steps = LocalSteps(
-            own, factory, None, max_norm=None, codec="none", scales_loss=True, buffers={}
-        )
-    else:
-        steps = GradientSteps(
-            own,
-            factory,
-            None,
-            delayed=False,
-            max_norm=None,
-            codec="none",
-            scales_loss=True,
-            buffers={},
-        )
+    steps: Steps = local_steps(own) if local else gradient_steps(own)
     for _ in range(20):
         first.grad, second.grad = torch.full((3,), math.nan), torch.ones(2)
         found = steps.add(4)
@@ -185,16 +173,7 @@ def test_what_overflows_at_the_smallest_scale_is_held_back_by_name(local: bool) 
 def test_a_batch_is_divided_by_the_scale_it_was_computed_with() -> None:
     """Delayed, the step that changes the scale is made while the batch is being computed."""
     first, second, own = two()
-    steps = GradientSteps(
-        own,
-        partial(torch.optim.SGD, lr=1.0),
-        None,
-        delayed=True,
-        max_norm=None,
-        codec="none",
-        scales_loss=True,
-        buffers={},
-    )
+    steps = gradient_steps(own, delayed=True)
     factor = steps.loss_factor
     first.grad, second.grad = torch.full((3,), factor), torch.full((2,), factor)
     steps.apply(averaged(0.1, 0.1, 0.75, 0.75, 0.25))
