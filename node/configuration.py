@@ -33,13 +33,16 @@ _OTHER_VARIABLES = (
 
 @dataclass(frozen=True)
 class Origin:
-    """Who said it: `source` is flag, environment, file or default; `name` says which."""
+    """Who said it: `source` is flag, environment, file or default; `name` says which, and `line`
+    where in the file, if that could be found (0: it could not)."""
 
     source: str
     name: str = ""
+    line: int = 0
 
     def __str__(self) -> str:
-        return f"{self.source} {self.name}".strip()
+        line = f", line {self.line}" if self.line else ""
+        return f"{self.source} {self.name}".strip() + line
 
 
 DEFAULT = Origin("default")
@@ -119,7 +122,7 @@ def read_configuration(
     """
     environment = os.environ if environment is None else environment
     places = find_places(environment, home=home, config_file=config_file)
-    from_file, file_read = _read_file(places)
+    from_file, lines, file_read = _read_file(places)
     values: dict[str, Value] = {}
     origins: dict[str, Origin] = {}
     for setting in SETTINGS:
@@ -130,7 +133,8 @@ def read_configuration(
             values[key] = _from_variable(setting, environment[setting.variable])
             origins[key] = Origin("environment", setting.variable)
         elif key in from_file:
-            values[key], origins[key] = from_file[key], Origin("file", str(file_read))
+            values[key] = from_file[key]
+            origins[key] = Origin("file", str(file_read), lines[key])
         else:
             values[key], origins[key] = setting.default_in(places), DEFAULT
     return Configuration(places, values, origins, tuple(_warnings(environment)), file_read)
@@ -153,14 +157,15 @@ def _warnings(environment: Mapping[str, str]) -> Iterator[str]:
             yield f"The environment variable {name} is not one that potluck knows{hint}"
 
 
-def _read_file(places: Places) -> tuple[dict[str, Value], Path | None]:
+def _read_file(places: Places) -> tuple[dict[str, Value], dict[str, int], Path | None]:
+    """What the file says, on which line it says it, and which file that is."""
     path = places.config_file
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_CONFIG_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         if places.config_file_origin == "default":
-            return {}, None
+            return {}, {}, None
         raise WrongUse(
             f"There is no settings file {path}.", why=f"{places.config_file_origin} names it."
         ) from None
@@ -171,7 +176,9 @@ def _read_file(places: Places) -> tuple[dict[str, Value], Path | None]:
         ) from None
     if len(content) > LARGEST_CONFIG_BYTES:
         raise WrongUse(f"The settings file {path} is larger than a megabyte: that is not one.")
-    return dict(_settings_in(_parse_toml(path, content), path)), path
+    document = _parse_toml(path, content)
+    lines = {key: line_of(key, content.decode()) for key, _ in _flattened(document)}
+    return dict(_settings_in(document, path, lines)), lines, path
 
 
 def _parse_toml(path: Path, content: bytes) -> dict[str, Any]:
@@ -187,7 +194,30 @@ def _parse_toml(path: Path, content: bytes) -> dict[str, Any]:
         ) from None
 
 
-def _settings_in(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Value]]:
+def line_of(key: str, text: str) -> int:
+    """The line of a TOML text on which `key` (with its table) is said; 0 where that is not plain.
+
+    Python's parser tells no places. What is said in several lines, or inline, counts where it
+    begins; a text that only looks like it, inside a string of several lines, may mislead this.
+    """
+    table, _, name = key.rpartition(".")
+    current = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        said = line.strip().replace('"', "").replace("'", "")
+        if said.startswith("["):
+            current = said.split("]")[0].strip("[ \t")
+            continue
+        word = said.partition("=")[0].replace(" ", "").replace("\t", "")
+        if "=" in said and (word == key or (word == name and current == table)):
+            return number
+        if "=" in said and word == table and not current:
+            return number
+    return 0
+
+
+def _settings_in(
+    document: Mapping[str, Any], path: Path, lines: Mapping[str, int]
+) -> Iterator[tuple[str, Value]]:
     for key, value in _flattened(document):
         setting = BY_KEY.get(key)
         if setting is None:
@@ -195,7 +225,8 @@ def _settings_in(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str,
         try:
             yield key, value_from_toml(setting, value)
         except WrongUse as error:
-            why = f"The file {path} says so. {error.why}".strip()
+            where = f" on line {lines[key]}" if lines[key] else ""
+            why = f"The file {path} says so{where}. {error.why}".strip()
             raise WrongUse(error.what, why=why, advice=error.advice) from None
 
 

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.caps.devices import AUTO, device_as_written, threads_as_written
+from node.caps.timetable import ALWAYS, parse_timetable
+from node.caps.units import NONE, Measure, as_written
 from node.peer_address import (
     check_announce_address,
     check_listen_address,
@@ -20,7 +23,7 @@ from node.peer_address import (
 from node.places import Places
 from node.wrong_use import WrongUse
 
-Value = tuple[str, ...] | Path | float | int | bool
+Value = tuple[str, ...] | Path | float | int | bool | str
 
 
 class Kind(enum.Enum):
@@ -33,9 +36,25 @@ class Kind(enum.Enum):
     SECONDS = "a number of seconds above zero"
     COUNT = "a whole number above zero"
     SWITCH = "true or false"
+    DEVICE = "auto, cpu, cuda, cuda:1 or mps"
+    THREADS = "a number of threads, or auto"
+    RATE = Measure.RATE.value
+    SIZE = Measure.SIZE.value
+    QUOTA = Measure.QUOTA.value
+    SCHEDULE = 'times such as "22:00-07:00", or always'
 
 
 LISTS = (Kind.LISTEN_ADDRESSES, Kind.ANNOUNCE_ADDRESSES, Kind.PEER_ADDRESSES)
+
+# Kept as they are written, and so shown as their owner knows them; node/caps reads the amounts
+_AS_WRITTEN: dict[Kind, Callable[[str], str]] = {
+    Kind.DEVICE: device_as_written,
+    Kind.THREADS: threads_as_written,
+    Kind.RATE: lambda text: as_written(text, Measure.RATE),
+    Kind.SIZE: lambda text: as_written(text, Measure.SIZE),
+    Kind.QUOTA: lambda text: as_written(text, Measure.QUOTA),
+    Kind.SCHEDULE: lambda text: parse_timetable(text).text,
+}
 
 _SWITCH_WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -121,6 +140,54 @@ SETTINGS: tuple[Setting, ...] = (
         "how often the peers known, and slots, are written to disk: what a crash may cost",
         30.0,
     ),
+    Setting(
+        "limits.device",
+        Kind.DEVICE,
+        "what trains: auto (the fastest there is), cpu, cuda, cuda:1, mps",
+        AUTO,
+    ),
+    Setting(
+        "limits.threads",
+        Kind.THREADS,
+        "how many threads compute; auto is as many as torch thinks good",
+        AUTO,
+    ),
+    Setting(
+        "limits.max_memory",
+        Kind.SIZE,
+        "the most memory that this process may hold, such as 8GB",
+        NONE,
+    ),
+    Setting(
+        "limits.upload_limit",
+        Kind.RATE,
+        "the most that is sent, over all connections, such as 2MB/s or 16Mbit/s",
+        NONE,
+    ),
+    Setting(
+        "limits.download_limit",
+        Kind.RATE,
+        "the most that is received, over all connections, such as 2MB/s or 16Mbit/s",
+        NONE,
+    ),
+    Setting(
+        "limits.quota",
+        Kind.QUOTA,
+        "the most that is sent and received in a calendar month, such as 200GB/month",
+        NONE,
+    ),
+    Setting(
+        "limits.schedule",
+        Kind.SCHEDULE,
+        'when to train, such as "22:00-07:00" or "Mon-Fri 22:00-07:00, weekends 00:00-24:00"',
+        ALWAYS,
+    ),
+    Setting(
+        "limits.when_idle",
+        Kind.SWITCH,
+        "train only while nobody else needs this machine",
+        False,
+    ),
 )
 
 BY_KEY: dict[str, Setting] = {setting.key: setting for setting in SETTINGS}
@@ -147,6 +214,8 @@ def value_from_text(setting: Setting, text: str) -> Value:
             if text.strip().lower() not in _SWITCH_WORDS:
                 raise _not(setting, text)
             return _SWITCH_WORDS[text.strip().lower()]
+        case _:
+            return _amount(setting, text)
 
 
 def value_from_toml(setting: Setting, value: object) -> Value:
@@ -167,6 +236,11 @@ def value_from_toml(setting: Setting, value: object) -> Value:
                 return _count(setting, value)
         case Kind.SWITCH, bool():
             return value
+        case kind, str() if kind in _AS_WRITTEN:
+            return _amount(setting, value)
+        case Kind.THREADS, int():
+            if not isinstance(value, bool):
+                return _amount(setting, str(value))
         case _:
             pass
     raise _not(setting, value)
@@ -206,6 +280,15 @@ def _count(setting: Setting, value: int) -> int:
     if value <= 0:
         raise _not(setting, value)
     return value
+
+
+def _amount(setting: Setting, text: str) -> str:
+    try:
+        return _AS_WRITTEN[setting.kind](text)
+    except WrongUse as error:
+        raise WrongUse(
+            f"{setting.key} cannot be {text!r}. {error.what}", why=error.why, advice=error.advice
+        ) from None
 
 
 def _not(setting: Setting, value: object) -> WrongUse:

@@ -24,6 +24,12 @@ _METAVARS = {
     Kind.FILE: "FILE",
     Kind.SECONDS: "SECONDS",
     Kind.COUNT: "COUNT",
+    Kind.DEVICE: "DEVICE",
+    Kind.THREADS: "COUNT",
+    Kind.RATE: "RATE",
+    Kind.SIZE: "SIZE",
+    Kind.QUOTA: "AMOUNT",
+    Kind.SCHEDULE: "TIMES",
 }
 
 

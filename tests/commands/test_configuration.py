@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.configuration import Configuration, Origin, read_configuration
+from node.configuration import Configuration, Origin, line_of, read_configuration
 from node.settings import SETTINGS, Kind, Value, plain, value_from_text, value_from_toml
 from node.wrong_use import WrongUse
 from tests.commands.console import objects, potluck
@@ -48,7 +48,7 @@ def test_the_nearer_voice_wins_and_is_remembered(tmp_path: Path) -> None:
     assert from_file.dial_seconds == 1.0
     assert from_variable.dial_seconds == 2.0
     assert from_flag.dial_seconds == 3.0
-    assert from_file.origins[KEY] == Origin("file", str(tmp_path / "potluck.toml"))
+    assert from_file.origins[KEY] == Origin("file", str(tmp_path / "potluck.toml"), 2)
     assert from_variable.origins[KEY] == Origin("environment", VARIABLE)
     assert from_flag.origins[KEY] == Origin("flag")
 
@@ -104,6 +104,28 @@ def test_a_value_that_cannot_be_right_is_an_error_that_names_the_file(
 ) -> None:
     with pytest.raises(WrongUse, match=r"potluck\.toml says so"):
         configured(tmp_path, file=line)
+
+
+def test_a_wrong_value_is_named_with_its_line(tmp_path: Path) -> None:
+    file = "[dht]\nclient = true\n\n[limits]\n# mine\nupload_limit = '2mb/s'"
+    with pytest.raises(WrongUse, match="line 6") as caught:
+        configured(tmp_path, file=file)
+    assert "limits.upload_limit cannot be '2mb/s'" in str(caught.value)
+    assert "Did you mean 2MB/s (bytes) or 2Mbit/s (bits)?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("x = 1\n[limits]\n'quota' = 'none'", 3),
+        ("\nlimits = { quota = 'none' }\n", 2),
+        ("[other]\nquota = 1\n[ limits ] # here\n  quota=2", 4),
+        ("# limits.quota = 1\nlimits . quota = 2", 2),
+        ("[limits]\nthreads = 2", 0),
+    ],
+)
+def test_the_line_of_a_setting_is_found_however_it_is_written(text: str, line: int) -> None:
+    assert line_of("limits.quota", text) == line
 
 
 def test_a_wrong_variable_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -172,6 +194,14 @@ _values: dict[Kind, st.SearchStrategy[Value]] = {
         ),
         unique=True,
     ).map(tuple),
+    Kind.DEVICE: st.sampled_from(["auto", "cpu", "cuda", "cuda:1", "mps"]),
+    Kind.THREADS: st.one_of(st.just("auto"), st.integers(1, 1024).map(str)),
+    Kind.RATE: st.sampled_from(["none", "2MB/s", "1.5Mbit/s", "64KiB/s"]),
+    Kind.SIZE: st.sampled_from(["none", "8GB", "1.5GiB"]),
+    Kind.QUOTA: st.sampled_from(["none", "200GB/month", "0.25TB/month"]),
+    Kind.SCHEDULE: st.sampled_from(
+        ["always", "22:00-07:00", "Mon-Fri 22:00-07:00, weekends 00:00-24:00"]
+    ),
 }
 
 
@@ -200,7 +230,7 @@ def test_config_show_says_where_each_value_came_from(tmp_path: Path) -> None:
     words = ("config", "show", "--origin")
     shown = potluck(*words, home=tmp_path, POTLUCK_NETWORK_DIAL_SECONDS="3").stdout
     assert "dial_seconds = 3.0  # environment POTLUCK_NETWORK_DIAL_SECONDS" in shown
-    assert f"inbound_connections = 7  # file {tmp_path}/potluck.toml" in shown
+    assert f"inbound_connections = 7  # file {tmp_path}/potluck.toml, line 2" in shown
     assert "announce = []  # default" in shown
 
 
