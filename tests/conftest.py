@@ -4,8 +4,10 @@ A shell without job control starts its background commands with SIGINT ignored, 
 ignores a signal hands that on to all its children. The tests of Ctrl-C would then wait for
 programs that rightly take no notice of it.
 
-scripts/test --fast takes the profile `fast` of hypothesis: fewer examples of each property, where a
-test does not say how many. All others take hypothesis's own, a hundred.
+How hypothesis looks for examples is a profile, and scripts/test names it. `default` is the same
+examples each time, so that nobody's change fails by what another's left undetected; `fast` is fewer
+of them, where a test does not say how many; `soak` is other ones each time. How long an example
+takes is the machine's affair: no profile has a limit for it.
 
 What was imported until the tests begin is no garbage, and is exempt from looking for it.
 """
@@ -15,11 +17,14 @@ from __future__ import annotations
 import gc
 import signal
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 FAST_EXAMPLES = 25
 
-settings.register_profile("fast", max_examples=FAST_EXAMPLES)
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", _PATIENT, derandomize=True)
+settings.register_profile("fast", _PATIENT, derandomize=True, max_examples=FAST_EXAMPLES)
+settings.register_profile("soak", _PATIENT, derandomize=False)
 
 
 def pytest_collection_finish() -> None:

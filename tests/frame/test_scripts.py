@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.frame.checkout import ROOT, Checkout
+from tests.waiting import PATIENCE_SECONDS
 
 OVERHEAD_SECONDS = 0.5
 
@@ -153,7 +155,7 @@ def test_several_first_calls_at_once_make_it_once(checkout: Checkout) -> None:
         for _ in range(4)
     ]
     for call in calls:
-        out, _ = call.communicate(timeout=60)
+        out, _ = call.communicate(timeout=PATIENCE_SECONDS)
         assert (call.returncode, out) == (0, "potluck ran: id\n")
     assert checkout.asked_of_pip().count("venv") == 1
 
@@ -174,7 +176,7 @@ def test_the_lock_of_a_killed_call_holds_nobody_up(checkout: Checkout) -> None:
     assert "making" in call.stderr.readline()
     pretended = int(call.stderr.readline())  # the sleeping one: it holds the lock as well
     subprocess.run(["kill", "-9", str(call.pid), str(pretended)], check=True)
-    call.communicate(timeout=10)
+    call.communicate(timeout=PATIENCE_SECONDS)
     checkout.python.write_text(usual)
     began = time.perf_counter()
     assert checkout.run("scripts/environment", "run").returncode == 0
@@ -294,7 +296,7 @@ def tools(made: Checkout) -> Checkout:
     [
         ([], "-m not soak --hypothesis-profile=default"),
         (["--fast"], "-m not slow and not soak --hypothesis-profile=fast"),
-        (["--soak"], "-m  --hypothesis-profile=default"),
+        (["--soak"], "-m  --hypothesis-profile=soak"),
         (
             ["--fast", "tests/frame", "-k", "link"],
             "-m not slow and not soak --hypothesis-profile=fast tests/frame -k link",
@@ -314,6 +316,14 @@ def test_each_size_runs_every_check_and_its_tests(
         "mypy --no-error-summary",
         f"-m pytest {pytest_words}",
     ]
+
+
+@pytest.mark.parametrize(("profile", "same"), [("default", True), ("fast", True), ("soak", False)])
+def test_no_property_fails_because_the_machine_is_busy(profile: str, same: bool) -> None:
+    chosen = settings.get_profile(profile)
+    assert chosen.deadline is None
+    assert chosen.suppress_health_check == (HealthCheck.too_slow,)
+    assert chosen.derandomize is same
 
 
 @pytest.mark.slow
