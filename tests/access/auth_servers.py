@@ -24,9 +24,9 @@ from node.moderating import perform
 from tests.access.https_servers import Certificate, make_certificate
 from tests.commands.console import environment
 from tests.processes.children import die_with_parent
+from tests.waiting import PATIENCE_SECONDS
 
 RUN = "albert"
-START_SECONDS = 30.0
 ACTOR = "local:test"
 
 
@@ -89,7 +89,7 @@ class AuthServerProcess:
         """End it by this signal, if it runs."""
         if self.process is not None:
             self.process.send_signal(number)
-            self.process.wait(timeout=START_SECONDS)
+            self.process.wait(timeout=PATIENCE_SECONDS)
             assert self.process.stdout is not None
             self.process.stdout.close()
             self.process = None

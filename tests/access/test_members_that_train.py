@@ -21,10 +21,9 @@ from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from tests.access.impostor import RUN, Impostor, running_impostor
 from tests.access.members import log_in, running_node
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 STEPS: Final = 2
-PATIENCE_SECONDS: Final = 40.0
 
 
 def settings(run: str = RUN) -> CollaborationSettings:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.access.auth_servers import AuthServerProcess, running_auth_server
 from tests.commands.console import RunningCommand, objects, potluck, running_node
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow  # every one of them is a process of its own
 
@@ -34,7 +35,7 @@ def membership(home: Path) -> dict[str, Any]:
     return known
 
 
-def eventually(condition: Callable[[], bool], within_seconds: float = 40.0) -> None:
+def eventually(condition: Callable[[], bool], within_seconds: float = PATIENCE_SECONDS) -> None:
     deadline = time.monotonic() + within_seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -145,7 +146,7 @@ def test_who_is_revoked_is_out_and_is_told_why(tmp_path: Path) -> None:
     ):
         server.act("revoke", target="code:bob", reason="left the team")
         bob = commands["bob"].process
-        assert bob.wait(timeout=60) == 3
+        assert bob.wait(timeout=PATIENCE_SECONDS) == 3
         assert bob.stdout is not None
         error = objects(bob.stdout.read().decode())[-1]["error"]
         assert "no longer let into albert" in error["what"]
@@ -172,6 +173,6 @@ def test_a_revocation_reaches_the_swarm_while_the_server_is_down(tmp_path: Path)
         server.stop()
         revoked = potluck("auth", "revoke", "code:bob", "--json", home=tmp_path / "server")
         assert revoked.returncode == 0, revoked.stderr + revoked.stdout
-        assert commands["bob"].process.wait(timeout=60) == 3
+        assert commands["bob"].process.wait(timeout=PATIENCE_SECONDS) == 3
         for name in ("alice", "carol"):
             eventually(lambda name=name: membership(tmp_path / name)["revocations"] > 0)

@@ -22,13 +22,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.leaving import Leaving
+from tests.waiting import PATIENCE_SECONDS
 
 CHECKOUT = Path(__file__).parents[2]
 SCRIPT = Path(sys.executable).with_name("potluck")
 COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "node"]
-
-# Far longer than anything takes: a machine under test may be busy with much else.
-PATIENCE_SECONDS = 30.0
 
 Completed = subprocess.CompletedProcess[str]
 

@@ -48,8 +48,7 @@ from protocols.errors import (
     ProtocolMisuse,
     Refused,
 )
-
-PATIENCE_SECONDS = 20.0
+from tests.waiting import PATIENCE_SECONDS
 
 
 async def echo(arguments: Mapping[str, Any], answer: Answering) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from tests.commands.console import (
     LOOPBACK,
-    PATIENCE_SECONDS,
     files_of_a_running_node,
     objects,
     potluck,
@@ -22,6 +21,7 @@ from tests.commands.console import (
     running_node,
 )
 from tests.leaving import LEAVE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from node.simulated_network import SimulatedNetwork, SimulatedWorld
 from node.simulation.determinism import deterministic_scheduling
 from protocols.identity import Identity
 from protocols.network import Network, Stream
+from tests.waiting import PATIENCE_SECONDS
 
 PROTOCOL: Final = "/potluck/contract/1.0.0"
 
@@ -30,8 +31,6 @@ PROTOCOL: Final = "/potluck/contract/1.0.0"
 MOST_SENT_BYTES: Final = 256 << 20
 PIECE_BYTES: Final = 65_536
 
-# A test that hangs is a failure; loopback needs milliseconds, two busy cores a few seconds.
-REAL_SECONDS: Final = 30.0
 VIRTUAL_SECONDS: Final = 3600.0
 
 
@@ -161,7 +160,7 @@ def on_both(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         simulated = kind == "simulated"
 
         async def main() -> None:
-            with trio.fail_after(VIRTUAL_SECONDS if simulated else REAL_SECONDS):
+            with trio.fail_after(VIRTUAL_SECONDS if simulated else PATIENCE_SECONDS):
                 async with _simulated() if simulated else _loopback() as place:
                     await test(place, **fixtures)
 

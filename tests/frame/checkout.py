@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.waiting import PATIENCE_SECONDS
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 # $JOURNAL and $FAILING come from the environment; a line of $FAILING is a word that makes pip fail.
@@ -88,7 +90,7 @@ class Checkout:
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
             check=False,
         )
 

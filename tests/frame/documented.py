@@ -25,11 +25,10 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.waiting import PATIENCE_SECONDS
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-COMMAND_SECONDS = 60.0
-START_SECONDS = 30.0
-END_SECONDS = 10.0
 
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
@@ -78,7 +77,7 @@ class Sitting:
     def __exit__(self, *_: object) -> None:
         failures = [self._stop(line, process) for line, process in reversed(self._running)]
         for reader in self._readers:
-            reader.join(END_SECONDS)
+            reader.join(PATIENCE_SECONDS)
         failed = [failure for failure in failures if failure]
         if failed:
             raise DocumentedCommandFailed("\n".join([*failed, *self._heard]))
@@ -120,7 +119,7 @@ class Sitting:
             env=self._environment(),
             capture_output=True,
             text=True,
-            timeout=COMMAND_SECONDS,
+            timeout=PATIENCE_SECONDS,
             stdin=subprocess.DEVNULL,
             check=False,
         )
@@ -161,14 +160,14 @@ class Sitting:
         reader = threading.Thread(target=read)
         reader.start()
         self._readers.append(reader)
-        if not spoke.wait(START_SECONDS) or process.poll() is not None:
+        if not spoke.wait(PATIENCE_SECONDS) or process.poll() is not None:
             raise DocumentedCommandFailed(f"it does not keep running: {line}")
 
     def _stop(self, line: str, process: subprocess.Popen[str]) -> str | None:
         """Press Ctrl-C. What is wrong with how it ended, if anything."""
         process.send_signal(signal.SIGINT)
         try:
-            code = process.wait(END_SECONDS)
+            code = process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

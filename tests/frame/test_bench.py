@@ -14,8 +14,7 @@ from node.bench.figures import AUTH_NAMES, FIGURES, NAMES, Samples
 from node.bench.pouring import BLOCK_CHUNKS, CHUNK_BYTES, make_block
 from node.bench.processes import BenchFailed, introduce, open_peer, open_process
 from node.bench.transport import MEASUREMENTS, Effort, measure_transport
-
-PATIENCE_SECONDS = 60.0
+from tests.waiting import PATIENCE_SECONDS
 
 
 def test_every_figure_is_measured_by_exactly_one_measurement() -> None:
@@ -48,7 +47,9 @@ def test_a_figure_that_does_not_exist_is_wrong_use() -> None:
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "node", "bench", "transport", "--json", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import trio
 
 from node.bench.dht import DhtEffort, SwarmNode
 from node.bench.processes import open_process
+from tests.waiting import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 60.0
 FIGURES = (
     "store_ms_p50",
     "get_ms_p50",
@@ -27,7 +27,9 @@ FIGURES = (
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "node", "bench", "dht", "--json", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
 
 
 @pytest.mark.parametrize(("nodes", "processes"), [(2, 2), (16, 16), (17, 3), (64, 8), (65, 9)])

@@ -15,8 +15,6 @@ from protocols.identity import Identity
 from protocols.network import Stream
 
 LOOPBACK = Libp2pSettings(listen_addresses=("/ip4/127.0.0.1/tcp/0",))
-# Nothing here needs more than a fraction of a second; a busy machine may need more.
-PATIENCE_SECONDS = 20
 
 
 @asynccontextmanager

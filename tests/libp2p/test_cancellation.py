@@ -14,13 +14,12 @@ from protocols.errors import Unreachable
 from protocols.identity import Identity
 from tests.libp2p.nodes import (
     LOOPBACK,
-    PATIENCE_SECONDS,
     echo,
     networks,
     open_descriptors,
     running_tasks,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 ECHO = "/potluck/echo/1.0.0"
 NEAR, FAR = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)

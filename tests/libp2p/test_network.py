@@ -28,7 +28,6 @@ from protocols.identity import Identity
 from protocols.network import Reach, Stream
 from tests.libp2p.nodes import (
     LOOPBACK,
-    PATIENCE_SECONDS,
     closed_port,
     echo,
     networks,
@@ -36,7 +35,7 @@ from tests.libp2p.nodes import (
     read_to_end,
     running_tasks,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 ECHO = "/potluck/echo/1.0.0"
 SOMEBODY = Identity.from_seed(bytes(32)).peer_id

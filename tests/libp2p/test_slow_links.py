@@ -16,8 +16,8 @@ from node.transport import YamuxSettings
 from protocols.errors import Unreachable
 from protocols.identity import Identity
 from protocols.network import Stream
-from tests.libp2p.nodes import LOOPBACK, PATIENCE_SECONDS, echo
-from tests.waiting import until
+from tests.libp2p.nodes import LOOPBACK, echo
+from tests.waiting import PATIENCE_SECONDS, until
 
 ECHO = "/potluck/echo/1.0.0"
 ROUND_TRIP_SECONDS = 0.2

@@ -18,14 +18,13 @@ from protocols.identity import Identity
 from protocols.network import Stream
 from tests.libp2p.nodes import (
     LOOPBACK,
-    PATIENCE_SECONDS,
     echo,
     networks,
     open_descriptors,
     read_to_end,
     running_tasks,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 ECHO = "/potluck/echo/1.0.0"
 HURRIED = replace(LOOPBACK, handshake_seconds=0.3, negotiation_seconds=0.3)

@@ -11,8 +11,8 @@ from node.bench.link import LinkConditions
 from node.bench.link_proxy import open_link_proxy
 from node.libp2p_network import Libp2pNetwork, open_libp2p_network
 from protocols.identity import Identity
-from tests.libp2p.nodes import LOOPBACK, PATIENCE_SECONDS, echo, networks
-from tests.waiting import until
+from tests.libp2p.nodes import LOOPBACK, echo, networks
+from tests.waiting import PATIENCE_SECONDS, until
 
 ECHO = "/potluck/echo/1.0.0"
 IMPATIENT = replace(LOOPBACK, sign_of_life_seconds=0.3, surplus_idle_seconds=0.1)

@@ -31,12 +31,12 @@ from typing import Final
 import trio
 
 from protocols.identity import Identity, PeerId
+from tests.waiting import PATIENCE_SECONDS
 
 _SET_PARENT_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of prctl(2)
 _C_LIBRARY: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
-# Importing the library takes most of a second, and a test machine may be running much else
-START_SECONDS: Final = 30.0
+START_SECONDS: Final = PATIENCE_SECONDS
 
 
 def die_with_parent() -> None:

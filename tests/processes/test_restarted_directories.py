@@ -19,10 +19,9 @@ import trio
 from node.control_client import ask_once
 from tests.processes.children import START_SECONDS, PeerProcess
 from tests.processes.commands import running_command
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 # Joining takes a tenth of a second; the machine may be busy with other tests.
-PATIENCE_SECONDS: Final = 30.0
 LOOPBACK: Final = "/ip4/127.0.0.1/tcp/{port}"
 
 

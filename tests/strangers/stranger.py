@@ -22,8 +22,10 @@ from typing import Final
 
 import trio
 
+from tests.waiting import PATIENCE_SECONDS
+
 # One command, with a whole connection attempt inside it. Everything is on loopback.
-COMMAND_SECONDS: Final = 20.0
+COMMAND_SECONDS: Final = PATIENCE_SECONDS
 
 StreamHandler = Callable[[trio.SocketStream], Awaitable[None]]
 

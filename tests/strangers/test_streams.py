@@ -34,7 +34,7 @@ from tests.strangers.conversations import (
 )
 from tests.strangers.sides import Who, linked
 from tests.strangers.stranger import Stranger
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 MEBIBYTE = 1 << 20
 # Past every window that either side starts with (256 KiB) and grows to (16 MiB)
@@ -47,8 +47,6 @@ STREAMS_IN_TURN = 300
 AHEAD_LIMIT = 48 * MEBIBYTE
 STOPPED_TRANSFER = 128 * MEBIBYTE
 STEP = MEBIBYTE // 16
-
-PATIENCE_SECONDS = 30.0
 
 
 async def test_a_mebibyte_comes_back_as_it_went(
