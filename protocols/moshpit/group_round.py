@@ -26,6 +26,7 @@ from protocols.moshpit.group import Group, Late, NobodyElse, Search
 from protocols.moshpit.group_keys import group_key
 from protocols.moshpit.layout import Layout
 from protocols.moshpit.matchmaking import Matchmaker
+from protocols.moshpit.result_cut import ResultCut
 from protocols.moshpit.roster import LARGEST_RATE, Offer
 from protocols.moshpit.round import Buffers, Course, Finished, Shell, Task, run_round
 from protocols.moshpit.round_messages import SHOW, Show, UnknownRound
@@ -54,14 +55,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Step:
-    """How a round ended. The digest, and the weight of all who are in the result, are there when
-    it was committed. `begun_without`: the members of a group that has started without us."""
+    """How a round ended. The digest, the weight of all who are in the result, and how that was cut
+    are there when it was committed. `begun_without`: the members of a group that has started
+    without us."""
 
     statistics: RoundStatistics
     group: Group | None = None
     digest: bytes = b""
     total_weight: float = 0.0
     begun_without: tuple[PeerId, ...] = ()
+    cut: ResultCut | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -186,7 +189,7 @@ def _step(group: Group, finished: Finished, began: float, found: float) -> Step:
         bytes_received=course.bytes_received,
     )
     total = float(sum(entries[member].weight for member in members))
-    return Step(statistics, group, digest, total)
+    return Step(statistics, group, digest, total, cut=finished.cut)
 
 
 def _excluded(group: Group, members: tuple[int, ...], finished: Finished) -> tuple[Excluded, ...]:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from protocols.identity import PeerId
+from protocols.moshpit.result_cut import ResultCut
 from protocols.moshpit.round_statistics import Excluded, RoundStatistics
 
 
@@ -38,6 +39,8 @@ class Committed:
     both of the last round that was committed; `digest` is of the encoded result of that round,
     equal at all its members. `weight` is the weight that stands behind the result: the sum over
     the last round, where each member brought the total of its round before divided by its members.
+    `cut`: how the result was cut, by which others can check it against the digest; None where
+    there was more than one round, for then it was not made by one group alone.
     """
 
     result: Tensor
@@ -46,6 +49,7 @@ class Committed:
     digest: bytes
     weight: float
     rounds: tuple[RoundStatistics, ...]
+    cut: ResultCut | None = None
 
 
 @dataclass(frozen=True, eq=False)

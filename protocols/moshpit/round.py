@@ -41,6 +41,7 @@ from protocols.moshpit.group import Group
 from protocols.moshpit.layout import Layout
 from protocols.moshpit.outbox import Outbox
 from protocols.moshpit.pulse import Pulse
+from protocols.moshpit.result_cut import ResultCut, result_cut
 from protocols.moshpit.roster import Entry
 from protocols.moshpit.round_messages import NotInThisRound
 from protocols.moshpit.round_plan import RoundPlan
@@ -48,6 +49,7 @@ from protocols.moshpit.round_statistics import Failure
 from protocols.moshpit.statements import counts
 from protocols.moshpit.switchboard import Switchboard
 from protocols.moshpit.verdicts import (
+    Commit,
     Decided,
     Effect,
     Send,
@@ -114,11 +116,13 @@ class Course:
 
 @dataclass(frozen=True)
 class Finished:
-    """A round that is over for this peer. `excluded`: why members are not in the last attempt."""
+    """A round that is over for this peer. `excluded`: why members are not in the last attempt.
+    `cut`: how the result was cut that was committed."""
 
     verdict: Verdict
     excluded: dict[int, Suspicion]
     course: Course
+    cut: ResultCut | None = None
 
 
 async def run_round(shell: Shell, task: Task, buffers: Buffers) -> Finished:
@@ -154,6 +158,7 @@ class Round:
         self._deadline = trio.current_time() + task.timing.round_seconds
         self._course = Course()
         self._exchanges: dict[Ballot, trio.CancelScope] = {}
+        self._cut: ResultCut | None = None  # of the last exchange that brought a result
         self._one_exchange = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._buffers: Buffers | None = None
@@ -168,7 +173,8 @@ class Round:
         finally:
             self._buffers = None  # the round is remembered for longer than its values
         assert self._verdict is not None
-        return Finished(self._verdict, dict(self._agreement.excluded), self._course)
+        cut = self._cut if isinstance(self._verdict, Commit) else None
+        return Finished(self._verdict, dict(self._agreement.excluded), self._course, cut)
 
     async def _run(self) -> None:
         with self._shell.network.link_events() as events:
@@ -276,6 +282,7 @@ class Round:
             self._agreement.exchange_failed(start.ballot, error.suspicions, trio.current_time())
         else:
             self._measure(report)
+            self._cut = result_cut(start.members, start.cuts, self._task.chunk_bytes)
             self._agreement.exchange_done(
                 start.ballot,
                 report.result_digest,

@@ -93,6 +93,7 @@ class Walk:
                 digest=self._committed.digest,
                 weight=self._committed.total_weight,
                 rounds=rounds,
+                cut=self._committed.cut if len(rounds) == 1 else None,
             )
         if step is None:
             raise ProtocolMisuse("An averaging has at least one round.")

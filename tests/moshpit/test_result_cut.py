@@ -1,0 +1,82 @@
+"""What was committed can be shown to a peer that was not there, who needs to believe nobody."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import trio
+
+from node.simulated_network import SimulatedWorld, run_simulation
+from protocols.moshpit.layout import CodecName, Layout, Segment
+from protocols.moshpit.outcome import Committed
+from protocols.moshpit.result_cut import PartCut, PartHash, ResultCut, digest_of_parts
+from protocols.moshpit.vector import Vector
+from protocols.tensors import encode_into
+from tests.dht.members import SETTINGS as WORLD
+from tests.moshpit.averagers import SETTINGS, averagers
+
+VALUES = 5_000  # not a whole number of blocks
+
+
+def digest_of(result: torch.Tensor, layout: Layout, cut: ResultCut) -> bytes:
+    """Of decoded values, encoded again."""
+    digests = {}
+    for part in cut.parts:
+        digest = PartHash()
+        for chunk in part.chunks(layout, cut.chunk_bytes):
+            encoded = bytearray(chunk.encoded_bytes)
+            encode_into(result[chunk.start : chunk.stop], chunk.codec, encoded, name="w")
+            digest.add(memoryview(encoded))
+        digests[part.reducer] = digest.digest
+    return digest_of_parts(digests)
+
+
+@pytest.mark.parametrize("codec", ["none", "float64", "float16", "bfloat16", "blockwise-int8"])
+def test_decoded_values_have_the_digest_that_the_group_has_decided_on(codec: CodecName) -> None:
+    dtype = torch.float64 if codec == "float64" else torch.float32
+    settings = dataclasses.replace(SETTINGS, chunk_bytes=4 << 10)
+
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 3, settings=settings)
+        events = []
+        for number, one in enumerate(peers):
+            seed = torch.Generator().manual_seed(number)
+            own = {"w": torch.randn(VALUES, generator=seed, dtype=dtype), "b": torch.zeros(7)}
+            own["b"] = own["b"].to(dtype)
+            events.append(one.begin(Vector.of(own, codec=codec), weight=1.0, expected=3))
+        with trio.fail_after(60.0):
+            for event in events:
+                await event.wait()
+        layout = Layout((Segment("w", VALUES, codec), Segment("b", 7, codec)))
+        for ended in (one.ended[0] for one in peers):
+            outcome, result = ended.outcome, ended.result
+            assert isinstance(outcome, Committed)
+            assert result is not None
+            assert outcome.cut is not None
+            assert outcome.cut.covers(layout)
+            assert len(outcome.cut.parts) == 3
+            assert digest_of(result, layout, outcome.cut) == outcome.digest
+            result[0] += 1.0
+            assert digest_of(result, layout, outcome.cut) != outcome.digest
+
+    run_simulation(scenario, seed=0, settings=WORLD)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (),
+        ((0, 0, 9),),
+        ((0, 1, 10),),
+        ((0, 0, 5), (1, 6, 10)),
+        ((0, 0, 5), (0, 5, 10)),
+        ((1, 0, 5), (0, 5, 10)),
+        ((0, 0, 5), (1, 5, 5), (2, 5, 10)),
+    ],
+    ids=["none", "short", "late", "gap", "twice", "order", "empty"],
+)
+def test_a_cut_that_is_not_of_the_vector_is_seen(parts: tuple[tuple[int, int, int], ...]) -> None:
+    cut = ResultCut(tuple(PartCut(*one) for one in parts), 4096)
+    assert not cut.covers(Layout((Segment("w", 10),)))
