@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from protocols.accumulation.bridge import Bridge, Entry, FetchWanted
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import CaughtUp, FellBehind, FetchingFailed
-from protocols.accumulation.lifecycle import Mode, Phase
+from protocols.accumulation.life import Mode, Phase
 from protocols.accumulation.lifecycle_events import (
     Average,
     Effect,
@@ -116,6 +118,35 @@ class Driver:
         self._do_what_is_left()
         self._rounds.join()
         self.standing.take_over()
+
+    def see_out(self, seconds: float) -> bool:
+        """Bring what was accumulated to the round that ends the epoch, without computing, if that
+        begins within so many seconds; whether nothing is left that could be brought."""
+        until = time.monotonic() + seconds
+        self.finish()
+        self.go_on()
+        while self.standing.life.samples:
+            left = until - time.monotonic()
+            due_in = self._bridge.estimate.due_in_seconds_with(self.standing.life.samples)
+            if left <= 0.0 or due_in > left:
+                return False
+            self.wait_for_news(max(min(due_in, left), SHORTEST_WAIT_SECONDS))
+            self.go_on()
+        self.finish()
+        return True
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Nobody counts on this peer while this is entered. What was accumulated stays, and counts
+        if the run is still in this epoch when it is left."""
+        self.finish()
+        self._bridge.set_away(is_away=True)
+        yield
+        self._bridge.set_away(is_away=False)
+        with self._bridge.waiting():
+            self._bridge.look_again(self._bridge.estimate.number).wait()
+        self.go_on()
+        self._last_batch = time.monotonic()
 
     def capture(self) -> TrainingState:
         """A copy of the state."""

@@ -25,13 +25,13 @@ with ALONE the newest estimate has to be told: it says whether anybody else take
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from protocols.accumulation.forks import Elsewhere
 from protocols.accumulation.history import history_after_parameters, next_history
+from protocols.accumulation.life import Life, Mode, Phase
 from protocols.accumulation.lifecycle_events import (
     Announce,
     Average,
@@ -56,7 +56,6 @@ from protocols.accumulation.lifecycle_events import (
     Stepped,
 )
 from protocols.errors import ProtocolMisuse
-from protocols.identity import PeerId
 
 COMMIT_SHARE: Final = 0.5
 """Of the target: fewer samples behind a result make no step. Stragglers who found each other after
@@ -66,65 +65,6 @@ that was torn apart."""
 MOST_LOOKS_PAST: Final = 120
 """At the others, for a group that has begun without this peer and neither ends nor fails: a minute
 (progress.READ_WHEN_DUE_SECONDS). Who says for ever that it averages holds nobody for ever."""
-
-
-class Phase(enum.Enum):
-    JOINING = "joining"
-    """The others have not been looked at yet."""
-    ACCUMULATING = "accumulating"
-    AVERAGING = "averaging"
-    STEPPING = "stepping"
-    AVERAGING_PARAMETERS = "averaging parameters"
-    BEHIND = "behind"
-    """This peer's state is not the run's; a fresh look says whose is."""
-    FETCHING = "fetching"
-
-
-@dataclass(frozen=True)
-class Mode:
-    """How this peer takes part; fixed for its life.
-
-    - `target_samples`: of one round, as in ProgressSettings.
-    - `delayed`: the next epoch's samples are computed while a round is averaged and stepped.
-    - `auxiliary`: comes to rounds without samples.
-    - `parameters_every`: after so many steps the parameters are averaged, too; 0 is never.
-    """
-
-    target_samples: int
-    delayed: bool = False
-    auxiliary: bool = False
-    parameters_every: int = 0
-
-
-@dataclass(frozen=True)
-class Life:
-    """Where a peer is.
-
-    - `samples`: accumulated and in no round. `in_round`: in the round that is under way; then, in
-      delayed mode, `samples` are the next epoch's.
-    - `number`: of the newest estimate that was told. `looked_past`: only newer ones decide.
-    - `company`: others who take part, by the newest estimate of this epoch and history.
-    - `expected`: how many were to come to the round, or were in it.
-    - `begun_without`: the members of a group of this epoch that has begun without this peer, as
-      long as they are seen to average, up to the estimate number `waits_to`.
-    """
-
-    phase: Phase
-    epoch: int
-    history: bytes
-    samples: int = 0
-    in_round: int = 0
-    number: int = 0
-    looked_past: int = 0
-    company: int = 0
-    expected: int = 1
-    begun_without: frozenset[PeerId] = frozenset()
-    waits_to: int = 0
-
-    @property
-    def published_samples(self) -> int:
-        """What the progress slot says: what this peer brings to the round that ends its epoch."""
-        return self.in_round if self.phase is Phase.AVERAGING else self.samples
 
 
 Turn = tuple[Life, tuple[Effect, ...]]

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -38,7 +38,7 @@ from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.driver import Driver
 from protocols.accumulation.gradient_steps import GradientSteps
 from protocols.accumulation.inner_step import Factory, Scheduler
-from protocols.accumulation.lifecycle import Mode
+from protocols.accumulation.life import Mode
 from protocols.accumulation.local_steps import LocalSteps
 from protocols.accumulation.options import check_options, first_of, signature_of
 from protocols.accumulation.parameters import Parameters
@@ -233,6 +233,22 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         """Wait for a delayed step that is under way and take it into the model: before the model
         is saved or evaluated. Without `delayed` there is nothing to wait for."""
         self._driver.finish()
+
+    def see_out(self, seconds: float) -> bool:
+        """Before leaving: bring what was accumulated to the round that is nearly due, if it begins
+        within so many seconds. False if samples are left that will be in no step."""
+        seen_out = self._driver.see_out(seconds)
+        self._show_inner()
+        return seen_out
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """While this is entered the others do not count on this peer, or wait for it, and it has
+        to compute nothing: a pause. Then the run is looked at, and its state taken if it is
+        further; if it is not, what was accumulated counts."""
+        with self._driver.away():
+            yield
+        self._show_inner()
 
     # -- the user's own checkpoints
 

@@ -28,7 +28,7 @@ import torch
 from protocols.accumulation.bridge import Bridge, Wanted
 from protocols.accumulation.events import ParametersAveraged, ScaleChanged, StepTaken
 from protocols.accumulation.history import history_after_parameters
-from protocols.accumulation.lifecycle import Mode
+from protocols.accumulation.life import Mode
 from protocols.accumulation.lifecycle_events import (
     Average,
     AverageParameters,

@@ -26,7 +26,8 @@ import torch
 from protocols.accumulation.accumulator import Contribution
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.events import GradientsDropped, HeldBack, RoundFailed
-from protocols.accumulation.lifecycle import Life, Lifecycle, Mode, Phase
+from protocols.accumulation.life import Life, Mode, Phase
+from protocols.accumulation.lifecycle import Lifecycle
 from protocols.accumulation.lifecycle_events import (
     Announce,
     Averaged,

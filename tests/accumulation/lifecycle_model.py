@@ -27,7 +27,8 @@ from blake3 import blake3
 
 from protocols.accumulation.claims import Credit
 from protocols.accumulation.history import HISTORY_BYTES
-from protocols.accumulation.lifecycle import COMMIT_SHARE, Life, Mode, Phase, advance
+from protocols.accumulation.life import Life, Mode, Phase
+from protocols.accumulation.lifecycle import COMMIT_SHARE, advance
 from protocols.accumulation.lifecycle_events import (
     Average,
     Averaged,

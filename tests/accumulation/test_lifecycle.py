@@ -8,7 +8,8 @@ import pytest
 
 from protocols.accumulation.forks import Elsewhere, Kind
 from protocols.accumulation.history import history_after_parameters, next_history
-from protocols.accumulation.lifecycle import MOST_LOOKS_PAST, TABLE, Lifecycle, Mode, Phase
+from protocols.accumulation.life import Mode, Phase
+from protocols.accumulation.lifecycle import MOST_LOOKS_PAST, TABLE, Lifecycle
 from protocols.accumulation.lifecycle_events import (
     Announce,
     Average,
