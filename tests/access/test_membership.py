@@ -49,7 +49,7 @@ from tests.access.members import (
     until_renewed,
     write_key,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 FAR_FUTURE_MS = 1 << 52
 
@@ -161,7 +161,7 @@ async def test_the_endpoints_of_the_pass_are_joined_at(run: Run) -> None:
         run.impostor.endpoints = (*alice.network.addresses(), "/not/an/address")
         bob_home = await run.member("bob")
         async with running_node(run.world, "bob", bob_home) as bob:
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE_SECONDS):
                 await bob.dht.joined()
             assert [link.peer for link in bob.network.links()] == [alice.network.peer_id]
 
@@ -258,7 +258,7 @@ async def test_a_refusal_ends_the_node_at_once_and_says_why(run: Run) -> None:
         async with run.nodes("alice") as (alice,):
             configuration = alice.configuration
             run.impostor.answers["/v1/renew"] = Impostor.refuse
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE_SECONDS):
                 await trio.sleep_forever()
     failure = failure_of(ended.value)
     assert failure.what == (
@@ -489,7 +489,7 @@ async def test_a_node_that_finds_itself_revoked_is_out(run: Run) -> None:
             key = alice.network.identity.public_key
             assert alice.membership is not None
             alice.membership.following.take(run.impostor.revoke(1, revoked_now(key)))
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE_SECONDS):
                 await trio.sleep_forever()
     assert ended.value.subgroup(MembershipEnded) is not None
     assert failure_of(ended.value).what.endswith("Access was revoked.")

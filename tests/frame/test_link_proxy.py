@@ -13,6 +13,7 @@ import trio
 
 from node.bench.link import LinkConditions
 from node.bench.link_proxy import LinkProxy, open_link_proxy
+from tests.waiting import PATIENCE_SECONDS
 
 
 @asynccontextmanager
@@ -41,7 +42,7 @@ async def dial(proxy: LinkProxy) -> trio.SocketStream:
 
 async def receive_exactly(stream: trio.SocketStream, size: int) -> bytes:
     got = bytearray()
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_SECONDS):
         while len(got) < size:
             piece = await stream.receive_some(size - len(got))
             assert piece, "the connection ended early"
@@ -89,7 +90,7 @@ async def test_a_half_close_passes() -> None:
         await stream.send_all(b"whole")
         await stream.send_eof()
         assert await receive_exactly(stream, 5) == b"whole"
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_SECONDS):
             assert await stream.receive_some() == b""
 
 
@@ -99,7 +100,7 @@ async def test_a_cut_resets_open_connections_and_lets_new_ones_in() -> None:
             await stream.send_all(b"?")
             await receive_exactly(stream, 1)
             proxy.cut()
-            with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
+            with trio.fail_after(PATIENCE_SECONDS), pytest.raises(trio.BrokenResourceError):
                 await stream.receive_some()
         async with await dial(proxy) as stream:
             await stream.send_all(b"!")
@@ -138,7 +139,7 @@ async def test_without_a_target_the_dialler_is_reset() -> None:
         await listener.aclose()
     async with open_link_proxy(target, LinkConditions()) as proxy:
         stream = await dial(proxy)
-        with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
+        with trio.fail_after(PATIENCE_SECONDS), pytest.raises(trio.BrokenResourceError):
             await stream.receive_some()
         await stream.aclose()
 
@@ -157,4 +158,4 @@ def test_as_a_process_it_says_its_port_obeys_and_ends_with_its_stdin() -> None:
             "connections": 0, "open_connections": 0, "bytes_there": 0, "bytes_back": 0,
         }  # fmt: skip
         process.stdin.close()
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=PATIENCE_SECONDS) == 0

@@ -27,7 +27,7 @@ from auth.server.rate_limits import Network, Rate
 from auth.server.serving import HttpServer
 from tests.auth.web.authority import LOOPBACK, Authority
 from tests.auth.web.http_client import HttpClient, connect, request
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 HURRY = 20.0
 GET = request("GET", "/")
@@ -246,7 +246,7 @@ async def test_what_is_not_http_ends_the_connection_and_nothing_else(words: byte
     async with listening() as here:
         async with connect(here.port, None) as client:
             await client.send(words)
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE_SECONDS):
                 await client.is_closed()
         async with connect(here.port, None) as client:
             assert (await client.ask("GET", "/")).status == 200
