@@ -68,8 +68,23 @@ def key_id(public_key: bytes) -> bytes:
 
 def fingerprint(public_key: bytes) -> str:
     """The 26 characters (base32, lower case) that pin a key in an invite."""
-    digest = hashlib.sha256(public_key).digest()[:FINGERPRINT_BYTES]
+    return fingerprint_text(hashlib.sha256(public_key).digest()[:FINGERPRINT_BYTES])
+
+
+def fingerprint_text(digest: bytes) -> str:
+    """The characters for a fingerprint's bytes."""
     return base64.b32encode(digest).decode("ascii").rstrip("=").lower()
+
+
+def fingerprint_bytes(text: str) -> bytes:
+    """The bytes that a fingerprint's characters stand for; ValueError if it is none."""
+    try:
+        raw = base64.b32decode(text.upper() + "=" * (-len(text) % 8))
+    except ValueError:
+        raw = b""
+    if len(raw) != FINGERPRINT_BYTES:
+        raise ValueError("the fingerprint of a key has 26 characters of base32")
+    return raw
 
 
 def peer_id_of(public_key: bytes) -> str:

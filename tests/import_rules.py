@@ -20,6 +20,7 @@ ROOMS = {
     "dht": frozenset({"base"}),
     "moshpit": frozenset({"base", "dht"}),
     "accumulation": frozenset({"base", "dht", "moshpit"}),
+    "runs": frozenset({"base"}),
     "experts": frozenset({"base", "dht"}),
     "shards": frozenset({"base", "dht"}),
     "base": frozenset[str](),

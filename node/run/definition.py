@@ -1,15 +1,17 @@
 """A run's definition: what `run.toml` says, read and checked.
 
     definition = read_definition(text)      # WrongDefinition names what is wrong, and where
-    definition.run.name, definition.training.batch
-    definition.collaboration_settings(client=False)      # for open_collaboration
+    definition.name, definition.training.batch
+    definition.collaboration_settings(client=False)      # for open_training
 
 Everybody in a run trains by the same definition. What the organiser signs are the very bytes of
 the file (node/run/signed.py), so nothing here is ever written back.
 
-Easy to get wrong: the text may come from somebody else. It is bounded in size and depth before it
-is parsed, and a newer potluck's definition must end in "this needs version …" and not in "there is
-no key …": the format and the least version are looked at before any other key.
+What stands in the tables `model`, `data`, `optimizer` and `schedule` is not looked at here: that
+needs torch (node/run/checking.py, and building.py).
+
+Easy to get wrong: a newer potluck's definition must end in "this needs version …" and not in
+"there is no key …". So format and least version are looked at before any other key.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import msgspec
 from msgspec import Meta
 
 from auth.fields import RunName
+from node.run.mistakes import VERSION_PATTERN, WrongDefinition, mistakes_in_table, parse
+from node.version import VERSION
 from protocols.errors import PotluckError
 from protocols.moshpit.layout import CodecName
 from protocols.moshpit.settings import GROUP_SIZE, MATCHMAKING_SECONDS, ROUND_SECONDS
@@ -30,19 +34,20 @@ if TYPE_CHECKING:
     from node.checkpoint_keeper import CheckpointSettings
     from protocols.accumulation.collaboration import CollaborationSettings
 
-Precision = Literal["float32", "bf16", "fp16"]
-EVERY_SECONDS = 300.0  # as in node/checkpoint_keeper.py, which brings torch
+__all__ = ["NewerPotluckNeeded", "RunDefinition", "WrongDefinition", "read_definition"]
 
 FORMAT = 1
 """Of the file. A potluck that knows only older formats says which version it would need to be."""
 
-LARGEST_TEXT_BYTES = 64 << 10  # of run.toml: some hundred shards by name, and room for comments
+LARGEST_COUNT = 1 << 40  # of steps, samples or MB: nobody has a million million
+LONGEST_SECONDS = 86_400.0
 
-
-class WrongDefinition(PotluckError):
-    """What a run.toml says cannot be: a key that there is not, a value out of its range."""
-
-    exit_code = 2
+Precision = Literal["float32", "bf16", "fp16"]
+EVERY_SECONDS = 300.0  # as in node/checkpoint_keeper.py, which brings torch
+Table = dict[str, Any]
+Above = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
+OrNone = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
+Seconds = Annotated[float, Meta(gt=0.0, le=LONGEST_SECONDS)]
 
 
 class NewerPotluckNeeded(PotluckError):
@@ -58,17 +63,17 @@ class RunSection(_Section, frozen=True, kw_only=True):
 
     name: RunName
     description: Annotated[str, Meta(max_length=300)] = ""
-    """One line for people, shown to volunteers before they train."""
+    """A line for people, shown to volunteers before they train."""
 
 
 class TrainingSection(_Section, frozen=True, kw_only=True):
     """`[training]`: how steps are made, the same at all peers."""
 
-    batch: Annotated[int, Meta(ge=1, le=1 << 40)]
+    batch: Above
     """Samples of one step of all peers together."""
     samples_at_once: Annotated[int, Meta(ge=1, le=1 << 20)] = 32
     """The most samples that one machine computes at once; a weak one takes fewer by itself."""
-    steps: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    steps: OrNone = 0
     """After how many steps of all peers together the run is over; 0: when it is stopped."""
     seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     """Of the initial parameters and of the order of the data."""
@@ -77,7 +82,9 @@ class TrainingSection(_Section, frozen=True, kw_only=True):
     max_norm: Annotated[float, Meta(gt=0.0, le=1e9)] | None = None
     """What the averaged gradient is clipped to; without, it is not clipped."""
     delayed: bool = False
+    """The next batch is computed while the last one is averaged and stepped with."""
     local_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    """More than 1: every machine makes so many steps of its own between two exchanges."""
 
 
 class AveragingSection(_Section, frozen=True, kw_only=True):
@@ -85,20 +92,23 @@ class AveragingSection(_Section, frozen=True, kw_only=True):
 
     codec: CodecName | dict[str, CodecName] = "float16"
     """For all parameters, or for each by its name (others: none)."""
-    grace_seconds: Annotated[float, Meta(gt=0.0, le=3600.0)] = MATCHMAKING_SECONDS
-    round_seconds: Annotated[float, Meta(gt=0.0, le=86_400.0)] = ROUND_SECONDS
-    group_size: Annotated[int, Meta(ge=2, le=4096)] = GROUP_SIZE
-    parameters_every: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    grace_seconds: Seconds = MATCHMAKING_SECONDS
+    """How long at most a round waits for those who are expected."""
+    round_seconds: Seconds = ROUND_SECONDS
+    """How long a round may take."""
+    group_size: Annotated[int, Meta(ge=2, le=256)] = GROUP_SIZE
+    """The most members of one group; with more peers a round goes over a grid."""
+    parameters_every: OrNone = 0
     """After so many steps the parameters are averaged, too; 0: never."""
 
 
 class LimitsSection(_Section, frozen=True, kw_only=True):
     """`[limits]`: who can take part."""
 
-    least_version: Annotated[str, Meta(max_length=32, pattern=r"^\d+(\.\d+){0,3}\Z")] = "0.1.0"
+    least_version: Annotated[str, Meta(max_length=32, pattern=VERSION_PATTERN)] = "0.1.0"
     """Of potluck."""
-    memory_mb: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
-    """Millions of bytes that a volunteer must have free; 0: what is worked out (costs.py)."""
+    memory_mb: OrNone = 0
+    """Millions of bytes that a volunteer must have for it; 0: what is worked out (costs.py)."""
 
 
 class CheckpointsSection(_Section, frozen=True, kw_only=True):
@@ -106,16 +116,13 @@ class CheckpointsSection(_Section, frozen=True, kw_only=True):
 
     every_seconds: Annotated[float, Meta(ge=0.0, le=1e9)] = EVERY_SECONDS
     keep_last: Annotated[int, Meta(ge=1, le=1_000_000)] = 3
-    keep_every: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
-
-
-Table = dict[str, Any]
+    keep_every: OrNone = 0
 
 
 class RunDefinition(_Section, frozen=True, kw_only=True):
-    """All of it. The tables are checked like the sections: `model`, `optimizer`, `schedule` are
-    those of models/registry.py, `data` is that of models/data/settings.py, and either of `model`
-    and `data` may name a module of the volunteer's own instead (node/run/building.py)."""
+    """All of it. `model`, `optimizer` and `schedule` are those of models/registry.py, `data` is
+    that of models/data/settings.py; `model` and `data` may each name a module of the volunteer's
+    own instead (node/run/trusted.py)."""
 
     format: Literal[1] = 1
     run: RunSection
@@ -177,7 +184,42 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
         return CheckpointSettings(folder, self.checkpoints.every_seconds, policy, model)
 
 
-def read_definition(text: str | bytes) -> RunDefinition:
-    """What the text of a run.toml says. WrongDefinition names everything that is wrong in it, one
-    sentence each; NewerPotluckNeeded comes before that."""
-    raise NotImplementedError
+def read_definition(text: bytes) -> RunDefinition:
+    """What the text of a run.toml says. WrongDefinition names everything that is wrong in it;
+    NewerPotluckNeeded comes before that."""
+    document = parse(text)
+    check_version(document)
+    mistakes = mistakes_in_table(document, RunDefinition)
+    if mistakes:
+        raise WrongDefinition.of(mistakes)
+    return msgspec.convert(document, RunDefinition)
+
+
+def check_version(document: Mapping[str, Any]) -> None:
+    """NewerPotluckNeeded if the definition says so, whatever else is in it."""
+    limits = document.get("limits")
+    least = limits.get("least_version") if isinstance(limits, Mapping) else None
+    if isinstance(least, str) and _numbers(least) > _numbers(VERSION):
+        raise _too_old(f"It needs potluck {least} or later.")
+    format_ = document.get("format")
+    if type(format_) is int and format_ > FORMAT:
+        raise _too_old(f"Its definition is of format {format_}, and this one reads {FORMAT}.")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """To compare by; nothing for what is no version, which is told elsewhere."""
+    parts = version[:64].split(".")
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        return ()
+    numbers = [int(part) for part in parts]
+    while numbers and not numbers[-1]:  # 1.0 is 1
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _too_old(why: str) -> NewerPotluckNeeded:
+    return NewerPotluckNeeded(
+        f"This potluck ({VERSION}) is too old for the run.",
+        why=why,
+        advice="Update potluck (`git pull` in its checkout), and type the same again.",
+    )

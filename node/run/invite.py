@@ -1,37 +1,64 @@
 """An invite to a run: the short text that `potluck join` takes.
 
-    text = write_invite(RunInvite(run="poem", bootstrap=(…,), fingerprint=…, expires_ms=…))
+    text = write_invite(RunInvite(run="poem", bootstrap=(…,), organiser=fingerprint))
     invite = read_invite(text)          # NotAnInvite says what is wrong with it
+    check_expiry(invite, now_ms)        # InviteExpired
 
-    potluck-run:<base64url of MessagePack, and the first four bytes of its SHA-256>
+    potluck-run:<base64url of MessagePack and the first four bytes of its SHA-256>
 
-Addresses travel in their binary form with each peer id once, so that it stays short. `organiser`
-pins the key that signed the definition; `access` is there for a closed run, and is what
-auth/invites.py has in its own: the auth server, its key, its certificate, and perhaps a code.
+The MessagePack is an array: [run, peers, organiser's fingerprint, expiry in seconds since 1970 (0:
+never), access]. A peer is [public key, addresses]; an address is [host, port], with the relay's
+public key behind it where it leads through one; a host is 4 or 16 bytes, or a kind and a name,
+"dns4/node.example.org". So each key travels once, and a usual invite has 150 characters. `access`
+is nil in an open run, else [auth url, fingerprint of its key, code, certificate's hash]: what
+auth/invites.py has in its own.
 
 An invite may come as a file: lines that begin with # are for people, white space means nothing.
 
-Easy to get wrong: the four bytes find a typing mistake, not a forger; and a code is a secret, so an
+Easy to get wrong: the checksum finds a typing mistake, not a forger; and a code is a secret, so an
 invite with one belongs into a file or POTLUCK_INVITE and never into a command's arguments.
 """
 
 from __future__ import annotations
 
-import msgspec
+import ipaddress
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Annotated
 
-from auth.invites import Invite
+import msgspec
+from msgspec import Meta
+
+from auth.documents import Canonical
+from auth.errors import MalformedDocument
+from auth.fields import MOST_ADDRESSES, PinnedKey, PublicKey, RunName, Url
+from auth.invites import SCHEME as LOGIN_SCHEME
+from auth.invites import Code, Invite, Pin
+from auth.keys import fingerprint_bytes, fingerprint_text, peer_id_of, public_key_of
+from auth.pasting import from_text, joined, to_text
+from node.peer_address import parse_peer_address
+from node.wrong_use import WrongUse
 from protocols.errors import PotluckError
 
 SCHEME = "potluck-run:"
+LIMIT_BYTES = 6 << 10  # 16 of the longest addresses and an url, and room
+LATEST_EXPIRY_SECONDS = 1 << 40
+
+Port = Annotated[int, Meta(ge=1, le=65_535)]
+Packed = Annotated[bytes, Meta(min_length=4, max_length=16)]
+Name = Annotated[str, Meta(max_length=260, pattern=r"^dns[46]?/[A-Za-z0-9._-]+\Z")]
 
 
 class NotAnInvite(PotluckError):
-    """A text that is no invite to a run: cut short, mistyped, another thing."""
+    """A text that is no invite to a run: cut short, mistyped, or something else."""
 
     exit_code = 2
 
 
 class InviteExpired(PotluckError):
+    """The invite was good until some moment, and that has passed."""
+
     exit_code = 3
 
 
@@ -42,7 +69,7 @@ class RunInvite(msgspec.Struct, frozen=True):
     organiser: str
     """The fingerprint of the organiser's key (auth.keys.fingerprint)."""
     expires_ms: int = 0
-    """Unix milliseconds; 0: never."""
+    """Unix milliseconds, of whole seconds; 0: never."""
     access: Invite | None = None
     """What `potluck login` needs, for a closed run; None: anybody may take part."""
 
@@ -50,16 +77,131 @@ class RunInvite(msgspec.Struct, frozen=True):
         return f"RunInvite(run={self.run!r}, organiser={self.organiser!r})"
 
 
+class _Address(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    host: Packed | Name
+    port: Port
+    relay: PublicKey | None
+
+
+class _Peer(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    key: PublicKey
+    addresses: Annotated[tuple[_Address, ...], Meta(max_length=MOST_ADDRESSES)]
+
+
+class _Access(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    auth_url: Url
+    pinned: PinnedKey
+    code: Code
+    pin: Pin | None
+
+
+class _Invite(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """As it is written."""
+
+    run: RunName
+    peers: Annotated[tuple[_Peer, ...], Meta(max_length=MOST_ADDRESSES)]
+    organiser: PinnedKey
+    expires: Annotated[int, Meta(ge=0, le=LATEST_EXPIRY_SECONDS)]
+    access: _Access | None
+
+
+_INVITES = Canonical(_Invite, "invite", LIMIT_BYTES)
+
+
 def write_invite(invite: RunInvite) -> str:
-    """ValueError for one that nobody could read."""
-    raise NotImplementedError
+    """The text; ValueError for one that nobody could read."""
+    peers: dict[bytes, list[_Address]] = {}
+    for address in invite.bootstrap:
+        key, packed = _packed(address)
+        peers.setdefault(key, []).append(packed)
+    access = invite.access
+    written = _Invite(
+        invite.run,
+        tuple(_Peer(key, tuple(addresses)) for key, addresses in peers.items()),
+        fingerprint_bytes(invite.organiser),
+        invite.expires_ms // 1000,
+        None
+        if access is None
+        else _Access(
+            access.auth_url, fingerprint_bytes(access.fingerprint), access.code, access.pin or None
+        ),
+    )
+    return to_text(SCHEME, _INVITES.write(written))
 
 
 def read_invite(text: str) -> RunInvite:
     """From its text or a file's contents; NotAnInvite. Whether it has expired is not looked at."""
-    raise NotImplementedError
+    if joined(text[:200]).startswith(LOGIN_SCHEME):
+        raise NotAnInvite(
+            "This invite lets you log in, and names no run to join.",
+            why="It was made with `potluck auth invite`.",
+            advice="Ask for the run's own (`potluck run invite`); `potluck login` takes this one.",
+        )
+    try:
+        read = _INVITES.read(from_text(SCHEME, text))
+        bootstrap = tuple(_text_of(peer, address) for peer, address in _addresses(read))
+    except (MalformedDocument, WrongUse, ValueError) as error:
+        why = error.why if isinstance(error, MalformedDocument) and error.why else _NEWER
+        raise NotAnInvite(
+            "This is not an invite to a run.",
+            why=why,
+            advice="Copy it again, all of it, from where you were sent it; or ask for a new one.",
+        ) from None
+    access = None
+    if read.access is not None:
+        access = Invite(
+            read.run,
+            (),
+            read.access.auth_url,
+            fingerprint_text(read.access.pinned),
+            read.access.code,
+            read.access.pin or b"",
+        )
+    return RunInvite(
+        read.run, bootstrap, fingerprint_text(read.organiser), 1000 * read.expires, access
+    )
 
 
 def check_expiry(invite: RunInvite, now_ms: int) -> None:
     """InviteExpired, which says when, and whom to ask."""
-    raise NotImplementedError
+    if not invite.expires_ms or now_ms < invite.expires_ms:
+        return
+    until = datetime.fromtimestamp(invite.expires_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    now = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    raise InviteExpired(
+        f"This invite to {invite.run} has expired.",
+        why=f"It was good until {until}, and this machine's clock says {now}.",
+        advice="Ask the organiser for a new one; if the clock is wrong, set it.",
+    )
+
+
+_NEWER = "It is of a kind that this version of potluck does not know."
+
+
+def _addresses(read: _Invite) -> Iterator[tuple[bytes, _Address]]:
+    for peer in read.peers:
+        for address in peer.addresses:
+            yield peer.key, address
+
+
+def _packed(address: str) -> tuple[bytes, _Address]:
+    """The key of the peer, and the rest of its address."""
+    parts = parse_peer_address(address).text.split("/")[1:]
+    kind, host, _, port = parts[:4]
+    ids = [part for before, part in pairwise(parts[3:]) if before == "p2p"]
+    packed: bytes | str = f"{kind}/{host}"
+    if kind in ("ip4", "ip6"):
+        packed = ipaddress.ip_address(host).packed
+    relay = public_key_of(ids[0]) if len(ids) == 2 else None
+    return public_key_of(ids[-1]), _Address(packed, int(port), relay)
+
+
+def _text_of(key: bytes, address: _Address) -> str:
+    """The address as everybody else writes it; WrongUse or ValueError for one that cannot be."""
+    host = address.host
+    if isinstance(host, bytes):
+        number = ipaddress.ip_address(host)
+        host = f"ip{number.version}/{number}"
+    through = "" if address.relay is None else f"/p2p/{peer_id_of(address.relay)}/p2p-circuit"
+    text = f"/{host}/tcp/{address.port}{through}/p2p/{peer_id_of(key)}"
+    return parse_peer_address(text).text

@@ -1,35 +1,48 @@
-"""`/potluck/run/1.0.0`: the signed definition of a run, served by peers and fetched from any.
+"""The answering side: every peer that is in a run serves its signed definition to whoever asks.
 
-    serve_definition(rpc, run, lambda: signed_bytes)        # at every peer that is in the run
-    found = await fetch_definition(rpc, peers, run, accept) # at a newcomer; from the first that has
+    served = serve_definitions(rpc)
+    served.keep("poem", signed_bytes)
 
-Protocols know nothing of what is in it: `accept` verifies and reads the bytes (node/run/signed.py)
-and raises for what is not genuine; then the next peer is asked, and the last reason is told.
+So a newcomer needs no particular peer, and the organiser may be away.
 
-Easy to get wrong: a peer that serves an older, genuine definition is not lying. The newest of what
-a few peers have is taken, not the first.
+Easy to get wrong: what is served has been verified by us before. `keep` takes the caller's word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
-
+from protocols.errors import ProtocolMisuse
+from protocols.guard import Caller
 from protocols.rpc import Rpc
-
-PROTOCOL = "/potluck/run/1.0.0"
-LARGEST_DEFINITION_BYTES = (64 << 10) + 256
-
-Accepted = TypeVar("Accepted")
-
-
-def serve_definition(rpc: Rpc, run: str, current: Callable[[], bytes | None]) -> None:
-    """Answer whoever asks for this run's definition; once in a node's life."""
-    raise NotImplementedError
+from protocols.runs.messages import (
+    DEFINITION,
+    LARGEST_DEFINITION_BYTES,
+    DefinitionRequest,
+    DefinitionResponse,
+    digest_of,
+)
 
 
-async def fetch_definition(
-    rpc: Rpc, peers: Sequence[str], run: str, accept: Callable[[bytes], Accepted]
-) -> Accepted:
-    """The newest accepted one; NoDefinition if nobody has one, with what each of them said."""
-    raise NotImplementedError
+class ServedDefinitions:
+    """What this node answers with. Made by `serve_definitions`."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[bytes, bytes]] = {}
+
+    def keep(self, run: str, definition: bytes) -> None:
+        """Serve this one from now on, in the place of an earlier one."""
+        if not 0 < len(definition) <= LARGEST_DEFINITION_BYTES:
+            raise ProtocolMisuse(f"A definition of {len(definition):,} bytes cannot be served.")
+        self._kept[run] = digest_of(definition), definition
+
+    def answer(self, _caller: Caller, request: DefinitionRequest) -> DefinitionResponse:
+        digest, definition = self._kept.get(request.run, (b"", b""))
+        if definition and digest == request.known:
+            return DefinitionResponse(is_known=True)
+        return DefinitionResponse(definition)
+
+
+def serve_definitions(rpc: Rpc) -> ServedDefinitions:
+    """Answer questions for definitions on this node; once in its life."""
+    served = ServedDefinitions()
+    rpc.serve(DEFINITION, served.answer)
+    return served

@@ -1,0 +1,184 @@
+"""Every mistake in a run's file, each in a sentence that names its place: what `run check` tells.
+
+    document = parse(text)                               # WrongDefinition: not TOML, too large
+    mistakes = mistakes_in_table(document, RunDefinition)
+
+Promises: `parse` takes no more than some tenths of a second and a few times the text's memory,
+whatever the text; all mistakes are found, not only the first; a key that there is not is told
+with the nearest one that there is.
+
+Easy to get wrong: TOML can be short and deep. `a.a.a.…` on one line of 64 KiB keeps Python's
+parser busy for 40 seconds; so the dots of a line are counted first.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from auth.fields import RUN_PATTERN
+from protocols.errors import PotluckError
+
+LARGEST_TEXT_BYTES = 64 << 10  # of run.toml: some hundred shards by name, and room for comments
+MOST_DOTS_IN_A_LINE = 100  # what makes tables deep; an address in quotes has a handful
+DEEPEST = 8  # tables and lists in one another: data.source[0].paths has four
+LONGEST_SHOWN = 60  # characters of a wrong value
+NEAR_ENOUGH = 0.6  # of difflib: `bacth` still means `batch`
+
+VERSION_PATTERN = r"^\d{1,9}(\.\d{1,9}){0,3}\Z"
+
+_PLACE = re.compile(r" - at `\$\.?(.*?)`$")
+_EXPECTED = re.compile(r"^Expected `([^`]*)`(?:, got `[^`]*`)?(.*)$")
+_FORMS = {
+    RUN_PATTERN: "of letters, digits, dots, dashes and underscores, without blanks",
+    VERSION_PATTERN: "of numbers and dots, such as 0.1.0",
+}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "a table",
+}
+
+
+ADVICE = (
+    "It is in run.toml; `potluck run check` lists every mistake, and docs/organisers.md says what "
+    "each table takes."
+)
+
+
+class WrongDefinition(PotluckError):
+    """What a run.toml says cannot be. `mistakes`: each of them, in a sentence."""
+
+    exit_code = 2
+    mistakes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(mistakes: Iterable[str]) -> WrongDefinition:
+        found = tuple(mistakes)
+        what, why = "There is a mistake in the run's definition.", found[0]
+        if len(found) > 1:
+            what = f"There are {len(found)} mistakes in the run's definition."
+            why = " ".join(f"({number}) {one}" for number, one in enumerate(found, 1))
+        error = WrongDefinition(what, why=why, advice=ADVICE)
+        error.mistakes = found
+        return error
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """The tables of the text; WrongDefinition unless it is TOML of a bearable size and depth."""
+    import tomllib
+
+    if len(text) > LARGEST_TEXT_BYTES:
+        raise WrongDefinition.of(
+            [f"It has {len(text):,} bytes, and may have {LARGEST_TEXT_BYTES:,}: that is no run."]
+        )
+    for number, line in enumerate(text.split(b"\n"), 1):
+        if line.count(b".") > MOST_DOTS_IN_A_LINE:
+            raise WrongDefinition.of(
+                [f"Line {number} has more than {MOST_DOTS_IN_A_LINE} dots: break it into several."]
+            )
+    try:
+        document = tomllib.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # TOML's own error is a ValueError, too
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise WrongDefinition.of([f"It is not TOML: {reason[:200].rstrip('.')}."]) from None
+    _check_depth(document)
+    return document
+
+
+def mistakes_in_table(
+    table: Mapping[str, Any], kind: type[msgspec.Struct], where: str = ""
+) -> list[str]:
+    """What keeps the table from being one of `kind`; nothing if it is one."""
+    return list(_mistakes(table, kind, where))
+
+
+def _mistakes(table: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> Iterator[str]:
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    types = get_type_hints(kind, include_extras=True)
+    inside = f" below [{where}]" if where else ""
+    for key in table:
+        if key not in fields:
+            what = "table" if isinstance(table[key], Mapping) and not where else "key"
+            yield f"There is no {what} {_short(key)}{inside}. {_nearest(key, fields)}"
+    for name, field in fields.items():
+        place = f"{name}{inside}" if where else f"[{name}]"
+        if name not in table:
+            if field.required:
+                yield f"{place} is missing."
+            continue
+        section = types[name]
+        if isinstance(section, type) and issubclass(section, msgspec.Struct):
+            if isinstance(table[name], Mapping):
+                yield from _mistakes(table[name], section, name)
+            else:
+                yield f"{place} must be a table."
+            continue
+        try:
+            msgspec.convert(table[name], section)
+        except (msgspec.ValidationError, OverflowError) as error:
+            words = _in_words(str(error), _choices(section))
+            yield f"{place} cannot be {_short(table[name])}: {words}."
+
+
+def _in_words(message: str, choices: Sequence[str]) -> str:
+    """msgspec's "Expected `int` >= 1 - at `$.x`" as somebody would say it."""
+    place = _PLACE.search(message)
+    message = _PLACE.sub("", message)
+    expected = _EXPECTED.match(message)
+    if expected is not None:
+        kinds = [_KINDS.get(word.strip(), word.strip()) for word in expected[1].split("|")]
+        kinds = [kind for kind in kinds if kind != "null"]
+        message = f"it must be {' or '.join(kinds)} {_form(expected[2])}".rstrip()
+    elif message.startswith("Invalid enum value"):
+        message = f"it is one of {', '.join(dict.fromkeys(choices))}"
+    else:
+        message = message[:1].lower() + message[1:]
+    return f"{message} (at {place[1]})" if place and place[1] else message
+
+
+def _form(rest: str) -> str:
+    """What follows the type in msgspec's sentence, without patterns that nobody reads."""
+    for pattern, words in _FORMS.items():
+        if repr(pattern) in rest:
+            return words
+    return rest.strip()
+
+
+def _choices(type_: Any) -> list[str]:
+    """The words that may stand there, if they are so few that they have been listed."""
+    if get_origin(type_) is Literal:
+        return [str(word) for word in get_args(type_)]
+    return [word for inner in get_args(type_) for word in _choices(inner)]
+
+
+def _check_depth(document: Mapping[str, Any]) -> None:
+    """WrongDefinition if it is deeper than anything that is read. Without recursion."""
+    layer: list[Any] = [document]
+    for _ in range(DEEPEST):
+        layer = [inner for outer in layer for inner in _inside(outer)]
+    if layer:
+        raise WrongDefinition.of([f"Tables and lists in it are nested more than {DEEPEST} deep."])
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(word[:100], names, n=1, cutoff=NEAR_ENOUGH)
+    return f"Did you mean {near[0]}?" if near else f"There are: {', '.join(names)}."
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= LONGEST_SHOWN else shown[: LONGEST_SHOWN - 1] + "…"
