@@ -5,8 +5,8 @@ Every sample has a number that no other peer and no other life of this peer uses
 that happens to it is written down (training_log.py). What it can be told is in `TrainingPeer`
 (orders.py says how).
 
-Easy to get wrong: compute time. `computing_seconds` is what the loop spends in its own forward and
-backward passes, by the wall; what the optimizer does beside the waiting is not in it.
+Easy to get wrong: compute time. COMPUTING on the time sheet is what the loop spends in its own
+forward and backward passes, by the wall; what the optimizer does is not in it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import trio
+from torch import Tensor
 
 from models.gpt import GPT
 from node.bench.forking import run_or_fork
 from node.bench.slow_uplink import open_slow_network
+from node.bench.time_sheet import ADDING, COMPUTING, RECORDING, TURNING, WAITING, TimeSheet
 from node.bench.training_log import TrainingLog
 from node.bench.training_task import Samples, Task
 from node.configuration import Configuration, read_configuration
@@ -60,6 +62,9 @@ class Manner:
     """Whether it measures the loss on samples that nobody trains on, after every step."""
     auxiliary: bool = False
     """Whether it comes to the rounds without samples, as a backbone does."""
+    idle_seconds: float = 0.0
+    """How much longer each pass takes, with the processor left alone: it stands for a device that
+    computes while the host's thread waits, and for a machine that is not shared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +89,7 @@ class TrainingPeer:
         self._over = threading.Event()
         self._ended = trio.Event()
         self._leaving = trio.CancelScope()
-        self._computing_seconds = 0.0
-        self._waiting_seconds = 0.0
-        self._samples = 0
+        self._sheet = TimeSheet()
         self._epoch = -1
         self._failure = ""
 
@@ -120,16 +123,16 @@ class TrainingPeer:
 
     async def progress(self) -> dict[str, Any]:
         """How far the loop is; `failure` is what ended it, if something did."""
-        return {"epoch": self._epoch, "samples": self._samples, "failure": self._failure}
+        samples = self._sheet.told()["samples"]
+        return {"epoch": self._epoch, "samples": samples, "failure": self._failure}
 
     async def cpu(self) -> dict[str, Any]:
-        """User and system seconds of all threads of this process so far, and of its loop."""
+        """User and system seconds of all threads of this process so far, by `now`; and the time
+        sheet of its loop."""
         return {
             "seconds": time.process_time(),
-            "at": time.monotonic(),
-            "computing_seconds": self._computing_seconds,
-            "waiting_seconds": self._waiting_seconds,
-            "samples": self._samples,
+            "now": time.monotonic(),
+            "sheet": self._sheet.told(),
             "epoch": self._epoch,
         }
 
@@ -210,21 +213,33 @@ class TrainingPeer:
                 _write_events(bridge, log)
 
     def _loop(self, guest: _Guest, number: int) -> None:
-        optimizer, bridge, count = guest.optimizer, guest.bridge, guest.task.batch
-        waited_before = bridge.statistics().waiting_seconds
+        optimizer, sheet, count = guest.optimizer, self._sheet, guest.task.batch
         while not self._over.is_set():
             optimizer.zero_grad()
-            began = time.monotonic()
-            loss = guest.model.loss(guest.samples.batch(range(number, number + count)))
-            loss.backward()  # type: ignore[no-untyped-call] # torch's own
-            self._computing_seconds += time.monotonic() - began
-            told = {"model_epoch": optimizer.model_epoch, "first": number, "count": count}
-            guest.log.write("batch", **told, loss=float(loss.detach()))
+            with sheet.on(COMPUTING):
+                loss = guest.model.loss(guest.samples.batch(range(number, number + count)))
+                loss.backward()  # type: ignore[no-untyped-call] # torch's own
+                if guest.manner.idle_seconds:
+                    time.sleep(guest.manner.idle_seconds)
+            with sheet.on(RECORDING):
+                told = {"model_epoch": optimizer.model_epoch, "first": number, "count": count}
+                guest.log.write("batch", **told, loss=float(loss.detach()))
             number += count
-            optimizer.step(samples=count, loss=loss)
-            self._samples += count
-            self._waiting_seconds = bridge.statistics().waiting_seconds - waited_before
-            self._note(guest)
+            self._step(guest, loss)
+            with sheet.on(RECORDING):
+                self._note(guest)
+            sheet.batch_ended(count)
+
+    def _step(self, guest: _Guest, loss: Tensor) -> None:
+        """The optimizer's step, and on the time sheet what it was for."""
+        optimizer, bridge, sheet = guest.optimizer, guest.bridge, self._sheet
+        was_at = (optimizer.epoch, optimizer.model_epoch)
+        waited, began = bridge.statistics().waiting_seconds, time.monotonic()
+        optimizer.step(samples=guest.task.batch, loss=loss)
+        waited = bridge.statistics().waiting_seconds - waited
+        sheet.add(WAITING, waited)
+        has_turned = (optimizer.epoch, optimizer.model_epoch) != was_at
+        sheet.add(TURNING if has_turned else ADDING, time.monotonic() - began - waited)
 
     def _assist(self, guest: _Guest) -> None:
         while not self._over.is_set():

@@ -11,8 +11,8 @@ own, so the logs of all lives together say whose samples are in which step (trai
 
 The processes are forked from one that has imported everything (forking.py).
 
-Easy to get wrong: the first peer of a run makes its first history alone. Start one, wait until it
-trains, then the others, as `start` does.
+Easy to get wrong: whoever starts when the others have stepped has a state to fetch first, and over
+slow links that may take longer than their steps do. Who is to be measured starts together.
 """
 
 from __future__ import annotations
@@ -89,6 +89,21 @@ class TrainingSwarm:
 
     async def start(self, **manner: Any) -> TrainingProcess:
         """A fresh volunteer, which trains once it has caught up. `manner`: what is its own."""
+        life = await self._join()
+        await self._train(life, manner)
+        return life
+
+    async def start_together(self, manners: Iterable[dict[str, Any]]) -> list[TrainingProcess]:
+        """So many volunteers that begin at the same moment: nobody has a state to fetch."""
+        manners = list(manners)
+        lives = [await self._join() for _ in manners]
+        async with trio.open_nursery() as nursery:
+            for life, manner in zip(lives, manners, strict=True):
+                nursery.start_soon(self._train, life, manner)
+        return lives
+
+    async def _join(self) -> TrainingProcess:
+        """A process of its own with a node that has joined the others'."""
         number = next(self._numbers)  # at once: several may be starting
         async with AsyncExitStack() as starting:
             process = await starting.enter_async_context(self._forge.open_process(f"life {number}"))
@@ -102,23 +117,25 @@ class TrainingSwarm:
                 up_bytes_per_second=self.training.up_bytes_per_second,
             )
             life.peer, life.address = joined["peer"], joined["address"]
-            training = self.training
-            await process.ask(
-                "train",
-                settings={
-                    "run": RUN,
-                    "target_batch": training.target_batch,
-                    "codec": training.codec,
-                    "grace_seconds": training.grace_seconds,
-                },
-                task=training.task,
-                manner=training.manner | manner,
-                first_number=number * NUMBERS_PER_LIFE,
-                log=str(life.log),
-            )
             life.end_of_life = starting.pop_all()
         self.living.append(life)
         return life
+
+    async def _train(self, life: TrainingProcess, manner: dict[str, Any]) -> None:
+        training = self.training
+        await life.ask(
+            "train",
+            settings={
+                "run": RUN,
+                "target_batch": training.target_batch,
+                "codec": training.codec,
+                "grace_seconds": training.grace_seconds,
+            },
+            task=training.task,
+            manner=training.manner | manner,
+            first_number=life.number * NUMBERS_PER_LIFE,
+            log=str(life.log),
+        )
 
     async def kill(self, life: TrainingProcess) -> None:
         """SIGKILL, in the middle of whatever it does."""

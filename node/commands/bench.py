@@ -90,7 +90,7 @@ def _add_transport(kinds: Subparsers) -> None:
 
 
 def _add_dht(kinds: Subparsers) -> None:
-    from node.commands.parser import positive_count
+    from node.commands.parser import add_flag, positive_count
 
     parser = kinds.add_parser(
         "dht",
@@ -106,9 +106,7 @@ def _add_dht(kinds: Subparsers) -> None:
         "Up to 16 nodes each have a process of their own; of more, 8 share one.",
         example="potluck bench dht --nodes 16 --json\npotluck bench dht --nodes 4 --quick",
     )
-    parser.add_argument(
-        "--nodes", type=positive_count, default=16, metavar="N", help="how many nodes (16)"
-    )
+    add_flag(parser, "--nodes", positive_count, 16, "how many nodes")
     parser.add_argument(
         "--pairs",
         type=positive_count,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.commands.parser import positive_count
+    from node.commands.parser import add_flag, positive_count
 
     parser = kinds.add_parser(
         "auth-server",
@@ -28,9 +28,7 @@ def add_parser(kinds: Subparsers) -> None:
         "  cpu_ms_per_pass   of a processor, in the server",
         example="potluck bench auth-server --json\npotluck bench auth-server --quick --clients 10",
     )
-    parser.add_argument(
-        "--clients", type=positive_count, default=100, metavar="N", help="how many clients (100)"
-    )
+    add_flag(parser, "--clients", positive_count, 100, "how many clients")
     parser.add_argument(
         "--folder",
         type=Path,

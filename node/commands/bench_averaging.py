@@ -26,7 +26,7 @@ WHAT = {
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.commands.parser import positive_count
+    from node.commands.parser import add_flag, positive_count
 
     width = max(len(name) for name in WHAT)
     figures = "\n".join(f"  {name:{width}}  {what}" for name, what in WHAT.items())
@@ -43,23 +43,14 @@ def add_parser(kinds: Subparsers) -> None:
         "potluck bench averaging --codec float16 --profile peer.pstats",
     )
     add_size_flags(parser)
-    parser.add_argument(
-        "--codec", choices=CODECS, default="none", help="how values are encoded (none)"
+    rounds = "how many rounds are measured, after a first one"
+    layout = (
+        "whether peers are forked from one process, and share the memory of what it has imported, "
+        "or import everything themselves"
     )
-    parser.add_argument(
-        "--rounds",
-        type=positive_count,
-        default=5,
-        metavar="N",
-        help="how many rounds are measured, after a first one (5)",
-    )
-    parser.add_argument(
-        "--layout",
-        choices=("fork", "separate"),
-        default="fork",
-        help="whether peers are forked from one process, and share the memory of what it has "
-        "imported, or import everything themselves (fork)",
-    )
+    add_flag(parser, "--codec", CODECS, "none", "how values are encoded")
+    add_flag(parser, "--rounds", positive_count, 5, rounds)
+    add_flag(parser, "--layout", ("fork", "separate"), "fork", layout)
     parser.add_argument(
         "--profile",
         type=Path,
@@ -71,18 +62,11 @@ def add_parser(kinds: Subparsers) -> None:
 
 def add_size_flags(parser: argparse.ArgumentParser, *, peers: int = 4, values: int = 10**7) -> None:
     """`--peers` and `--numel`."""
-    from node.commands.parser import positive_count
+    from node.commands.parser import add_flag, positive_count
 
-    parser.add_argument(
-        "--peers", type=positive_count, default=peers, metavar="N", help=f"how many ({peers})"
-    )
-    parser.add_argument(
-        "--numel",
-        type=number_of_values,
-        default=values,
-        metavar="N",
-        help=f"how many values the vector has, such as 25e6 ({values:g})",
-    )
+    add_flag(parser, "--peers", positive_count, peers, "how many")
+    vector = "how many values the vector has, such as 25e6"
+    add_flag(parser, "--numel", number_of_values, values, vector)
 
 
 def number_of_values(text: str) -> int:

@@ -19,7 +19,7 @@ WHAT = {
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.commands.parser import positive_count, positive_number, positive_seconds
+    from node.commands.parser import add_flag, positive_count, positive_number, positive_seconds
 
     arms = "\n".join(f"  {arm:9}  {what}" for arm, what in WHAT.items())
     parser = kinds.add_parser(
@@ -36,35 +36,14 @@ def add_parser(kinds: Subparsers) -> None:
         "potluck bench interference --threads 2\n"
         "potluck bench interference --width 64 --batch 2",
     )
-    parser.add_argument(
-        "--megabytes",
-        type=positive_number,
-        default=50.0,
-        metavar="N",
-        help="transferred per second (50)",
-    )
-    parser.add_argument(
-        "--threads", type=positive_count, default=1, metavar="N", help="of the training (1)"
-    )
-    parser.add_argument(
-        "--width", type=positive_count, default=128, metavar="N", help="of the model (128)"
-    )
-    parser.add_argument(
-        "--layers", type=positive_count, default=4, metavar="N", help="of the model (4)"
-    )
-    parser.add_argument(
-        "--batch", type=positive_count, default=8, metavar="N", help="samples of a step (8)"
-    )
-    parser.add_argument(
-        "--turns", type=positive_count, default=15, metavar="N", help="windows of each kind (15)"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=positive_seconds,
-        default=1.0,
-        metavar="SECONDS",
-        help="how long each window is (1)",
-    )
+    add_flag(parser, "--megabytes", positive_number, 50.0, "transferred per second")
+    add_flag(parser, "--threads", positive_count, 1, "of the training")
+    add_flag(parser, "--width", positive_count, 128, "of the model")
+    add_flag(parser, "--layers", positive_count, 4, "of the model")
+    add_flag(parser, "--batch", positive_count, 8, "samples of a step")
+    add_flag(parser, "--turns", positive_count, 15, "windows of each kind")
+    how_long = "how long each window is"
+    add_flag(parser, "--seconds", positive_seconds, 1.0, how_long, metavar="SECONDS")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.commands.parser import positive_count
+    from node.commands.parser import add_flag, positive_count
 
     parser = kinds.add_parser(
         "revocation",
@@ -26,16 +26,9 @@ def add_parser(kinds: Subparsers) -> None:
         "Four nodes share a process.",
         example="potluck bench revocation --json\npotluck bench revocation --quick",
     )
-    parser.add_argument(
-        "--nodes", type=positive_count, default=16, metavar="N", help="how many nodes (16)"
-    )
-    parser.add_argument(
-        "--outlaws",
-        type=positive_count,
-        default=2,
-        metavar="N",
-        help="how many are revoked with the server up, and as many with it down (2)",
-    )
+    outlaws = "how many are revoked with the server up, and as many with it down"
+    add_flag(parser, "--nodes", positive_count, 16, "how many nodes")
+    add_flag(parser, "--outlaws", positive_count, 2, outlaws)
     parser.add_argument("--quick", action="store_true", help="six nodes, one outlaw of each kind")
 
 

@@ -23,7 +23,7 @@ MBPS_PER_GIGABIT = 48.0  # shaped_setups.py says why; a test holds both to the s
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.commands.parser import positive_count, positive_number, positive_seconds
+    from node.commands.parser import add_flag, positive_count, positive_number, positive_seconds
 
     setups = "\n".join(f"  {name}  {what}" for name, what in SETUPS.items())
     parser = kinds.add_parser(
@@ -48,28 +48,15 @@ def add_parser(kinds: Subparsers) -> None:
         choices=WAYS,
         help="measure this way only; may be given several times (all three)",
     )
-    parser.add_argument(
-        "--rounds",
-        type=positive_count,
-        default=ROUNDS,
-        metavar="N",
-        help=f"how many rounds are measured, after a first one ({ROUNDS})",
+    rounds = "how many rounds are measured, after a first one"
+    length = "how long the plan's round shall take; the vector is as long as that"
+    scale = (
+        "how many Mb/s stand for a Gb/s of the paper; halve it, and double the seconds, where the "
+        "processors are the limit: setup C on two cores"
     )
-    parser.add_argument(
-        "--seconds",
-        type=positive_seconds,
-        default=SECONDS,
-        metavar="SECONDS",
-        help=f"how long the plan's round shall take; the vector is as long as that ({SECONDS:g})",
-    )
-    parser.add_argument(
-        "--scale",
-        type=positive_number,
-        default=MBPS_PER_GIGABIT,
-        metavar="MBPS",
-        help="how many Mb/s stand for a Gb/s of the paper; halve it, and double the seconds, where "
-        f"the processors are the limit: setup C on two cores ({MBPS_PER_GIGABIT:g})",
-    )
+    add_flag(parser, "--rounds", positive_count, ROUNDS, rounds)
+    add_flag(parser, "--seconds", positive_seconds, SECONDS, length, metavar="SECONDS")
+    add_flag(parser, "--scale", positive_number, MBPS_PER_GIGABIT, scale, metavar="MBPS")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ BAR = 0.9  # of what the links carry
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.commands.parser import positive_count, positive_seconds
+    from node.commands.parser import add_flag, positive_count, positive_number
 
     parser = kinds.add_parser(
         "state",
@@ -34,27 +34,11 @@ def add_parser(kinds: Subparsers) -> None:
         "what the links carry was used.",
         example="potluck bench state --json\npotluck bench state --megabytes 20 --rounds 1",
     )
-    parser.add_argument(
-        "--megabytes",
-        type=positive_seconds,
-        default=MEGABYTES,
-        metavar="MB",
-        help=f"how large the state is ({MEGABYTES:g})",
-    )
-    parser.add_argument(
-        "--megabits",
-        type=positive_seconds,
-        default=MEGABITS,
-        metavar="MBPS",
-        help=f"what each donor's link carries, in Mb/s ({MEGABITS:g})",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=positive_count,
-        default=ROUNDS,
-        metavar="N",
-        help=f"how many fetches without limits are measured, after a first one ({ROUNDS})",
-    )
+    link = "what each donor's link carries, in Mb/s"
+    rounds = "how many fetches without limits are measured, after a first one"
+    add_flag(parser, "--megabytes", positive_number, MEGABYTES, "how large the state is")
+    add_flag(parser, "--megabits", positive_number, MEGABITS, link)
+    add_flag(parser, "--rounds", positive_count, ROUNDS, rounds)
 
 
 def run(arguments: argparse.Namespace) -> int:

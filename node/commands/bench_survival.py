@@ -17,7 +17,7 @@ CHURN_PEERS, CHURN_VALUES = 8, 1_000_000
 
 def add_parser(kinds: Subparsers) -> None:
     from node.commands.bench_averaging import number_of_values
-    from node.commands.parser import positive_count, positive_seconds
+    from node.commands.parser import add_flag, positive_count, positive_seconds
 
     parser = kinds.add_parser(
         "survival",
@@ -53,16 +53,9 @@ def add_parser(kinds: Subparsers) -> None:
         metavar="N",
         help=f"how many values the vector has ({TRIAL_VALUES:g}, and {CHURN_VALUES:g} for churn)",
     )
-    parser.add_argument(
-        "--every",
-        type=positive_seconds,
-        default=1.0,
-        metavar="SECONDS",
-        help="between one kill or start and the next, for churn (1)",
-    )
-    parser.add_argument(
-        "--seed", type=positive_count, default=7, metavar="N", help="of victims and moments (7)"
-    )
+    every = "between one kill or start and the next, for churn"
+    add_flag(parser, "--every", positive_seconds, 1.0, every, metavar="SECONDS")
+    add_flag(parser, "--seed", positive_count, 7, "of victims and moments")
 
 
 def run(arguments: argparse.Namespace) -> int:

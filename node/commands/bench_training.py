@@ -18,75 +18,68 @@ CODECS = ("none", "float16", "bfloat16", "blockwise-int8")
 WHAT = {
     "utilisation": "of the time, in forward and backward passes; the least of all peers",
     "waiting": "of the time, waiting for the network; the most of all peers",
+    "pass_ms": "of one forward and backward pass",
     "samples_per_s": "of all peers together",
     "cpu_s_per_million_samples": "CPU seconds of all processes",
-    "accumulating_s_p50": "computing the samples of one step",
+    "cores_used": "by all processes together",
+    "computing_s_per_step": "computing the samples of one step",
     "averaging_s_p50": "averaging their gradients",
+    "complete": "of the steps, with gradients of all peers",
     "digests_equal": "whether all peers held the same parameters after every step",
+}
+WHERE = {
+    "computing": "forward and backward passes",
+    "adding": "counting the gradients of a batch",
+    "turning": "beginning rounds, stepping, taking parameters over",
+    "waiting": "for the network",
+    "rest": "of the loop",
 }
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.commands.parser import number_or_zero, positive_count
+    from node.commands.parser import add_flag, number_or_zero, positive_count
 
     width = max(len(name) for name in WHAT)
     figures = "\n".join(f"  {name:{width}}  {what}" for name, what in WHAT.items())
+    parts = "\n".join(f"  {name:{width}}  {what}" for name, what in WHERE.items())
     parser = kinds.add_parser(
         "training",
         help="training together, with averaging delayed and not",
         description="Start peers in processes of their own on this machine, and have them train "
         "one small model together over uplinks slow enough for the averaging to matter: once "
         f"`delayed` (hidden behind the next step's computing), once waiting for it.\n\n{figures}"
-        "\n\nExit code 1 if peers' parameters differ, if a sample counts twice, or if less than "
+        f"\n\nand where the time of all peers went:\n\n{parts}\n\n"
+        "After each pass the thread leaves the processor alone for a while, as one does whose "
+        "device computes: the peers share this machine, and would otherwise wait for one another's "
+        "computing (`--idle-ms 0`). What the bench writes down for its audit is not counted.\n\n"
+        "Exit code 1 if peers' parameters differ, if a sample counts twice, or if less than "
         "0.95 of the time is computing with `delayed` although averaging takes less time than "
         "computing.",
         example="potluck bench training --peers 4 --json\n"
-        "potluck bench training --manner waiting --up-mbps 0\n"
+        "potluck bench training --manner waiting --up-mbps 0 --idle-ms 0\n"
         "potluck bench training --peers 2 --steps 2 --target-batch 256",
     )
-    parser.add_argument("--peers", type=positive_count, default=4, metavar="N", help="how many (4)")
-    parser.add_argument(
-        "--target-batch",
-        type=positive_count,
-        default=2048,
-        metavar="N",
-        help="samples of one step of all peers together (2048)",
-    )
-    parser.add_argument(
-        "--steps", type=positive_count, default=6, metavar="N", help="that are measured (6)"
-    )
-    parser.add_argument(
-        "--warm-up-steps", type=positive_count, default=2, metavar="N", help="before them (2)"
-    )
-    parser.add_argument(
-        "--batch", type=positive_count, default=32, metavar="N", help="samples of one pass (32)"
-    )
-    parser.add_argument(
-        "--context", type=positive_count, default=64, metavar="N", help="of the model (64)"
-    )
-    parser.add_argument(
-        "--width", type=positive_count, default=64, metavar="N", help="of the model (64)"
-    )
-    parser.add_argument(
-        "--layers", type=positive_count, default=2, metavar="N", help="of the model (2)"
-    )
-    parser.add_argument(
-        "--up-mbps",
-        type=number_or_zero,
-        default=4.0,
-        metavar="N",
-        help="of each peer's uplink, in megabits per second; 0 is no limit (4)",
-    )
-    parser.add_argument(
-        "--codec", choices=CODECS, default="none", help="how gradients travel (none)"
-    )
+    add_flag(parser, "--peers", positive_count, 4, "how many")
+    together = "samples of one step of all peers together"
+    add_flag(parser, "--target-batch", positive_count, 4096, together)
+    add_flag(parser, "--steps", positive_count, 6, "that are measured")
+    add_flag(parser, "--warm-up-steps", positive_count, 2, "before them")
+    add_flag(parser, "--batch", positive_count, 32, "samples of one pass")
+    add_flag(parser, "--context", positive_count, 64, "of the model")
+    add_flag(parser, "--width", positive_count, 64, "of the model")
+    add_flag(parser, "--layers", positive_count, 2, "of the model")
+    uplink = "of each peer's uplink, in megabits per second; 0 is no limit"
+    add_flag(parser, "--up-mbps", number_or_zero, 8.0, uplink)
+    idle = "milliseconds that each pass leaves the processor alone"
+    add_flag(parser, "--idle-ms", number_or_zero, 50.0, idle)
+    add_flag(parser, "--codec", CODECS, "none", "how gradients travel")
     parser.add_argument(
         "--manner", choices=MANNERS, action="append", help="measure only this one (both)"
     )
 
 
 def add_churn_parser(kinds: Subparsers) -> None:
-    from node.commands.parser import positive_count, positive_number, positive_seconds
+    from node.commands.parser import add_flag, positive_count, positive_number, positive_seconds
 
     parser = kinds.add_parser(
         "training-churn",
@@ -102,39 +95,15 @@ def add_churn_parser(kinds: Subparsers) -> None:
         example="potluck bench training-churn --json\n"
         "potluck bench training-churn --minutes 2 --calm-minutes 1 --mean-life 20",
     )
-    parser.add_argument(
-        "--minutes", type=positive_number, default=20.0, metavar="N", help="of churn (20)"
-    )
-    parser.add_argument(
-        "--calm-minutes", type=positive_number, default=10.0, metavar="N", help="of peace (10)"
-    )
-    parser.add_argument(
-        "--volunteers", type=positive_count, default=6, metavar="N", help="how many (6)"
-    )
-    parser.add_argument(
-        "--mean-life",
-        type=positive_seconds,
-        default=60.0,
-        metavar="SECONDS",
-        help="of a volunteer (60)",
-    )
-    parser.add_argument(
-        "--mean-absence",
-        type=positive_seconds,
-        default=10.0,
-        metavar="SECONDS",
-        help="until a fresh one comes (10)",
-    )
-    parser.add_argument(
-        "--target-batch",
-        type=positive_count,
-        default=256,
-        metavar="N",
-        help="samples of one step of all peers together (256)",
-    )
-    parser.add_argument(
-        "--seed", type=positive_count, default=7, metavar="N", help="of lives and absences (7)"
-    )
+    add_flag(parser, "--minutes", positive_number, 20.0, "of churn")
+    add_flag(parser, "--calm-minutes", positive_number, 10.0, "of peace")
+    add_flag(parser, "--volunteers", positive_count, 6, "how many")
+    life, absence = "of a volunteer", "until a fresh one comes"
+    add_flag(parser, "--mean-life", positive_seconds, 60.0, life, metavar="SECONDS")
+    add_flag(parser, "--mean-absence", positive_seconds, 10.0, absence, metavar="SECONDS")
+    together = "samples of one step of all peers together"
+    add_flag(parser, "--target-batch", positive_count, 256, together)
+    add_flag(parser, "--seed", positive_count, 7, "of lives and absences")
     parser.add_argument(
         "--logs", metavar="FOLDER", help="a new one, for what the peers write down (it is deleted)"
     )
@@ -157,6 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
         width=arguments.width,
         layers=arguments.layers,
         up_mbps=arguments.up_mbps,
+        idle_ms=arguments.idle_ms,
         codec=arguments.codec,
         manners=tuple(dict.fromkeys(arguments.manner or MANNERS)),
     )
@@ -216,6 +186,10 @@ def _lines(result: dict[str, Any]) -> str:
     lines = [f"{'':{width}}" + "".join(f"{manner:>12}" for manner in manners)]
     for name, what in WHAT.items():
         values = "".join(f"{_shown(result[manner][name]):>12}" for manner in manners)
+        lines.append(f"{name:{width}}{values}  {what}")
+    lines.append("where the time went:")
+    for name, what in WHERE.items():
+        values = "".join(f"{_shown(result[manner]['where'][name]):>12}" for manner in manners)
         lines.append(f"{name:{width}}{values}  {what}")
     lines += [f"failed: {one}" for manner in manners for one in result[manner]["failures"]]
     if "delayed" in manners and not result["bar_holds"]:

@@ -124,6 +124,32 @@ def _did_you_mean(word: str, known: Sequence[str], otherwise: str) -> str:
     return f"Did you mean {meant}? {otherwise}" if meant else otherwise
 
 
+def add_flag(
+    parser: argparse.ArgumentParser,
+    flag: str,
+    takes: Callable[[str], Any] | Sequence[str],
+    default: float | str,
+    what: str,
+    *,
+    metavar: str = "N",
+) -> None:
+    """A flag with a value and a default, which its help then ends with: said in one place.
+
+    `takes`: an argparse type, or the words to choose from.
+    """
+    match default:
+        case int():
+            told = f"{default}"
+        case float():
+            told = f"{default:g}"
+        case str():
+            told = default
+    value: dict[str, Any] = (
+        {"type": takes, "metavar": metavar} if callable(takes) else {"choices": tuple(takes)}
+    )
+    parser.add_argument(flag, default=default, help=f"{what} ({told})", **value)
+
+
 def positive_seconds(text: str) -> float:
     """An argparse type: a duration above zero, in seconds."""
     try:
