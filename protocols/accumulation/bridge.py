@@ -118,6 +118,7 @@ class FarSide(Protocol):
     ) -> None: ...
     def state_refused(self, peers: Iterable[PeerId], reason: str) -> None: ...
     def state_advanced(self) -> None: ...
+    def set_away(self, *, is_away: bool) -> None: ...
     def happened(self, event: Event) -> None: ...
 
 
@@ -232,6 +233,11 @@ class Bridge:
         self._post(self._far_side().state_advanced)
         if self.keeper is not None:
             self.keeper.advanced()
+
+    def set_away(self, *, is_away: bool) -> None:
+        """Whether the others are told that this peer is not there: paused, or off. Never waits."""
+        far = self._far_side()
+        self._post(lambda: far.set_away(is_away=is_away))
 
     def tell(self, event: Event) -> None:
         """Something happened. Never waits; raises nothing, also after the end."""

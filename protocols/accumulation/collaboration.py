@@ -28,8 +28,10 @@ from protocols.accumulation.events import Event
 from protocols.accumulation.far_side import NetworkSide
 from protocols.accumulation.keeping import Keeper
 from protocols.accumulation.parameters import Codecs
+from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.dht.service import Dht
 from protocols.errors import ProtocolMisuse
+from protocols.identity import PeerId
 from protocols.moshpit.averager import Averager, open_averager
 from protocols.moshpit.settings import (
     GROUP_SIZE,
@@ -107,6 +109,14 @@ class Collaboration:
     def last_events(self) -> tuple[Event, ...]:
         """What happened lately, the newest last."""
         return tuple(self.bridge.events)
+
+    def peers(self) -> dict[PeerId, ProgressSlot]:
+        """What the others in the run say of themselves, as far as it fits and they live."""
+        return self._side.peers()
+
+    def mine(self) -> ProgressSlot | None:
+        """What this peer says, once an optimizer has entered."""
+        return self._side.mine
 
     def events(self) -> trio.MemoryReceiveChannel[Event]:
         """What happens from now on. Who falls far behind misses the oldest."""

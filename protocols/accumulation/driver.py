@@ -124,6 +124,7 @@ class Driver:
         begins within so many seconds; whether nothing is left that could be brought."""
         until = time.monotonic() + seconds
         self.finish()
+        self._bridge.note(self.standing.slot(), at_once=True)  # no batch comes that says more
         self.go_on()
         while self.standing.life.samples:
             left = until - time.monotonic()

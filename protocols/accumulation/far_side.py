@@ -65,7 +65,8 @@ class NetworkSide:
         self._tracker: Tracker | None = None
         self._server: StateServer | None = None
         self._kept = KeptPieces(settings.fetching_folder)
-        self._slot: ProgressSlot | None = None
+        self.mine: ProgressSlot | None = None
+        """What this peer says; the digest of its state is added when it is published."""
         self._subscribers: list[trio.MemorySendChannel[Event]] = []
 
     # -- in any thread
@@ -76,7 +77,7 @@ class NetworkSide:
     # -- in trio's thread
 
     def note(self, slot: ProgressSlot, *, at_once: bool) -> None:
-        self._slot = slot
+        self.mine = slot
         self._entered().note(self._completed(slot), at_once=at_once)
 
     def enter(self, entry: Entry, answer: Answer[None]) -> None:
@@ -113,6 +114,12 @@ class NetworkSide:
         if self._server is not None:
             self._server.advanced()
 
+    def set_away(self, *, is_away: bool) -> None:
+        self._entered().set_away(is_away=is_away)
+
+    def peers(self) -> dict[PeerId, ProgressSlot]:
+        return {} if self._tracker is None else self._tracker.slots()
+
     def happened(self, event: Event) -> None:
         log.debug("%s", event)
         for subscriber in tuple(self._subscribers):
@@ -135,7 +142,7 @@ class NetworkSide:
         settings = TrackerSettings(self._settings.run, entry.target_samples)
         first = self._completed(entry.slot)
         async with open_tracker(self._network, self._dht, settings, first) as tracker:
-            self._slot, self._tracker = entry.slot, tracker
+            self.mine, self._tracker = entry.slot, tracker
             await tracker.looked()
             answer.give(None)
             if not self._settings.client:
@@ -151,8 +158,8 @@ class NetworkSide:
         offer = None
         while True:
             offer = await server.offered(offer)
-            if self._slot is not None:
-                self.note(self._slot, at_once=False)
+            if self.mine is not None:
+                self.note(self.mine, at_once=False)
 
     async def _average(self, wanted: Wanted) -> Outcome:
         over_a_grid = wanted.expected > self._settings.group_size

@@ -91,17 +91,19 @@ async def open_tracker(
     families must contain PROGRESS. Errors of the block come out unwrapped."""
     failure: BaseException | None = None
     tracker = Tracker(network, dht, settings, mine)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tracker.say_on)
-        nursery.start_soon(tracker.read_on)
-        nursery.start_soon(tracker.reckon_on)
-        try:
-            yield tracker
-        except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
-            failure = error
-        nursery.cancel_scope.cancel()
-    with trio.CancelScope(shield=True), trio.move_on_after(WITHDRAW_SECONDS):
-        await tracker.withdraw()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tracker.say_on)
+            nursery.start_soon(tracker.read_on)
+            nursery.start_soon(tracker.reckon_on)
+            try:
+                yield tracker
+            except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+                failure = error
+            nursery.cancel_scope.cancel()
+    finally:  # where the block was cancelled from outside, so was the nursery, which says so here
+        with trio.CancelScope(shield=True), trio.move_on_after(WITHDRAW_SECONDS):
+            await tracker.withdraw()
     if failure is not None:
         raise failure
 
@@ -136,6 +138,7 @@ class Tracker:
         self._wants_look, self._wants_full_look = trio.Event(), True
         self._wants_say, self._wants_reckoning = trio.Event(), trio.Event()
         self._was_said, self._reckoned = trio.Event(), trio.Event()
+        self._is_away = False
         self._meter.began(trio.current_time())
         self._reckon()
 
@@ -146,6 +149,17 @@ class Tracker:
         once; with `at_once` these are, too. `samples_per_second` in it is replaced by what is
         measured from the samples that are told."""
         self._run(lambda: self._take(mine, at_once=at_once))
+
+    def set_away(self, *, is_away: bool) -> None:
+        """Away, this peer's slot is taken back, and nobody counts on it or waits for it; what the
+        others say is read as ever. trio's thread; never waits."""
+        if is_away != self._is_away:
+            self._is_away = is_away
+            if is_away:
+                self._meter.paused()
+            else:
+                self._meter.began(trio.current_time())
+            self._wants_say.set()
 
     def look_now(self) -> None:
         """Read the others' slots as soon as can be. Any thread; never waits."""
@@ -243,8 +257,18 @@ class Tracker:
             with trio.move_on_after(self._say_again_in()):
                 await self._wants_say.wait()
             self._wants_say = trio.Event()
+            if self._is_away:
+                await self._stay_away()
             if self._say_again_in() <= 0.0 and not await self._say():
                 await trio.sleep(FAILED_SECONDS)
+
+    async def _stay_away(self) -> None:
+        with trio.move_on_after(CALL_SECONDS):
+            await self.withdraw()
+        while self._is_away:
+            await self._wants_say.wait()
+            self._wants_say = trio.Event()
+        self._said = None  # so that the others know at once
 
     def _say_again_in(self) -> float:
         if self._said is None:

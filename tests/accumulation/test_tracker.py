@@ -81,9 +81,13 @@ async def test_who_begins_a_round_is_seen_to(world: SimulatedWorld) -> None:
 async def test_who_leaves_is_gone_soon_and_who_dies_when_its_slot_ends(
     world: SimulatedWorld,
 ) -> None:
-    peers = await trackers(world, 4)
+    peers = await trackers(world, 5)
     first = peers[0].tracker
-    await peers[3].leave()
+    await peers[4].leave()
+    with trio.fail_after(8):
+        while len(first.estimate.peers) > 3:
+            await first.changed()
+    await peers[3].is_cancelled()
     with trio.fail_after(8):
         while len(first.estimate.peers) > 2:
             await first.changed()
@@ -91,6 +95,31 @@ async def test_who_leaves_is_gone_soon_and_who_dies_when_its_slot_ends(
     with trio.fail_after(SLOT_SECONDS + 5):
         while len(first.estimate.peers) > 1:
             await first.changed()
+
+
+@simulated
+async def test_nobody_counts_on_a_peer_that_is_away_and_all_do_when_it_is_back(
+    world: SimulatedWorld,
+) -> None:
+    first, away, other = await trackers(world, 3)
+    away.counts(600)
+    other.counts(300)
+    with trio.fail_after(SLOT_SECONDS):
+        while first.tracker.estimate.samples < 900:
+            await first.tracker.changed()
+    away.tracker.set_away(is_away=True)
+    with trio.fail_after(2 * LONGEST_READ_SECONDS):  # and not when its slot would have ended
+        while away.network.peer_id in first.tracker.estimate.peers:
+            await first.tracker.changed()
+    assert first.tracker.estimate.samples < 900
+    assert first.tracker.estimate.expected == 2
+    await trio.sleep(SLOT_SECONDS)
+    assert away.network.peer_id not in first.tracker.slots()
+    assert other.network.peer_id in away.tracker.slots()
+    away.tracker.set_away(is_away=False)
+    with trio.fail_after(2 * LONGEST_READ_SECONDS):
+        while first.tracker.estimate.samples < 900:
+            await first.tracker.changed()
 
 
 @simulated
