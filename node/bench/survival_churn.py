@@ -177,9 +177,12 @@ class _Churn:
         digests = await self._swarm.digests(self._living.intersection(this.committed))
         self._note(this, digests)
         for number in sorted(self._dead):
-            self._dead.remove(number)
-            await self._swarm.end(number)
-            self._vacant.append(number)
+            await self._see_off(number)
+
+    async def _see_off(self, number: int) -> None:
+        self._dead.remove(number)
+        await self._swarm.end(number)
+        self._vacant.append(number)
 
     def _note(self, this: Round, digests: Mapping[int, str | None]) -> None:
         seen = self._seen
@@ -220,10 +223,13 @@ class _Churn:
 
     async def _at_rest(self, alone: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         """What the veterans hold when nobody else is left, once they have come to rest."""
-        for number in sorted(set(self._swarm.peers) - set(self._effort.veterans)):
+        mortal = set(self._swarm.peers) - set(self._effort.veterans)
+        for number in mortal - self._dead:  # some were killed after the last round's end
             self._swarm.peers[number].send_signal(signal.SIGKILL)
-            await self._swarm.end(number)
-        self._living = set(self._effort.veterans)
+        self._living -= mortal
+        self._dead = mortal
+        for number in sorted(mortal):
+            await self._see_off(number)
         deadline = time.monotonic() + REST_SECONDS
         while True:
             await self._round()

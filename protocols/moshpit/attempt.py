@@ -68,7 +68,8 @@ class Attempt:
         """How many averaged chunks have come from each reducer."""
         self.values_of: dict[int, int] = {}
         """How many chunks of values have come from each sender; a key for each that is here."""
-        self.all_arrived = trio.Event()
+        self.last_heard: dict[int, float] = {}
+        """When bytes were last seen to come from each of the others."""
         self.all_served = trio.Event()
         self.whole = trio.Event()
         """Our result is complete, and `result_digest` is its digest."""
@@ -163,7 +164,9 @@ class Attempt:
 
     def heard(self, place: int) -> None:
         """Bytes have come from the other at this place, in whatever (pulse.py)."""
-        for transfer in self._transfers.get(self.others[place].index, ()):
+        member = self.others[place].index
+        self.last_heard[member] = trio.current_time()
+        for transfer in self._transfers.get(member, ()):
             transfer.is_slow()
 
     # How far it is
@@ -177,8 +180,14 @@ class Attempt:
     def arrived(self, sender: int) -> None:
         """A sender has opened its transfer."""
         self.values_of[sender] = 0
-        if len(self.values_of) == len(self.senders):
-            self.all_arrived.set()
+
+    def not_accepted(self) -> set[int]:
+        """Reducers that have not accepted our transfer yet."""
+        return {reducer.index for reducer in self.reducers} - self.averages_of.keys()
+
+    def not_arrived(self) -> set[int]:
+        """Senders that have not opened their transfer yet."""
+        return {sender.index for sender in self.senders} - self.values_of.keys()
 
     def served(self) -> None:
         """A sender has had everything from us."""

@@ -27,9 +27,10 @@ from protocols.identity import PeerId
 from protocols.moshpit.attempt import Attempt
 from protocols.moshpit.ballots import Ballot
 from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, ExchangeReport
+from protocols.moshpit.opening_time import LONGEST_OPENING_SECONDS, watch_openings
 from protocols.moshpit.part_messages import PART, PartOpening, StaleAttempt
 from protocols.moshpit.pulse import Pulse
-from protocols.moshpit.sending import OPEN_SECONDS, PartExchange
+from protocols.moshpit.sending import PartExchange
 from protocols.moshpit.serving import ReducerTransfer, serve_part
 from protocols.moshpit.vector import check_values
 from protocols.network import Network
@@ -101,11 +102,12 @@ class Butterfly:
         pulse = Pulse(self._network, peers, attempt.heard)
         async with trio.open_nursery() as watching:
             watching.start_soon(pulse.follow)
+            watching.start_soon(watch_openings, attempt)
             async with trio.open_nursery() as nursery:
                 for reducer in attempt.reducers:
                     nursery.start_soon(PartExchange(attempt, reducer).run, self._rpc)
                 if attempt.senders:
-                    await _all_served(attempt)
+                    await attempt.all_served.wait()
                 else:
                     await _finish_alone(attempt)
             watching.cancel_scope.cancel()
@@ -125,7 +127,7 @@ class Butterfly:
     async def _attempt_for(self, peer: PeerId, opening: PartOpening) -> Attempt:
         """The attempt that is meant, as soon as it begins here."""
         name = (opening.round_id, opening.ballot)
-        with trio.move_on_after(OPEN_SECONDS):
+        with trio.move_on_after(LONGEST_OPENING_SECONDS):
             while name not in self._running:
                 self._check_may_wait(peer, opening)
                 self._waiting[peer] += 1
@@ -147,17 +149,6 @@ class Butterfly:
             raise StaleAttempt(f"Ballot {opening.ballot} of this round is over; {last} was begun.")
         if self._waiting[peer] >= MOST_WAITING_OF_PEER or self.waiting >= MOST_WAITING:
             raise Busy("Too many transfers wait here for an exchange to begin.")
-
-
-async def _all_served(attempt: Attempt) -> None:
-    """Wait for the senders, and until each has had our averages."""
-    with trio.move_on_after(OPEN_SECONDS):
-        await attempt.all_arrived.wait()
-    for sender in attempt.senders:
-        if sender.index not in attempt.values_of:
-            text = f"It has not opened its transfer within {OPEN_SECONDS:g} seconds."
-            attempt.suspect(sender.index, "absent", text)
-    await attempt.all_served.wait()
 
 
 async def _finish_alone(attempt: Attempt) -> None:

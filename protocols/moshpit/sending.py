@@ -25,6 +25,7 @@ from protocols.moshpit.attempt import Attempt
 from protocols.moshpit.ballots import Statement
 from protocols.moshpit.exchange import Participant
 from protocols.moshpit.layout import Chunk
+from protocols.moshpit.opening_time import LONGEST_OPENING_SECONDS, OPEN_SECONDS
 from protocols.moshpit.part_messages import (
     ALIVE_SECONDS,
     PART,
@@ -37,10 +38,6 @@ from protocols.moshpit.statements import counts
 from protocols.rpc import Rpc
 from protocols.tensor_codecs import is_finite
 from protocols.tensors import decode_into, encode_into, raw_bytes
-
-OPEN_SECONDS = 6.0
-"""For dialling and being accepted: eight round trips of a bad link (600 ms), and the time by which
-two members learn at different moments that the attempt has begun."""
 
 BUSY_SECONDS = 0.5  # until a reducer that had no room is asked again
 
@@ -78,15 +75,15 @@ class PartExchange:
             self._received.set()
 
     async def _open(self, rpc: Rpc, opened: AsyncExitStack) -> SenderTransfer:
-        """An accepted transfer. A reducer that is busy is asked again while there is time."""
-        deadline = trio.current_time() + OPEN_SECONDS
+        """An accepted transfer. A reducer that is busy is asked again for a while."""
+        began = self._attempt.began
         while True:
-            left = deadline - trio.current_time()
+            left = began + LONGEST_OPENING_SECONDS - trio.current_time()
             opening = rpc.open_bulk(self._reducer.peer, PART, self._opening, timeout=left)
             try:
                 return await opened.enter_async_context(opening)
             except Busy:
-                if deadline - trio.current_time() <= BUSY_SECONDS:
+                if began + OPEN_SECONDS - trio.current_time() <= BUSY_SECONDS:
                     raise
             await trio.sleep(BUSY_SECONDS)
 

@@ -16,8 +16,8 @@ from protocols.identity import PeerId
 from protocols.moshpit.ballots import Ballot
 from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.layout import Layout, Segment
+from protocols.moshpit.opening_time import OPEN_SECONDS
 from protocols.moshpit.part_messages import STALL_SECONDS, PartOpening
-from protocols.moshpit.sending import OPEN_SECONDS
 from protocols.moshpit.serving import ReducerTransfer
 from protocols.network import Network
 from protocols.rpc import Rpc

@@ -20,6 +20,7 @@ from protocols.moshpit.layout import (
     Layout,
     Segment,
 )
+from protocols.moshpit.opening_time import LONGEST_OPENING_SECONDS, OPEN_SECONDS
 from protocols.moshpit.part_messages import (
     ALLREDUCE_PROTOCOL,
     PART,
@@ -27,7 +28,6 @@ from protocols.moshpit.part_messages import (
     PartOpening,
     plan_digest,
 )
-from protocols.moshpit.sending import OPEN_SECONDS
 from protocols.moshpit.statements import make_statement
 from protocols.moshpit.vector import LARGEST_AVERAGED
 
@@ -45,7 +45,10 @@ LAYOUT = Layout((Segment("weight", 10, "float16"), Segment("bias", 3)))
         f"name (1 to {LONGEST_SEGMENT_NAME} characters)",
         f"from {SMALLEST_CHUNK_BYTES:,} bytes to {LARGEST_CHUNK_BYTES >> 20} MiB",
         f"The stall time is {STALL_SECONDS:g} s",
-        f"for at most {OPEN_SECONDS:g} s; {MOST_WAITING_OF_PEER} of a peer",
+        f"Within {OPEN_SECONDS:g} s of the attempt's beginning",
+        f"{STALL_SECONDS:g} s more from whatever else comes from it",
+        f"and {LONGEST_OPENING_SECONDS:g} s in all",
+        f"for at most {LONGEST_OPENING_SECONDS:g} s; {MOST_WAITING_OF_PEER} of a peer",
         f"and {MOST_WAITING} in all, may wait",
         f"beyond {LARGEST_AVERAGED:.2e}".replace("e+", "e"),
     ],
