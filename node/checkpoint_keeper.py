@@ -73,15 +73,17 @@ async def open_keeper(settings: CheckpointSettings, run: str) -> AsyncIterator[C
     found = await in_thread(_newest_of, checkpoints, run)
     keeper = CheckpointKeeper(checkpoints, settings, found)
     failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(keeper.write_on)
-        try:
-            yield keeper
-        except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
-            failure = error
-        nursery.cancel_scope.cancel()
-    with trio.CancelScope(shield=True):
-        await keeper.write_last()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.write_on)
+            try:
+                yield keeper
+            except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+                failure = error
+            nursery.cancel_scope.cancel()
+    finally:  # where the block was cancelled from outside, so was the nursery, which says so here
+        with trio.CancelScope(shield=True):
+            await keeper.write_last()
     if failure is not None:
         raise failure
 

@@ -223,6 +223,7 @@ class _NodeThread:
         self._ready = threading.Event()  # `_bridge` is there, or will never be
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
+        self._ending = trio.Event()
         self._bridge: Bridge | None = None
         self.failure: BaseException | None = None
 
@@ -245,8 +246,16 @@ class _NodeThread:
         self._begun.wait()
         if self._token is not None:
             with suppress(trio.RunFinishedError):  # it has ended by itself
-                self._token.run_sync_soon(self._scope.cancel)
+                self._token.run_sync_soon(self._end)
         self._thread.join()
+
+    def _end(self) -> None:
+        """What takes part says that it leaves, which it could not while all around it is cancelled;
+        what is still beginning is cancelled."""
+        if self._bridge is None:
+            self._scope.cancel()
+        else:
+            self._ending.set()
 
     def _run(self) -> None:
         try:
@@ -269,7 +278,7 @@ class _NodeThread:
                     logger.info("others can join through %s", address)
                 self._bridge = collaboration.bridge
                 self._ready.set()
-                await trio.sleep_forever()
+                await self._ending.wait()
 
 
 def _check_pass(node: Node, run: str) -> None:

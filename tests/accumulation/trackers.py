@@ -37,6 +37,7 @@ class TrackingPeer:
         self._leave, self.ended, self.ready = trio.Event(), trio.Event(), trio.Event()
         self._tracker: Tracker | None = None
         self._dht: Dht | None = None
+        self._scope = trio.CancelScope()
         world.start(network, self._run)
 
     @property
@@ -64,6 +65,11 @@ class TrackingPeer:
         self._leave.set()
         await self.ended.wait()
 
+    async def is_cancelled(self) -> None:
+        """As by Ctrl-C: the scope around all of it."""
+        self._scope.cancel()
+        await self.ended.wait()
+
     def kill(self) -> None:
         self.world.crash(self.network)
 
@@ -73,10 +79,11 @@ class TrackingPeer:
         async with (
             open_rpc(network) as rpc,
             open_dht(network, rpc, families=[PROGRESS], settings=dht) as self._dht,
-            open_tracker(network, self._dht, settings, self._first) as self._tracker,
         ):
-            self.ready.set()
-            await self._leave.wait()
+            with self._scope:
+                async with open_tracker(network, self._dht, settings, self._first) as self._tracker:
+                    self.ready.set()
+                    await self._leave.wait()
         self.ended.set()
 
 

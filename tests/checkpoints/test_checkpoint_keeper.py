@@ -77,6 +77,21 @@ async def test_checkpoints_are_written_every_so_often_and_the_last_step_at_the_e
     assert not again.events, "there was no step"
 
 
+async def test_the_last_step_is_written_also_where_the_keeper_is_cancelled_from_outside(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """As it is at Ctrl-C."""
+    with trio.CancelScope() as scope:
+        async with training(CheckpointSettings(tmp_path, every_seconds=60.0)) as one:
+            await one.step(seconds=61.0)
+            await trio.sleep(1.0)
+            await one.step(seconds=1.0)
+            assert one.saved() == [1]
+            scope.cancel()
+            await trio.sleep_forever()
+    assert one.saved() == [1, 2]
+
+
 async def test_what_stays_for_ever_is_written_when_it_comes(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

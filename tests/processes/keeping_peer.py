@@ -1,6 +1,6 @@
 """A script that trains with others, or keeps their checkpoints: started by test_kept_runs.py.
 
-    python -m tests.processes.keeping_peer HOME [--keeps FOLDER] [--assists] [ADDRESS …]
+    python -m tests.processes.keeping_peer HOME [--keeps FOLDER] [--every SECS] [--assists] [PEER]
 
 It learns to imitate a small fixed network, and prints a line of JSON for each epoch that it comes
 to (`epoch`, `loss` on samples that all peers have) and for each event of the keeper.
@@ -39,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("home")
     parser.add_argument("--keeps")
+    parser.add_argument("--every", type=float, default=0.0)
     parser.add_argument("--assists", action="store_true")
     parser.add_argument("addresses", nargs="*")
     arguments = parser.parse_intermixed_args()
@@ -47,7 +48,8 @@ def main() -> None:
     kept = None
     if arguments.keeps:
         policy = KeepPolicy(keep_last=2)
-        kept = CheckpointSettings(Path(arguments.keeps), every_seconds=0.0, policy=policy)
+        folder, every_seconds = Path(arguments.keeps), arguments.every
+        kept = CheckpointSettings(folder, every_seconds=every_seconds, policy=policy)
     with collaborate(
         run=RUN,
         batch=TARGET_BATCH,

@@ -205,8 +205,9 @@ async def test_a_disk_that_fills_is_told_and_training_goes_on(tmp_path: Path) ->
 
 async def test_the_last_step_is_kept_when_a_script_ends(tmp_path: Path) -> None:
     async with crowd_in(tmp_path) as crowd:
-        keeper = await crowd.keeper()
+        keeper = await crowd.keeper("--every", "3600")
         await keeper.until(2)
+        assert Checkpoints(crowd.checkpoints).newest() is None
         keeper.child.send_signal(signal.SIGINT)
         assert await keeper.child.exit_code() == -signal.SIGINT
         found = Checkpoints(crowd.checkpoints).newest()
