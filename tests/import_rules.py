@@ -40,6 +40,8 @@ HEAVY_ROOMS = (
     "node.trainer",
     "node.training",
     "node.run.building",
+    "node.run.batches",
+    "node.run.spreading",
     # Processes of their own, which hold tensors; no command loads them
     "node.bench.averaging_peer",
     "node.bench.shaped_peer",

@@ -15,8 +15,7 @@
 
 Promises: the initial parameters are the same bits on every machine; two peers read the same data in
 different orders; data is opened as a stranger's (nothing from this machine's disk or own network);
-no code is run that came over the network. A definition may name a module for the model or the data;
-it is taken only from a file that the volunteer names (`--trust-module`), and refused by name else.
+no code is run that came over the network (trusted.py).
 
 Easy to get wrong: build_task reads nothing from the network. `open_batches` does, when the first
 batch is asked for, and blocks: it belongs into the training thread. `stop` may come from any.
@@ -24,48 +23,39 @@ batch is asked for, and blocks: it belongs into the training thread. `stop` may 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from models.classifier import Classifier
 from models.data.events import OnEvent, logged
 from models.data.position import Position
-from models.registry import OptimizerFactory, ScheduleFactory
-from models.trainable import Trainable
+from models.data.settings import DataSettings, data_settings, refuse_this_machine
+from models.initial import seeded
+from models.registry import (
+    OptimizerFactory,
+    ScheduleFactory,
+    build_model,
+    optimizer_factory,
+    schedule_factory,
+)
+from models.synthetic_images import synthetic_images
+from models.trainable import Trainable, on_device
+from node.run.batches import Batches, FigureBatches, ModuleBatches, ReadBatches
 from node.run.definition import RunDefinition
-
-
-class Batches(Protocol):
-    """An iterator over batches on the task's device, until its block is left."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def __next__(self) -> Any: ...
-
-    def __enter__(self) -> Batches: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-    def position(self) -> Position | None:
-        """Behind the batches given so far; None for a module's data, which has none."""
-
-    def stop(self) -> None:
-        """From any thread: whoever waits for a batch gets models.data.clock.ReadingStopped."""
+from node.run.spreading import spread_loss
+from node.run.trusted import BrokenModule, load_trusted, own_settings
 
 
 @dataclass(frozen=True)
 class RunTask:
-    """What is to be trained. `model` is on the device(s), in float32."""
+    """What is to be trained. `model` is on the (first) device, in float32."""
 
     definition: RunDefinition
     model: Trainable
@@ -73,9 +63,9 @@ class RunTask:
     """One, or several GPUs of this machine: then `loss` spreads a batch over them (one peer)."""
     optimizer_factory: OptimizerFactory
     schedule_factory: ScheduleFactory | None
+    data: DataSettings | ModuleType | None
+    """None: the built-in figures."""
     peer: str
-    trusted: Mapping[str, Path]
-    """Modules by name, from this machine's own disk."""
 
     @property
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -85,19 +75,57 @@ class RunTask:
     def buffers(self) -> list[tuple[str, Tensor]]:
         return list(self.model.named_buffers())
 
+    @property
+    def plain_model(self) -> dict[str, Any]:
+        """For a checkpoint's manifest: what `potluck export` builds the model from; {} for a
+        module's, which it does not know."""
+        return {} if "module" in self.definition.model else self.model.plain_settings()
+
     def open_batches(
         self, *, samples: int, position: Position | None = None, on_event: OnEvent = logged
     ) -> Batches:
         """So many samples each, in this peer's own order, from the beginning or a position."""
-        raise NotImplementedError
+        seed, device = self.definition.training.seed, self.devices[0]
+        if isinstance(self.data, ModuleType):
+            settings = own_settings(self.definition.data)
+            opened = partial(
+                self.data.open_batches, settings, seed=seed, peer=self.peer, samples=samples
+            )
+            return ModuleBatches(opened, device)
+        if self.data is None:
+            return FigureBatches(
+                device, samples=samples, seed=seed, peer=self.peer, position=position
+            )
+        return ReadBatches(
+            self.data,
+            self.model,
+            device,
+            samples=samples,
+            seed=seed,
+            peer=self.peer,
+            position=position,
+            on_event=on_event,
+        )
 
     def made_up_batch(self, samples: int) -> Any:
         """A batch of the right form, from no data: for measuring how fast this machine is."""
-        raise NotImplementedError
+        chance = seeded(0)
+        if self.model.window:
+            shape = (samples, self.model.window)
+            windows = torch.randint(1, 128, shape, generator=chance).to(torch.uint8)
+            batch = self.model.batch_of(windows, chance)
+        elif isinstance(self.data, ModuleType):
+            with self.open_batches(samples=samples) as batches:
+                batch = next(batches)
+        else:
+            batch = synthetic_images(0, range(samples))
+        return on_device(batch, self.devices[0])
 
     def loss(self, batch: Any) -> Tensor:
         """The mean over the batch's samples, to call backward on."""
-        raise NotImplementedError
+        if len(self.devices) > 1:
+            return spread_loss(self.model, self.devices, batch)
+        return self.model.loss(batch)
 
     def samples_in(self, batch: Any) -> int:
         return self.model.samples_in(batch)
@@ -106,19 +134,72 @@ class RunTask:
 def build_task(
     definition: RunDefinition,
     *,
-    device: str | Sequence[str] = "cpu",
+    device: str | torch.device | Sequence[str | torch.device] = "cpu",
     peer: str = "",
     trusted: Mapping[str, Path] | None = None,
 ) -> RunTask:
     """`device`: "cpu", "cuda:0", "mps", or several GPUs. `peer`: this peer's id, which decides its
     order of the data. `trusted`: what `trusted_modules` made of `--trust-module`.
 
-    WrongDefinition or models' own errors for what cannot be built, UntrustedModule for a module
-    that was not trusted.
+    Models' own errors for what cannot be built, UntrustedModule for a module that was not trusted.
     """
-    raise NotImplementedError
+    given = [device] if isinstance(device, str | torch.device) else list(device)
+    devices = tuple(torch.device(one) for one in given)
+    factory = optimizer_factory(definition.optimizer)
+    schedule = None if definition.schedule is None else schedule_factory(definition.schedule)
+    model = model_of(definition, trusted or {}, seed=definition.training.seed)
+    data = data_of(definition, model, trusted or {})
+    return RunTask(definition, model.to(devices[0]), devices, factory, schedule, data, peer)
 
 
-def trusted_modules(arguments: Sequence[str]) -> dict[str, Path]:
-    """`--trust-module PATH/poem_model.py` (several) to {"poem_model": path}; WrongUse."""
-    raise NotImplementedError
+def model_of(
+    definition: RunDefinition, trusted: Mapping[str, Path], *, seed: int | None
+) -> Trainable:
+    """The run's model, with `seed=None` on the meta device (of a registered model)."""
+    if "module" not in definition.model:
+        return build_model(definition.model, seed=seed)
+    module = load_trusted(definition.model, trusted, "model")
+    model = _called(module, "build_model", own_settings(definition.model), seed=seed or 0)
+    if not isinstance(model, Trainable):
+        raise BrokenModule(
+            f"build_model of {module.__spec__ and module.__spec__.origin} gave no model.",
+            why=f"It gave a {type(model).__name__}, and must give a models.trainable.Trainable.",
+        )
+    return model
+
+
+def data_of(
+    definition: RunDefinition, model: Trainable, trusted: Mapping[str, Path]
+) -> DataSettings | ModuleType | None:
+    """Where the run's samples come from, checked; nothing is opened. None: the built-in figures."""
+    if "module" in definition.data:
+        module = load_trusted(definition.data, trusted, "data")
+        _attribute(module, "open_batches")
+        return module
+    if not definition.data.get("source") and isinstance(model, Classifier):
+        return None
+    settings = data_settings(definition.data)
+    refuse_this_machine(settings)
+    return settings
+
+
+def _called(module: ModuleType, name: str, *arguments: Any, **options: Any) -> Any:
+    function = _attribute(module, name)
+    try:
+        return function(*arguments, **options)
+    except Exception as error:
+        raise BrokenModule(
+            f"{name} of the trusted module {module.__name__} failed.",
+            why=f"{type(error).__name__}: {str(error)[:300]}",
+            advice="Tell whoever wrote it.",
+        ) from error
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise BrokenModule(
+            f"The trusted module {module.__name__} has no function {name}.",
+            advice="docs/organisers.md says what a module must have.",
+        )
+    return found

@@ -1,19 +1,40 @@
-"""What a run costs whoever takes part: memory, disk, traffic. Pure: nothing is built or measured.
+"""What a run costs whoever takes part: memory, disk, traffic. Nothing is built or measured.
 
     costs = costs_of(definition)
     costs.memory_bytes(samples=8)           # of the whole process, with that many at once
     costs.state_bytes                       # what a newcomer downloads first
     costs.traffic(volunteers=8, samples_per_second=40.0).up_bytes_per_hour
 
-Easy to get wrong: these are estimates from shapes, not measurements. The model is built without
-memory (torch's meta device), so a definition of a terabyte costs nothing to look at.
+Easy to get wrong: these are estimates from shapes, not measurements: within a third of what a
+process was seen to take. The model is looked at without its memory (torch's meta device), so a
+definition of a terabyte costs nothing to look at, and is refused by whoever has less.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from node.run.definition import RunDefinition
+
+if TYPE_CHECKING:
+    from models.data.settings import DataSettings
+    from models.trainable import Trainable
+
+PROCESS_BYTES = 300_000_000  # Python, torch and the node, before there is a model: 284 MB measured
+FLOAT_BYTES = 4
+KEPT_APART = 1.25  # what allocators hold beside what is asked of them: 1.2 to 1.35 measured
+STATISTICS = {"sgd": 0, "lars": 1, "lamb": 2, "adamw": 2}  # tensors of each parameter's size
+# Flat buffers of a parameter's size each: the gradients of the epoch and the result of its round;
+# with `delayed` a second pair; with local steps where they began, and the outer momentum.
+BUFFERS, BUFFERS_DELAYED, BUFFERS_LOCAL = 2, 4, 4
+CODEC_BYTES = {"none": 4.0, "float64": 8.0, "float16": 2.0, "bfloat16": 2.0, "blockwise-int8": 1.02}
+HEADERS = 1.02  # frames, encryption, TCP: measured on loopback
+EXAMPLE_OVERHEAD_BYTES = 200  # of an example in the shuffle buffer, beside its text
+TALK_BYTES_PER_SECOND = 1_500  # the directory, progress and signs of life, each way
+HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -40,9 +61,14 @@ class Costs:
     disk_bytes: int
     """Of a volunteer: the state while it is fetched."""
     keeper_disk_bytes: int
-    """Of whoever keeps the checkpoints."""
+    """Of whoever keeps the checkpoints: those that stay, and one that is being written. What
+    `keep_every` keeps for ever comes on top."""
+    round_bytes: int
+    """Of one round, each way, where the reducers are equals."""
+    samples_per_round: int
 
     def memory_bytes(self, samples: int) -> int:
+        """Of the whole process that computes so many samples at once."""
         return self.fixed_bytes + samples * self.sample_bytes
 
     def most_samples(self, memory_bytes: int) -> int:
@@ -50,9 +76,60 @@ class Costs:
         return max(0, (memory_bytes - self.fixed_bytes) // max(1, self.sample_bytes))
 
     def traffic(self, *, volunteers: int, samples_per_second: float) -> Traffic:
-        raise NotImplementedError
+        """With so many volunteers who compute so many samples a second each. A lone one has nobody
+        to exchange with."""
+        seconds = self.samples_per_round / max(volunteers * samples_per_second, 1e-9)
+        shared = self.round_bytes if volunteers > 1 else 0
+        hourly = int(shared * HOUR / seconds + TALK_BYTES_PER_SECOND * HOUR)
+        return Traffic(seconds, shared, hourly, hourly)
 
 
-def costs_of(definition: RunDefinition) -> Costs:
-    """For a registered model; a module's model is known only where the module is trusted."""
-    raise NotImplementedError
+def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = None) -> Costs:
+    """Of this run. Models' errors for a model that cannot be; a module's model has to be built to
+    be looked at, and UntrustedModule says that it must be trusted for it."""
+    from models.trainable import parameter_count
+    from node.run.building import data_of, model_of
+
+    model = model_of(definition, trusted or {}, seed=None)
+    parameters = parameter_count(model)
+    statistics = STATISTICS.get(str(definition.optimizer.get("name")), 2)
+    training = definition.training
+    buffers = BUFFERS_DELAYED if training.delayed else BUFFERS
+    if training.local_steps > 1:
+        buffers = BUFFERS_LOCAL
+    state = FLOAT_BYTES * parameters * (1 + statistics)
+    tensors = FLOAT_BYTES * parameters * (2 + statistics + buffers)  # with the gradients
+    data = data_of(definition, model, trusted or {})
+    return Costs(
+        parameters=parameters,
+        state_bytes=state,
+        fixed_bytes=PROCESS_BYTES + int(KEPT_APART * tensors) + _buffer_bytes(data, model),
+        sample_bytes=int(KEPT_APART * (model.activation_bytes(2) - model.activation_bytes(1))),
+        disk_bytes=state,
+        keeper_disk_bytes=state * (definition.checkpoints.keep_last + 1),
+        round_bytes=_round_bytes(definition, model),
+        samples_per_round=training.batch * training.local_steps,
+    )
+
+
+def _round_bytes(definition: RunDefinition, model: Trainable) -> int:
+    """Every peer sends what others reduce and gets it back, and reduces its share for them: with
+    many equals, twice the vector each way."""
+    codec = definition.averaging.codec
+    total = 0.0
+    for name, parameter in model.named_parameters():
+        which = codec if isinstance(codec, str) else codec.get(name, "none")
+        total += CODEC_BYTES[which] * parameter.numel()
+    return int(2 * HEADERS * total)
+
+
+def _buffer_bytes(data: DataSettings | object, model: Trainable) -> int:
+    """Of the shuffle buffers of all sources, full."""
+    from models.data.opening import PIECE_BYTES
+    from models.data.settings import DataSettings
+
+    if not isinstance(data, DataSettings):
+        return 0
+    piece = data.piece_bytes or model.window or PIECE_BYTES
+    examples = data.shuffle_examples * len(data.source)
+    return min(data.shuffle_bytes, examples * piece) + examples * EXAMPLE_OVERHEAD_BYTES

@@ -1,0 +1,205 @@
+"""The batches of a run: text in windows, pictures, built-in figures, or a trusted module's own.
+
+    with open_batches(...) as batches:
+        for batch in batches:        # on the device
+            ...
+        batches.position()           # to go on from
+
+Data of text or pictures comes from models/data, opened as a stranger's: nothing is read from this
+machine's disk, and nothing is fetched from its own network. Batches are read ahead in a thread,
+which has ended when the block has.
+
+Easy to get wrong: the random numbers that make examples of windows (masks) depend on the peer and
+on where it begins, so that a peer which was restarted does not draw those of before again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+
+from models.data.batches import ImageBatches, WindowBatches
+from models.data.clock import CLOSED, ReadingStopped
+from models.data.events import OnEvent
+from models.data.opening import open_data
+from models.data.order import derived_seed
+from models.data.position import Position
+from models.data.reading_ahead import Batches as Readable
+from models.data.reading_ahead import reading_ahead
+from models.data.settings import DataSettings
+from models.initial import SEEDS, seeded
+from models.synthetic_images import synthetic_images
+from models.trainable import Trainable, on_device
+
+AHEAD = 4  # batches: what a server's pause of a second costs, and a few megabytes at most
+FIGURES = 1 << 40  # numbers of built-in images that a peer has before another one's begin
+
+
+class Batches(Protocol):
+    """An iterator over batches on the task's device, until its block is left."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __next__(self) -> Any: ...
+
+    def __enter__(self) -> Batches: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def position(self) -> Position | None:
+        """Behind the batches given so far; None for a module's data, which has none."""
+
+    def stop(self) -> None:
+        """From any thread: whoever waits for a batch, or asks for one, gets ReadingStopped."""
+
+
+class ReadBatches:
+    """Text or pictures, read ahead by a thread."""
+
+    def __init__(
+        self,
+        settings: DataSettings,
+        model: Trainable,
+        device: torch.device,
+        *,
+        samples: int,
+        seed: int,
+        peer: str,
+        position: Position | None,
+        on_event: OnEvent,
+    ) -> None:
+        self._model, self._device = model, device
+        begun = position.drawn if position is not None else 0
+        self._chance = seeded(derived_seed(seed, peer, "batches", begun) % SEEDS)
+        self._open = ExitStack()
+        with ExitStack() as opening:
+            self._data = opening.enter_context(
+                open_data(
+                    settings,
+                    seed=seed,
+                    peer=peer,
+                    position=position,
+                    window=model.window,
+                    on_event=on_event,
+                    from_strangers=True,
+                )
+            )
+            batches: Readable[Any]
+            if model.window:
+                batches = WindowBatches(self._data, rows=samples, window=model.window)
+            else:
+                classes = int(model.plain_settings()["classes"])
+                batches = ImageBatches(self._data, rows=samples, classes=classes)
+            self._ahead = opening.enter_context(reading_ahead(batches, AHEAD))
+            self._open = opening.pop_all()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch: Any = next(self._ahead)
+        if self._model.window:
+            batch = self._model.batch_of(batch, self._chance)
+        return on_device(batch, self._device)
+
+    def __enter__(self) -> ReadBatches:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def position(self) -> Position:
+        return self._ahead.position()
+
+    def stop(self) -> None:
+        self._ahead.stop()
+
+
+class FigureBatches:
+    """The built-in images, which need no data: each peer draws numbers of its own."""
+
+    def __init__(
+        self, device: torch.device, *, samples: int, seed: int, peer: str, position: Position | None
+    ) -> None:
+        self._device, self._samples, self._seed = device, samples, seed
+        self._first = FIGURES * (derived_seed(seed, peer) % SEEDS)
+        self._drawn = position.drawn if position is not None else 0
+        self._stopped = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._stopped:
+            raise ReadingStopped(CLOSED)
+        begin = self._first + self._drawn
+        batch = synthetic_images(self._seed, range(begin, begin + self._samples))
+        self._drawn += self._samples
+        return on_device(batch, self._device)
+
+    def __enter__(self) -> FigureBatches:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def position(self) -> Position:
+        return Position([], self._drawn)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+class ModuleBatches:
+    """What a trusted module gives. It has no position: it begins anew."""
+
+    def __init__(self, opened: Callable[[], Any], device: torch.device) -> None:
+        self._given, self._device = iter(opened()), device
+        self._stopped = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._stopped:
+            raise ReadingStopped(CLOSED)
+        return on_device(next(self._given), self._device)
+
+    def __enter__(self) -> ModuleBatches:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+        close = getattr(self._given, "close", None)
+        if close is not None:
+            close()
+
+    def position(self) -> None:
+        return None
+
+    def stop(self) -> None:
+        self._stopped = True

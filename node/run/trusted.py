@@ -1,0 +1,154 @@
+"""Code for a run that is not potluck's own: only from the volunteer's disk, only if they say so.
+
+    [model]                         potluck join INVITE --trust-module ./poem_model.py
+    module = "poem_model"
+    sha256 = "9f86d081884c7d65…"    (optional: then it must be this file, to the byte)
+
+A definition that names a module can only name it; the file comes from whoever joins, who has read
+it or trusts who wrote it. One file is one module; it may define
+
+    def build_model(settings, *, seed): ...                     # a models.trainable.Trainable
+    def open_batches(settings, *, seed, peer, samples): ...     # an iterable of batches
+
+where `settings` are the other keys of the table.
+
+Promise: nothing of a file is executed before its bytes have the hash that the definition asks for,
+and what is executed are those bytes.
+
+Easy to get wrong: trusting is by name and path. A name in the definition never becomes a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.abc
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from node.wrong_use import WrongUse
+from protocols.errors import PotluckError, Refused
+
+LARGEST_MODULE_BYTES = 4 << 20
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z", re.ASCII)
+DIGEST = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
+OWN_KEYS = ("module", "sha256")
+
+
+class UntrustedModule(Refused):
+    """The run needs code that this machine's owner has not said to trust."""
+
+
+class BrokenModule(PotluckError):
+    """A trusted module that does not do what it should."""
+
+
+def trusted_modules(arguments: Sequence[str]) -> dict[str, Path]:
+    """`--trust-module PATH/poem_model.py` (several) as {"poem_model": path}; WrongUse."""
+    found: dict[str, Path] = {}
+    for argument in arguments:
+        path = Path(argument).expanduser().absolute()
+        if path.suffix != ".py" or not NAME.match(path.stem) or not path.is_file():
+            raise WrongUse(
+                f"--trust-module {argument[:200]} names no Python file that is there.",
+                advice="Give the path of one file whose name ends in .py, as you have read it.",
+            )
+        if found.get(path.stem, path) != path:
+            raise WrongUse(
+                f"--trust-module names two files called {path.name}.",
+                advice="The run asks for a module by its name: give the one that is meant.",
+            )
+        found[path.stem] = path
+    return found
+
+
+def mistakes_in_module_table(table: Mapping[str, Any], where: str) -> list[str]:
+    """What is wrong with the keys that name a module."""
+    name, digest = table.get("module"), table.get("sha256")
+    mistakes = []
+    if not isinstance(name, str) or not NAME.match(name):
+        mistakes.append(f'module below [{where}] must be a name, such as "poem_model".')
+    if digest is not None and not (isinstance(digest, str) and DIGEST.match(digest)):
+        mistakes.append(f"sha256 below [{where}] must be 64 hexadecimal digits, in small letters.")
+    return mistakes
+
+
+def own_settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What the module is given: all of the table that is not about the module itself."""
+    return {key: value for key, value in table.items() if key not in OWN_KEYS}
+
+
+def load_trusted(table: Mapping[str, Any], trusted: Mapping[str, Path], where: str) -> ModuleType:
+    """The module that the table names, from the file that was trusted for it.
+
+    UntrustedModule if none was, or it is another file; BrokenModule if it cannot be loaded.
+    """
+    name = str(table["module"])
+    path = trusted.get(name)
+    if path is None:
+        raise UntrustedModule(
+            f"The run's {where} is the module {name}, which is not part of potluck.",
+            why="Code never comes over the network: only you can say that it may run here, and "
+            "where it is on your disk.",
+            advice=f"Get {name}.py from the organiser, read it, and add --trust-module "
+            f"PATH/{name}.py.",
+        )
+    source = _read(path)
+    digest = hashlib.sha256(source).hexdigest()
+    wanted = table.get("sha256")
+    if wanted is not None and digest != wanted:
+        raise UntrustedModule(
+            f"{path} is not the module {name} of this run.",
+            why=f"The run's has the SHA-256 {wanted[:16]}…, this file has {digest[:16]}….",
+            advice="Get the organiser's present version of it, and read it again.",
+        )
+    return _execute(name, path, source)
+
+
+def sha256_of(path: Path) -> str:
+    return hashlib.sha256(_read(path)).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            source = file.read(LARGEST_MODULE_BYTES + 1)
+    except OSError as error:
+        raise WrongUse(f"{path} cannot be read: {error.strerror}.") from None
+    if len(source) > LARGEST_MODULE_BYTES:
+        raise WrongUse(f"{path} has more than {LARGEST_MODULE_BYTES:,} bytes: that is no module.")
+    return source
+
+
+class _FromBytes(importlib.abc.SourceLoader):
+    """Loads exactly the bytes that were hashed, and no other file or cached code."""
+
+    def __init__(self, path: Path, source: bytes) -> None:
+        self._path, self._source = path, source
+
+    def get_filename(self, fullname: str) -> str:  # noqa: ARG002 - the interface
+        return str(self._path)
+
+    def get_data(self, path: bytes | str) -> bytes:
+        if str(path) != str(self._path):
+            raise OSError("there is no other file")  # compiled code of some other time
+        return self._source
+
+
+def _execute(name: str, path: Path, source: bytes) -> ModuleType:
+    spec = importlib.util.spec_from_loader(f"trusted_{name}", _FromBytes(path, source))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BrokenModule(
+            f"The trusted module {path} could not be loaded.",
+            why=f"{type(error).__name__}: {str(error)[:300]}",
+            advice="Tell whoever wrote it.",
+        ) from error
+    return module
