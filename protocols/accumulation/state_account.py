@@ -12,21 +12,25 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 
 from protocols.accumulation.state_messages import (
     MANIFEST,
+    STALL_SECONDS,
     STATE_PROTOCOL,
     ManifestAnswer,
     ManifestRequest,
 )
-from protocols.errors import MalformedMessage, PotluckError
+from protocols.bulk import Transfer
+from protocols.errors import DeadlineExceeded, MalformedMessage, PotluckError
 from protocols.identity import PeerId
 from protocols.rpc import Rpc
 
 log = logging.getLogger("potluck.state")
 
+ALIVE_SECONDS = STALL_SECONDS / 4  # Transfer.say_alive finds it due no sooner
 ASK_SECONDS = 20.0  # for a manifest or a place: dialling, and the donor's copy of some gigabytes
 
 
@@ -92,3 +96,18 @@ class Account:
     async def ask(self, peer: PeerId, request: ManifestRequest) -> ManifestAnswer:
         """A manifest, or a place; or for how long the peer is busy."""
         return await self.rpc.call(peer, MANIFEST, request, timeout=ASK_SECONDS)
+
+
+async def next_chunk_bytes(
+    transfer: Transfer[Any, Any, Any], patience_seconds: float
+) -> int | None:
+    """Wait for a chunk, and let the source know meanwhile that we do: its size, None at the end.
+    DeadlineExceeded when none has come for so long."""
+    deadline = trio.current_time() + patience_seconds
+    while trio.current_time() < deadline:
+        with trio.move_on_after(ALIVE_SECONDS) as waiting:
+            size = await transfer.next_chunk_bytes()
+        if not waiting.cancelled_caught:
+            return size
+        await transfer.say_alive()
+    raise DeadlineExceeded(f"Nothing came for {patience_seconds:g} seconds.")

@@ -19,14 +19,13 @@ from collections.abc import Callable
 import trio
 from blake3 import blake3
 
-from protocols.accumulation.state_account import Account, FetchFailed, Lied
+from protocols.accumulation.state_account import Account, FetchFailed, Lied, next_chunk_bytes
 from protocols.accumulation.state_board import PieceBoard
 from protocols.accumulation.state_kept import KeptPieces
 from protocols.accumulation.state_manifest import DIGEST_BYTES, Manifest
 from protocols.accumulation.state_messages import (
     MOST_WANTED_AT_ONCE,
     PIECES,
-    STALL_SECONDS,
     ManifestRequest,
     PiecesOpening,
     StateGone,
@@ -34,13 +33,12 @@ from protocols.accumulation.state_messages import (
 )
 from protocols.accumulation.state_sources import Choice
 from protocols.bulk import Transfer
-from protocols.errors import DeadlineExceeded, PotluckError
+from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.messages import Empty
 
 LOOK_SECONDS = 1.0  # how often the sources are looked at again
 OPEN_SECONDS = 20.0
-ALIVE_SECONDS = STALL_SECONDS / 4  # Transfer.say_alive finds it due no sooner
 RETRY_SECONDS = 5.0  # before one that failed is asked again, when nobody else is left
 WATCH_SECONDS = 10.0  # over which sources are compared when others wait to be asked
 SLOW_SHARE = 0.1  # of the fastest: one that is slower makes room for one not yet asked
@@ -230,24 +228,12 @@ class Download:
         """The bytes of one piece, in as many chunks as the source likes."""
         rest = piece
         while len(rest):
-            size = await self._next_chunk_bytes(transfer)
+            size = await next_chunk_bytes(transfer, self._account.settings.patience_seconds)
             if size is None or size > len(rest):
                 raise Lied(f"It sent another number of bytes for piece {number:,} than it has.")
             await transfer.receive_chunk_into(rest)
             rest = rest[size:]
             self._account.came(peer, size)
-
-    async def _next_chunk_bytes(self, transfer: PiecesTransfer) -> int | None:
-        """Wait for a chunk, and let the source know meanwhile that we do."""
-        patience_seconds = self._account.settings.patience_seconds
-        deadline = trio.current_time() + patience_seconds
-        while trio.current_time() < deadline:
-            with trio.move_on_after(ALIVE_SECONDS) as waiting:
-                size = await transfer.next_chunk_bytes()
-            if not waiting.cancelled_caught:
-                return size
-            await transfer.say_alive()
-        raise DeadlineExceeded(f"Nothing came for {patience_seconds:g} seconds.")
 
     def _tell_changed(self) -> None:
         self._changed.set()

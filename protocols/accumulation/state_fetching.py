@@ -6,9 +6,10 @@
     1. choose the digest that most up-to-date peers name                       (state_sources.py)
     2. ask for its manifest, check it against the digest and this peer's own model
     3. download the pieces from several sources, each verified                (state_download.py)
+       beside it take what the steps are made of that the run makes now  (state_with_results.py)
 
-When nobody has the chosen state any more the choice is made anew; what is here already and did not
-change stays.
+When nobody has the chosen state any more, or what follows it, the choice is made anew; what is here
+already and did not change stays.
 
 Easy to get wrong: nothing is allocated, and no piece asked for, before the manifest has been
 compared with `mine`: what a stranger says a state's size is decides how much memory is taken.
@@ -23,6 +24,8 @@ from dataclasses import dataclass
 import torch
 import trio
 
+from protocols.accumulation.committed_result import CommittedResult, ResultLayouts
+from protocols.accumulation.keeping_up import TooSlow
 from protocols.accumulation.signature import torch_release
 from protocols.accumulation.state_account import Account, FetchFailed, FetchSettings, Lied
 from protocols.accumulation.state_download import LOOK_SECONDS, Download
@@ -36,12 +39,21 @@ from protocols.accumulation.state_manifest import (
 )
 from protocols.accumulation.state_messages import ManifestAnswer, ManifestRequest
 from protocols.accumulation.state_sources import Choice, StateSource, choose
+from protocols.accumulation.state_with_results import DownloadAndFollow
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.rpc import Rpc
 
-__all__ = ["FetchFailed", "FetchSettings", "Fetched", "KeptPieces", "StateSource", "fetch_state"]
+__all__ = [
+    "FetchFailed",
+    "FetchSettings",
+    "Fetched",
+    "KeptPieces",
+    "StateSource",
+    "TooSlow",
+    "fetch_state",
+]
 
 log = logging.getLogger("potluck.state")
 
@@ -62,6 +74,8 @@ class Fetched:
     is_majority: bool
     """Whether most of the up-to-date peers named this state. Otherwise theirs all differ."""
     seconds: float
+    results: tuple[CommittedResult, ...] = ()
+    """Of the steps that the run has made since."""
 
 
 async def fetch_state(
@@ -74,21 +88,27 @@ async def fetch_state(
     kept: KeptPieces | None = None,
     settings: FetchSettings | None = None,
     progress: Callable[[int, int], None] | None = None,
+    layouts: ResultLayouts | None = None,
+    too_slow: Callable[[TooSlow], None] | None = None,
 ) -> Fetched:
     """The state of up-to-date peers, verified piece by piece.
 
     `sources` is asked again while fetching, so that new peers can help. `mine` is what this
     peer's own model looks like (its values do not matter): another model is refused before memory
     is taken. `history`: take only states of this history. `kept` survives an interruption: hand
-    the same over again. `progress` is called with the bytes that are here, and of all.
+    the same over again. `progress` is called with the bytes that are here, and of all. With
+    `layouts` the results of the steps that the run makes meanwhile are fetched as well, and
+    `too_slow` is told, once, if that is more than comes.
 
     StateRefused, with the differences, if the state is of another model, dtype or torch release;
-    FetchFailed, naming what befell each source, when nothing comes any more. Limit the total with
-    a cancel scope.
+    FetchFailed, naming what befell each source, when nothing comes any more; TooSlow when the run
+    has gone on so far that what follows the state cannot be had any more. Limit the total with a
+    cancel scope.
     """
     account = Account(rpc, settings or FetchSettings())
     kept = kept or KeptPieces()
     began, kept_bytes = trio.current_time(), 0
+    both = DownloadAndFollow(account, layouts, too_slow)
 
     def choice_now() -> Choice | None:
         return choose(
@@ -97,6 +117,11 @@ async def fetch_state(
             at_least_epoch=at_least_epoch,
             history=history,
             without=account.liars,
+        )
+
+    def latest() -> Choice | None:
+        return choose(
+            sources(), rpc.network.peer_id, at_least_epoch=at_least_epoch, without=account.liars
         )
 
     while True:
@@ -110,7 +135,8 @@ async def fetch_state(
             continue
         await kept.begin(manifest)
         kept_bytes = kept_bytes or kept.bytes_here
-        if await Download(account, choice, manifest, kept, choice_now, progress).run():
+        download = Download(account, choice, manifest, kept, choice_now, progress)
+        if await both.run(download, manifest, latest):
             break
     seconds = trio.current_time() - began
     fetched = Fetched(
@@ -121,6 +147,7 @@ async def fetch_state(
         account.liars,
         choice.is_majority,
         seconds,
+        both.results,
     )
     log.info("%s", _summary(fetched))
     return fetched

@@ -11,8 +11,18 @@
     CLOSE                                ->
                                          <-      CLOSE
 
+    OPEN   ResultOpening(from where)     ->
+                                         <-      ACCEPT  ResultAccepted(links, parts)
+                                         <-      CHUNK   the encoded chunks of the result, in order
+    CLOSE                                ->
+                                         <-      CLOSE
+
 The newcomer asks for pieces as they come in, a few ahead, so that a fast donor gets more of them.
 A donor cuts the bytes into chunks as it likes. It paces them: how fast it sends is its own affair.
+
+Who has a state and is some steps behind asks for what these were made of, one result after the
+other. `links` are that result's and those of all that follow at this donor: by them the newcomer
+sees, before a byte comes, that this way leads to where the run is.
 
 Easy to get wrong: the digest names a state, and a state is of one epoch. A donor answers for the
 digest that it was asked for or says `StateGone`; what it has instead is of no use.
@@ -21,10 +31,11 @@ digest that it was asked for or says `StateGone`; what it has instead is of no u
 from __future__ import annotations
 
 import struct
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from protocols.accumulation.history import HISTORY_BYTES
 from protocols.accumulation.state_manifest import (
     LARGEST_MANIFEST_BYTES,
     LARGEST_PIECE_BYTES,
@@ -32,17 +43,26 @@ from protocols.accumulation.state_manifest import (
     Digest,
 )
 from protocols.errors import MalformedMessage, PotluckError
-from protocols.messages import Empty, Message, Milliseconds
+from protocols.messages import Count, Empty, Message, Milliseconds
 from protocols.method import BulkMethod, Method
+from protocols.moshpit.ballots import LARGEST_GROUP, Member
+from protocols.moshpit.layout import LARGEST_CHUNK_BYTES, MOST_VALUES
 
 STATE_PROTOCOL = "/potluck/state/1.0.0"
 
 LONGEST_TORCH_VERSION = 64
 REQUEST_LIMIT_BYTES = 512
+RESULT_LIMIT_BYTES = 32 << 10  # the answer to its opening: a group has up to 256 parts
 STALL_SECONDS = 10.0
 """Without a sign of life a transfer is given up: there are other sources, and what came is kept."""
+NONCE_BYTES = 16
+MOST_RESULTS = 16
+"""That a donor keeps. A newcomer takes each as it is made; this is how far it may fall back."""
 MOST_WANTED_AT_ONCE = 64  # numbers in one chunk
 MOST_WANTED = 256  # pieces that one newcomer has asked for and not got: 256 MiB are enough ahead
+
+ResultKind = Literal["step", "lone step", "parameters"]
+"""Of what the average was: see committed_result.py."""
 
 _NUMBER = struct.Struct("<I")
 
@@ -79,6 +99,39 @@ class PiecesOpening(Message, frozen=True):
     digest: Digest
 
 
+class ResultOpening(Message, frozen=True):
+    """The result that leads on from this epoch and history is wanted."""
+
+    run: Annotated[str, Meta(max_length=LONGEST_RUN_NAME)]
+    epoch: Count
+    history: Annotated[bytes, Meta(min_length=HISTORY_BYTES, max_length=HISTORY_BYTES)]
+
+
+class ResultLink(Message, frozen=True):
+    """One result by its digest, which makes the next history of the one before."""
+
+    kind: ResultKind
+    digest: Digest
+
+
+class ResultPart(Message, frozen=True):
+    """Values `start` up to `stop`, by the digest of what their reducer has sent."""
+
+    reducer: Member
+    start: Annotated[int, Meta(ge=0, le=MOST_VALUES)]
+    stop: Annotated[int, Meta(ge=0, le=MOST_VALUES)]
+    digest: Digest
+
+
+class ResultAccepted(Message, frozen=True):
+    """How the result is cut and checked. `links`: its own, and those of what follows it."""
+
+    links: Annotated[tuple[ResultLink, ...], Meta(min_length=1, max_length=MOST_RESULTS)]
+    parts: Annotated[tuple[ResultPart, ...], Meta(min_length=1, max_length=LARGEST_GROUP)]
+    chunk_bytes: Annotated[int, Meta(ge=0, le=LARGEST_CHUNK_BYTES)]
+    nonce: Annotated[bytes, Meta(max_length=NONCE_BYTES)] = b""
+
+
 _ERRORS = {"state-gone": StateGone}
 
 MANIFEST: Method[ManifestRequest, ManifestAnswer] = Method(
@@ -101,6 +154,20 @@ PIECES: BulkMethod[PiecesOpening, Empty, Empty, Empty] = BulkMethod(
     Empty,
     LARGEST_PIECE_BYTES,
     REQUEST_LIMIT_BYTES,
+    STALL_SECONDS,
+    errors=_ERRORS,
+    training=True,
+)
+
+RESULT: BulkMethod[ResultOpening, ResultAccepted, Empty, Empty] = BulkMethod(
+    STATE_PROTOCOL,
+    "result",
+    ResultOpening,
+    ResultAccepted,
+    Empty,
+    Empty,
+    LARGEST_CHUNK_BYTES,
+    RESULT_LIMIT_BYTES,
     STALL_SECONDS,
     errors=_ERRORS,
     training=True,

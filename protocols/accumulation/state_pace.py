@@ -11,13 +11,18 @@ in one turn gets smaller as the rate does.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import trio
+
+from protocols.accumulation.state_messages import STALL_SECONDS
 
 TRAINING_BYTES_PER_SECOND = 8_000_000.0
 """64 Mb/s: more than most uplinks at home, and 2.5 % of one core."""
 LARGEST_TURN_BYTES = 1 << 20
 SMALLEST_TURN_BYTES = 4 << 10
 TURN_SECONDS = 0.05
+ALIVE_SECONDS = STALL_SECONDS / 4  # how often one is told, in a long wait, that we are there
 
 
 class UploadPace:
@@ -43,3 +48,10 @@ class UploadPace:
         starts = max(self._free_at, now)
         self._free_at = starts + count / self._bytes_per_second
         return starts
+
+
+async def until(moment: float, say_alive: Callable[[], Awaitable[None]]) -> None:
+    """Wait for a turn, and let who is to get it know meanwhile that we are there."""
+    while trio.current_time() < moment:
+        await trio.sleep_until(min(moment, trio.current_time() + ALIVE_SECONDS))
+        await say_alive()

@@ -24,6 +24,9 @@ from typing import TYPE_CHECKING
 import torch
 import trio
 
+from protocols.accumulation.forks import Lineage
+from protocols.accumulation.result_sending import ResultTransfer, send_result
+from protocols.accumulation.results_kept import ResultsKept
 from protocols.accumulation.state_desk import DownloadDesk
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_manifest import encode, name_of
@@ -33,14 +36,15 @@ from protocols.accumulation.state_messages import (
     MOST_WANTED,
     MOST_WANTED_AT_ONCE,
     PIECES,
-    STALL_SECONDS,
+    RESULT,
     ManifestAnswer,
     ManifestRequest,
     PiecesOpening,
+    ResultOpening,
     StateGone,
     read_wanted,
 )
-from protocols.accumulation.state_pace import TRAINING_BYTES_PER_SECOND, UploadPace
+from protocols.accumulation.state_pace import TRAINING_BYTES_PER_SECOND, UploadPace, until
 from protocols.accumulation.state_snapshots import Snapshots
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.blocking import in_thread
@@ -57,9 +61,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("potluck.state")
 
 SWEEP_SECONDS = 5.0
-ALIVE_SECONDS = (
-    STALL_SECONDS / 4
-)  # how often one is told, in a long wait for a turn, that we are there
 
 PiecesTransfer = Transfer[Empty, Empty, Empty]
 
@@ -95,15 +96,17 @@ class StateServer:
         look: Callable[[], LiveState],
         lock: StateLock,
         settings: StateServingSettings | None = None,
+        results: ResultsKept | None = None,
     ) -> None:
         """Serves `/potluck/state/1.0.0` from now on, and has something when `run` has begun.
 
-        `look` is called in a worker thread, with the lock held for reading.
+        `look` is called in a worker thread, with the lock held for reading. `results`: what the
+        last steps were made of; None has nothing of that to offer.
         """
         self.settings = settings or StateServingSettings()
         self.offer: StateOffer | None = None
         """Of the newest epoch whose digest is known. To be read from any thread."""
-        self._look, self._lock = look, lock
+        self._look, self._lock, self._results = look, lock, results
         self._snapshots = Snapshots(look, lock)
         self._desk = DownloadDesk(self.settings.most_downloads)
         self._pace = UploadPace(self.settings.upload_bytes_per_second)
@@ -111,6 +114,7 @@ class StateServer:
         self._run: str | None = None
         rpc.serve(MANIFEST, self._answer_manifest)
         rpc.serve_bulk(PIECES, self._send_pieces)
+        rpc.serve_bulk(RESULT, self._send_result)
 
     @property
     def downloads(self) -> int:
@@ -129,6 +133,8 @@ class StateServer:
     def advanced(self) -> None:
         """The state has changed: name it anew. (On the trio side, as everything here.)"""
         self._advanced.set()
+        if self._results is not None and self._desk.downloading:
+            self._results.follow()  # a download may take longer than anybody asks for results
 
     async def offered(self, after: StateOffer | None = None) -> StateOffer:
         """Wait for an offer other than `after`."""
@@ -177,6 +183,8 @@ class StateServer:
         wait = self._desk.ask(caller.peer, trio.current_time())
         if wait:
             return ManifestAnswer(b"", _version(), max(1, round(1000 * wait)))
+        if self._results is not None:  # from before the copy is made
+            self._results.follow()
         if request.place_only:
             return ManifestAnswer(b"", _version())
         async with self._snapshots.use(request.digest) as state:
@@ -186,19 +194,45 @@ class StateServer:
         self, caller: Caller, transfer: PiecesTransfer, opening: PiecesOpening
     ) -> None:
         self._check_has(opening.run, opening.digest)
-        wait = self._desk.ask(caller.peer, trio.current_time())
-        if wait:
-            raise Busy(
-                f"{self.settings.most_downloads} peers are downloading from here.",
-                advice=f"Ask again in {wait:.0f} seconds.",
-            )
+        self._check_has_place(caller.peer)
         async with self._snapshots.use(opening.digest) as state:
+            if self._results is not None:
+                self._results.follow(len(state.memory))
             self._desk.begin(caller.peer, trio.current_time(), len(state.memory))
             try:
                 await transfer.accept(Empty())
                 await _Sending(transfer, state, self._pace, self._sent(caller.peer)).run()
             finally:
                 self._desk.end(caller.peer)
+
+    async def _send_result(
+        self, caller: Caller, transfer: ResultTransfer, opening: ResultOpening
+    ) -> None:
+        kept = self._results
+        if kept is None or opening.run != self._run:
+            raise StateGone("This peer keeps no results of that run.")
+        kept.follow()
+        self._check_has_place(caller.peer)
+        found = await in_thread(kept.following, Lineage(opening.epoch, opening.history))
+        if found is None:
+            raise StateGone(
+                f"What was made of the state of epoch {opening.epoch} is not kept here.",
+                why="Nobody had asked for it when that step was made, or it is too long ago.",
+                advice="Fetch a state instead.",
+            )
+        self._desk.begin(caller.peer, trio.current_time(), found.bytes)
+        try:
+            await send_result(transfer, found, self._pace, self._sent(caller.peer))
+        finally:
+            self._desk.end(caller.peer)
+
+    def _check_has_place(self, peer: PeerId) -> None:
+        wait = self._desk.ask(peer, trio.current_time())
+        if wait:
+            raise Busy(
+                f"{self.settings.most_downloads} peers are downloading from here.",
+                advice=f"Ask again in {wait:.0f} seconds.",
+            )
 
     def _sent(self, peer: PeerId) -> Callable[[int], None]:
         return lambda count: self._desk.sent(peer, count)
@@ -257,14 +291,9 @@ class _Sending:
             while len(piece):
                 part = piece[: self._pace.turn_bytes]
                 piece = piece[len(part) :]
-                await self._until(self._pace.turn(len(part)))
+                await until(self._pace.turn(len(part)), self._transfer.say_alive)
                 await self._transfer.send_chunk(part)
                 self._sent(len(part))
-
-    async def _until(self, moment: float) -> None:
-        while trio.current_time() < moment:
-            await trio.sleep_until(min(moment, trio.current_time() + ALIVE_SECONDS))
-            await self._transfer.say_alive()
 
 
 def _version() -> str:

@@ -1,0 +1,154 @@
+"""A state and the results of the steps that the run makes while it is fetched; or these alone.
+
+    both = DownloadAndFollow(account, layouts, too_slow)
+    is_whole = await both.run(download, manifest, run, latest)   # then both.results lead on from it
+    followed = await follow_run(rpc, sources, mine, layouts)     # from a state that is here already
+
+Promise: a download ends early when nobody has any more what follows the state that it brings: that
+state would be of no use.
+
+Easy to get wrong: a link that is too slow is told so with figures, and is not the donors' fault.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from protocols.accumulation.committed_result import CommittedResult, ResultLayouts, usual_bytes
+from protocols.accumulation.forks import Lineage
+from protocols.accumulation.keeping_up import ROOM_OF_STATE, KeepingUp, TooSlow
+from protocols.accumulation.state_account import Account, FetchSettings
+from protocols.accumulation.state_download import LOOK_SECONDS, Download
+from protocols.accumulation.state_following import Following, FollowWanted
+from protocols.accumulation.state_manifest import Manifest
+from protocols.accumulation.state_messages import MOST_RESULTS
+from protocols.accumulation.state_sources import Choice, StateSource, choose
+from protocols.accumulation.training_state import LiveState
+from protocols.errors import PotluckError
+from protocols.identity import PeerId
+from protocols.rpc import Rpc
+
+log = logging.getLogger("potluck.state")
+
+ROOM_OF_SMALL_BYTES = 16 << 20  # a state so small may be followed for many steps
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What leads from this peer's own state to where the run is."""
+
+    results: tuple[CommittedResult, ...]
+    bytes_from: Mapping[PeerId, int]
+    liars: Mapping[PeerId, str]
+    seconds: float
+
+
+async def follow_run(
+    rpc: Rpc,
+    sources: Callable[[], Sequence[StateSource]],
+    mine: LiveState,
+    layouts: ResultLayouts,
+    *,
+    settings: FetchSettings | None = None,
+) -> Followed | None:
+    """What leads from the state `mine` to where most of the up-to-date peers are, if they have it
+    all; None if not: then a state is to be fetched."""
+    account, began = Account(rpc, settings or FetchSettings()), trio.current_time()
+
+    def latest() -> Choice | None:
+        return choose(
+            sources(), rpc.network.peer_id, at_least_epoch=mine.epoch, without=account.liars
+        )
+
+    choice, start = latest(), Lineage(mine.epoch, mine.history)
+    if choice is None or choice.epoch - mine.epoch > MOST_RESULTS:
+        return None
+    following = Following(
+        account,
+        FollowWanted(mine.run, layouts, _room(sum(one.bytes for one in mine.specs))),
+        start,
+        latest,
+    )
+    if not await following.once():
+        return None
+    seconds = trio.current_time() - began
+    return Followed(tuple(following.results), dict(account.bytes_from), account.liars, seconds)
+
+
+class DownloadAndFollow:
+    """Downloads beside which the run is followed, and what is known of how fast that goes."""
+
+    def __init__(
+        self,
+        account: Account,
+        layouts: ResultLayouts | None,
+        too_slow: Callable[[TooSlow], None] | None,
+    ) -> None:
+        self._account, self._layouts, self._too_slow = account, layouts, too_slow
+        self._keeping_up = KeepingUp(trio.current_time())
+        self.results: tuple[CommittedResult, ...] = ()
+
+    async def run(
+        self,
+        download: Download,
+        manifest: Manifest,
+        latest: Callable[[], Choice | None],
+    ) -> bool:
+        """Whether the state is whole, and its results lead to where the run is."""
+        if self._layouts is None:
+            return await download.run()
+        wanted = FollowWanted(manifest.run, self._layouts, _room(manifest.stream_bytes))
+        start = Lineage(manifest.epoch, manifest.history)
+        following = Following(self._account, wanted, start, latest)
+        is_whole, failure = False, None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow, following, nursery.cancel_scope)
+            nursery.start_soon(self._watch, following, manifest, latest)
+            try:
+                is_whole = await download.run() and await following.caught_up()
+            except PotluckError as error:
+                failure = error  # raised below, where no nursery wraps it
+            nursery.cancel_scope.cancel()
+        self.results = tuple(following.results)
+        if not is_whole:
+            failure = failure or self._error(following, manifest)
+        if failure is not None:
+            raise failure
+        return is_whole
+
+    async def _follow(self, following: Following, downloading: trio.CancelScope) -> None:
+        await following.run()
+        downloading.cancel()  # nobody has what follows: the state is of no use
+
+    async def _watch(
+        self, following: Following, manifest: Manifest, latest: Callable[[], Choice | None]
+    ) -> None:
+        """Say, once, when it goes too slowly."""
+        while True:
+            choice = latest()
+            if choice is not None:
+                self._keeping_up.saw(choice.epoch)
+            error = self._error(following, manifest)
+            if error is not None and self._too_slow is not None:
+                log.warning("%s", error.what)
+                self._too_slow(error)
+                self._too_slow = None
+            await trio.sleep(LOOK_SECONDS)
+
+    def _error(self, following: Following, manifest: Manifest) -> TooSlow | None:
+        assert self._layouts is not None
+        usual = usual_bytes(self._layouts)
+        held = [len(one.memory) for one in following.results]
+        result_bytes = max(held, default=0 if following.is_lost else usual)
+        came = sum(self._account.bytes_from.values())
+        now = trio.current_time()
+        return self._keeping_up.too_slow(now, came, manifest.stream_bytes, result_bytes)
+
+
+def _room(state_bytes: int) -> int:
+    """How many bytes of results may be held beside a state."""
+    return int(ROOM_OF_STATE * max(state_bytes, ROOM_OF_SMALL_BYTES))

@@ -1,0 +1,208 @@
+"""A run that goes on, in virtual time, while a newcomer fetches its state.
+
+    run = await start_run(world, donors=2, epoch_seconds=10.0)
+    fetched = await run.fetch(newcomer)
+    newcomer.take(fetched)
+
+There are no training threads: a task makes the "committed" results, all donors step with them, and
+what a round would have decided (parts, digests) is computed from the encoded values themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+import trio
+from torch import Tensor
+
+from node.simulated_network import NodeSettings, SimulatedNetwork, SimulatedWorld
+from protocols.accumulation.committed_result import (
+    CommittedResult,
+    Made,
+    ResultLayouts,
+    lineage_after,
+    lone_step,
+    proven_digest,
+)
+from protocols.accumulation.forks import Lineage
+from protocols.accumulation.gradient_steps import GradientSteps
+from protocols.accumulation.keeping_up import TooSlow
+from protocols.accumulation.parameters import Codecs, Parameters
+from protocols.accumulation.results_kept import ResultsKept
+from protocols.accumulation.state_fetching import Fetched, StateSource, fetch_state
+from protocols.accumulation.state_lock import StateLock
+from protocols.accumulation.state_messages import ResultKind
+from protocols.accumulation.state_serving import StateServer, StateServingSettings
+from protocols.accumulation.training_state import LiveState, TrainingState
+from protocols.moshpit.layout import Layout
+from protocols.moshpit.result_cut import PartCut, ResultCut
+from protocols.rpc import Rpc, open_rpc
+
+RUN = "test"
+VALUES = 32 << 10
+RESULT_BYTES = 2 * VALUES  # in float16, and a little more
+STATE_BYTES = 12 * VALUES  # with Adam's two statistics
+FIRST = Lineage(0, b"f" * 16)
+CHUNK = PIECE_BYTES = 16 << 10
+
+
+class RunMember:
+    """A model with its optimizer, at an epoch of the run."""
+
+    def __init__(self, *, seed: int = 0, codec: Codecs = "float16", values: int = VALUES) -> None:
+        chance = torch.Generator().manual_seed(seed)
+        parameter = torch.nn.Parameter(torch.randn(values, generator=chance))
+        self.steps = GradientSteps(
+            Parameters([("w", parameter)]),
+            partial(torch.optim.Adam, lr=0.01),
+            None,
+            delayed=False,
+            max_norm=1.0,
+            codec=codec,
+            scales_loss=False,
+            buffers={},
+        )
+        shared = self.steps.shared.segments("none")
+        self.layouts = ResultLayouts(self.steps.layout, Layout(shared))
+        self.results = ResultsKept(self.layouts)
+        self.lock = StateLock()
+        self.at = FIRST
+
+    def look(self) -> LiveState:
+        return replace(self.steps.look(RUN, *self.at), piece_bytes=PIECE_BYTES)
+
+    def capture(self) -> TrainingState:
+        return self.look().copy()
+
+    def made(self, values: Tensor, kind: ResultKind) -> Made:
+        """What the round would have said of it, that these values came out of."""
+        layout = self.layouts.of(kind)
+        if kind == "lone step":
+            return lone_step(values, self.layouts, b"n" * 16)
+        half = values.numel() // 2 // 1024 * 1024
+        cut = ResultCut((PartCut(0, 0, half), PartCut(2, half, layout.values)), CHUNK)
+        copy = CommittedResult.encoded_from(self.at, Made(kind, b"", cut), values, self.layouts)
+        assert copy is not None
+        values.copy_(copy.values(self.layouts))  # what all members of the round have
+        return Made(kind, proven_digest(kind, b"", copy.part_digests(self.layouts)), cut)
+
+    def step(self, made: Made, values: Tensor) -> None:
+        with self.lock.changing():
+            self.results.add(self.at, made, values)
+            self._apply(made.kind, values.clone())
+            self.at = lineage_after(self.at, made.kind, made.digest)
+
+    def take(self, state: TrainingState | None, results: Sequence[CommittedResult]) -> None:
+        """As standing.py does."""
+        if state is not None:
+            self.steps.restore(state)
+            self.at = Lineage(state.epoch, state.history)
+        for one in results:
+            assert one.before == self.at
+            self._apply(one.kind, one.values(self.layouts))
+            self.at = one.after
+
+    def _apply(self, kind: ResultKind, values: Tensor) -> None:
+        if kind == "parameters":
+            self.steps.shared.copy_from(values)
+        else:
+            self.steps.apply(values)
+
+
+@dataclass
+class RunDonor:
+    """A peer of the run that serves its state."""
+
+    network: SimulatedNetwork
+    member: RunMember
+    ready: trio.Event = field(default_factory=trio.Event)
+    server: StateServer | None = None
+
+    async def run(self, network: SimulatedNetwork) -> None:
+        unpaced = StateServingSettings(upload_bytes_per_second=None)
+        member = self.member
+        async with open_rpc(network) as rpc:
+            self.server = StateServer(rpc, member.look, member.lock, unpaced, member.results)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.server.run)
+                await self.server.offered()
+                self.ready.set()
+
+    def source(self) -> StateSource:
+        """What its slot says."""
+        member, offer = self.member, None if self.server is None else self.server.offer
+        if offer is None or (offer.epoch, offer.history) != member.at:
+            return StateSource(self.network.peer_id, *member.at)
+        return StateSource(self.network.peer_id, *member.at, offer.digest)
+
+
+class FollowedRun:
+    """Donors that step together every so many seconds."""
+
+    def __init__(self, donors: list[RunDonor], epoch_seconds: float) -> None:
+        self.donors, self.epoch_seconds = donors, epoch_seconds
+        self.kinds: Callable[[int], Sequence[ResultKind]] = lambda _epoch: ("step",)
+        self.told: list[TooSlow] = []
+
+    @property
+    def at(self) -> Lineage:
+        return self.donors[0].member.at
+
+    async def go_on(self) -> None:
+        while True:
+            await trio.sleep(self.epoch_seconds)
+            self.step()
+
+    def step(self) -> None:
+        first, epoch = self.donors[0].member, self.at.epoch
+        for kind in self.kinds(epoch):
+            seed = torch.Generator().manual_seed(epoch)
+            values = torch.randn(first.layouts.of(kind).values, generator=seed)
+            if kind != "parameters":
+                values[-2:] = torch.tensor([1.0, 0.0])  # used by all, and nothing overflowed
+            made = first.made(values, kind)
+            for donor in self.donors:
+                donor.member.step(made, values)
+                if donor.server is not None:
+                    donor.server.advanced()
+
+    def sources(self) -> list[StateSource]:
+        return [one.source() for one in self.donors if not one.network.closed]
+
+    async def fetch(self, rpc: Rpc, member: RunMember) -> Fetched:
+        return await fetch_state(
+            rpc,
+            self.sources,
+            member.look(),
+            layouts=member.layouts,
+            too_slow=self.told.append,
+        )
+
+
+async def start_run(
+    world: SimulatedWorld,
+    nursery: trio.Nursery,
+    newcomer: SimulatedNetwork,
+    *,
+    epoch_seconds: float,
+    donors: int = 2,
+    machine: NodeSettings | None = None,
+    member: Callable[[], RunMember] = RunMember,
+) -> FollowedRun:
+    """A run under way that the newcomer knows."""
+    started = []
+    for number in range(donors):
+        network = world.add_node(f"donor-{number}", machine)
+        donor = RunDonor(network, member())
+        world.introduce(newcomer, network)
+        world.start(network, donor.run)
+        started.append(donor)
+    for donor in started:
+        await donor.ready.wait()
+    run = FollowedRun(started, epoch_seconds)
+    run.step()  # Adam has statistics from here on
+    nursery.start_soon(run.go_on)
+    return run
