@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -67,6 +67,10 @@ class NotInThisRun(PotluckError):
 
 class NobodyAnswers(Unreachable):
     """There are places to join at, and none of them answers."""
+
+
+async def _nothing(_collaboration: Collaboration) -> None:
+    """What is done beside a loop that nobody watches."""
 
 
 @contextmanager
@@ -170,8 +174,11 @@ async def train_in_thread(
     settings: CollaborationSettings,
     train: Callable[[Bridge], Result],
     checkpoints: CheckpointSettings | None = None,
+    *,
+    beside: Callable[[Collaboration], Awaitable[object]] = _nothing,
 ) -> Result:
     """Run a training loop in a worker thread and take part in a run with it; what it returned.
+    `beside` runs as long as the loop does, for whoever watches.
 
     Cancelling ends the collaboration first, which wakes the loop with CollaborationEnded wherever
     it waits, and then waits for the thread: no thread is ever left behind.
@@ -195,7 +202,10 @@ async def train_in_thread(
         ):
             threads.start_soon(run_thread, collaboration.bridge)
             try:
-                await over.wait()
+                async with trio.open_nursery() as watching:
+                    watching.start_soon(beside, collaboration)
+                    await over.wait()
+                    watching.cancel_scope.cancel()
             except BaseException:
                 is_ending = True
                 raise

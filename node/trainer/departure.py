@@ -1,5 +1,5 @@
-"""Leaving: after the round that is under way, or at once. Said once by whoever wants it, in any
-thread: Ctrl-C, SIGTERM, `potluck leave`, or the run's own end.
+"""Leaving: after the round that is under way, or at once. Said by whoever wants it, in any thread:
+Ctrl-C, SIGTERM, `potluck leave`, or a cap that cannot be kept otherwise.
 
     departure.leave()                # after the current round, within ROUND_PATIENCE_SECONDS
     departure.leave(at_once=True)    # now
@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-ROUND_PATIENCE_SECONDS: Final = 3.0
-"""For the round that is under way, of the five seconds that leaving may take; the rest is for
-closing connections and files."""
+import trio
+
+ROUND_PATIENCE_SECONDS: Final = 2.5
+"""For the round that is under way, of the five seconds that leaving may take; the rest is for the
+batch that is being computed, and for closing connections and files."""
 
 
 class Departure:
@@ -49,3 +52,24 @@ class Departure:
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call this after every change, in the thread that made it. It must not wait."""
         self._watchers.append(watcher)
+
+    async def until_wanted(self) -> None:
+        await self._until(lambda: self._wanted)
+
+    async def until_at_once(self) -> None:
+        await self._until(lambda: self._at_once)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        token, changed = trio.lowlevel.current_trio_token(), trio.Event()
+
+        def wake() -> None:
+            with suppress(trio.RunFinishedError):  # whoever waited has gone with the loop
+                token.run_sync_soon(lambda: changed.set())
+
+        self.watch(wake)
+        try:
+            while not condition():
+                await changed.wait()
+                changed = trio.Event()
+        finally:
+            self._watchers.remove(wake)

@@ -16,6 +16,12 @@ class Preparing(msgspec.Struct, frozen=True, tag=True):
     doing: str
 
 
+class WillUse(msgspec.Struct, frozen=True, tag=True):
+    """What this machine will give, and how to stop: three lines, before anything is downloaded."""
+
+    lines: tuple[str, ...]
+
+
 class Measured(msgspec.Struct, frozen=True, tag=True):
     """The benchmark is done."""
 
@@ -23,7 +29,7 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     threads: int
     micro_batch: int
     samples_per_second: float
-    memory_bytes: int | None = None
+    batch_seconds: float
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
@@ -38,6 +44,7 @@ class LossSeen(msgspec.Struct, frozen=True, tag=True):
 
     epoch: int
     loss: float
+    samples: int
 
 
 class FirstSamplesAccepted(msgspec.Struct, frozen=True, tag=True):
@@ -73,6 +80,18 @@ class PeerWent(msgspec.Struct, frozen=True, tag=True):
     peer: str
 
 
+class Notice(msgspec.Struct, frozen=True, tag=True):
+    """A line for the owner: 80 % of the quota, memory running short."""
+
+    words: str
+
+
+class RunComplete(msgspec.Struct, frozen=True, tag=True):
+    """The run has made all the steps that its definition asks for."""
+
+    epoch: int
+
+
 class Leaving(msgspec.Struct, frozen=True, tag=True):
     """`at_once`: without waiting for the round that is under way."""
 
@@ -90,6 +109,7 @@ class Left(msgspec.Struct, frozen=True, tag=True):
 
 Own = (
     Preparing
+    | WillUse
     | Measured
     | Began
     | LossSeen
@@ -100,6 +120,8 @@ Own = (
     | NetworkBack
     | PeerCame
     | PeerWent
+    | Notice
+    | RunComplete
     | Leaving
     | Left
 )

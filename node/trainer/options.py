@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from node.checkpoint_keeper import CheckpointSettings
 
 
+def _whole() -> float:
+    return 1.0
+
+
 @dataclass(frozen=True)
 class TrainerOptions:
-    """- `device`: cpu, cuda, cuda:1, mps; empty chooses the fastest that there is.
-    - `threads`: that torch computes with; 0 is all but what the network needs.
-    - `max_memory_bytes`: of this process; 0 is no limit but the machine's.
+    """The device and the threads are the task's, which was built for them.
+
     - `micro_batch`: samples in one forward pass; 0 measures.
+    - `most_samples`: what memory allows of them; 0 is what the definition says.
+    - `batch_share`: of the micro-batch, looked at between batches: less where memory runs short.
     - `client`: others cannot dial this node.
     - `begins`: this peer may begin the run anew: the organiser's first one.
     - `checkpoints`: this peer keeps the run's.
     - `up_bytes_per_second`, `down_bytes_per_second`: what the owner allows; 0 is no limit.
     - `fetching_folder`: where a state that is being fetched is kept across a restart.
-    - `personal_seed`: decides which samples this peer draws; None is another one at every start.
+    - `position_file`: where it is kept how far the data has been read.
     """
 
-    device: str = ""
-    threads: int = 0
-    max_memory_bytes: int = 0
     micro_batch: int = 0
+    most_samples: int = 0
+    batch_share: Callable[[], float] = _whole
     client: bool = False
     begins: bool = False
     checkpoints: CheckpointSettings | None = None
     up_bytes_per_second: float = 0.0
     down_bytes_per_second: float = 0.0
     fetching_folder: Path | None = None
-    personal_seed: int | None = None
+    position_file: Path | None = None

@@ -1,34 +1,157 @@
-"""Train in a run until told to leave: the loop of `potluck join` and `potluck run start`.
+"""Train in a run until told to leave: the heart of `potluck join` and `potluck run start`.
 
-    left = await train_run(node, definition, task, options, gate, departure, shown)
+    session = Session(shown)
+    left = await train_run(node, definition, task, TrainerOptions(), session)
 
-The loop itself (loop.py) is ordinary PyTorch in a worker thread; here it is fed, watched and ended.
+The loop itself (loop.py) is ordinary PyTorch in a worker thread; here it is fed, watched and ended:
 
-Promises: it ends when `departure` says so, within its patience; when the node ends; and by an error
-of the run that no waiting mends, which comes out. What it took is then given back: the model, the
-threads, the data's files.
+    measure -> enter the run, catching up if it is further -> train -> see the round out -> leave
+
+Promises: it ends when `session.departure` says so: at once, or after the round that is under way,
+but never later than `ROUND_PATIENCE_SECONDS` and one batch; when the node ends; and by an error of
+the run that no waiting mends, which comes out. What it took is then given back.
+
+Easy to get wrong: the training thread cannot be stopped from outside. It is told, and everything it
+may wait for (the gate, data, the bridge) is woken; a batch that is being computed is waited for.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+import trio
 
 from node.node import Node
-from node.trainer.departure import Departure
-from node.trainer.gate import Gate
-from node.trainer.happenings import Left
+from node.trainer.benchmark import Measurement, measure
+from node.trainer.departure import ROUND_PATIENCE_SECONDS
+from node.trainer.happenings import Leaving, Left, Measured, Preparing
+from node.trainer.loop import Loop
+from node.trainer.network_watch import watch_network
 from node.trainer.options import TrainerOptions
-from node.trainer.shown import Shown
+from node.trainer.session import Session
+from node.trainer.watched import TrafficMeter, WatchedTraining
+from node.training import train_in_thread
+from protocols.accumulation.collaboration import Collaboration
+
+if TYPE_CHECKING:
+    from node.run.building import RunTask
+    from node.run.definition import RunDefinition
+
+TRAFFIC_SECONDS = 1.0  # between two looks at the bytes that were sent
 
 
 async def train_run(
     node: Node,
-    definition: Any,
-    task: Any,
+    definition: RunDefinition,
+    task: RunTask,
     options: TrainerOptions,
-    gate: Gate,
-    departure: Departure,
-    shown: Shown,
+    session: Session,
 ) -> Left:
     """Take part in the run of `definition` with what was built of it; what the session gave."""
-    raise NotImplementedError
+    size = options.micro_batch or (await _measured(definition, task, options, session)).micro_batch
+    session.happened(Preparing("entering the run"))
+    loop = Loop(
+        definition,
+        task,
+        session,
+        samples_at_once=size,
+        share=options.batch_share,
+        position_file=options.position_file,
+    )
+    settings = definition.collaboration_settings(
+        client=options.client,
+        begins=options.begins,
+        up_bytes_per_second=options.up_bytes_per_second,
+        down_bytes_per_second=options.down_bytes_per_second,
+        fetching_folder=options.fetching_folder,
+    )
+
+    async def beside(collaboration: Collaboration) -> None:
+        await _watch(node, collaboration, options, session)
+
+    async with trio.open_nursery() as nursery:
+        training = trio.CancelScope()
+        nursery.start_soon(_end_when_told, session, loop, training)
+        with training:
+            await train_in_thread(node, settings, loop.run, options.checkpoints, beside=beside)
+        session.watched = None
+        nursery.cancel_scope.cancel()
+    account = session.account
+    left = Left(account.samples, account.steps, round(session.seconds, 3), account.lost_samples)
+    session.happened(left)
+    return left
+
+
+async def _measured(
+    definition: RunDefinition, task: RunTask, options: TrainerOptions, session: Session
+) -> Measurement:
+    """The benchmark, in a thread that is let go when this is cancelled."""
+    session.happened(Preparing("measuring how fast this machine is"))
+    training = definition.training
+    most = min(training.samples_at_once, options.most_samples or training.samples_at_once)
+
+    def run() -> Measurement:
+        return measure(
+            task,
+            most=most,
+            target=training.batch,
+            goes_on=lambda: not session.departure.wanted,
+        )
+
+    found: Measurement = await trio.to_thread.run_sync(
+        run,
+        abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
+    )
+    session.happened(
+        Measured(
+            device=" + ".join(str(one) for one in task.devices),
+            threads=_threads(),
+            micro_batch=found.micro_batch,
+            samples_per_second=round(found.samples_per_second, 3),
+            batch_seconds=round(found.batch_seconds, 4),
+        )
+    )
+    return found
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+async def _watch(
+    node: Node, collaboration: Collaboration, options: TrainerOptions, session: Session
+) -> None:
+    """Tell of the run, the links and the traffic, until cancelled."""
+    meter = TrafficMeter(options.up_bytes_per_second or None, options.down_bytes_per_second or None)
+    session.watched = WatchedTraining(node, collaboration, meter)
+
+    async def follow_the_run() -> None:
+        async with collaboration.events() as events:
+            async for event in events:
+                session.happened(event)
+
+    async def follow_the_traffic() -> None:
+        while True:
+            traffic = node.network.traffic()
+            meter.note(trio.current_time(), traffic.sent_bytes, traffic.received_bytes)
+            await trio.sleep(TRAFFIC_SECONDS)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow_the_run)
+        nursery.start_soon(follow_the_traffic)
+        await watch_network(node, session, begins=options.begins)
+
+
+async def _end_when_told(session: Session, loop: Loop, training: trio.CancelScope) -> None:
+    departure = session.departure
+    await departure.until_wanted()
+    session.happened(Leaving(departure.at_once))
+    was_away = not session.gate.is_open
+    session.gate.end()
+    loop.stop_reading()
+    if not was_away:
+        with trio.move_on_after(ROUND_PATIENCE_SECONDS):
+            await departure.until_at_once()
+    training.cancel()

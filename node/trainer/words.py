@@ -1,21 +1,160 @@
 """Everything that happens, in words for a person (`--plain`) and as an object for a program
-(`--json`). Logs are a rendering of typed events, never the other way round."""
+(`--json`). Logs are a rendering of typed events, never the other way round.
+
+Easy to get wrong: much of it was said by peers. Whatever prints it passes it through
+`node.commands.output.printable`.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
-from node.trainer.happenings import Happening
+from node.trainer.happenings import (
+    Began,
+    FirstSamplesAccepted,
+    Happening,
+    Leaving,
+    Left,
+    LossSeen,
+    Measured,
+    NetworkBack,
+    NetworkLost,
+    Notice,
+    Paused,
+    PeerCame,
+    PeerWent,
+    Preparing,
+    Resumed,
+    RunComplete,
+    WillUse,
+)
+from protocols.accumulation.events import (
+    CaughtUp,
+    CheckpointMissed,
+    CheckpointSaved,
+    FellBehind,
+    FetchingFailed,
+    GradientsDropped,
+    HeldBack,
+    ParametersAveraged,
+    RoundFailed,
+    ScaleChanged,
+    StepTaken,
+)
+
+SHORT_ID = 8  # of a peer id's last characters: the first ones are the same for all
+
+
+def short(peer: str) -> str:
+    """A peer id as it is shown where there is little room."""
+    return f"…{peer[-SHORT_ID:]}" if len(peer) > SHORT_ID else peer
 
 
 def words_of(happening: Happening) -> str:
-    """One line."""
-    return type(happening).__name__
+    """One line; empty where a person has no use for it."""
+    match happening:
+        case Preparing(doing=doing):
+            return doing
+        case WillUse(lines=lines):
+            return "\n".join(lines)
+        case Measured():
+            return (
+                f"measured: {happening.samples_per_second:,.1f} samples/s on {happening.device}, "
+                f"{happening.micro_batch:,} at once in {happening.batch_seconds:.2f} s"
+            )
+        case Began(run=run, epoch=epoch):
+            return f"training in {run}, from step {epoch:,} on"
+        case LossSeen(epoch=epoch, loss=loss):
+            return f"step {epoch:,}: loss {loss:.4f}"
+        case FirstSamplesAccepted(samples=samples, seconds=seconds):
+            return f"the others have accepted your first {samples:,} samples, after {seconds:.1f} s"
+        case Paused(reasons=reasons):
+            return f"paused: {'; '.join(reasons)}"
+        case Resumed(seconds=seconds):
+            return f"going on after {span(seconds)}"
+        case NetworkLost(reason=reason):
+            return f"network lost: {reason}"
+        case NetworkBack(seconds=seconds):
+            return f"the network is back after {span(seconds)}"
+        case PeerCame(peer=peer, reach=reach):
+            return f"{short(peer)} came ({reach})"
+        case PeerWent(peer=peer):
+            return f"{short(peer)} went"
+        case Notice(words=words):
+            return words
+        case RunComplete(epoch=epoch):
+            return f"the run is complete: {epoch:,} steps"
+        case Leaving(at_once=True):
+            return "leaving now"
+        case Leaving():
+            return "leaving after this round; Ctrl-C again leaves at once"
+        case Left():
+            return _left(happening)
+        case _:
+            return _words_of_run(happening)
+
+
+def _words_of_run(happening: Happening) -> str:
+    """What happens in the run itself."""
+    match happening:
+        case StepTaken(members=members, own_samples=own):
+            if len(members) > 1:
+                share = f"{own:,} of {happening.samples:,.0f} samples are yours"
+                return f"step {happening.epoch + 1:,} with {len(members)} peers: {share}"
+            return f"step {happening.epoch + 1:,} alone, with {own:,} samples"
+        case HeldBack(samples=samples, reason=reason):
+            return f"a batch of {samples:,} samples is held back and does not count: {reason}"
+        case RoundFailed(epoch=epoch, reason=reason):
+            return f"step {epoch + 1:,} has to be tried again: {reason}"
+        case GradientsDropped(samples=samples, reason=reason):
+            return f"{samples:,} samples are given up: {reason}"
+        case FellBehind(at_least_epoch=epoch, reason=reason):
+            return f"catching up with step {epoch:,}: {reason}"
+        case CaughtUp(epoch=epoch, seconds=seconds, fetched_bytes=size, sources=sources):
+            megabytes = size / 1e6
+            return (
+                f"caught up with step {epoch:,}: {megabytes:,.1f} MB from {len(sources)} peers "
+                f"in {seconds:.1f} s, verified"
+            )
+        case FetchingFailed(reason=reason):
+            return f"the run's state could not be fetched yet, and is tried again: {reason}"
+        case ParametersAveraged(members=members, drift=drift):
+            return f"parameters averaged with {len(members)} peers; they had drifted by {drift:.1e}"
+        case ScaleChanged(scale=scale):
+            return f"the loss scale is {scale:g} now"
+        case CheckpointSaved(epoch=epoch, path=path):
+            return f"checkpoint of step {epoch:,}: {path}"
+        case CheckpointMissed(epoch=epoch, reason=reason):
+            return f"no checkpoint of step {epoch:,}: {reason}"
+        case _:
+            return ""
 
 
 def object_of(happening: Happening) -> dict[str, Any]:
-    """One object: `event` says its kind, in lower case with dashes."""
-    fields: dict[str, Any] = msgspec.to_builtins(happening)
-    return fields
+    """One object: `event` says its kind, in lower case with underlines."""
+    fields: dict[str, Any] = msgspec.to_builtins(happening, builtin_types=(bytes,))
+    kind = fields.pop("type")
+    words = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
+    plain = {
+        name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()
+    }
+    return {"event": words, **plain}
+
+
+def span(seconds: float) -> str:
+    """A time for a person: 8 s, 3 min 20 s, 2 h 5 min."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _left(left: Left) -> str:
+    gave = f"{left.samples:,} samples of yours are in {left.steps:,} steps of the run"
+    lost = f"; {left.lost_samples:,} are in none" if left.lost_samples else ""
+    return f"left after {span(left.seconds)}: {gave}{lost}. Thank you!"

@@ -115,8 +115,8 @@ class Collaboration:
         return self._side.peers()
 
     def mine(self) -> ProgressSlot | None:
-        """What this peer says, once an optimizer has entered."""
-        return self._side.mine
+        """What this peer says, with its own measured rate, once an optimizer has entered."""
+        return self._side.mine()
 
     def events(self) -> trio.MemoryReceiveChannel[Event]:
         """What happens from now on. Who falls far behind misses the oldest."""

@@ -22,11 +22,13 @@ import trio
 
 from protocols.accumulation.bridge import Entry, FetchWanted, Wanted
 from protocols.accumulation.events import Event
+from protocols.accumulation.keeping_up import TooSlow
 from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.state_fetching import Fetched, KeptPieces, StateSource, fetch_state
 from protocols.accumulation.state_serving import StateServer, StateServingSettings
+from protocols.accumulation.state_with_results import Followed, follow_run
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
 from protocols.accumulation.waiting import Answer
 from protocols.dht.service import Dht
@@ -65,8 +67,7 @@ class NetworkSide:
         self._tracker: Tracker | None = None
         self._server: StateServer | None = None
         self._kept = KeptPieces(settings.fetching_folder)
-        self.mine: ProgressSlot | None = None
-        """What this peer says; the digest of its state is added when it is published."""
+        self._slot: ProgressSlot | None = None
         self._subscribers: list[trio.MemorySendChannel[Event]] = []
 
     # -- in any thread
@@ -77,7 +78,7 @@ class NetworkSide:
     # -- in trio's thread
 
     def note(self, slot: ProgressSlot, *, at_once: bool) -> None:
-        self.mine = slot
+        self._slot = slot
         self._entered().note(self._completed(slot), at_once=at_once)
 
     def enter(self, entry: Entry, answer: Answer[None]) -> None:
@@ -98,7 +99,7 @@ class NetworkSide:
 
         self._begin(answer, pause)
 
-    def fetch(self, wanted: FetchWanted, answer: Answer[Fetched]) -> None:
+    def fetch(self, wanted: FetchWanted, answer: Answer[Fetched | Followed]) -> None:
         self._begin(answer, lambda: self._fetch(wanted))
 
     def round_ended(
@@ -116,6 +117,9 @@ class NetworkSide:
 
     def set_away(self, *, is_away: bool) -> None:
         self._entered().set_away(is_away=is_away)
+
+    def mine(self) -> ProgressSlot | None:
+        return None if self._tracker is None else self._tracker.mine()
 
     def peers(self) -> dict[PeerId, ProgressSlot]:
         return {} if self._tracker is None else self._tracker.slots()
@@ -142,12 +146,12 @@ class NetworkSide:
         settings = TrackerSettings(self._settings.run, entry.target_samples)
         first = self._completed(entry.slot)
         async with open_tracker(self._network, self._dht, settings, first) as tracker:
-            self.mine, self._tracker = entry.slot, tracker
+            self._slot, self._tracker = entry.slot, tracker
             await tracker.looked()
             answer.give(None)
             if not self._settings.client:
                 self._server = StateServer(
-                    self._rpc, entry.look, entry.lock, self._serving_settings()
+                    self._rpc, entry.look, entry.lock, self._serving_settings(), entry.results
                 )
                 self._nursery.start_soon(self._server.run)
                 await self._publish_digests(self._server)
@@ -158,8 +162,8 @@ class NetworkSide:
         offer = None
         while True:
             offer = await server.offered(offer)
-            if self.mine is not None:
-                self.note(self.mine, at_once=False)
+            if self._slot is not None:
+                self.note(self._slot, at_once=False)
 
     async def _average(self, wanted: Wanted) -> Outcome:
         over_a_grid = wanted.expected > self._settings.group_size
@@ -182,17 +186,23 @@ class NetworkSide:
             await self._entered().changed()
         return self.estimate()
 
-    async def _fetch(self, wanted: FetchWanted) -> Fetched:
+    async def _fetch(self, wanted: FetchWanted) -> Fetched | Followed:
         self._entered().look_now()
+        fetched: Fetched | Followed | None
         try:
-            fetched = await fetch_state(
+            fetched = await follow_run(self._rpc, self._sources, wanted.mine, wanted.layouts)
+            fetched = fetched or await fetch_state(
                 self._rpc,
                 self._sources,
                 wanted.mine,
                 at_least_epoch=wanted.at_least_epoch,
                 history=wanted.history,
                 kept=self._kept,
+                layouts=wanted.layouts,
+                too_slow=wanted.too_slow,
             )
+        except TooSlow:
+            raise  # which is nobody's fault but the link's
         except PotluckError as error:
             self._entered().fetch_failed(wanted.peers, str(error))
             raise

@@ -280,7 +280,43 @@ def test_a_newcomer_takes_the_state_of_the_run_and_then_helps() -> None:
     trio.run(main)
 
 
-@pytest.mark.slow
+def test_who_was_away_catches_up_and_says_before_it_leaves_what_it_could_bring() -> None:
+    is_away, others_stepped, is_seen = threading.Event(), threading.Event(), threading.Event()
+
+    def train(bridge: Bridge, number: int) -> int:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge)
+        wait_for_company(bridge, 1)
+        if number == 0:
+            with optimizer.away():
+                is_away.set()
+                others_stepped.wait()
+            epoch = optimizer.epoch
+            assert optimizer.see_out(0.0)  # it has nothing
+            set_gradients(model, 1.0)
+            optimizer.step(samples=4)
+            assert not optimizer.see_out(0.0)  # nobody computes what is missing
+            is_seen.wait()
+            return epoch
+        is_away.wait()
+        while bridge.estimate.peers:
+            bridge.wait_for_news(1.0).wait()
+        while optimizer.epoch < 2:  # alone: nobody counts on the one that is away
+            set_gradients(model, 1.0)
+            optimizer.step(samples=4)
+        others_stepped.set()
+        while bridge.estimate.others_samples != 4:
+            bridge.wait_for_news(1.0).wait()
+        is_seen.set()
+        return optimizer.epoch
+
+    async def main() -> None:
+        async with training_world() as world:
+            assert await world.train(await world.peers(2, SMALL), train) == [2, 2]
+
+    trio.run(main)
+
+
 def test_a_state_that_one_of_several_made_up_ends_nobodys_training() -> None:
     """It says to be at a later epoch, and its state has no schedule where all others have one."""
     ahead, done = threading.Event(), [threading.Event(), threading.Event()]

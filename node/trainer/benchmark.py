@@ -1,0 +1,111 @@
+"""How many samples this machine should compute at once: a few seconds of trying, before joining.
+
+    measured = measure(task, most=definition.training.samples_at_once, target=batch)
+
+Batches double from one sample until a batch takes long enough (`ENOUGH_SECONDS`) that what goes on
+around it costs nothing beside it, or the next one would take too long (`LONGEST_SECONDS`: a peer
+that is told to leave, or is due in a round, can do so between two batches only), or memory says
+no, or a batch would be a large part of the whole run's.
+
+Promises: nothing is learnt in it. Gradients are dropped, and buffers (batch norm's) are put back.
+
+Easy to get wrong: the first pass on any device is many times slower than the second. Every size is
+therefore tried twice, and the second time counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from node.run.building import RunTask
+
+ENOUGH_SECONDS: Final = 0.2
+LONGEST_SECONDS: Final = 1.0
+MOST_SECONDS: Final = 4.0  # of the whole benchmark; then the best so far is taken
+
+TARGET_SHARE: Final = 8
+"""A batch is at most this part of the run's: a step comes late by half a batch of every peer, and
+what is over is wasted."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    micro_batch: int
+    batch_seconds: float
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.micro_batch / self.batch_seconds if self.batch_seconds > 0.0 else 0.0
+
+
+def measure(
+    task: RunTask,
+    *,
+    most: int,
+    target: int,
+    goes_on: Callable[[], bool] = lambda: True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measurement:
+    """In the training thread. `most`: by the definition, and by what memory allows."""
+    limit = max(1, min(most, target // TARGET_SHARE))
+    kept = [(buffer, buffer.clone()) for _name, buffer in task.buffers]
+    try:
+        return choose(lambda size: _seconds(task, size, clock), limit, goes_on, clock)
+    finally:
+        for buffer, value in kept:
+            buffer.copy_(value)
+
+
+def choose(
+    seconds_of: Callable[[int], float],
+    limit: int,
+    goes_on: Callable[[], bool] = lambda: True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measurement:
+    """The size to take, by trying sizes up to `limit`. `seconds_of` raises MemoryError (or torch's
+    OutOfMemoryError) for one that does not fit."""
+    began = clock()
+    best = Measurement(1, seconds_of(1))
+    while best.batch_seconds < ENOUGH_SECONDS and best.micro_batch < limit and goes_on():
+        size = min(limit, 2 * best.micro_batch)
+        if best.batch_seconds * size / best.micro_batch > LONGEST_SECONDS:
+            break
+        try:
+            found = Measurement(size, seconds_of(size))
+        except (MemoryError, torch.OutOfMemoryError):
+            break
+        if found.batch_seconds > LONGEST_SECONDS:
+            break
+        best = found
+        if clock() - began > MOST_SECONDS:
+            break
+    return best
+
+
+def _seconds(task: RunTask, size: int, clock: Callable[[], float]) -> float:
+    """Of one forward and backward pass, the second of two."""
+    began = 0.0
+    for _ in range(2):
+        batch = task.made_up_batch(size)
+        began = clock()
+        task.loss(batch).backward()  # type: ignore[no-untyped-call]  # torch's own
+        _wait_for_device(task)
+    seconds = clock() - began
+    for _name, one in task.named_parameters:
+        one.grad = None
+    return seconds
+
+
+def _wait_for_device(task: RunTask) -> None:
+    """A GPU is only told to compute; what it takes is known when it is done."""
+    for device in task.devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()

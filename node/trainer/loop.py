@@ -1,0 +1,184 @@
+"""The training loop: ordinary PyTorch, in a worker thread, until it is told to leave.
+
+    loop = Loop(definition, task, session, samples_at_once=8)
+    loop.run(bridge)                            # the training thread
+    loop.stop_reading()                         # any thread: it may be waiting for data
+
+Between two batches it looks whether it may go on: at the gate (pause, schedule, quota, network), at
+the departure, and at how much memory there is.
+
+Promises: a loss that is not finite is held back by the optimizer and said by name; training goes on
+with the next batch. Where in the data it is, is kept, so that the next session goes on there.
+
+Easy to get wrong: leaving. What was accumulated is worth a last look at whether the round is near;
+what comes after that is bounded from outside (trainer.py), because a round may hang.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.data.clock import ReadingStopped
+from models.data.errors import PositionError
+from models.data.position import Position, read_position, write_position
+from node.trainer.departure import ROUND_PATIENCE_SECONDS
+from node.trainer.happenings import Began, LossSeen, Paused, Resumed, RunComplete
+from node.trainer.phases import NETWORK
+from node.trainer.session import Session
+from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.optimizer import CollaborativeOptimizer
+
+if TYPE_CHECKING:
+    from node.run.batches import Batches
+    from node.run.building import RunTask
+    from node.run.definition import RunDefinition
+
+logger = logging.getLogger("potluck.trainer")
+
+NEWS_SECONDS = 5.0  # between two looks of a peer that only waits, where nothing happens
+POSITION_SECONDS = 60.0  # how many seconds of data a kill makes this peer read again
+
+
+class Loop:
+    """For one session. All but `stop_reading` is the training thread's."""
+
+    def __init__(
+        self,
+        definition: RunDefinition,
+        task: RunTask,
+        session: Session,
+        *,
+        samples_at_once: int,
+        share: Callable[[], float] = lambda: 1.0,
+        position_file: Path | None = None,
+    ) -> None:
+        self._definition, self._task, self._session = definition, task, session
+        self._samples_at_once, self._share = samples_at_once, share
+        self._position_file = position_file
+        self._batches: Batches | None = None
+        self._position_kept = time.monotonic()
+        self._losses, self._counted = 0.0, 0
+
+    def stop_reading(self) -> None:
+        """Wake the loop where it waits for data. Any thread."""
+        batches = self._batches
+        if batches is not None:
+            batches.stop()
+
+    def run(self, bridge: Bridge) -> None:
+        """Train until told to leave, or until the run is complete and this peer is not its keeper.
+
+        CollaborationEnded when the collaboration ends first.
+        """
+        task = self._task
+        optimizer = CollaborativeOptimizer(
+            task.named_parameters,
+            task.optimizer_factory,
+            bridge,
+            scheduler=task.schedule_factory,
+            buffers=task.buffers,
+            **self._definition.optimizer_options(),
+        )
+        self._session.happened(Began(self._definition.name, optimizer.epoch))
+        with suppress(ReadingStopped):
+            while self._goes_on(optimizer):
+                self._read_with(optimizer, self._size())
+        if self._is_complete(optimizer):
+            self._wait_for_the_end(optimizer, bridge)
+        optimizer.see_out(ROUND_PATIENCE_SECONDS)
+
+    def _read_with(self, optimizer: CollaborativeOptimizer, size: int) -> None:
+        """Batches of this size, until another size is wanted."""
+        with self._task.open_batches(samples=size, position=self._kept_position()) as batches:
+            self._batches = batches
+            try:
+                while self._goes_on(optimizer) and self._size() == size:
+                    if self._session.gate.is_open:
+                        self._batch(optimizer, next(batches))
+                    else:
+                        self._rest(optimizer)
+                    self._keep_position(batches)
+            finally:
+                self._batches = None
+                self._keep_position(batches, at_once=True)
+
+    def _batch(self, optimizer: CollaborativeOptimizer, batch: Any) -> None:
+        samples = self._task.samples_in(batch)
+        optimizer.zero_grad()
+        with optimizer.autocast():
+            loss = self._task.loss(batch)
+        optimizer.scaled(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
+        value = float(loss.detach())
+        if math.isfinite(value):
+            self._losses += value * samples
+            self._counted += samples
+        if optimizer.step(samples=samples, loss=value):
+            self._tell_loss(optimizer.epoch)
+
+    def _tell_loss(self, epoch: int) -> None:
+        if self._counted:
+            mean = self._losses / self._counted
+            self._session.happened(LossSeen(epoch, mean, self._counted))
+        self._losses, self._counted = 0.0, 0
+
+    def _rest(self, optimizer: CollaborativeOptimizer) -> None:
+        """The gate is closed: until it opens, nobody counts on this peer."""
+        session, began = self._session, time.monotonic()
+        reasons = tuple(one.words for one in session.gate.reasons() if one.name != NETWORK)
+        if reasons:
+            session.happened(Paused(reasons))
+        with optimizer.away():
+            session.gate.wait()
+        if reasons:
+            session.happened(Resumed(round(time.monotonic() - began, 3)))
+
+    def _wait_for_the_end(self, optimizer: CollaborativeOptimizer, bridge: Bridge) -> None:
+        """The run is complete. Volunteers leave; the keeper stays, for whoever wants the result."""
+        self._session.happened(RunComplete(optimizer.epoch))
+        if bridge.keeper is not None:
+            while not self._session.departure.wanted:
+                with bridge.waiting():
+                    bridge.wait_for_news(NEWS_SECONDS).wait()
+
+    def _goes_on(self, optimizer: CollaborativeOptimizer) -> bool:
+        return not self._session.departure.wanted and not self._is_complete(optimizer)
+
+    def _is_complete(self, optimizer: CollaborativeOptimizer) -> bool:
+        steps = self._definition.training.steps
+        return 0 < steps <= optimizer.epoch
+
+    def _size(self) -> int:
+        """Samples at once: fewer where memory runs short."""
+        return max(1, int(self._samples_at_once * self._share()))
+
+    # -- where in the data this peer is
+
+    def _kept_position(self) -> Position | None:
+        if self._position_file is None:
+            return None
+        try:
+            return read_position(self._position_file)
+        except FileNotFoundError:
+            return None
+        except (PositionError, OSError) as error:
+            logger.warning("the data is read from its beginning: %s", error)
+            return None
+
+    def _keep_position(self, batches: Batches, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if self._position_file is None:
+            return
+        if at_once or now - self._position_kept > POSITION_SECONDS:
+            self._position_kept = now
+            position = batches.position()
+            if position is not None:
+                try:
+                    write_position(position, self._position_file)
+                except OSError as error:  # training does not need it
+                    logger.warning("where in the data this peer is, is not kept: %s", error)

@@ -1,0 +1,72 @@
+"""Noticing that the network is gone, and that it is back.
+
+Without any link a volunteer stops computing: after a while it would believe to be alone in the run,
+and make steps that nobody else has. The gate is closed, with words that say who is probably to
+blame; the directory goes on trying every known address by itself, and the first link opens it.
+
+The organiser's first peer (`begins`) is never stopped by this: for it to be alone is how a run
+begins.
+
+Easy to get wrong: one link that changes over to another is no loss. Only a silence of
+`LOST_SECONDS` is one; and a peer's progress outlives it (`SLOT_SECONDS`), so that nobody steps
+alone in between.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from node.node import Node
+from node.trainer.blame import blame_of
+from node.trainer.happenings import NetworkBack, NetworkLost, PeerCame, PeerWent
+from node.trainer.phases import NETWORK
+from node.trainer.session import Session
+from protocols.network import LinkEvent, Reach
+
+LOST_SECONDS: Final = 2.0
+
+
+async def watch_network(node: Node, session: Session, *, begins: bool) -> None:
+    """Close and open the gate under the name `network`, for ever."""
+    with node.network.link_events() as events:
+        while True:
+            await _until_lost(node, session, events)
+            if not begins:
+                await _lost(node, session, events)
+
+
+async def _until_lost(
+    node: Node, session: Session, events: trio.MemoryReceiveChannel[LinkEvent]
+) -> None:
+    """Until there has been no link for a while. Tells who comes and goes."""
+    while True:
+        if node.network.links():
+            _tell(session, await events.receive())
+            continue
+        with trio.move_on_after(LOST_SECONDS) as silence:
+            _tell(session, await events.receive())
+        if silence.cancelled_caught:
+            return
+
+
+async def _lost(node: Node, session: Session, events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
+    began = trio.current_time()
+    words = blame_of(node.dht.bootstrap_state())
+    session.happened(NetworkLost(words))
+    try:
+        while not node.network.links():
+            session.gate.close(NETWORK, blame_of(node.dht.bootstrap_state()))
+            with trio.move_on_after(LOST_SECONDS):
+                _tell(session, await events.receive())
+    finally:
+        session.gate.open(NETWORK)
+    session.happened(NetworkBack(round(trio.current_time() - began, 3)))
+
+
+def _tell(session: Session, event: LinkEvent) -> None:
+    if event.was is Reach.NONE:
+        session.happened(PeerCame(event.peer, event.reach.value))
+    elif event.reach is Reach.NONE:
+        session.happened(PeerWent(event.peer))

@@ -1,0 +1,95 @@
+"""What the trainer does now, and what its owner can do about it: one phase, two sentences. Pure.
+
+Order is the point: whoever leaves is leaving, whatever else is true; a network that is gone matters
+more than a pause; and a round is shown only where nothing is in the way of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.trainer.gate import Closed
+from node.trainer.view import Phase
+
+NETWORK = "network"
+"""The name under which the gate is closed while no peer can be reached."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of one moment."""
+
+    leaving: bool = False
+    leaving_at_once: bool = False
+    refused: str = ""
+    closed: tuple[Closed, ...] = ()
+    preparing: str = ""  # what is being done before the loop begins; empty when it has begun
+    behind: bool = False
+    averaging: bool = False
+    alone: bool = False
+    complete: bool = False
+    begins: bool = False
+
+
+@dataclass(frozen=True)
+class Told:
+    phase: Phase
+    doing: str
+    advice: str = ""
+
+
+def told_of(facts: Facts) -> Told:
+    """The one thing to show."""
+    network = next((one for one in facts.closed if one.name == NETWORK), None)
+    if facts.refused:
+        return Told(Phase.REFUSED, facts.refused)
+    if facts.leaving:
+        return _leaving(facts)
+    if network is not None:
+        return Told(
+            Phase.NETWORK_LOST,
+            network.words,
+            "Nothing has to be done: all known addresses are tried again and again, and training "
+            "goes on by itself. Ctrl-C leaves.",
+        )
+    if facts.closed:
+        return _paused(facts.closed)
+    if facts.behind:
+        return Told(Phase.CATCHING_UP, "fetching the run's newest state from other peers")
+    if facts.preparing:
+        return Told(Phase.PREPARING, facts.preparing)
+    if facts.averaging:
+        return Told(Phase.AVERAGING, "averaging with the others")
+    if facts.complete:
+        return Told(
+            Phase.TRAINING,
+            "the run has made all its steps; its state is served to whoever asks",
+            "Ctrl-C ends it.",
+        )
+    if facts.alone:
+        others = "volunteers" if facts.begins else "the others"
+        return Told(
+            Phase.TRAINING,
+            f"computing; no other peer trains at the moment, waiting for {others}",
+            "`potluck run invite` makes an invite for them." if facts.begins else "",
+        )
+    return Told(Phase.TRAINING, "computing samples for the next step")
+
+
+def _leaving(facts: Facts) -> Told:
+    if facts.leaving_at_once:
+        return Told(Phase.LEAVING, "leaving now")
+    return Told(
+        Phase.LEAVING,
+        "leaving after the round that is under way, within five seconds",
+        "Ctrl-C again leaves at once.",
+    )
+
+
+def _paused(closed: tuple[Closed, ...]) -> Told:
+    advice = "It goes on by itself."
+    if any(one.name == "pause" for one in closed):
+        advice = "`potluck resume` goes on" + (
+            " earlier." if any(one.until is not None for one in closed) else "."
+        )
+    return Told(Phase.PAUSED, "; ".join(one.words for one in closed), advice)

@@ -1,0 +1,127 @@
+"""What a view shows of a node that trains: the swarm's batch, the peers, the traffic. Read only.
+
+Easy to get wrong: what others say of themselves is what they claim. It is shown with what does not
+count of it (`ignored`), and links and traffic are this node's own figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Final
+
+import trio
+
+from node.node import Node
+from node.trainer.view import BatchView, PeerView, TrafficView
+from protocols.accumulation.collaboration import Collaboration
+from protocols.accumulation.progress import Estimate
+from protocols.accumulation.progress_slot import ProgressSlot
+from protocols.errors import PotluckError
+from protocols.identity import PeerId
+
+RATE_SECONDS: Final = 10.0  # over which traffic is averaged: what a limit promises is over ten, too
+
+
+class TrafficMeter:
+    """Bytes since the start, and how fast they come: fed with the totals, about once a second."""
+
+    def __init__(self, upload_limit: float | None, download_limit: float | None) -> None:
+        self._limits = upload_limit, download_limit
+        self._seen: deque[tuple[float, int, int]] = deque()
+
+    def note(self, now: float, sent: int, received: int) -> None:
+        self._seen.append((now, sent, received))
+        while now - self._seen[0][0] > RATE_SECONDS:
+            self._seen.popleft()
+
+    def view(self) -> TrafficView:
+        if not self._seen:
+            return TrafficView(upload_limit=self._limits[0], download_limit=self._limits[1])
+        first, last = self._seen[0], self._seen[-1]
+        seconds = max(last[0] - first[0], 1e-9)
+        return TrafficView(
+            sent_bytes=last[1],
+            received_bytes=last[2],
+            sent_bytes_per_second=round((last[1] - first[1]) / seconds),
+            received_bytes_per_second=round((last[2] - first[2]) / seconds),
+            upload_limit=self._limits[0],
+            download_limit=self._limits[1],
+        )
+
+
+class WatchedTraining:
+    """`Watched` (session.py) of one collaboration. trio's thread only."""
+
+    def __init__(self, node: Node, collaboration: Collaboration, meter: TrafficMeter) -> None:
+        self._node, self._collaboration, self._meter = node, collaboration, meter
+
+    def batch(self) -> BatchView:
+        found, mine = self._estimate(), self._collaboration.mine()
+        if found is None or mine is None:
+            return BatchView()
+        due_in = found.due_in_seconds_with(mine.samples)
+        return BatchView(
+            samples=round(found.others_samples + mine.samples, 1),
+            target=found.target_samples,
+            mine=mine.samples,
+            samples_per_second=round(found.rate, 3),
+            seconds_to_step=round(due_in, 3) if math.isfinite(due_in) else None,
+        )
+
+    def peers(self) -> tuple[PeerView, ...]:
+        """Those who say that they take part; then those whose word does not count."""
+        found, slots = self._estimate(), self._collaboration.peers()
+        ignored = {} if found is None else {one.peer: one.reason for one in found.ignored}
+        names = sorted([*slots, *(peer for peer in ignored if peer not in slots)])
+        return tuple(self._peer(one, slots.get(one), ignored.get(one, "")) for one in names)
+
+    def traffic(self) -> TrafficView:
+        return self._meter.view()
+
+    def averaging(self) -> bool:
+        mine = self._collaboration.mine()
+        return mine is not None and mine.averaging
+
+    def alone(self) -> bool:
+        found = self._estimate()
+        return found is not None and found.number > 0 and not found.peers
+
+    def samples_per_second(self) -> float | None:
+        mine = self._collaboration.mine()
+        return None if mine is None else round(mine.samples_per_second, 3)
+
+    def _estimate(self) -> Estimate | None:
+        try:
+            return self._collaboration.bridge.estimate
+        except PotluckError:  # nothing has entered yet, or it has ended
+            return None
+
+    def _peer(self, peer: PeerId, slot: ProgressSlot | None, ignored: str) -> PeerView:
+        link = self._node.network.link(peer)
+        reach = "none" if link is None else link.reach.value
+        trip = None if link is None else link.round_trip_seconds
+        view = PeerView(
+            peer=peer,
+            reach=reach,
+            round_trip_ms=None if trip is None else round(trip * 1000, 1),
+            ignored=ignored,
+        )
+        if slot is None:
+            return view
+        role = "keeps" if slot.keeps else slot.role
+        return PeerView(
+            peer=peer,
+            role=role,
+            reach=reach,
+            round_trip_ms=view.round_trip_ms,
+            epoch=slot.epoch,
+            samples=slot.samples,
+            samples_per_second=round(slot.samples_per_second, 3),
+            ignored=ignored,
+        )
+
+
+def now() -> float:
+    """The clock of the meter."""
+    return trio.current_time()
