@@ -9,6 +9,11 @@ examples each time, so that nobody's change fails by what another's left undetec
 of them, where a test does not say how many; `soak` is other ones each time. How long an example
 takes is the machine's affair: no profile has a limit for it.
 
+scripts/test gives a whole run to two workers (pytest-xdist). The tests of some rooms start
+processes, wait for real seconds, or hold a clock against them: one worker gets all of those, one
+after the other, so that they do not disturb each other. Most of their time is waiting, and the
+other worker computes meanwhile.
+
 What was imported until the tests begin is no garbage, and is exempt from looking for it.
 """
 
@@ -16,15 +21,27 @@ from __future__ import annotations
 
 import gc
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
+HERE = Path(__file__).parent
 FAST_EXAMPLES = 25
+
+# Rooms whose tests must not run beside each other.
+WITH_PROCESSES = frozenset({"access", "commands", "frame", "processes", "soak", "strangers"})
 
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _PATIENT, derandomize=True)
 settings.register_profile("fast", _PATIENT, derandomize=True, max_examples=FAST_EXAMPLES)
 settings.register_profile("soak", _PATIENT, derandomize=False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(HERE).parts[0] in WITH_PROCESSES:
+            item.add_marker(pytest.mark.xdist_group("with processes"))
 
 
 def pytest_collection_finish() -> None:

@@ -149,8 +149,10 @@ def mode_of(path: Path) -> int:
 
 def loosen(path: Path) -> None:
     """Let everybody come as far as the socket, so that only the check of the user is left."""
-    for folder in path.parents[:4]:
-        folder.chmod(0o755)
+    for folder in path.parents[:5]:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & 0o055 != 0o055:  # not /tmp, which may be among them
+            folder.chmod(mode | 0o055)
     path.chmod(0o666)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import resource
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,12 @@ from tests.frame.checkout import ROOT, Checkout
 from tests.waiting import PATIENCE_SECONDS
 
 OVERHEAD_SECONDS = 0.5
+
+
+def processor_seconds_of_children() -> float:
+    """Of all that have ended; how long they took depends on what else the machine does."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.fixture
@@ -41,9 +48,9 @@ def test_the_first_call_makes_the_environment_and_runs_the_command(checkout: Che
 
 
 def test_a_second_call_asks_pip_for_nothing_and_costs_little(made: Checkout) -> None:
-    began = time.perf_counter()
+    before = processor_seconds_of_children()
     done = made.run("scripts/potluck", "version")
-    assert time.perf_counter() - began < OVERHEAD_SECONDS
+    assert processor_seconds_of_children() - before < OVERHEAD_SECONDS
     assert (done.stdout, done.stderr) == ("potluck ran: version\n", "")
     assert made.asked_of_pip() == []
 
@@ -275,6 +282,9 @@ def test_a_machine_without_a_suitable_python_is_told_what_to_install(checkout: C
     assert not checkout.venv.exists()
 
 
+WORKERS = "--numprocesses=2 --dist=loadgroup"
+
+
 @pytest.fixture
 def tools(made: Checkout) -> Checkout:
     """A checkout whose tools only write down how they were called."""
@@ -294,9 +304,9 @@ def tools(made: Checkout) -> Checkout:
 @pytest.mark.parametrize(
     ("words", "pytest_words"),
     [
-        ([], "-m not soak --hypothesis-profile=default"),
-        (["--fast"], "-m not slow and not soak --hypothesis-profile=fast"),
-        (["--soak"], "-m  --hypothesis-profile=soak"),
+        ([], f"-m not soak --hypothesis-profile=default {WORKERS}"),
+        (["--fast"], f"-m not slow and not soak --hypothesis-profile=fast {WORKERS}"),
+        (["--soak"], f"-m  --hypothesis-profile=soak {WORKERS}"),
         (
             ["--fast", "tests/frame", "-k", "link"],
             "-m not slow and not soak --hypothesis-profile=fast tests/frame -k link",
