@@ -45,9 +45,10 @@ from protocols.moshpit.vector import Vector
 
 LAST_EVENTS = 1024  # an hour of a run that steps every four seconds; memory for some 200 KB
 
-NOTE_SECONDS = 0.05
-"""Between two notes of mere samples: each wakes the other thread, which costs batches of a few
-milliseconds some percent of their speed."""
+NOTE_SECONDS = 0.1
+"""How often trio looks whether mere samples were noted. A wake-up by the training thread would have
+it wait, at its busiest, until trio lets go of the interpreter (a millisecond for each batch); when
+trio wakes up by itself, the other is most likely within a pass, and needs no interpreter."""
 
 Value = TypeVar("Value")
 Arguments = TypeVarTuple("Arguments")
@@ -149,7 +150,7 @@ class Bridge:
         self._ended = False
         self._entered_at: float | None = None
         self._waited_seconds = 0.0
-        self._noted_at = -NOTE_SECONDS
+        self._noted: deque[ProgressSlot] = deque(maxlen=1)  # the newest that trio has not taken
 
     # -- for the training thread
 
@@ -178,12 +179,14 @@ class Bridge:
             answer.wait()
 
     def note(self, slot: ProgressSlot, *, at_once: bool = False) -> None:
-        """How this peer is now. Never waits; what is not to be said at once may be left out, for
-        the next one says more."""
-        far, now = self._far_side(), time.monotonic()
-        if at_once or now - self._noted_at >= NOTE_SECONDS:
-            self._noted_at = now
-            self._post(lambda: far.note(slot, at_once=at_once))
+        """How this peer is now. Never waits; what is not to be said at once is handed on within
+        NOTE_SECONDS, or left out for a newer one. One thread at a time."""
+        far = self._far_side()
+        if at_once:
+            self._noted.clear()
+            self._post(lambda: far.note(slot, at_once=True))
+        else:
+            self._noted.append(slot)
 
     def start_averaging(self, wanted: Wanted) -> Answer[Outcome]:
         """Begin a round; one at a time."""
@@ -264,6 +267,13 @@ class Bridge:
     def set_far_side(self, far: FarSide) -> None:
         """Where everything goes; before the bridge is handed out."""
         self._far = far
+
+    async def hand_on_notes(self) -> None:
+        """Those that need not be said at once, until the end."""
+        while not self._ended:
+            await trio.sleep(NOTE_SECONDS)
+            with suppress(IndexError, CollaborationEnded):  # nothing noted; or the end
+                self._far_side().note(self._noted.popleft(), at_once=False)
 
     def end(self) -> None:
         """Wake whoever waits, and refuse everything from now on. Twice is harmless."""

@@ -152,6 +152,7 @@ async def open_collaboration(
     ):
         side = NetworkSide(network, rpc, dht, averager, settings, nursery)
         bridge.set_far_side(side)
+        nursery.start_soon(bridge.hand_on_notes)
         try:
             yield Collaboration(bridge, side, averager)
         except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it

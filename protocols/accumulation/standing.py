@@ -112,9 +112,9 @@ class Standing:
                 trouble = f"{parameter}.grad is not finite." if parameter else ""
             contributed = Contributed(batch.samples, finite=not trouble)
             effects = self._rest(self._lifecycle.take(contributed))
+            self._bridge.note(self.slot())
         if any(isinstance(one, HoldBack) for one in effects):
             self._bridge.tell(HeldBack(self.life.epoch, batch.samples, trouble, parameter))
-        self._bridge.note(self.slot())
         return [one for one in effects if not isinstance(one, HoldBack)]
 
     def tell(self, event: Event) -> list[Effect]:
