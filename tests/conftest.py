@@ -40,7 +40,7 @@ settings.register_profile("soak", _PATIENT, derandomize=False)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(HERE).parts[0] in WITH_PROCESSES:
+        if any(HERE / room in item.path.parents for room in WITH_PROCESSES):
             item.add_marker(pytest.mark.xdist_group("with processes"))
 
 
