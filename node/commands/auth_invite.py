@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     keys = perform_act(places, "keys-list", {})[0]["keys"]
     fingerprint = fingerprint_to_pin(keys, settings, now_ms())
     pin = certificate_pin(settings)
-    code = _new_code(places, arguments.name) if arguments.new_code else None
+    code = new_code(places, arguments.name) if arguments.new_code else None
     invite = Invite(
         run=settings.run,
         bootstrap=settings.endpoints,
@@ -120,7 +120,8 @@ def fingerprint_to_pin(keys: Sequence[Mapping[str, Any]], settings: Settings, no
     return fingerprint
 
 
-def _new_code(places: AuthPlaces, name: str | None) -> dict[str, Any]:
+def new_code(places: AuthPlaces, name: str | None) -> dict[str, Any]:
+    """A fresh enrolment code, good for one: `code`, and how moderators see it."""
     question = asked("codes-new", {"name": name, "uses": 1, "life": CODE_LIFE_MS})
     return perform_act(places, "codes-new", {**question, "reason": "for an invite"})[0]
 

@@ -20,6 +20,7 @@ COMMANDS = (
     "ping",
     "login",
     "whoami",
+    "join",
     "listen",
     "status",
     "dht",
@@ -29,6 +30,7 @@ COMMANDS = (
     "simulate",
     "plan",
     "export",
+    "run",
     "completion",
 )
 

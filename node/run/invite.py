@@ -7,11 +7,10 @@
     potluck-run:<base64url of MessagePack and the first four bytes of its SHA-256>
 
 The MessagePack is an array: [run, peers, organiser's fingerprint, expiry in seconds since 1970 (0:
-never), access]. A peer is [public key, addresses]; an address is [host, port], with the relay's
-public key behind it where it leads through one; a host is 4 or 16 bytes, or a kind and a name,
-"dns4/node.example.org". So each key travels once, and a usual invite has 150 characters. `access`
-is nil in an open run, else [auth url, fingerprint of its key, code, certificate's hash]: what
-auth/invites.py has in its own.
+never), access]. A peer is [public key, addresses]; an address is [kind of host, host, port, the
+relay's public key or nil], where the host is the 4 or 16 bytes of a number, or a name. So each key
+travels once, and a usual invite has 150 characters. `access` is nil in an open run, else [auth url,
+fingerprint of its key, code, certificate's hash]: what auth/invites.py has in its own.
 
 An invite may come as a file: lines that begin with # are for people, white space means nothing.
 
@@ -46,8 +45,8 @@ LIMIT_BYTES = 6 << 10  # 16 of the longest addresses and an url, and room
 LATEST_EXPIRY_SECONDS = 1 << 40
 
 Port = Annotated[int, Meta(ge=1, le=65_535)]
-Packed = Annotated[bytes, Meta(min_length=4, max_length=16)]
-Name = Annotated[str, Meta(max_length=260, pattern=r"^dns[46]?/[A-Za-z0-9._-]+\Z")]
+LONGEST_HOST_BYTES = 253  # of a name in the DNS
+KINDS = ("ip4", "ip6", "dns", "dns4", "dns6")  # as they are numbered in an invite
 
 
 class NotAnInvite(PotluckError):
@@ -78,7 +77,8 @@ class RunInvite(msgspec.Struct, frozen=True):
 
 
 class _Address(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    host: Packed | Name
+    kind: Annotated[int, Meta(ge=0, lt=len(KINDS))]
+    host: Annotated[bytes, Meta(min_length=1, max_length=LONGEST_HOST_BYTES)]
     port: Port
     relay: PublicKey | None
 
@@ -189,19 +189,19 @@ def _packed(address: str) -> tuple[bytes, _Address]:
     parts = parse_peer_address(address).text.split("/")[1:]
     kind, host, _, port = parts[:4]
     ids = [part for before, part in pairwise(parts[3:]) if before == "p2p"]
-    packed: bytes | str = f"{kind}/{host}"
-    if kind in ("ip4", "ip6"):
-        packed = ipaddress.ip_address(host).packed
+    packed = ipaddress.ip_address(host).packed if kind in ("ip4", "ip6") else host.encode("ascii")
     relay = public_key_of(ids[0]) if len(ids) == 2 else None
-    return public_key_of(ids[-1]), _Address(packed, int(port), relay)
+    return public_key_of(ids[-1]), _Address(KINDS.index(kind), packed, int(port), relay)
 
 
 def _text_of(key: bytes, address: _Address) -> str:
     """The address as everybody else writes it; WrongUse or ValueError for one that cannot be."""
-    host = address.host
-    if isinstance(host, bytes):
-        number = ipaddress.ip_address(host)
-        host = f"ip{number.version}/{number}"
+    kind = KINDS[address.kind]
+    if kind in ("ip4", "ip6"):
+        number = ipaddress.ip_address(address.host)
+        kind, host = f"ip{number.version}", str(number)
+    else:
+        host = address.host.decode("ascii")
     through = "" if address.relay is None else f"/p2p/{peer_id_of(address.relay)}/p2p-circuit"
-    text = f"/{host}/tcp/{address.port}{through}/p2p/{peer_id_of(key)}"
+    text = f"/{kind}/{host}/tcp/{address.port}{through}/p2p/{peer_id_of(key)}"
     return parse_peer_address(text).text

@@ -64,7 +64,7 @@ class WrongDefinition(PotluckError):
         what, why = "There is a mistake in the run's definition.", found[0]
         if len(found) > 1:
             what = f"There are {len(found)} mistakes in the run's definition."
-            why = " ".join(f"({number}) {one}" for number, one in enumerate(found, 1))
+            why = "".join(f"\n    - {one}" for one in found)
         error = WrongDefinition(what, why=why, advice=ADVICE)
         error.mistakes = found
         return error

@@ -1,0 +1,245 @@
+"""`potluck run invite`: what volunteers paste after `potluck join`.
+
+It is made of the run's name, addresses of peers that are in it, and the fingerprint of the
+organiser's key; for a closed run also of where its auth server is, and perhaps a code.
+
+Easy to get wrong: a run is closed because its peers have passes, not because an invite says so. So
+whether this one leads to an auth server is read from this home: from its auth server, or its pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from node.commands.auth_moments import life, now_ms, utc
+from node.commands.output import Output
+from node.run.folder import RunFolder, organiser_key
+from node.wrong_use import WrongUse
+from protocols.errors import PotluckError
+
+if TYPE_CHECKING:
+    from auth.invites import Invite
+    from node.configuration import Configuration
+    from node.run.invite import RunInvite
+
+CODE_LIFE_MS = life("7d")
+MOST_ADDRESSES = 6  # of this node: more make the invite long, and none of them likelier to answer
+STATUS_SECONDS = 5.0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from auth.keys import fingerprint
+    from node.commands.configured import configuration_for
+    from node.commands.qr import draw_qr
+    from node.commands.run_sign import last_signed
+    from node.run.invite import RunInvite, write_invite
+
+    output = Output.of(arguments)
+    file = Path(arguments.file).expanduser() if arguments.file else None
+    _check(arguments, file)
+    configuration = configuration_for(arguments)
+    folder = RunFolder(Path(arguments.folder).expanduser().absolute())
+    folder.text()  # whether it is one
+    key = organiser_key(configuration.places)
+    signed = last_signed(folder, key)
+    if signed is None:
+        raise WrongUse(
+            f"The run in {folder.path} is not signed yet.",
+            why="Volunteers verify the organiser's signature before anything else.",
+            advice=f"`potluck run start {arguments.folder}` signs it and starts its first peer.",
+        )
+    name = signed.definition.name
+    bootstrap = tuple(arguments.bootstrap) or addresses_of_node_here(configuration)
+    access, code = access_to(configuration, arguments, name)
+    expires_ms = _expiry(arguments, code)
+    invite = RunInvite(name, bootstrap, fingerprint(key.public_key), expires_ms, access)
+    text = write_invite(invite)
+    if file is not None:
+        write_file(file, for_a_file(invite, text, code))
+    output.data(
+        {
+            "invite": text,
+            "run": name,
+            "organiser": invite.organiser,
+            "bootstrap": list(bootstrap),
+            "expires_ms": expires_ms or None,
+            "closed": access is not None,
+            "auth_url": access.auth_url if access else None,
+            "code_id": code["view"]["code_id"] if code else None,
+            "code_expires_ms": code["view"]["expires_ms"] if code else None,
+            "file": str(file.absolute()) if file else None,
+        },
+        str(file) if file else text,
+    )
+    if not output.json:
+        draw_qr(text, wanted=arguments.qr)
+        output.say(what_it_is_worth(invite, code))
+    return 0
+
+
+def _check(arguments: argparse.Namespace, file: Path | None) -> None:
+    from node.peer_address import parse_peer_address
+
+    if arguments.name and not arguments.new_code:
+        raise WrongUse(
+            "--name says who a new code is for, and no code was asked for.",
+            advice="Add --new-code, or leave --name out: an invite is the same for everybody.",
+        )
+    if file is not None and file.exists():
+        raise WrongUse(
+            f"{file} is there already.",
+            why="It may be an invite with a code that nobody else has.",
+            advice="Remove it, or choose another name.",
+        )
+    arguments.bootstrap = [parse_peer_address(one).text for one in arguments.bootstrap]
+
+
+def addresses_of_node_here(configuration: Configuration) -> tuple[str, ...]:
+    """Where others reach the node that runs in this home."""
+    from node.control_client import NoRunningNode, ask_once
+
+    try:
+        status: Mapping[str, Any] = ask_once(
+            configuration.places.control_socket, "status", {}, silence_seconds=STATUS_SECONDS
+        )
+    except NoRunningNode:
+        raise WrongUse(
+            "There is no address to put into the invite: no node runs in this home.",
+            why="An invite leads to peers that are in the run.",
+            advice="Start one (`potluck run start`), or name peers with --bootstrap ADDRESS.",
+        ) from None
+    found = worth_naming(status.get("addresses", ()))
+    if not found:
+        raise PotluckError(
+            "The node that runs here cannot be dialled: it has no address.",
+            advice="Name other peers of the run with --bootstrap ADDRESS.",
+        )
+    return found
+
+
+def worth_naming(addresses: Iterable[str]) -> tuple[str, ...]:
+    """The few that others may reach, the likeliest first: names, then addresses in the internet,
+    then those of a network of its own; of this machine alone only where there is no other."""
+    ranked = sorted(dict.fromkeys(addresses), key=_rank)
+    others = [address for address in ranked if _rank(address) < _LOOPBACK]
+    return tuple((others or ranked)[:MOST_ADDRESSES])
+
+
+_NAMED, _GLOBAL, _PRIVATE, _LOOPBACK = range(4)
+
+
+def _rank(address: str) -> int:
+    kind, host = [*address.split("/"), "", "", ""][1:3]
+    if kind.startswith("dns"):
+        return _NAMED
+    try:
+        number = ipaddress.ip_address(host)
+    except ValueError:
+        return _PRIVATE
+    if number.is_loopback or number.is_link_local:
+        return _LOOPBACK
+    return _GLOBAL if number.is_global else _PRIVATE
+
+
+def access_to(
+    configuration: Configuration, arguments: argparse.Namespace, run_name: str
+) -> tuple[Invite | None, Mapping[str, Any] | None]:
+    """What lets people into the run, if it is closed, and the code that was made for it."""
+    from auth.invites import Invite
+    from node.access.pass_file import load_pass
+
+    here = _auth_server_here(arguments, run_name)
+    if here is not None:
+        return here
+    if arguments.new_code:
+        raise WrongUse(
+            "There is no code to put into the invite.",
+            why=f"The auth server of {run_name} is not in this home, and it alone makes codes.",
+            advice="Make it where `potluck auth serve` runs, or leave --new-code out.",
+        )
+    kept = load_pass(configuration.places.pass_file)
+    if kept is None or kept.run != run_name:
+        return None, None
+    return Invite(run_name, (), kept.auth_url, kept.fingerprint, "", kept.pin), None
+
+
+def _auth_server_here(
+    arguments: argparse.Namespace, run_name: str
+) -> tuple[Invite, Mapping[str, Any] | None] | None:
+    from node.commands.auth_acting import perform_act
+    from node.commands.auth_invite import certificate_pin, fingerprint_to_pin, new_code
+
+    here = auth_server_of(run_name, getattr(arguments, "home", None))
+    if here is None:
+        return None
+    from auth.invites import Invite
+
+    places, settings = here
+    keys: Sequence[Mapping[str, Any]] = perform_act(places, "keys-list", {})[0]["keys"]
+    pinned = fingerprint_to_pin(keys, settings, now_ms())
+    code = new_code(places, arguments.name) if arguments.new_code else None
+    invite = Invite(
+        run_name,
+        (),
+        settings.public_url,
+        pinned,
+        code["code"] if code else "",
+        certificate_pin(settings),
+    )
+    return invite, code
+
+
+def auth_server_of(run_name: str, home: str | None) -> tuple[Any, Any] | None:
+    """The places and settings of the auth server in this home, if it is this run's."""
+    from node.auth_places import find_auth_places
+
+    places = find_auth_places(os.environ, home=home)
+    if not places.settings_file.exists():
+        return None
+    from auth.server.settings import read_settings
+
+    settings = read_settings(places.settings_file)
+    return (places, settings) if settings.run == run_name else None
+
+
+def _expiry(arguments: argparse.Namespace, code: Mapping[str, Any] | None) -> int:
+    """In whole seconds, as it travels; 0: never."""
+    moments = [now_ms() + arguments.expires] if arguments.expires else []
+    if code is not None:
+        moments.append(code["view"]["expires_ms"])
+    return min(moments, default=0) // 1000 * 1000
+
+
+def for_a_file(invite: RunInvite, text: str, code: Mapping[str, Any] | None) -> str:
+    lines = [
+        f"# An invite to the run {invite.run}. Keep this file, and type:",
+        "#   potluck join --invite-file FILE",
+    ]
+    if code:
+        lines.append(f"# A code is in it, good for one, until {utc(code['view']['expires_ms'])}.")
+    return "\n".join([*lines, text, ""])
+
+
+def write_file(file: Path, content: str) -> None:
+    from node.private_file import FILE_MODE
+
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(file, flags, FILE_MODE), "w", encoding="utf-8") as opened:
+        opened.write(content)
+
+
+def what_it_is_worth(invite: RunInvite, code: Mapping[str, Any] | None) -> str:
+    until = f" It is good until {utc(invite.expires_ms)}." if invite.expires_ms else ""
+    if code is None:
+        secret = "" if invite.access is None else " Who is allowed in proves it when they join."
+        return f"It is no secret. To take part: `potluck join INVITE`.{secret}{until}"
+    view = code["view"]
+    return (
+        f"A code is in it ({view['code_id']}), good for one: send it where nobody else reads. To "
+        f"take part: `potluck join --invite-file FILE`.{until}"
+    )

@@ -1,0 +1,111 @@
+"""The organiser's folder of a run, and the organiser's key.
+
+    DIR/run.toml        the definition, as the organiser writes it
+    DIR/run.signed      the same with the organiser's signature: what is served to others
+    DIR/checkpoints/    what `run start` keeps of the run
+    DIR/port            where `run start` has listened before, so that old invites still lead there
+
+The key is not in the folder but beside the node's own (organiser.key): one organiser may have many
+runs, and a folder may be copied or shown. Whoever has the key can change every run of it.
+
+Easy to get wrong: what others train by is run.signed. When run.toml was changed since, nothing has
+changed for anybody until it is signed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.private_file import UnusableFile, read_private_file, replace_private_file
+from node.wrong_use import WrongUse
+
+if TYPE_CHECKING:
+    from auth.keys import SigningKey
+    from node.places import Places
+    from node.run.signed import SignedDefinition
+
+LONGEST_PORT = 8  # characters of the file
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def definition_file(self) -> Path:
+        return self.path / "run.toml"
+
+    @property
+    def signed_file(self) -> Path:
+        return self.path / "run.signed"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def port_file(self) -> Path:
+        return self.path / "port"
+
+    def text(self) -> bytes:
+        """The bytes of run.toml; WrongUse if there is none."""
+        from node.run.mistakes import LARGEST_TEXT_BYTES
+
+        try:
+            with self.definition_file.open("rb") as file:
+                return file.read(LARGEST_TEXT_BYTES + 1)
+        except FileNotFoundError:
+            raise WrongUse(
+                f"There is no run in {self.path}.",
+                why=f"{self.definition_file} is not there.",
+                advice=f"`potluck run init {self.path}` makes one.",
+            ) from None
+        except OSError as error:
+            raise WrongUse(f"{self.definition_file} cannot be read: {error.strerror}.") from None
+
+    def signed(self, organiser: str) -> SignedDefinition | None:
+        """What was signed last, by this organiser; None if nothing was.
+
+        NotTheDefinition if the file is another organiser's, or broken.
+        """
+        from node.run.signed import LIMIT_BYTES, read_signed
+
+        data = read_private_file(self.signed_file, LIMIT_BYTES)
+        return None if data is None else read_signed(data, run=None, organiser=organiser)
+
+    def keep_signed(self, data: bytes) -> None:
+        replace_private_file(self.signed_file, data)
+
+    def port(self) -> int | None:
+        """Where it has listened before; None where that is not known."""
+        try:
+            content = read_private_file(self.port_file, LONGEST_PORT)
+        except UnusableFile:
+            return None
+        text = (content or b"").decode("ascii", "replace").strip()
+        port = int(text) if text.isascii() and text.isdigit() else 0
+        return port if 0 < port < 65_536 else None
+
+    def keep_port(self, port: int) -> None:
+        replace_private_file(self.port_file, f"{port}\n".encode())
+
+
+def organiser_key_file(places: Places) -> Path:
+    return places.data_folder / "organiser.key"
+
+
+def organiser_key(places: Places, *, make: bool = False) -> SigningKey:
+    """The key that signs this organiser's runs; WrongUse if there is none, and none is made."""
+    from node.key_file import load_identity, load_or_create_identity
+
+    path = organiser_key_file(places)
+    identity = load_or_create_identity(path) if make else load_identity(path)
+    if identity is None:
+        raise WrongUse(
+            "There is no organiser's key here.",
+            why=f"{path} is not there: the run was made in another home, or by somebody else.",
+            advice="Use the home that it was made in (POTLUCK_HOME or --home), or copy the key.",
+        )
+    return identity.signing_key

@@ -1,0 +1,123 @@
+"""An invite to a run survives being copied; cut, mistyped, old or of another kind, it says so."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from auth.invites import Invite
+from auth.invites import write_invite as write_login_invite
+from auth.keys import peer_id_of
+from node.run.invite import (
+    SCHEME,
+    InviteExpired,
+    NotAnInvite,
+    RunInvite,
+    check_expiry,
+    read_invite,
+    write_invite,
+)
+from node.wrong_use import WrongUse
+from protocols.errors import PotluckError
+from tests.runs.definitions import FINGERPRINT, MALLORY, NAME, NOW_MS, ORGANISER
+
+PEER, RELAY = peer_id_of(ORGANISER.public_key), peer_id_of(MALLORY.public_key)
+ACCESS = Invite(NAME, (), "https://auth.example.org", FINGERPRINT, "orange-apple", bytes(range(32)))
+BOOTSTRAP = (
+    f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}",
+    f"/ip6/2001:db8::7/tcp/4001/p2p/{PEER}",
+    f"/dns4/node.example.org/tcp/4001/p2p/{PEER}",
+    f"/ip4/192.0.2.8/tcp/4001/p2p/{RELAY}/p2p-circuit/p2p/{PEER}",
+    f"/dns/other.example.org/tcp/1/p2p/{RELAY}",
+)
+OPEN = RunInvite(NAME, BOOTSTRAP[:1], FINGERPRINT)
+TEXT = write_invite(OPEN)
+
+
+@pytest.mark.parametrize("access", [None, ACCESS], ids=["open", "closed"])
+@pytest.mark.parametrize("expires_ms", [0, NOW_MS])
+@pytest.mark.parametrize("count", range(len(BOOTSTRAP) + 1))
+def test_it_is_read_as_it_was_written(count: int, expires_ms: int, access: Invite | None) -> None:
+    invite = RunInvite(NAME, BOOTSTRAP[:count], FINGERPRINT, expires_ms, access)
+    assert read_invite(write_invite(invite)) == invite
+
+
+def test_it_is_short_enough_to_be_sent_anywhere() -> None:
+    assert TEXT.startswith(SCHEME)
+    assert len(TEXT) < 160
+
+
+def test_it_may_come_as_a_file() -> None:
+    lines = [TEXT[i : i + 60] for i in range(0, len(TEXT), 60)]
+    assert read_invite("# An invite.\r\n\r\n  " + "\r\n  ".join(lines) + "\n") == OPEN
+
+
+@given(some.integers(0, len(TEXT) - 1))
+def test_one_that_was_cut_says_so(length: int) -> None:
+    with pytest.raises(NotAnInvite) as caught:
+        read_invite(TEXT[:length])
+    assert caught.value.why
+    assert "ask for a new one" in caught.value.advice
+    assert caught.value.exit_code == 2
+
+
+@given(some.integers(0, len(TEXT) - 1), some.characters(codec="utf-8"))
+def test_a_wrong_character_is_noticed(place: int, character: str) -> None:
+    changed = TEXT[:place] + character + TEXT[place + 1 :]
+    if changed.split() != [TEXT]:
+        with pytest.raises(NotAnInvite):
+            read_invite(changed)
+
+
+@given(some.text(max_size=300))
+def test_whatever_the_text_only_our_own_errors_come_out(text: str) -> None:
+    for candidate in (text, SCHEME + text):
+        with pytest.raises(PotluckError):
+            read_invite(candidate)
+
+
+def test_one_for_logging_in_is_told_from_one_to_a_run() -> None:
+    with pytest.raises(NotAnInvite, match="potluck run invite"):
+        read_invite(write_login_invite(ACCESS))
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        [0, b"\x00" * 5, 1, None],
+        [3, b"bad host/tcp", 1, None],
+        [2, b"\xff.example", 1, None],
+        [0, bytes(4), 0, None],
+        [9, b"name", 1, None],
+    ],
+    ids=["five bytes of IPv4", "a name with a slash", "not ASCII", "port 0", "another kind"],
+)
+def test_an_address_that_cannot_be_is_no_invite(packed: list[object]) -> None:
+    from auth.pasting import to_text
+
+    peers = [[ORGANISER.public_key, [packed]]]
+    payload = msgspec.msgpack.encode([NAME, peers, bytes(16), 0, None])
+    with pytest.raises(NotAnInvite):
+        read_invite(to_text(SCHEME, payload))
+
+
+def test_what_nobody_could_read_is_not_written() -> None:
+    with pytest.raises(ValueError, match="not a invite"):
+        write_invite(msgspec.structs.replace(OPEN, run="two words"))
+    with pytest.raises(WrongUse):
+        write_invite(msgspec.structs.replace(OPEN, bootstrap=("192.0.2.7:4001",)))
+
+
+def test_it_is_good_until_it_expires() -> None:
+    invite = msgspec.structs.replace(OPEN, expires_ms=NOW_MS)
+    check_expiry(invite, NOW_MS - 1)
+    check_expiry(OPEN, NOW_MS)
+    with pytest.raises(InviteExpired, match="2023-11-14 22:13 UTC") as caught:
+        check_expiry(invite, NOW_MS)
+    assert caught.value.exit_code == 3
+
+
+def test_a_code_is_not_shown_by_accident() -> None:
+    assert "orange" not in repr(RunInvite(NAME, (), FINGERPRINT, 0, ACCESS))

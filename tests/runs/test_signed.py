@@ -1,0 +1,103 @@
+"""A definition counts if its organiser signed exactly it, for this run, and not too long ago."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from auth.keys import fingerprint
+from node.run.definition import NewerPotluckNeeded, WrongDefinition
+from node.run.mistakes import LARGEST_TEXT_BYTES
+from node.run.signed import LIMIT_BYTES, read_signed, sign_definition
+from protocols.runs.messages import NotTheDefinition
+from tests.runs.definitions import (
+    FINGERPRINT,
+    MALLORY,
+    NAME,
+    NOW_MS,
+    ORGANISER,
+    TEXT,
+    changed,
+)
+
+DATA = sign_definition(TEXT, ORGANISER, now_ms=NOW_MS)
+
+
+def read(data: bytes, run: str | None = NAME, not_before_ms: int = 0) -> bytes:
+    return read_signed(data, run=run, organiser=FINGERPRINT, not_before_ms=not_before_ms).text
+
+
+def test_what_was_signed_is_what_is_read_to_the_byte() -> None:
+    signed = read_signed(DATA, run=NAME, organiser=FINGERPRINT)
+    assert (signed.text, signed.data, signed.signed_ms) == (TEXT, DATA, NOW_MS)
+    assert signed.definition.name == NAME
+
+
+def test_the_largest_text_can_be_signed() -> None:
+    text = TEXT + b"#" * (LARGEST_TEXT_BYTES - len(TEXT))
+    data = sign_definition(text, ORGANISER, now_ms=NOW_MS)
+    assert len(data) <= LIMIT_BYTES
+    assert read(data) == text
+
+
+REFUSED = {
+    "another's": (sign_definition(TEXT, MALLORY, now_ms=NOW_MS), "signed by somebody else"),
+    "cut": (DATA[:-1], "cannot be read"),
+    "nothing": (b"", "cannot be read"),
+    "garbage": (b"\xc1" * 300, "cannot be read"),
+    "too large": (bytes(LIMIT_BYTES + 1), "cannot be read"),
+    "another run's": (
+        sign_definition(changed('"poem"', '"prose"'), ORGANISER, now_ms=NOW_MS),
+        "defines prose, and poem was asked for",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "told"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_not_the_runs_definition_is_refused_by_name(data: bytes, told: str) -> None:
+    with pytest.raises(NotTheDefinition, match=told) as caught:
+        read(data)
+    assert caught.value.exit_code == 3
+
+
+@given(some.integers(0, len(DATA) - 1), some.integers(1, 255))
+def test_no_byte_can_be_changed(place: int, difference: int) -> None:
+    data = bytearray(DATA)
+    data[place] ^= difference
+    with pytest.raises(NotTheDefinition):
+        read(bytes(data))
+
+
+def test_an_older_one_than_was_seen_is_refused() -> None:
+    with pytest.raises(NotTheDefinition, match="older than one that was seen before"):
+        read(DATA, not_before_ms=NOW_MS + 1)
+    assert read(DATA, not_before_ms=NOW_MS) == TEXT
+
+
+def test_the_next_one_is_later_whatever_the_clock_says() -> None:
+    data = sign_definition(TEXT, ORGANISER, now_ms=NOW_MS - 1000, after_ms=NOW_MS)
+    assert read(data, not_before_ms=NOW_MS + 1) == TEXT
+
+
+def test_what_cannot_be_is_not_signed() -> None:
+    with pytest.raises(WrongDefinition):
+        sign_definition(changed("batch = 64", "batch = 0"), ORGANISER, now_ms=NOW_MS)
+
+
+def test_a_genuine_one_from_a_later_potluck_says_so() -> None:
+    from node.run.signed import _DEFINITIONS, _Document
+
+    text = TEXT + b'[limits]\nleast_version = "99.0"'
+    data = _DEFINITIONS.sign(_Document(text, ORGANISER.public_key, NOW_MS), ORGANISER)
+    with pytest.raises(NewerPotluckNeeded, match=r"99\.0"):
+        read(data)
+
+
+def test_the_text_of_a_forger_is_not_even_parsed() -> None:
+    from node.run.signed import _DEFINITIONS, _Document
+
+    text = TEXT + b'[limits]\nleast_version = "99.0"'
+    data = _DEFINITIONS.sign(_Document(text, MALLORY.public_key, NOW_MS), MALLORY)
+    with pytest.raises(NotTheDefinition, match=fingerprint(MALLORY.public_key)):
+        read(data)
