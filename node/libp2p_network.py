@@ -41,6 +41,7 @@ from node.libp2p.shared_dials import SharedDials
 from node.libp2p.stream import Libp2pStream
 from node.libp2p.surplus_links import settle
 from node.libp2p.upgrading import Upgraded, handshake_failure, prove, upgrade
+from node.transport.traffic import Traffic
 from protocols.errors import (
     MalformedMessage,
     ProtocolMisuse,
@@ -49,7 +50,14 @@ from protocols.errors import (
     Unreachable,
 )
 from protocols.identity import Identity, PeerId
-from protocols.network import LinkEvent, LinkFacts, Network, Stream, StreamHandler
+from protocols.network import (
+    LinkEvent,
+    LinkFacts,
+    Network,
+    Stream,
+    StreamHandler,
+    TrafficFacts,
+)
 
 if TYPE_CHECKING:
     from libp2p.peer.id import ID
@@ -108,6 +116,9 @@ class Libp2pNetwork(Network):
             per_address=settings.inbound_connections_per_address,
         )
         self._dials = SharedDials(self._dial, _hang_up, nursery)
+        self._traffic = Traffic(
+            settings.upload_bytes_per_second, settings.download_bytes_per_second
+        )
         self.host, self._swarm = make_host(
             identity,
             settings,
@@ -126,6 +137,7 @@ class Libp2pNetwork(Network):
         listeners = open_listeners(self._settings.listen_addresses)
         self._own.listening_on(listeners)
         self._nursery.start_soon(self._accept, listeners)
+        self._nursery.start_soon(self._traffic.run)
         await trio.lowlevel.checkpoint()
 
     async def _end(self) -> None:
@@ -151,7 +163,9 @@ class Libp2pNetwork(Network):
 
     async def _welcome(self, stream: trio.SocketStream) -> trio.Event:
         """Shake hands with somebody who connected; the event is set when it is over."""
-        upgraded = await upgrade(self._swarm.upgrader, stream, initiator=False, peer=None)
+        upgraded = await upgrade(
+            self._swarm.upgrader, stream, self._traffic, initiator=False, peer=None
+        )
         if upgraded.muxed.peer_id == self._swarm.get_peer_id():
             await trio.aclose_forcefully(stream)
             where = ", ".join(map(str, upgraded.muxed.get_transport_addresses()))
@@ -187,6 +201,9 @@ class Libp2pNetwork(Network):
     def link(self, peer: PeerId) -> LinkFacts | None:
         connection = self._links.best(peer)
         return None if connection is None else connection.facts()
+
+    def traffic(self) -> TrafficFacts:
+        return TrafficFacts(self._traffic.sent_bytes, self._traffic.received_bytes)
 
     def links(self) -> tuple[LinkFacts, ...]:
         facts = (self.link(peer) for peer in self._links.peers())
@@ -224,7 +241,7 @@ class Libp2pNetwork(Network):
             address = parse(text)
             with trio.fail_after(self._settings.dial_seconds):
                 stream = await connect_tcp(address)
-                await prove(self._swarm.upgrader, stream, library_id(peer))
+                await prove(self._swarm.upgrader, stream, self._traffic, library_id(peer))
         except DialFailure:
             raise
         except MalformedMessage as error:
@@ -291,7 +308,9 @@ class Libp2pNetwork(Network):
                 stream = await connect_tcp(address)
                 connected = True
                 on_connected()
-                return await upgrade(self._swarm.upgrader, stream, initiator=True, peer=expected)
+                return await upgrade(
+                    self._swarm.upgrader, stream, self._traffic, initiator=True, peer=expected
+                )
         except DialFailure:
             raise
         except trio.TooSlowError:

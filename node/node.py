@@ -31,6 +31,7 @@ import trio
 from node.access.membership import Membership, open_membership
 from node.access.questions import add_access_questions
 from node.access.server_time import Clocks
+from node.caps.settings import caps_of
 from node.configuration import Configuration
 from node.control import Answering, ControlServer
 from node.dht_questions import Asked, add_questions
@@ -44,6 +45,7 @@ from node.status import (
     link_statuses,
     memory_in_use,
 )
+from node.trainer.view import TrainerView
 from node.version import VERSION
 from protocols.dht.service import Dht
 from protocols.identity import Identity
@@ -64,6 +66,7 @@ async def open_real_network(
     """py-libp2p's network with this configuration. (Imported here: it costs half a second.)"""
     from node.libp2p_network import Libp2pSettings, open_libp2p_network
 
+    caps = caps_of(configuration)
     settings = Libp2pSettings(
         listen_addresses=configuration.listen_addresses,
         announce_addresses=configuration.announce_addresses,
@@ -71,6 +74,8 @@ async def open_real_network(
         inbound_connections=configuration.inbound_connections,
         inbound_connections_per_address=configuration.inbound_connections_per_address,
         agent_version=f"potluck/{VERSION}",
+        upload_bytes_per_second=caps.upload_bytes_per_second,
+        download_bytes_per_second=caps.download_bytes_per_second,
     )
     async with open_libp2p_network(identity, settings) as network:
         yield network
@@ -85,6 +90,8 @@ class Node:
     control: ControlServer
     membership: Membership | None
     """None in an open run."""
+    training: Callable[[], TrainerView] | None
+    """How its training is, while it trains."""
 
     def __init__(
         self,
@@ -98,6 +105,7 @@ class Node:
         self._clocks = clocks
         self._running: AsyncExitStack | None = None
         self._holds_lock = False
+        self.training = None
 
     async def __aenter__(self) -> Node:
         async with AsyncExitStack() as starting:
@@ -175,6 +183,7 @@ class Node:
             config_file=str(configuration.config_file) if configuration.config_file else None,
             key_file=str(configuration.key_file),
             warnings=configuration.warnings,
+            training=None if self.training is None else self.training(),
         )
 
     async def _answer_status(self, arguments: Mapping[str, Any], answer: Answering) -> None:

@@ -60,6 +60,15 @@ class LinkFacts:
 
 
 @dataclass(frozen=True)
+class TrafficFacts:
+    """What this node has sent and received since it started, over all its links, as the network
+    carries it: with handshakes, encryption and headers. Only grows."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class LinkEvent:
     """The link to a peer came up, went away, or changed how it is reached (relayed to direct)."""
 
@@ -173,6 +182,10 @@ class Network(ABC):
     @abstractmethod
     def links(self) -> tuple[LinkFacts, ...]:
         """All links there are now."""
+
+    def traffic(self) -> TrafficFacts:
+        """What was sent and received in all; a network that does not count says nothing."""
+        return TrafficFacts()
 
     @abstractmethod
     def link_events(self) -> AbstractContextManager[trio.MemoryReceiveChannel[LinkEvent]]:

@@ -1,6 +1,6 @@
 """Looking at the caps while a node trains: closing the gate, counting, and saying what is used.
 
-    async with open_caps(caps, gate, places, traffic=node.traffic) as watched:
+    async with open_caps(caps, gate, places, traffic=node.network.traffic) as watched:
         ...
         watched.used()            # for the screen and for `status`
         watched.batch_share       # 1.0, or less when memory is short: the trainer shrinks its batch
@@ -27,14 +27,7 @@ from node.caps.settings import Caps
 from node.places import Places
 from node.trainer.gate import Gate
 from protocols.errors import PotluckError
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes since the node started, on all its connections, as the network carries them."""
-
-    sent_bytes: int = 0
-    received_bytes: int = 0
+from protocols.network import TrafficFacts
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ async def open_caps(
     gate: Gate,
     places: Places,
     *,
-    traffic: Callable[[], Traffic] = Traffic,
+    traffic: Callable[[], TrafficFacts] = TrafficFacts,
     told: Callable[[str], None] | None = None,
 ) -> AsyncIterator[WatchedCaps]:
     """Watch the caps until the block ends. `told` hears a line of words for the owner whenever

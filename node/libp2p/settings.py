@@ -73,6 +73,12 @@ class Libp2pSettings:
     """Peers whose addresses are remembered; those not heard of for longest are forgotten. Linked
     peers are never forgotten."""
 
+    upload_bytes_per_second: float | None = None
+    """The most that is sent over all connections together, headers included; None is no limit."""
+
+    download_bytes_per_second: float | None = None
+    """The same for what is received."""
+
     yamux: YamuxSettings = field(default_factory=YamuxSettings)
     """Windows, queues and keep-alive of the muxer (node/transport)."""
 

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import trio
-from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.transport.upgrader import TransportUpgrader
 
 from node.libp2p.dial_failure import DialFailure, DialReason
 from node.transport import YamuxConnection
+from node.transport.noise import CountedTcpStream
+from node.transport.traffic import Traffic
 
 
-class TcpStream(TrioTCPStream):  # type: ignore[misc]  # the library is untyped for mypy
+class TcpStream(CountedTcpStream):
     """The library's wrapper, which also knows the other side's address when it is IPv6.
 
     The library wants `getpeername` to return two values (libp2p/io/trio.py:104), and for IPv6 it
@@ -50,15 +51,20 @@ class Upgraded:
 
 
 async def upgrade(
-    upgrader: TransportUpgrader, stream: trio.SocketStream, *, initiator: bool, peer: ID | None
+    upgrader: TransportUpgrader,
+    stream: trio.SocketStream,
+    traffic: Traffic,
+    *,
+    initiator: bool,
+    peer: ID | None,
 ) -> Upgraded:
     """Shake hands on a fresh TCP connection; it belongs to what is returned, or is closed.
 
-    With a `peer` the other side must prove to be it. The caller sets the deadline. Raises what
-    the library raises.
+    With a `peer` the other side must prove to be it. Its bytes count in `traffic`. The caller sets
+    the deadline. Raises what the library raises.
     """
     try:
-        raw = RawConnection(TcpStream(stream), initiator)
+        raw = RawConnection(TcpStream(stream, traffic), initiator)
         secured = await upgrader.upgrade_security(raw, initiator, peer)
         muxed = await upgrader.upgrade_connection(secured, secured.get_remote_peer())
     except BaseException:
@@ -67,13 +73,16 @@ async def upgrade(
     return Upgraded(cast(YamuxConnection, cast(Any, muxed)), stream)
 
 
-async def prove(upgrader: TransportUpgrader, stream: trio.SocketStream, peer: ID) -> None:
+async def prove(
+    upgrader: TransportUpgrader, stream: trio.SocketStream, traffic: Traffic, peer: ID
+) -> None:
     """Let the other side of a fresh TCP connection prove to be this peer, and hang up.
 
     It stops before a muxer is agreed on, so that the other side never has a second link.
     """
     try:
-        await upgrader.upgrade_security(RawConnection(TcpStream(stream), True), True, peer)
+        raw = RawConnection(TcpStream(stream, traffic), True)
+        await upgrader.upgrade_security(raw, True, peer)
     finally:
         await trio.aclose_forcefully(stream)
 

@@ -8,6 +8,10 @@ bytes on the wire are the same.
 A connection through a relay has no socket of its own; it is read and written through the
 library's RawConnection, and behaves the same but for speed.
 
+What goes through the socket is counted in the node's traffic; where its owner limits that, the
+writer waits for its turns (turns.py), and receiving waits here before it reads on, with a small
+buffer in the kernel, so that the other side is held back by TCP itself.
+
 Easy to get wrong: a send that is cancelled half-way leaves half a packet on the wire, after which
 nothing can be understood. So such a session is broken for good, and says so. The muxer never
 cancels a send (its writer task owns the session); only the negotiation before it may.
@@ -33,6 +37,7 @@ from libp2p.security.base_session import BaseSession
 from libp2p.security.noise.transport import Transport as LibraryNoiseTransport
 from multiaddr import Multiaddr
 
+from node.transport.arriving import Arriving
 from node.transport.packets import (
     PACKET_LIMIT_BYTES,
     PACKET_OVERHEAD_BYTES,
@@ -40,6 +45,7 @@ from node.transport.packets import (
     PacketOpener,
     PacketSealer,
 )
+from node.transport.traffic import ETHERNET_SEGMENT_BYTES, Traffic
 
 # One system call and one wake-up carry up to this much. Larger batches measured no faster and
 # would make small streams wait longer behind bulk.
@@ -53,6 +59,7 @@ SMALL_SEND_BYTES = 4096
 CALM_SENDS = 256
 
 _UNSENT_LIMIT = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS; 0: the default
+_WINDOW_LIMIT = getattr(socket, "TCP_WINDOW_CLAMP", None)  # Linux
 _HAS_VECTORS = hasattr(os, "readv")  # not on Windows, where a socket is no file descriptor
 
 
@@ -66,6 +73,12 @@ class Wire(Protocol):
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """How much may wait to be sent below; None: whatever the system thinks good."""
+
+    def limit_unread(self, limit_bytes: int) -> None:
+        """How much may have arrived below and not been read."""
+
+    def segment_bytes(self) -> int:
+        """How much one segment carries."""
 
 
 class SocketWire:
@@ -123,6 +136,21 @@ class SocketWire:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.IPPROTO_TCP, _UNSENT_LIMIT, limit_bytes or 0)
 
+    def limit_unread(self, limit_bytes: int) -> None:
+        """Both: the buffer's size ends its growing by itself, and the window is what is promised to
+        the other side, which the buffer's size alone can lower and not raise."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limit_bytes)
+            if _WINDOW_LIMIT is not None:
+                self._socket.setsockopt(socket.IPPROTO_TCP, _WINDOW_LIMIT, limit_bytes)
+
+    def segment_bytes(self) -> int:
+        try:
+            found: int = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+        except (OSError, AttributeError):
+            return ETHERNET_SEGMENT_BYTES
+        return max(found, 1)
+
     def _descriptor(self) -> int:
         """Asked for before each use: after a close the number may belong to something else."""
         descriptor = self._socket.fileno()
@@ -166,6 +194,12 @@ class RawConnectionWire:
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Only its other end knows where it waits."""
 
+    def limit_unread(self, limit_bytes: int) -> None:
+        """The connection that it goes through is limited."""
+
+    def segment_bytes(self) -> int:
+        return ETHERNET_SEGMENT_BYTES
+
 
 def socket_of(connection: IRawConnection) -> trio.SocketStream | None:
     """The trio socket under a plain TCP connection; None for everything else."""
@@ -177,6 +211,32 @@ def socket_of(connection: IRawConnection) -> trio.SocketStream | None:
     return stream if isinstance(stream, trio.SocketStream) else None
 
 
+class CountedTcpStream(TrioTCPStream):  # type: ignore[misc]  # the library is untyped here
+    """The library's TCP stream, whose bytes are counted in a node's traffic.
+
+    Only the handshake goes through its methods; afterwards the session has the socket.
+    """
+
+    def __init__(self, stream: trio.SocketStream, traffic: Traffic | None = None) -> None:
+        super().__init__(stream)
+        self.traffic = Traffic() if traffic is None else traffic
+
+    async def write(self, data: bytes) -> None:
+        await super().write(data)
+        self.traffic.sent(len(data))
+
+    async def read(self, n: int | None = None) -> bytes:
+        data: bytes = await super().read(n)
+        self.traffic.received(len(data))
+        return data
+
+
+def traffic_of(connection: IRawConnection) -> Traffic | None:
+    """Where what goes through a connection's own socket is counted; None where it has none."""
+    stream = getattr(connection, "stream", None)
+    return stream.traffic if isinstance(stream, CountedTcpStream) else None
+
+
 class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped here
     """A secured connection after its handshake.
 
@@ -184,7 +244,12 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
     `send_frames`, which move many packets at a time. One task may receive, one may send.
     """
 
-    def __init__(self, handshaken: ISecureConn, connection: IRawConnection) -> None:
+    def __init__(
+        self,
+        handshaken: ISecureConn,
+        connection: IRawConnection,
+        traffic: Traffic | None = None,
+    ) -> None:
         super().__init__(
             local_peer=handshaken.local_peer,
             local_private_key=handshaken.local_private_key,
@@ -201,6 +266,8 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
         self._connection = connection
         self._wire: Wire
         self._remote_address: tuple[str, int] | None
+        # Through a relay it is counted in the connection to that relay, and not once more
+        self.traffic = Traffic() if traffic is None else traffic
         stream = socket_of(connection)
         if stream is not None:
             self._wire = wire = SocketWire(stream)
@@ -208,6 +275,9 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
         else:
             self._wire = RawConnectionWire(connection)
             self._remote_address = connection.get_remote_address()
+        self._segment_bytes = self._wire.segment_bytes()
+        down = self.traffic.down
+        self._arriving = None if down is None else Arriving(down, self._wire, self._segment_bytes)
         self._unread: list[bytes] = []
         self._packets = memoryview(bytearray(SMALL_SEND_BYTES))
         self._calm_sends = 0
@@ -231,10 +301,14 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
             plaintexts = opener.open()
             if plaintexts:
                 return plaintexts
-            count = await self._wire.receive_into(opener.free_space(), least)
+            if self._arriving is None:
+                count = await self._wire.receive_into(opener.free_space(), least)
+            else:
+                count = await self._arriving.receive_into(opener.free_space())
             if not count:
                 raise ConnectionClosedError("The other side closed the connection.")
             opener.filled(count)
+            self.traffic.received(count, self._segment_bytes)
             least = max(1, opener.missing_bytes)
 
     async def send_frames(self, frames: Sequence[bytes]) -> None:
@@ -314,19 +388,23 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
             else:
                 for offset in range(0, size, PLAINTEXT_LIMIT_BYTES):
                     if used >= SEND_BATCH_BYTES:
-                        await self._wire.send(packets[:used])
+                        await self._send(packets[:used])
                         used = 0
                     part: bytes | memoryview = frame
                     if size > PLAINTEXT_LIMIT_BYTES:
                         part = memoryview(frame)[offset : offset + PLAINTEXT_LIMIT_BYTES]
                     used += seal_into(part, packets[used:])
             if used >= SEND_BATCH_BYTES:
-                await self._wire.send(packets[:used])
+                await self._send(packets[:used])
                 used = 0
         if joined:
             used += seal_into(b"".join(joined), packets[used:])
         if used:
-            await self._wire.send(packets[:used])
+            await self._send(packets[:used])
+
+    async def _send(self, data: memoryview) -> None:
+        await self._wire.send(data)
+        self.traffic.sent(len(data), self._segment_bytes)
 
     def _make_packet_space(self, frames: Sequence[bytes]) -> None:
         """Room for all these frames, or for a full batch and the two packets it may overshoot by.
@@ -350,7 +428,7 @@ class NoiseTransport(LibraryNoiseTransport):  # type: ignore[misc]
     """py-libp2p's Noise, whose sessions are ours once the handshake is done."""
 
     async def secure_inbound(self, conn: IRawConnection) -> NoiseSession:
-        return NoiseSession(await super().secure_inbound(conn), conn)
+        return NoiseSession(await super().secure_inbound(conn), conn, traffic_of(conn))
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> NoiseSession:
-        return NoiseSession(await super().secure_outbound(conn, peer_id), conn)
+        return NoiseSession(await super().secure_outbound(conn, peer_id), conn, traffic_of(conn))

@@ -109,6 +109,22 @@ class Outgoing:
             or self._go_away is not None
         )
 
+    @property
+    def has_small(self) -> bool:
+        """Whether something is queued that should not wait for bulk: it is `take_small`'s."""
+        return bool(
+            self._small
+            or self._control
+            or self._pongs
+            or self._pings
+            or self._refusals
+            or (self._go_away is not None and not self._ring)
+        )
+
+    @property
+    def has_bulk(self) -> bool:
+        return bool(self._ring)
+
     # ---- session frames
 
     def answer_ping(self, value: int) -> None:
@@ -186,7 +202,11 @@ class Outgoing:
 
     # ---- the writer's side
 
-    def take_batch(self, limit_bytes: int) -> list[bytes]:
+    def take_small(self) -> list[bytes]:
+        """What is before all bulk: session and control frames, and one small frame."""
+        return self.take_batch(1, with_bulk=False)
+
+    def take_batch(self, limit_bytes: int, *, with_bulk: bool = True) -> list[bytes]:
         """The next frames to send, at least one if there is work, else about `limit_bytes`."""
         frames: list[bytes] = []
         if self._control or self._pongs or self._pings or self._refusals:
@@ -194,7 +214,7 @@ class Outgoing:
         ring, small = self._ring, self._small
         taken = 0
         made_room: list[StreamQueue] = []
-        while (small or ring) and taken < limit_bytes:
+        while (small or (ring and with_bulk)) and taken < limit_bytes:
             queue = (small or ring).popleft()
             if queue.frames:
                 frame = queue.frames.popleft()

@@ -5,6 +5,9 @@ quickly doubles the next, up to the half megabyte that a fast link needs, and ea
 halves it. What may be queued behind it and what the kernel may hold unsent follow: a message that
 waits in the kernel behind a second of bulk cannot be helped by any order here.
 
+Where the node's owner limits what is sent, a batch is small and waits for its turn among those of
+all connections (turns.py).
+
 Easy to get wrong: what was taken from the queue has not left yet. `flush` returns when the last
 batch was handed to the network.
 """
@@ -20,6 +23,7 @@ from node.transport.measurement import RateMeter
 from node.transport.noise import SEND_BATCH_BYTES, NoiseSession
 from node.transport.outgoing import FRAME_PAYLOAD_BYTES, Outgoing
 from node.transport.settings import YamuxSettings
+from node.transport.turns import Turns
 
 FIRST_BATCH_BYTES = FRAME_PAYLOAD_BYTES
 SMALLEST_BATCH_BYTES = FRAME_PAYLOAD_BYTES // 4
@@ -38,7 +42,13 @@ class Writer:
         self.outgoing = Outgoing(settings, self.wake)
         self.sent = RateMeter()
         self._session = session
+        throttle = session.traffic.up
+        self._turns = None if throttle is None else Turns(throttle, self.outgoing)
+        self._largest_batch = SEND_BATCH_BYTES
         self.outgoing.expect_batches(FIRST_BATCH_BYTES)
+        if throttle is not None:
+            self._largest_batch = min(FIRST_BATCH_BYTES, throttle.batch_bytes)
+            self._expect(self._largest_batch)
         self._is_over = is_over
         self._waits: trio.Event | None = None
         self._idle = trio.Event()
@@ -46,15 +56,27 @@ class Writer:
 
     async def run(self) -> None:
         """Send until cancelled; ConnectionClosedError when nothing is left and it is over."""
-        batch_bytes = FIRST_BATCH_BYTES
+        try:
+            await self._run()
+        finally:
+            if self._turns is not None:
+                self._turns.end()
+
+    async def _run(self) -> None:
+        batch_bytes = min(FIRST_BATCH_BYTES, self._largest_batch)
         while True:
             if not self.outgoing:
                 await self._wait_for_work()
-            frames = self.outgoing.take_batch(batch_bytes)
+            if self._turns is None:
+                frames = self.outgoing.take_batch(batch_bytes)
+            else:
+                frames = await self._turns.next_frames(batch_bytes)
             if not frames:
                 continue
             began = trio.current_time()
             await self._session.send_frames(frames)
+            if self._turns is not None:
+                self._turns.sent()
             now = trio.current_time()
             size = sum(map(len, frames))
             self.sent.sent(size, began, now)
@@ -62,8 +84,8 @@ class Writer:
                 if batch_bytes > SMALLEST_BATCH_BYTES:
                     batch_bytes = max(batch_bytes // 2, SMALLEST_BATCH_BYTES)
                     self._expect(batch_bytes)
-            elif now - began < QUICK_BATCH_SECONDS and size >= batch_bytes < SEND_BATCH_BYTES:
-                batch_bytes = min(batch_bytes * 2, SEND_BATCH_BYTES)
+            elif now - began < QUICK_BATCH_SECONDS and size >= batch_bytes < self._largest_batch:
+                batch_bytes = min(batch_bytes * 2, self._largest_batch)
                 self._expect(batch_bytes)
 
     def _expect(self, batch_bytes: int) -> None:
@@ -76,6 +98,8 @@ class Writer:
         if self._waits is not None:
             self._waits.set()
             self._waits = None
+        if self._turns is not None:
+            self._turns.wake()
 
     async def flush(self) -> None:
         """Wait until nothing is queued any more, or the connection has ended."""
@@ -89,6 +113,8 @@ class Writer:
 
     async def _wait_for_work(self) -> None:
         self._idle.set()
+        if self._turns is not None:
+            self._turns.end()
         while not self.outgoing:
             if self._is_over():
                 raise ConnectionClosedError("The other side closed the connection.")

@@ -174,6 +174,18 @@ async def joined_pair(
 ) -> AsyncIterator[tuple[YamuxConnection, YamuxConnection]]:
     """Two running connections; both have ended, tasks included, when the block is left."""
     near_session, far_session = await session_pair(*(wires or wire_pair()))
+    async with joined_pair_of(near_session, far_session, near, far) as pair:
+        yield pair
+
+
+@asynccontextmanager
+async def joined_pair_of(
+    near_session: NoiseSession,
+    far_session: NoiseSession,
+    near: YamuxSettings | None = None,
+    far: YamuxSettings | None = None,
+) -> AsyncIterator[tuple[YamuxConnection, YamuxConnection]]:
+    """The same over sessions that a test has made ready."""
     near_connection = YamuxConnection(near_session, peer_id("far"), near)
     far_connection = YamuxConnection(far_session, peer_id("near"), far)
     async with trio.open_nursery() as nursery:
