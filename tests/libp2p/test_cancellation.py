@@ -24,7 +24,7 @@ from tests.waiting import PATIENCE_SECONDS, until
 ECHO = "/potluck/echo/1.0.0"
 NEAR, FAR = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
 # Steps skipped between two points of a sweep in a fast run; coprime to any rhythm in the steps.
-STRIDE = 23
+STRIDE = 41
 
 
 @dataclass(eq=False)

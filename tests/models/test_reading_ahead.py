@@ -19,6 +19,9 @@ from models.data.reading_ahead import reading_ahead
 from models.data.settings import DataSettings
 from tests.models.openers import one_source
 from tests.models.web_server import Site, serving, status, web_server
+from tests.waiting import PATIENCE_SECONDS
+
+WAITS_SECONDS = 60  # who left the block without ending its reader would wait for as long
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -77,19 +80,19 @@ def test_only_so_many_are_read_ahead_and_the_position_is_of_those_given(
 
 def test_leaving_the_block_ends_a_reader_that_waits_for_a_server(site: Site) -> None:
     site.answers["/a"] = site.silent()
-    described = one_source("text", f"{site.url}/a", patience_seconds=60)
+    described = one_source("text", f"{site.url}/a", patience_seconds=WAITS_SECONDS)
     with (
         open_data(described, seed=1) as data,
         reading_ahead(WindowBatches(data, rows=2, window=50), 4),
     ):
         until(lambda: bool(site.asked))
         begun = time.monotonic()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < WAITS_SECONDS / 2
     assert not reading_threads()
 
 
 def test_leaving_the_block_ends_a_reader_that_waits_for_its_next_attempt(site: Site) -> None:
-    site.answers["/a"] = status(503, retry_after="60")
+    site.answers["/a"] = status(503, retry_after=str(WAITS_SECONDS))
     described = one_source("text", f"{site.url}/a")
     with (
         open_data(described, seed=1) as data,
@@ -97,7 +100,7 @@ def test_leaving_the_block_ends_a_reader_that_waits_for_its_next_attempt(site: S
     ):
         until(lambda: bool(site.asked))
         begun = time.monotonic()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < WAITS_SECONDS / 2
     assert not reading_threads()
 
 
