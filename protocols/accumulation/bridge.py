@@ -27,15 +27,19 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import trio
 
+from protocols.accumulation.committed_result import ResultLayouts
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import Event
 from protocols.accumulation.keeping import Keeper
+from protocols.accumulation.keeping_up import TooSlow
 from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.parameters import Codecs
 from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot
+from protocols.accumulation.results_kept import ResultsKept
 from protocols.accumulation.state_fetching import Fetched
 from protocols.accumulation.state_lock import StateLock
+from protocols.accumulation.state_with_results import Followed
 from protocols.accumulation.training_state import LiveState
 from protocols.accumulation.waiting import Answer
 from protocols.errors import ProtocolMisuse
@@ -57,13 +61,14 @@ Arguments = TypeVarTuple("Arguments")
 @dataclass(frozen=True, eq=False)
 class Entry:
     """What the optimizer brings when it enters: what its peer says first, how its state is seen
-    (`look` is called in a worker thread with the lock held for reading), and of how many samples a
-    round is."""
+    (`look` is called in a worker thread with the lock held for reading), of how many samples a
+    round is, and what its last steps were made of."""
 
     slot: ProgressSlot
     look: Callable[[], LiveState]
     lock: StateLock
     target_samples: int
+    results: ResultsKept
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +85,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class FetchWanted:
-    """The state of peers who are at this epoch or later; with a history, only of that one.
-    `peers` claim to have it."""
+    """The state of peers who are at this epoch or later; with a history, only of that one; or what
+    leads to it from the state that is here, `mine`. `peers` claim to have it. `too_slow` is called
+    in trio's thread."""
 
     mine: LiveState
     peers: tuple[PeerId, ...]
     at_least_epoch: int
     history: bytes | None
+    layouts: ResultLayouts
+    too_slow: Callable[[TooSlow], None]
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ class FarSide(Protocol):
     def look_again(self, after: int, answer: Answer[Estimate]) -> None: ...
     def wait_for_news(self, seconds: float, answer: Answer[Estimate]) -> None: ...
     def sleep(self, seconds: float, answer: Answer[None]) -> None: ...
-    def fetch(self, wanted: FetchWanted, answer: Answer[Fetched]) -> None: ...
+    def fetch(self, wanted: FetchWanted, answer: Answer[Fetched | Followed]) -> None: ...
     def round_ended(
         self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
     ) -> None: ...
@@ -212,9 +220,10 @@ class Bridge:
         self._post(self._far_side().sleep, seconds, answer)
         return answer
 
-    def fetch(self, wanted: FetchWanted) -> Answer[Fetched]:
-        """A verified state. The answer fails with what befell each source."""
-        answer = self._answer(Answer[Fetched]("a state"))
+    def fetch(self, wanted: FetchWanted) -> Answer[Fetched | Followed]:
+        """A verified state, or what leads on from the present one. The answer fails with what
+        befell each source."""
+        answer = self._answer(Answer[Fetched | Followed]("a state"))
         self._post(self._far_side().fetch, wanted, answer)
         return answer
 

@@ -23,7 +23,13 @@ from contextlib import contextmanager
 
 from protocols.accumulation.bridge import Bridge, Entry, FetchWanted
 from protocols.accumulation.ended import CollaborationEnded
-from protocols.accumulation.events import CaughtUp, FellBehind, FetchingFailed
+from protocols.accumulation.events import (
+    CaughtUp,
+    FellBehind,
+    FetchingFailed,
+    TooSlowToCatchUp,
+)
+from protocols.accumulation.keeping_up import TooSlow
 from protocols.accumulation.life import Mode, Phase
 from protocols.accumulation.lifecycle_events import (
     Average,
@@ -37,6 +43,7 @@ from protocols.accumulation.lifecycle_events import (
 )
 from protocols.accumulation.rounds import Rounds
 from protocols.accumulation.standing import Batch, Standing
+from protocols.accumulation.state_fetching import Fetched as StateFetched
 from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_state import TrainingState
@@ -48,6 +55,9 @@ LONGEST_RETRY_SECONDS = 8.0
 """How long is waited after a state could not be fetched, and between two failed rounds of an epoch,
 doubling: sources may just have stepped, and name a digest within a second; a group that has begun
 without this peer takes seconds to end."""
+
+TOO_SLOW_SECONDS = 30.0
+"""After the run has been too fast for this peer's link: what it tries costs the others' uplinks."""
 
 SHORTEST_WAIT_SECONDS = 0.05  # between two looks at whether a round is due that nearly is
 
@@ -77,7 +87,9 @@ class Driver:
         """Say who we are, look at the run, and take its state if it is elsewhere."""
         standing = self.standing
         target = self._mode.target_samples
-        self._bridge.enter(Entry(standing.slot(), standing.look, standing.lock, target))
+        self._bridge.enter(
+            Entry(standing.slot(), standing.look, standing.lock, target, standing.results)
+        )
         if self._bridge.keeper is not None:
             self._bridge.keeper.entered(standing, self._bridge.tell)
         self._check_model()
@@ -185,11 +197,19 @@ class Driver:
         bridge, standing = self._bridge, self.standing
         epoch = standing.life.epoch
         bridge.tell(FellBehind(epoch, effect.at_least_epoch, effect.reason))
-        wanted = FetchWanted(standing.look(), effect.peers, effect.at_least_epoch, effect.history)
+        wanted = FetchWanted(
+            standing.look(),
+            effect.peers,
+            effect.at_least_epoch,
+            effect.history,
+            standing.results.layouts,
+            lambda error: bridge.tell(_told_too_slow(epoch, error)),
+        )
         try:
             with bridge.waiting():
                 fetched = bridge.fetch(wanted).wait()
-            standing.take_state(fetched.state)
+            state = fetched.state if isinstance(fetched, StateFetched) else None
+            standing.take_state(state, fetched.results)
         except CollaborationEnded:
             raise
         except PotluckError as error:
@@ -198,19 +218,23 @@ class Driver:
                     raise  # no other source will do
                 bridge.state_refused(effect.peers, error.what)
             bridge.tell(FetchingFailed(epoch, str(error)))
+            if isinstance(error, TooSlow):
+                with bridge.waiting():
+                    bridge.sleep(TOO_SLOW_SECONDS).wait()
             return standing.tell(FetchFailed(str(error)))
-        state = fetched.state
+        now_at, history = standing.at
         bridge.tell(
             CaughtUp(
-                epoch=state.epoch,
-                history=state.history,
+                epoch=now_at,
+                history=history,
                 seconds=fetched.seconds,
                 fetched_bytes=sum(fetched.bytes_from.values()),
                 sources=tuple(fetched.bytes_from),
                 liars=dict(fetched.liars),
+                replayed=len(fetched.results),
             )
         )
-        return standing.tell(Fetched(state.epoch, state.history))
+        return standing.tell(Fetched(now_at, history))
 
     def _is_of_the_run(self, effect: Fetch) -> bool:
         """Whether most of the others are there: then a state that cannot be taken is the run's, and
@@ -274,3 +298,9 @@ class Driver:
                 advice="Build the model and the optimizer as the run's organiser says, or take "
                 "another name for a run of your own.",
             )
+
+
+def _told_too_slow(epoch: int, error: TooSlow) -> TooSlowToCatchUp:
+    return TooSlowToCatchUp(
+        epoch, error.bytes_per_second, error.needed_bytes_per_second, str(error)
+    )

@@ -67,7 +67,8 @@ class FellBehind(msgspec.Struct, frozen=True, tag=True):
 
 
 class CaughtUp(msgspec.Struct, frozen=True, tag=True):
-    """The state of `epoch` was fetched, verified and taken over."""
+    """The state of `epoch` is taken over: fetched and verified, with so many steps `replayed` that
+    the run has made meanwhile; or these alone, where this peer was only some steps behind."""
 
     epoch: int
     history: bytes
@@ -75,6 +76,17 @@ class CaughtUp(msgspec.Struct, frozen=True, tag=True):
     fetched_bytes: int
     sources: tuple[PeerId, ...]
     liars: dict[PeerId, str]
+    replayed: int = 0
+
+
+class TooSlowToCatchUp(msgspec.Struct, frozen=True, tag=True):
+    """The state comes more slowly than the run goes on; `reason` says what would be needed. It is
+    tried on: links change, and so do runs."""
+
+    epoch: int
+    bytes_per_second: float
+    needed_bytes_per_second: float
+    reason: str
 
 
 class FetchingFailed(msgspec.Struct, frozen=True, tag=True):
@@ -124,6 +136,7 @@ Event = (
     | GradientsDropped
     | FellBehind
     | CaughtUp
+    | TooSlowToCatchUp
     | FetchingFailed
     | ParametersAveraged
     | ScaleChanged

@@ -10,17 +10,32 @@ from __future__ import annotations
 
 import secrets
 
+from torch import Tensor
+
+from protocols.accumulation.committed_result import Made, ResultLayouts, lone_step
 from protocols.accumulation.lifecycle_events import Averaged, Ending, ParametersAveraged
+from protocols.accumulation.state_messages import NONCE_BYTES
 from protocols.identity import PeerId
 from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut, Outcome
 from protocols.moshpit.round_statistics import Verdict
 
-ALONE_BYTES = 16
 OVER_A_GRID = b"over a grid"
 """In place of a digest where several groups each hold an average that is nearly the same."""
 
 
-def averaged(outcome: Outcome, expected: int) -> Averaged:
+def made_of(outcome: Outcome, own: Tensor, layouts: ResultLayouts) -> Made | None:
+    """What the step is made of that may follow; `own` is what this peer has brought."""
+    match outcome:
+        case Committed():
+            return Made("step", outcome.digest, outcome.cut)
+        case Alone():
+            # Nobody else has these bytes: a step that is made alone makes a history of its own.
+            return lone_step(own, layouts, secrets.token_bytes(NONCE_BYTES))
+        case _:
+            return None
+
+
+def averaged(outcome: Outcome, expected: int, made: Made | None = None) -> Averaged:
     """`expected` is how many were to come, this peer included."""
     match outcome:
         case Committed():
@@ -37,8 +52,7 @@ def averaged(outcome: Outcome, expected: int) -> Averaged:
         case LeftOut():
             return Averaged(Ending.LEFT_OUT, digest=outcome.digest, members=outcome.members)
         case Alone():
-            # Nobody else has these bytes: a step that is made alone makes a history of its own.
-            return Averaged(Ending.ALONE, digest=secrets.token_bytes(ALONE_BYTES))
+            return Averaged(Ending.ALONE, digest=b"" if made is None else made.digest)
         case Discarded():
             return Averaged(
                 Ending.DISCARDED, reason=outcome.reason, begun_without=outcome.begun_without

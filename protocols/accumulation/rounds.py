@@ -26,7 +26,9 @@ from contextlib import nullcontext
 import torch
 
 from protocols.accumulation.bridge import Bridge, Wanted
+from protocols.accumulation.committed_result import Made
 from protocols.accumulation.events import ParametersAveraged, ScaleChanged, StepTaken
+from protocols.accumulation.forks import Lineage
 from protocols.accumulation.history import history_after_parameters
 from protocols.accumulation.life import Mode
 from protocols.accumulation.lifecycle_events import (
@@ -41,6 +43,7 @@ from protocols.accumulation.round_endings import (
     averaged,
     brought_to,
     left_out_of,
+    made_of,
     parameters_averaged,
 )
 from protocols.accumulation.standing import Round, Standing
@@ -122,6 +125,8 @@ class Rounds:
         assert together is None or isinstance(together, Committed)
         values = one.contribution.values if together is None else together.result
         with standing.lock.changing():
+            assert one.made is not None
+            standing.results.add(Lineage(*standing.at), one.made, values)
             stepped = self._steps.apply(values)
             standing.at = (effect.epoch + 1, effect.history)
             if not self._mode.delayed:
@@ -166,6 +171,8 @@ class Rounds:
         ended = parameters_averaged(outcome)
         if isinstance(outcome, Committed):
             with standing.lock.changing():
+                made = Made("parameters", outcome.digest, outcome.cut)
+                standing.results.add(Lineage(*standing.at), made, outcome.result)
                 shared.copy_from(outcome.result)
                 history = history_after_parameters(effect.history, effect.epoch, ended.digest)
                 standing.at = (effect.epoch, history)
@@ -177,10 +184,11 @@ class Rounds:
     def _end(self, one: Round, outcome: Outcome) -> list[Effect]:
         """Tell how it ended, and make the step that follows, if one does."""
         one.outcome, one.ended = outcome, time.monotonic()
+        one.made = made_of(outcome, one.contribution.values, self._standing.results.layouts)
         if isinstance(outcome, Alone):  # whether that is so, only a look from now on can tell
             self._bridge.look_again(self._bridge.estimate.number).wait()
         effects = deque(
-            self._standing.end_round(averaged(outcome, one.expected), brought_to(outcome))
+            self._standing.end_round(averaged(outcome, one.expected, one.made), brought_to(outcome))
         )
         rest: list[Effect] = []
         while effects:

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from protocols.accumulation.accumulator import Contribution
 from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.committed_result import CommittedResult, Made, ResultLayouts
 from protocols.accumulation.events import GradientsDropped, HeldBack, RoundFailed
 from protocols.accumulation.life import Life, Mode, Phase
 from protocols.accumulation.lifecycle import Lifecycle
@@ -42,10 +43,12 @@ from protocols.accumulation.lifecycle_events import (
     StepAlone,
 )
 from protocols.accumulation.progress_slot import LONGEST_TORCH, ProgressSlot
+from protocols.accumulation.results_kept import ResultsKept
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.identity import PeerId
+from protocols.moshpit.layout import Layout
 from protocols.moshpit.outcome import Outcome
 
 
@@ -61,6 +64,8 @@ class Round:
     """From when on the training thread waited for its end, if it did."""
     ended: float = 0.0
     outcome: Outcome | None = None
+    made: Made | None = None
+    """What a step would be made of, if one follows."""
 
     def waited_seconds(self) -> float:
         return 0.0 if self.waiting_since is None else time.monotonic() - self.waiting_since
@@ -88,6 +93,10 @@ class Standing:
         self._round: Round | None = None
         self._epoch_began = time.monotonic()
         self.lock = StateLock()
+        self.results = ResultsKept(
+            ResultLayouts(steps.layout, Layout(steps.shared.segments("none")))
+        )
+        """What the last steps were made of, for those who follow."""
         self.at = (0, history)
         """Epoch and history of the state."""
         self.model_epoch = 0
@@ -184,12 +193,23 @@ class Standing:
         self.model_epoch = state.epoch
         self._lifecycle = Lifecycle(self._mode, epoch=state.epoch, history=state.history)
 
-    def take_state(self, state: TrainingState) -> None:
-        """Another state, in place of the present one."""
+    def take_state(
+        self, state: TrainingState | None, results: Sequence[CommittedResult] = ()
+    ) -> None:
+        """Another state, in place of the present one, and the steps that the run has made since:
+        what they were made of makes them here as it has at all others."""
         with self.lock.changing():
-            self._steps.restore(state)
-            self.at = (state.epoch, state.history)
-            self.model_epoch = state.epoch
+            if state is not None:
+                self._steps.restore(state)
+                self.at = (state.epoch, state.history)
+            for one in results:
+                values = one.values(self.results.layouts)
+                if one.kind == "parameters":
+                    self._steps.shared.copy_from(values)
+                else:
+                    self._steps.apply(values)
+                self.at = one.after
+            self.take_over()
         self.rounds_failed = 0
         self._epoch_began = time.monotonic()
         self._bridge.state_advanced()
