@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from node.trainer.view import TrainerView
 from protocols.dht.service import Dht
 from protocols.network import LinkFacts
 
@@ -83,6 +84,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     config_file: str | None = None
     key_file: str = ""
     warnings: tuple[str, ...] = ()
+    training: TrainerView | None = None  # None in a node that only listens
 
 
 def link_status(link: LinkFacts, now: float) -> LinkStatus:

@@ -5,6 +5,9 @@ sockets, locks and half-written files are gone when the process is. If that take
 PATIENCE_SECONDS (a library that shields its clean-up, a thread that will not end) the process is
 ended where it stands, after the clean-up that was named with `at_hard_exit`.
 
+Whoever trains is told first (`leave`), may end by itself within LEAVING_SECONDS, and is cancelled
+by a second signal.
+
 Easy to get wrong: a signal handler that raises inside trio can hit any line of any task. So none
 raises: signals become an ordinary event inside the loop, and only the alarm acts by itself.
 """
@@ -24,15 +27,26 @@ from node.commands.exit_codes import TERMINATED
 
 # The promise is two seconds from the signal to the shell's prompt.
 PATIENCE_SECONDS = 1.5
+# And where a round is seen out first, five: this leaves time for the interpreter's own end.
+LEAVING_SECONDS = 4.4
 
 _hard_exit_callbacks: list[Callable[[], None]] = []
 
 
-def run_until_signal(main: Callable[[], Awaitable[int]], *, terminated: int = TERMINATED) -> int:
-    """The exit code of `main`, or of the signal that ended it: 130, or `terminated` for SIGTERM."""
+def run_until_signal(
+    main: Callable[[], Awaitable[int]],
+    *,
+    terminated: int = TERMINATED,
+    leave: Callable[[], bool] | None = None,
+) -> int:
+    """The exit code of `main`, or of the signal that ended it: 130, or `terminated` for SIGTERM.
+
+    `leave` is called at the first signal, and says whether `main` now ends by itself; else, and at
+    the second signal, it is cancelled.
+    """
     # trio takes care of a Ctrl-C in the moments before our receiver stands, if it finds this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    return trio.run(_supervise, main, terminated)
+    return trio.run(_supervise, main, terminated, leave)
 
 
 @contextlib.contextmanager
@@ -48,19 +62,29 @@ def at_hard_exit(callback: Callable[[], None]) -> Iterator[None]:
         _hard_exit_callbacks.remove(callback)
 
 
-async def _supervise(main: Callable[[], Awaitable[int]], terminated: int) -> int:
+def bound_the_end(code: int) -> None:
+    """Leave by force with this code if leaving, which has begun without a signal, takes too long.
+    In the main thread."""
+    if sys.platform != "win32" and signal.getitimer(signal.ITIMER_REAL)[0] <= 0:
+        _set_alarm(code, LEAVING_SECONDS)
+
+
+async def _supervise(
+    main: Callable[[], Awaitable[int]], terminated: int, leave: Callable[[], bool] | None
+) -> int:
     code = 0
     stopped_by: int | None = None
 
     async def watch_signals(received: AsyncIterator[int]) -> None:
         nonlocal stopped_by
         async for number in received:
-            if stopped_by is None:
-                stopped_by = number
+            is_first, stopped_by = stopped_by is None, stopped_by or number
+            if not (is_first and leave is not None and leave()):
                 nursery.cancel_scope.cancel()
 
     with trio.open_signal_receiver(*_signals()) as received:
-        _set_the_alarm_at_once(terminated)
+        patience = PATIENCE_SECONDS if leave is None else LEAVING_SECONDS
+        _set_the_alarm_at_once(terminated, patience)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch_signals, received)
@@ -83,7 +107,7 @@ def _code_of(number: int, terminated: int) -> int:
     return terminated if number == signal.SIGTERM else 128 + number
 
 
-def _set_the_alarm_at_once(terminated: int) -> None:
+def _set_the_alarm_at_once(terminated: int, patience_seconds: float) -> None:
     """Have the first signal set the alarm itself, before the loop has heard of it.
 
     The loop may not hear: a plain write to a full pipe, whose reader is paused, blocks it.
@@ -95,7 +119,7 @@ def _set_the_alarm_at_once(terminated: int) -> None:
             nonlocal alarm_is_set
             if not alarm_is_set:
                 alarm_is_set = True
-                _set_alarm(_code_of(number, terminated))
+                _set_alarm(_code_of(number, terminated), patience_seconds)
             deliver(number, frame)
 
         signal.signal(each, receive)
@@ -106,7 +130,7 @@ def _set_the_alarm_at_once(terminated: int) -> None:
             around(to_the_loop)
 
 
-def _set_alarm(code: int) -> None:
+def _set_alarm(code: int, patience_seconds: float) -> None:
     """Leave by force in a while. Never taken back: it also covers the interpreter's own end."""
     if sys.platform == "win32":
         return
@@ -118,4 +142,4 @@ def _set_alarm(code: int) -> None:
         os._exit(code)
 
     signal.signal(signal.SIGALRM, leave_now)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, patience_seconds)

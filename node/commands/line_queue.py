@@ -38,6 +38,7 @@ class LineQueue:
         self._output = output
         self._dropped = 0
         self._send, self._receive = trio.open_memory_channel[tuple[int, str]](LINES_IN_QUEUE)
+        self._printed = trio.Event()
 
     def data(self, value: Mapping[str, Any], text: str) -> None:
         """One event, for a program or a person, on stdout. Never waits."""
@@ -52,7 +53,7 @@ class LineQueue:
         self._put(STDERR, printable(text))
 
     async def run(self) -> None:
-        """Print until cancelled. BrokenPipeError when the reader has gone."""
+        """Print until cancelled, or finished. BrokenPipeError when the reader has gone."""
         async for descriptor, line in self._receive:
             # Abandoned on cancellation: it may be waiting for a reader that never reads again.
             await trio.to_thread.run_sync(
@@ -61,6 +62,13 @@ class LineQueue:
                 line,
                 abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
             )
+        self._printed.set()
+
+    async def finish(self, seconds: float) -> None:
+        """Nothing comes any more: wait until all is printed, or so long."""
+        self._send.close()
+        with trio.move_on_after(seconds):
+            await self._printed.wait()
 
     @contextmanager
     def logging(self) -> Iterator[None]:
@@ -77,7 +85,7 @@ class LineQueue:
     def _put(self, descriptor: int, line: str) -> None:
         try:
             self._send.send_nowait((descriptor, line))
-        except trio.WouldBlock:
+        except (trio.WouldBlock, trio.ClosedResourceError):
             self._dropped += 1
 
 

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from node.commands.membership_view import clock_words, in_one_line
 from node.commands.output import printable
+from node.commands.training_view import training_rows
 
 if TYPE_CHECKING:  # commands that only borrow a duration from here are not to load the network
     from node.status import DirectoryStatus, LinkStatus, MembershipStatus, NodeStatus
@@ -80,6 +81,7 @@ def _heading(status: NodeStatus) -> Text:
         *(("address", address) for address in status.addresses),
         ("run", in_one_line(status.membership)),
         *_warnings(status.membership),
+        *([] if status.training is None else training_rows(status.training)),
         ("memory", amount(status.memory_bytes)),
         ("calls", _calls(status.rpc)),
         ("dht", _directory(status.directory)),

@@ -1,6 +1,6 @@
 """How many samples this machine should compute at once: a few seconds of trying, before joining.
 
-    measured = measure(task, most=definition.training.samples_at_once, target=batch)
+    measured = measure(task, most=training.samples_at_once, target=training.batch)
 
 Batches double from one sample until a batch takes long enough (`ENOUGH_SECONDS`) that what goes on
 around it costs nothing beside it, or the next one would take too long (`LONGEST_SECONDS`: a peer
@@ -52,14 +52,19 @@ def measure(
     goes_on: Callable[[], bool] = lambda: True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
-    """In the training thread. `most`: by the definition, and by what memory allows."""
-    limit = max(1, min(most, target // TARGET_SHARE))
+    """In a worker thread. `most`: by the definition and memory; `target`: of the run's steps."""
+    limit = limit_of(most, target)
     kept = [(buffer, buffer.clone()) for _name, buffer in task.buffers]
     try:
         return choose(lambda size: _seconds(task, size, clock), limit, goes_on, clock)
     finally:
         for buffer, value in kept:
             buffer.copy_(value)
+
+
+def limit_of(most: int, target: int) -> int:
+    """The most samples at once: `most` by the definition and memory, of a run with this target."""
+    return max(1, min(most, target // TARGET_SHARE))
 
 
 def choose(

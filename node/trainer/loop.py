@@ -1,6 +1,6 @@
 """The training loop: ordinary PyTorch, in a worker thread, until it is told to leave.
 
-    loop = Loop(definition, task, session, samples_at_once=8)
+    loop = Loop(definition, task, session, batch_size=BatchSize(8, limit=32))
     loop.run(bridge)                            # the training thread
     loop.stop_reading()                         # any thread: it may be waiting for data
 
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from models.data.clock import ReadingStopped
 from models.data.errors import PositionError
 from models.data.position import Position, read_position, write_position
+from node.trainer.batch_size import BatchSize
 from node.trainer.departure import ROUND_PATIENCE_SECONDS
 from node.trainer.happenings import Began, LossSeen, Paused, Resumed, RunComplete
 from node.trainer.phases import NETWORK
@@ -54,12 +55,14 @@ class Loop:
         task: RunTask,
         session: Session,
         *,
-        samples_at_once: int,
+        batch_size: BatchSize,
+        keeps_only: bool = False,
         share: Callable[[], float] = lambda: 1.0,
         position_file: Path | None = None,
     ) -> None:
         self._definition, self._task, self._session = definition, task, session
-        self._samples_at_once, self._share = samples_at_once, share
+        self._batch_size, self._share = batch_size, share
+        self._keeps_only = keeps_only
         self._position_file = position_file
         self._batches: Batches | None = None
         self._position_kept = time.monotonic()
@@ -76,22 +79,40 @@ class Loop:
 
         CollaborationEnded when the collaboration ends first.
         """
-        task = self._task
-        optimizer = CollaborativeOptimizer(
-            task.named_parameters,
-            task.optimizer_factory,
-            bridge,
-            scheduler=task.schedule_factory,
-            buffers=task.buffers,
-            **self._definition.optimizer_options(),
-        )
+        optimizer = self._enter(bridge)
         self._session.happened(Began(self._definition.name, optimizer.epoch))
+        if self._keeps_only:
+            self._assist(optimizer)
+            return
         with suppress(ReadingStopped):
             while self._goes_on(optimizer):
                 self._read_with(optimizer, self._size())
         if self._is_complete(optimizer):
             self._wait_for_the_end(optimizer, bridge)
         optimizer.see_out(ROUND_PATIENCE_SECONDS)
+
+    def _enter(self, bridge: Bridge) -> CollaborativeOptimizer:
+        """Look at the run, and take its state if it is further."""
+        task, options = self._task, self._definition.optimizer_options()
+        if self._keeps_only:
+            options |= {"auxiliary": True, "delayed": False}
+        return CollaborativeOptimizer(
+            task.named_parameters,
+            task.optimizer_factory,
+            bridge,
+            scheduler=task.schedule_factory,
+            buffers=task.buffers,
+            **options,
+        )
+
+    def _assist(self, optimizer: CollaborativeOptimizer) -> None:
+        """Help with the others' rounds. It ends with the collaboration: who waits in it has no
+        other end."""
+        while not self._session.departure.wanted:
+            if self._session.gate.is_open:
+                optimizer.assist(epochs=1)
+            else:
+                self._rest(optimizer)
 
     def _read_with(self, optimizer: CollaborativeOptimizer, size: int) -> None:
         """Batches of this size, until another size is wanted."""
@@ -109,7 +130,7 @@ class Loop:
                 self._keep_position(batches, at_once=True)
 
     def _batch(self, optimizer: CollaborativeOptimizer, batch: Any) -> None:
-        samples = self._task.samples_in(batch)
+        samples, began = self._task.samples_in(batch), time.monotonic()
         optimizer.zero_grad()
         with optimizer.autocast():
             loss = self._task.loss(batch)
@@ -118,6 +139,7 @@ class Loop:
         if math.isfinite(value):
             self._losses += value * samples
             self._counted += samples
+        self._batch_size.took(time.monotonic() - began)
         if optimizer.step(samples=samples, loss=value):
             self._tell_loss(optimizer.epoch)
 
@@ -154,8 +176,8 @@ class Loop:
         return 0 < steps <= optimizer.epoch
 
     def _size(self) -> int:
-        """Samples at once: fewer where memory runs short."""
-        return max(1, int(self._samples_at_once * self._share()))
+        """Samples at once: by what batches take, and fewer where memory runs short."""
+        return max(1, int(self._batch_size.size * self._share()))
 
     # -- where in the data this peer is
 

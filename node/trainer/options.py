@@ -22,6 +22,7 @@ class TrainerOptions:
     - `batch_share`: of the micro-batch, looked at between batches: less where memory runs short.
     - `client`: others cannot dial this node.
     - `begins`: this peer may begin the run anew: the organiser's first one.
+    - `keeps_only`: it brings no samples, and helps with the rounds of the others.
     - `checkpoints`: this peer keeps the run's.
     - `up_bytes_per_second`, `down_bytes_per_second`: what the owner allows; 0 is no limit.
     - `fetching_folder`: where a state that is being fetched is kept across a restart.
@@ -33,6 +34,7 @@ class TrainerOptions:
     batch_share: Callable[[], float] = _whole
     client: bool = False
     begins: bool = False
+    keeps_only: bool = False
     checkpoints: CheckpointSettings | None = None
     up_bytes_per_second: float = 0.0
     down_bytes_per_second: float = 0.0

@@ -22,6 +22,7 @@ class Facts:
     leaving: bool = False
     leaving_at_once: bool = False
     refused: str = ""
+    refused_advice: str = ""
     closed: tuple[Closed, ...] = ()
     preparing: str = ""  # what is being done before the loop begins; empty when it has begun
     behind: bool = False
@@ -42,7 +43,7 @@ def told_of(facts: Facts) -> Told:
     """The one thing to show."""
     network = next((one for one in facts.closed if one.name == NETWORK), None)
     if facts.refused:
-        return Told(Phase.REFUSED, facts.refused)
+        return Told(Phase.REFUSED, facts.refused, facts.refused_advice)
     if facts.leaving:
         return _leaving(facts)
     if network is not None:

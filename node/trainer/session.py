@@ -32,6 +32,7 @@ from node.trainer.happenings import (
     Began,
     FirstSamplesAccepted,
     Happening,
+    Left,
     Measured,
     Preparing,
     RunComplete,
@@ -41,6 +42,7 @@ from node.trainer.shown import Shown
 from node.trainer.view import BatchView, PeerView, TrafficView, TrainerView
 from node.trainer.words import words_of
 from protocols.accumulation.events import CaughtUp, CheckpointSaved, FellBehind, StepTaken
+from protocols.errors import PotluckError
 
 LINES_KEPT: Final = 2_000
 """Of what happened, for `potluck logs`: some hours, at most half a megabyte."""
@@ -68,8 +70,11 @@ class Session:
         self.lines: deque[tuple[float, str]] = deque(maxlen=LINES_KEPT)
         self.lines_told = 0
         self.refused = ""
-        self.failed: BaseException | None = None
-        self._shown, self._begins = shown, begins
+        self.left: Left | None = None
+        self.trains = False
+        """Whether there may be a round to see out."""
+        self._refused_advice = ""
+        self._shown = shown
         self._began_at = time.monotonic()
         self._facts = Facts(preparing="starting", begins=begins)
         self._told, self._told_since = told_of(self._facts), time.monotonic()
@@ -112,6 +117,12 @@ class Session:
             self._refresh()
             await trio.sleep(every_seconds)
 
+    def refuse(self, error: PotluckError) -> None:
+        """This ends the session: show it, with what to do."""
+        self.refused = " ".join(one for one in (error.what, error.why) if one)
+        self._refused_advice = error.advice
+        self._refresh()
+
     async def news(self) -> None:
         """Until another line has been told."""
         await self._news.wait()
@@ -129,6 +140,7 @@ class Session:
             leaving=departure.wanted,
             leaving_at_once=departure.at_once,
             refused=self.refused,
+            refused_advice=self._refused_advice,
             closed=self.gate.reasons(),
             averaging=watched is not None and watched.averaging(),
             alone=watched is not None and watched.alone(),
@@ -199,6 +211,8 @@ class Session:
                 facts = replace(facts, behind=False)
             case RunComplete():
                 facts = replace(facts, complete=True)
+            case Left():
+                self.left = happening
             case CheckpointSaved(path=path):
                 self._checkpoint = path
             case _:

@@ -17,12 +17,14 @@ may wait for (the gate, data, the bridge) is woken; a batch that is being comput
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
 
 from node.node import Node
-from node.trainer.benchmark import Measurement, measure
+from node.trainer.batch_size import BatchSize
+from node.trainer.benchmark import Measurement, limit_of, measure
 from node.trainer.departure import ROUND_PATIENCE_SECONDS
 from node.trainer.happenings import Leaving, Left, Measured, Preparing
 from node.trainer.loop import Loop
@@ -48,13 +50,19 @@ async def train_run(
     session: Session,
 ) -> Left:
     """Take part in the run of `definition` with what was built of it; what the session gave."""
-    size = options.micro_batch or (await _measured(definition, task, options, session)).micro_batch
+    await _until_open(session)
+    target = definition.training.batch
+    most = options.most_samples or definition.training.samples_at_once
+    size = options.micro_batch
+    if not (size or options.keeps_only):
+        size = (await _measured(task, most, target, session)).micro_batch
     session.happened(Preparing("entering the run"))
     loop = Loop(
         definition,
         task,
         session,
-        samples_at_once=size,
+        batch_size=BatchSize(size, limit_of(most, target)),
+        keeps_only=options.keeps_only,
         share=options.batch_share,
         position_file=options.position_file,
     )
@@ -82,21 +90,28 @@ async def train_run(
     return left
 
 
-async def _measured(
-    definition: RunDefinition, task: RunTask, options: TrainerOptions, session: Session
-) -> Measurement:
+async def _until_open(session: Session) -> None:
+    """A peer that starts outside of its schedule does not compute before it."""
+    changed = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def wake() -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(lambda: changed.set())
+
+    session.gate.watch(wake)
+    session.departure.watch(wake)
+    while not (session.gate.is_open or session.departure.wanted):
+        await changed.wait()
+        changed = trio.Event()
+
+
+async def _measured(task: RunTask, most: int, target: int, session: Session) -> Measurement:
     """The benchmark, in a thread that is let go when this is cancelled."""
     session.happened(Preparing("measuring how fast this machine is"))
-    training = definition.training
-    most = min(training.samples_at_once, options.most_samples or training.samples_at_once)
 
     def run() -> Measurement:
-        return measure(
-            task,
-            most=most,
-            target=training.batch,
-            goes_on=lambda: not session.departure.wanted,
-        )
+        return measure(task, most=most, target=target, goes_on=lambda: not session.departure.wanted)
 
     found: Measurement = await trio.to_thread.run_sync(
         run,

@@ -1,0 +1,147 @@
+"""`potluck join`: the one command of a volunteer. From an invite to training, and out again.
+
+What happens is in node/joining/; here are the flags, and what is settled before anything is done:
+which invite, whose key, that no other node runs here, and who has to be asked for a login.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import TYPE_CHECKING
+
+from node.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.commands.parser import Subparsers
+    from node.configuration import Configuration
+    from node.run.invite import RunInvite
+
+LOGIN_SECONDS = 900.0  # a person goes to another device, and finds the second factor
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    from node.caps.settings import CAP_KEYS
+    from node.commands.configured import add_setting_flag
+
+    parser = subparsers.add_parser(
+        "join",
+        help="train in a run with an invite, until you say stop",
+        description="Take part in a run: make what is missing (this node's key, a login), fetch "
+        "the run's definition and verify its signature, say in three lines what will be used, "
+        "measure this machine for a few seconds, catch up with the others, and train. Nothing is "
+        "executed that came over the network. It is safe to repeat: without an INVITE it goes on "
+        "in the run of last time.\n\n"
+        "Ctrl-C leaves after the round that is under way, a second one at once; both within five "
+        "seconds. From another terminal: potluck status, peers, pause, resume, leave, logs.\n\n"
+        "An invite with an enrolment code is a secret: give it as a file or in POTLUCK_INVITE, "
+        "because a command line can be read by every user of the machine. Exit code 3: not "
+        "allowed, or too large for this machine; 130: Ctrl-C.",
+        example="potluck join potluck-run:…\n"
+        "potluck join --invite-file alice.invite --upload-limit 2MB/s\n"
+        "POTLUCK_INVITE=potluck-run:… potluck join --plain\n"
+        "potluck join --schedule 22:00-07:00 --max-memory 4GB",
+    )
+    parser.add_argument(
+        "invite",
+        metavar="INVITE",
+        nargs="?",
+        help="the invite (potluck-run:…), or a file with it; left out, POTLUCK_INVITE or the run "
+        "of last time",
+    )
+    parser.add_argument(
+        "--invite-file", metavar="FILE", help="the invite is in this file (- for standard input)"
+    )
+    parser.add_argument(
+        "--code-file",
+        metavar="FILE",
+        help="an enrolment code is in this file (- for standard input); also POTLUCK_LOGIN_CODE",
+    )
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="one line for each thing that happens; so it is anyway where stdout is no terminal",
+    )
+    parser.add_argument(
+        "--trust-module",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="this Python file may be executed as the module of its name that the run asks for; "
+        "may be given several times",
+    )
+    for key in CAP_KEYS:
+        add_setting_flag(parser, key)
+    for key in ("network.listen", "network.announce", "dht.bootstrap", "dht.client"):
+        add_setting_flag(parser, key)
+    add_setting_flag(parser, "identity.key_file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.commands.configured import configuration_for
+    from node.commands.login_inputs import read_code
+    from node.joining.getting_in import Need, own_identity, pass_needed
+    from node.joining.invited import keep_invite, read_invited
+    from node.run.invite import check_expiry
+    from node.run.trusted import trusted_modules
+    from node.running_lock import hold_running_lock
+
+    output = Output.of(arguments)
+    configuration = configuration_for(arguments)
+    trusted = trusted_modules(arguments.trust_module)
+    invite = read_invited(configuration.places, arguments.invite, arguments.invite_file, os.environ)
+    code = read_code(arguments.code_file)
+    check_expiry(invite, int(1000 * time.time()))
+    own_identity(configuration)
+    with hold_running_lock(configuration.places, configuration.key_file):
+        pass  # before anybody is asked to log in, who could not join then
+    need = pass_needed(configuration, invite, code)
+    if need is Need.PERSON:
+        exit_code = _log_in(configuration, invite, code, output)
+        if exit_code:
+            return exit_code
+        need = Need.NOTHING
+    keep_invite(configuration.places, invite)
+
+    from node.commands.training import train_in_foreground
+    from node.joining.getting_in import enrol_with_code
+    from node.joining.taking_part import Part
+    from node.trainer.happenings import Preparing
+    from node.trainer.session import Session
+
+    async def get_in(session: Session) -> None:
+        if need is Need.CODE:
+            session.happened(Preparing("logging in with the enrolment code"))
+            await enrol_with_code(configuration, invite, code)
+
+    part = Part(invite.run, invite.organiser, trusted=trusted)
+    return train_in_foreground(_with_places(configuration, invite), part, output, before=get_in)
+
+
+def _log_in(configuration: Configuration, invite: RunInvite, code: str, output: Output) -> int:
+    """A person logs in, as with `potluck login`."""
+    from node.commands.log_output import log_to_stderr
+    from node.commands.logging_in import Wishes, log_in
+    from node.joining.getting_in import access_of
+
+    log_to_stderr(debug=output.debug)
+    wishes = Wishes(
+        invite=access_of(invite, code),
+        code=code,
+        provider=None,
+        kind=None,
+        again=False,
+        wait_seconds=LOGIN_SECONDS,
+    )
+    return log_in(configuration, wishes, output)
+
+
+def _with_places(configuration: Configuration, invite: RunInvite) -> Configuration:
+    """The same, joining at the invite's addresses beside its own."""
+    import dataclasses
+
+    own = configuration.bootstrap_addresses
+    places = tuple(dict.fromkeys([*invite.bootstrap, *own]))
+    values = {**configuration.values, "dht.bootstrap": places}
+    return dataclasses.replace(configuration, values=values)

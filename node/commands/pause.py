@@ -1,0 +1,44 @@
+"""`potluck pause`: let the machine rest, and stay in the run."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from node.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.commands.parser import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    from node.commands.time_span import time_span
+
+    parser = subparsers.add_parser(
+        "pause",
+        help="stop computing for a while, and stay in the run",
+        description="Have the node that trains in this home compute nothing until `potluck "
+        "resume`, or for as long as --for says. The others are told, and nobody waits for it or "
+        "fetches from it; memory stays taken. A batch that is being computed is finished first. "
+        "Pausing again replaces the pause. Exit code 4 when no node trains here.",
+        example="potluck pause\npotluck pause --for 2h\npotluck pause --for 30min --json",
+    )
+    parser.add_argument(
+        "--for",
+        dest="seconds",
+        type=time_span,
+        metavar="TIME",
+        help="go on by itself after this: 90s, 30min, 2h, 1d (until `potluck resume`)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.commands.steering import ask_trainer
+    from node.trainer.questions import PAUSE
+
+    details = {} if arguments.seconds is None else {"seconds": arguments.seconds}
+    paused = ask_trainer(arguments, PAUSE, details)
+    words = str(paused["words"]).capitalize()
+    back = "`potluck resume` goes on" + (" earlier." if paused["until"] else ".")
+    Output.of(arguments).data(paused, f"{words}. {back}")
+    return 0

@@ -1,0 +1,34 @@
+"""`potluck resume`: the end of a pause."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from node.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.commands.parser import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    subparsers.add_parser(
+        "resume",
+        help="go on after `potluck pause`",
+        description="End the pause of the node that trains in this home. It catches up with the "
+        "others first. What else keeps it from training (its schedule, its quota) is said, and "
+        "stays. Exit code 4 when no node trains here.",
+        example="potluck resume\npotluck resume --json",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.commands.steering import ask_trainer
+    from node.trainer.questions import RESUME
+
+    resumed = ask_trainer(arguments, RESUME)
+    words = "Going on." if resumed["was_paused"] else "It was not paused."
+    if resumed["still_closed"]:
+        words += f" It still waits: {'; '.join(resumed['still_closed'])}."
+    Output.of(arguments).data(resumed, words)
+    return 0

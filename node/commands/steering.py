@@ -1,0 +1,58 @@
+"""Asking the node that trains in this home: what pause, resume, leave, peers and logs share.
+
+Easy to get wrong: a node may run here and not train (`potluck listen`). It does not know these
+questions, and its owner is told that, and not that a command is unknown.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from node.commands.configured import configuration_for
+from node.control_client import ANSWER_SECONDS, ControlFailure, NoRunningNode, ask
+from protocols.errors import Unreachable
+
+
+class NothingTrains(Unreachable):
+    """No node runs in this home, or one that does not train."""
+
+
+@contextmanager
+def asking(
+    arguments: argparse.Namespace,
+    question: str,
+    details: Mapping[str, Any] | None = None,
+    *,
+    silence_seconds: float = ANSWER_SECONDS,
+) -> Iterator[Iterator[Any]]:
+    """The answers of the node that trains here."""
+    socket = configuration_for(arguments).places.control_socket
+    try:
+        with ask(socket, question, details, silence_seconds=silence_seconds) as answers:
+            yield answers
+    except NoRunningNode as error:
+        raise NothingTrains(
+            "No node is running here.",
+            why=error.why,
+            advice="`potluck join INVITE` trains in a run. If it has a home of its own, say which: "
+            "--home DIRECTORY.",
+        ) from None
+    except ControlFailure as error:
+        if "does not know the command" not in error.what:
+            raise
+        raise NothingTrains(
+            "The node that runs here does not train.",
+            why="It was not started by `potluck join` or `potluck run start`, or by an older one.",
+            advice="`potluck status` says how it is.",
+        ) from None
+
+
+def ask_trainer(
+    arguments: argparse.Namespace, question: str, details: Mapping[str, Any] | None = None
+) -> Any:
+    """The only answer of a question that has one."""
+    with asking(arguments, question, details) as answers:
+        return next(answers)

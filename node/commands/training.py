@@ -1,0 +1,103 @@
+"""Train in the foreground until told to leave: what `potluck join` and `potluck run start` share.
+
+    return train_in_foreground(configuration, part, output)
+
+The first Ctrl-C (or SIGTERM, or `potluck leave`) leaves after the round that is under way, the
+second at once; either way everything is given back within five seconds. Before training has begun
+there is no round, and the first one is enough.
+
+What happens is shown as lines or objects (plain_view.py), in the order in which it happens, through
+a queue, so that a reader who pauses does not stop the training.
+
+Easy to get wrong: the five seconds hold for `potluck leave`, too, where no signal sets the alarm.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from node.commands.descriptor_limit import raise_descriptor_limit
+from node.commands.exit_codes import DONE
+from node.commands.interruption import at_hard_exit, bound_the_end, run_until_signal
+from node.commands.line_queue import LineQueue
+from node.commands.log_output import log_to_stderr
+from node.commands.output import Output
+from node.commands.plain_view import PlainView
+from node.configuration import Configuration
+from node.joining.taking_part import Part, take_part
+from node.node import Node
+from node.trainer.session import Session
+from protocols.errors import PotluckError
+
+LAST_LINES_SECONDS = 0.3  # to print what happened last, for a reader who reads
+
+Before = Callable[[Session], Awaitable[None]]
+Started = Callable[[Node, LineQueue], None]
+
+
+async def _nothing(_session: Session) -> None:
+    """What is done before the node runs, where nothing is."""
+
+
+def _say_nothing(_node: Node, _lines: LineQueue) -> None:
+    """What is said when the node listens, where nothing is."""
+
+
+def train_in_foreground(
+    configuration: Configuration,
+    part: Part,
+    output: Output,
+    *,
+    before: Before = _nothing,
+    started: Started = _say_nothing,
+) -> int:
+    """The exit code: 0 also after SIGTERM and `potluck leave`, 130 after Ctrl-C. `before` is done
+    first, shown like everything else; `started` is called when the node listens."""
+    log_to_stderr(debug=output.debug)
+    raise_descriptor_limit()
+    sessions: list[Session] = []
+
+    async def main() -> int:
+        lines = LineQueue(output)
+        session = Session(PlainView(lines), begins=part.begins)
+        sessions.append(session)
+        session.entered()
+        session.departure.watch(_bound_the_end)
+        async with trio.open_nursery() as printing:
+            printing.start_soon(lines.run)
+            with lines.logging():
+                await before(session)
+                await _train(configuration, part, session, lambda node: started(node, lines))
+            await lines.finish(LAST_LINES_SECONDS)
+            printing.cancel_scope.cancel()
+        return DONE
+
+    def leave() -> bool:
+        for session in sessions:
+            session.departure.leave()
+        return any(session.trains for session in sessions)
+
+    return run_until_signal(main, terminated=DONE, leave=leave)
+
+
+async def _train(
+    configuration: Configuration, part: Part, session: Session, started: Callable[[Node], None]
+) -> None:
+    node = Node(configuration)
+    with at_hard_exit(node.remove_run_files):
+        try:
+            async with node:
+                started(node)
+                await take_part(node, part, session)
+        except PotluckError as error:
+            session.refuse(error)
+            raise
+
+
+def _bound_the_end() -> None:
+    """A signal has set the alarm already; this is for `potluck leave`."""
+    if threading.current_thread() is threading.main_thread():
+        bound_the_end(DONE)

@@ -1,0 +1,66 @@
+"""How the training of a node is, in a few rows for a person: the part of `potluck status` that is
+about the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from node.caps.units import in_words
+from node.trainer.view import BatchView, ContributionView, TrafficView, TrainerView
+from node.trainer.words import span
+
+
+def training_rows(view: TrainerView) -> Iterator[tuple[str, str]]:
+    """Names and values, in the order in which they matter."""
+    yield "training", f"{view.run}, {view.phase.value} for {span(view.phase_seconds)}"
+    if view.doing:
+        yield "", view.doing
+    if view.advice:
+        yield "next", view.advice
+    loss = "" if view.loss is None else f", loss {view.loss:.4f} (of its own samples)"
+    yield "step", f"{view.epoch:,}{loss}"
+    if view.batch.target:
+        yield "batch", _batch(view.batch)
+    yield "given", _given(view.contribution)
+    if view.device:
+        yield "device", f"{view.device}, {view.threads} threads, {view.micro_batch:,} at once"
+    yield "traffic", _traffic(view.traffic)
+    yield "peers", f"{len(view.peers)} others in the run (`potluck peers`)"
+    if view.checkpoint:
+        yield "saved", view.checkpoint
+    if view.last_event:
+        clock = time.strftime("%H:%M:%S", time.localtime(view.last_event_at))
+        yield "last", f"{clock} {view.last_event}"
+
+
+def _batch(batch: BatchView) -> str:
+    share = 100.0 * batch.samples / batch.target
+    due = ""
+    if batch.seconds_to_step is not None:
+        due = f", full in {span(batch.seconds_to_step)}" if batch.seconds_to_step else ", full"
+    return (
+        f"{batch.samples:,.0f} of {batch.target:,} samples ({min(share, 100.0):.0f} %), "
+        f"{batch.mine:,} of them from here, {batch.samples_per_second:,.1f} samples/s{due}"
+    )
+
+
+def _given(given: ContributionView) -> str:
+    share = "" if given.share is None else f" ({100.0 * given.share:.0f} % of those steps)"
+    rate = ""
+    if given.samples_per_second is not None:
+        rate = f", {given.samples_per_second:,.1f} samples/s"
+    lost = f", {given.lost_samples:,} in none" if given.lost_samples else ""
+    return f"{given.samples:,} samples in {given.steps:,} steps{share}{rate}{lost}"
+
+
+def _traffic(traffic: TrafficView) -> str:
+    return (
+        f"{in_words(traffic.sent_bytes)} sent ({in_words(traffic.sent_bytes_per_second)}/s"
+        f"{_limit(traffic.upload_limit)}), {in_words(traffic.received_bytes)} received "
+        f"({in_words(traffic.received_bytes_per_second)}/s{_limit(traffic.download_limit)})"
+    )
+
+
+def _limit(limit: float | None) -> str:
+    return "" if limit is None else f" of at most {in_words(limit)}/s"

@@ -1,0 +1,119 @@
+"""Come among the others and learn from them what the run is: as long as it takes.
+
+    await meet(node, session)
+    signed = await definition_of(node, session, "poem", organiser)
+
+Promises: all known addresses are tried again and again, ever more rarely; the owner is told which
+ones, how each failed, and whose fault that probably is. Only a signed refusal ends it.
+
+Easy to get wrong: a definition that was seen before is not enough to begin with, even if it is
+genuine: the organiser may have signed another one since. It is what counts where none of the
+others has a newer one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import trio
+
+from node.disk_trouble import disk_trouble
+from node.node import Node
+from node.run.remembered import remember, remembered, runs_folder
+from node.run.signed import SignedDefinition, read_signed
+from node.trainer.blame import blame_of
+from node.trainer.happenings import NetworkBack, NetworkLost, Notice, Preparing
+from node.trainer.phases import NETWORK
+from node.trainer.session import Session
+from protocols.dht.bootstrap import Joined
+from protocols.errors import PotluckError
+from protocols.not_allowed import NotAllowed
+from protocols.runs.fetching import fetch_definition
+from protocols.runs.messages import NoDefinition
+
+QUIET_SECONDS: Final = 3.0  # after which the owner is told that nobody answers yet
+TELL_SECONDS: Final = 2.0  # between two looks at how the addresses fare
+FIRST_RETRY_SECONDS: Final = 1.0
+LONGEST_RETRY_SECONDS: Final = 15.0  # between two questions for a definition that nobody had
+
+
+async def meet(node: Node, session: Session) -> None:
+    """Until somebody of the swarm has answered; NotAllowed if they say that this node may not."""
+    if node.dht.bootstrap_state().joined is Joined.ALONE:
+        return
+    refusals: list[NotAllowed] = []
+
+    async def listen_for_a_refusal() -> None:
+        refusals.append(await node.dht.turned_away())
+        nursery.cancel_scope.cancel()
+
+    session.happened(Preparing("looking for the others"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listen_for_a_refusal)
+        nursery.start_soon(_tell_of_silence, node, session)
+        await node.dht.joined()
+        nursery.cancel_scope.cancel()
+    if refusals:
+        raise refusals[0]
+
+
+async def _tell_of_silence(node: Node, session: Session) -> None:
+    """Nobody answers: say so, and keep saying how it goes; until cancelled."""
+    await trio.sleep(QUIET_SECONDS)
+    began = time.monotonic()
+    words = blame_of(node.dht.bootstrap_state())
+    session.happened(NetworkLost(words))
+    try:
+        while True:
+            words = blame_of(node.dht.bootstrap_state())
+            session.gate.close(NETWORK, words)
+            await trio.sleep(TELL_SECONDS)
+    finally:
+        session.gate.open(NETWORK)
+        if node.dht.bootstrap_state().joined is not Joined.TRYING:
+            session.happened(NetworkBack(round(time.monotonic() - began, 3)))
+
+
+async def definition_of(node: Node, session: Session, run: str, organiser: str) -> SignedDefinition:
+    """The newest definition of the run that anybody has, verified, and remembered."""
+    places = node.configuration.places
+    known = await trio.to_thread.run_sync(remembered, places, run, organiser)
+    accept = partial(
+        read_signed,
+        run=run,
+        organiser=organiser,
+        not_before_ms=0 if known is None else known.signed_ms,
+    )
+    session.happened(Preparing("asking what the run is"))
+    signed = await _fetched(node, session, run, accept, known)
+    try:
+        await trio.to_thread.run_sync(remember, places, signed)
+    except OSError as error:
+        why, advice = disk_trouble(error, runs_folder(places))
+        raise PotluckError(
+            "The run's definition cannot be kept on this machine.", why=why, advice=advice
+        ) from None
+    return signed
+
+
+async def _fetched(
+    node: Node,
+    session: Session,
+    run: str,
+    accept: Callable[[bytes], SignedDefinition],
+    known: SignedDefinition | None,
+) -> SignedDefinition:
+    seconds, told = FIRST_RETRY_SECONDS, ""
+    while True:
+        peers = [link.peer for link in node.network.links()]
+        try:
+            return await fetch_definition(node.rpc, peers, run, accept, known=known)
+        except NoDefinition as error:
+            if str(error) != told:
+                told = str(error)
+                session.happened(Notice(f"{error.what} {error.why} It is tried again."))
+        await trio.sleep(seconds)
+        seconds = min(2.0 * seconds, LONGEST_RETRY_SECONDS)

@@ -1,0 +1,262 @@
+"""Take part in a run with a node that runs: from its definition to the last sample.
+
+    async with Node(configuration) as node:
+        left = await take_part(node, Part(run="poem", organiser=fingerprint), session)
+
+In order, as a volunteer sees it: the others are met, the definition is fetched and verified, its
+costs are compared with what the owner allows, three lines say what will be used, the model is
+built, a few seconds are measured, the run's state is fetched, and the loop begins.
+
+Promises: nothing of the run but its definition has been downloaded before it is known to fit. To
+leave before the loop has begun takes no longer than to leave it.
+
+Easy to get wrong: the first import of torch takes seconds. It is begun at once, in a thread, while
+the others are being looked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
+
+import trio
+
+from node.caps.devices import AUTO, choose_device, devices_here, use_threads
+from node.caps.memory import refuse_above
+from node.caps.settings import Caps, caps_of
+from node.caps.watching import WatchedCaps, open_caps
+from node.disk_trouble import disk_trouble
+from node.joining.meeting import definition_of, meet
+from node.joining.will_use import Use, three_lines
+from node.node import Node
+from node.run.remembered import runs_folder
+from node.trainer.happenings import Left, Notice, Preparing, WillUse
+from node.trainer.questions import TrainerQuestions
+from node.trainer.session import Session
+from protocols.errors import PotluckError
+from protocols.runs.serving import serve_definitions
+
+if TYPE_CHECKING:
+    from node.run.building import RunTask
+    from node.run.costs import Costs
+    from node.run.definition import RunDefinition
+    from node.run.signed import SignedDefinition
+    from node.trainer.options import TrainerOptions
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+MEMORY_SECONDS = 1.0  # between two looks at whether memory forces this peer to leave
+
+
+@dataclass(frozen=True)
+class Part:
+    """- `run`, `organiser`: which run, and the fingerprint of the key that defines it.
+    - `signed`: its definition, where this is the organiser's own peer; else it is fetched.
+    - `trusted`: modules from this machine's disk (--trust-module).
+    - `checkpoints`: the folder in which this peer keeps the run's.
+    - `begins`: this peer may begin the run: the organiser's first one.
+    - `keeps_only`: it brings no samples; it reduces, serves the state and keeps the checkpoints.
+    """
+
+    run: str
+    organiser: str
+    signed: SignedDefinition | None = None
+    trusted: Mapping[str, Path] = field(default_factory=dict)
+    checkpoints: Path | None = None
+    begins: bool = False
+    keeps_only: bool = False
+
+
+async def take_part(node: Node, part: Part, session: Session) -> Left | None:
+    """What the session gave; None if it was left before training began. Once in a node's life.
+
+    Session.entered has been called. Raises what no waiting mends: TooLarge, NotAllowed, ...
+    """
+    session.run, session.peer = part.run, node.network.peer_id
+    session.person = "" if node.membership is None else node.membership.status().username
+    node.training = session.view
+    questions = TrainerQuestions(node.control, session)
+    left: Left | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(questions.run)
+        nursery.start_soon(session.show_on)
+        left = await _take_part(node, part, session)
+        nursery.cancel_scope.cancel()
+    return left
+
+
+async def _take_part(node: Node, part: Part, session: Session) -> Left | None:
+    found: list[_Prepared] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_when_told, session, nursery.cancel_scope)
+        found.append(await _prepare(node, part, session))
+        nursery.cancel_scope.cancel()
+    session.trains = bool(found)
+    return await _train(node, part, session, found[0]) if found else None
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    definition: RunDefinition
+    task: RunTask
+    caps: Caps
+    most_samples: int
+
+
+async def _prepare(node: Node, part: Part, session: Session) -> _Prepared:
+    """Everything up to the built model."""
+    served = serve_definitions(node.rpc)
+    caps = caps_of(node.configuration)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_import_torch)
+        signed = part.signed
+        if signed is None:
+            await meet(node, session)
+            signed = await definition_of(node, session, part.run, part.organiser)
+        served.keep(part.run, signed.data)
+    definition = signed.definition
+    costs = await _in_thread_to_let_go(_costs_of, definition, part.trusted)
+    refuse_above(caps.memory_bytes, costs.memory_bytes(1), part.run)
+    devices, threads = await _in_thread_to_let_go(_devices_of, caps)
+    most = definition.training.samples_at_once
+    if caps.memory_bytes is not None:
+        most = max(1, min(most, costs.most_samples(caps.memory_bytes)))
+    session.happened(WillUse(_lines(part, definition, costs, caps, devices, threads, most)))
+    session.happened(Preparing("building the model"))
+    task = await _in_thread_to_let_go(_built, part, definition, devices, node.network.peer_id)
+    return _Prepared(definition, task, caps, most)
+
+
+async def _train(node: Node, part: Part, session: Session, prepared: _Prepared) -> Left | None:
+    from node.trainer.trainer import train_run
+
+    def tell(words: str) -> None:
+        session.happened(Notice(words))
+
+    places = node.configuration.places
+    async with (
+        open_caps(
+            prepared.caps, session.gate, places, traffic=node.network.traffic, told=tell
+        ) as watched,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(_leave_when_memory_is_short, watched, session)
+        options = _options(node, part, prepared, watched)
+        left = await train_run(node, prepared.definition, prepared.task, options, session)
+        nursery.cancel_scope.cancel()
+    if watched.must_leave is not None:
+        raise watched.must_leave
+    return left
+
+
+def _options(node: Node, part: Part, prepared: _Prepared, watched: WatchedCaps) -> TrainerOptions:
+    from node.trainer.options import TrainerOptions
+
+    rates, definition = prepared.caps.planner_rates(), prepared.definition
+    folder = _made(runs_folder(node.configuration.places))
+    checkpoints = None
+    if part.checkpoints is not None:
+        checkpoints = definition.checkpoint_settings(part.checkpoints, prepared.task.plain_model)
+    return TrainerOptions(
+        most_samples=prepared.most_samples,
+        batch_share=lambda: watched.batch_share,
+        client=node.configuration.is_client,
+        begins=part.begins,
+        keeps_only=part.keeps_only,
+        checkpoints=checkpoints,
+        up_bytes_per_second=rates.up_bytes_per_second,
+        down_bytes_per_second=rates.down_bytes_per_second,
+        fetching_folder=folder / f"{part.run}-{part.organiser}.fetching",
+        position_file=folder / f"{part.run}-{part.organiser}.position",
+    )
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        why, advice = disk_trouble(error, folder)
+        raise PotluckError(f"{folder} cannot be made.", why=why, advice=advice) from None
+    return folder
+
+
+async def _cancel_when_told(session: Session, scope: trio.CancelScope) -> None:
+    await session.departure.until_wanted()
+    scope.cancel()
+
+
+async def _leave_when_memory_is_short(watched: WatchedCaps, session: Session) -> None:
+    while True:
+        await trio.sleep(MEMORY_SECONDS)
+        if watched.must_leave is not None:
+            break
+    session.departure.leave()
+
+
+# -- what takes long, in threads that are let go when this is cancelled: nothing waits for them
+
+
+async def _in_thread_to_let_go(
+    function: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments
+) -> Result:
+    result: Result = await trio.to_thread.run_sync(
+        function,
+        *arguments,
+        abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
+    )
+    return result
+
+
+async def _import_torch() -> None:
+    await _in_thread_to_let_go(importlib.import_module, "node.trainer.trainer")
+
+
+def _costs_of(definition: RunDefinition, trusted: Mapping[str, Path]) -> Costs:
+    from node.run.costs import costs_of
+
+    return costs_of(definition, trusted)
+
+
+def _devices_of(caps: Caps) -> tuple[tuple[str, ...], int]:
+    """All GPUs of this machine are one peer, unless the owner named one."""
+    threads = use_threads(caps.threads)
+    if caps.device == AUTO:
+        gpus = tuple(one for one in devices_here() if one.startswith("cuda"))
+        if len(gpus) > 1:
+            return gpus, threads
+    return (str(choose_device(caps.device)),), threads
+
+
+def _built(part: Part, definition: RunDefinition, devices: tuple[str, ...], peer: str) -> RunTask:
+    from node.run.building import build_task
+
+    return build_task(definition, device=devices, peer=peer, trusted=part.trusted)
+
+
+def _lines(
+    part: Part,
+    definition: RunDefinition,
+    costs: Costs,
+    caps: Caps,
+    devices: tuple[str, ...],
+    threads: int,
+    most: int,
+) -> tuple[str, str, str]:
+    return three_lines(
+        Use(
+            run=definition.name,
+            description=definition.run.description,
+            devices=devices,
+            threads=threads,
+            memory_bytes=costs.memory_bytes(most),
+            state_bytes=costs.state_bytes,
+            disk_bytes=costs.disk_bytes if part.checkpoints is None else costs.keeper_disk_bytes,
+            round_bytes=costs.round_bytes,
+            caps=caps.words(),
+            begins=part.begins,
+        )
+    )
