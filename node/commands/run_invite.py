@@ -24,6 +24,8 @@ from protocols.errors import PotluckError
 
 if TYPE_CHECKING:
     from auth.invites import Invite
+    from auth.server.settings import Settings
+    from node.auth_places import AuthPlaces
     from node.configuration import Configuration
     from node.run.invite import RunInvite
 
@@ -171,30 +173,32 @@ def access_to(
 def _auth_server_here(
     arguments: argparse.Namespace, run_name: str
 ) -> tuple[Invite, Mapping[str, Any] | None] | None:
-    from node.commands.auth_acting import perform_act
-    from node.commands.auth_invite import certificate_pin, fingerprint_to_pin, new_code
-
     here = auth_server_of(run_name, getattr(arguments, "home", None))
     if here is None:
         return None
-    from auth.invites import Invite
-
     places, settings = here
+    if not arguments.new_code:
+        return local_access(places, settings)
+    return local_access(places, settings, arguments.name, with_code=True)
+
+
+def local_access(
+    places: AuthPlaces, settings: Settings, name: str | None = None, *, with_code: bool = False
+) -> tuple[Invite, Mapping[str, Any] | None]:
+    """What lets people in at the auth server of this home, and the code that was made for it."""
+    from auth.invites import Invite
+    from node.commands.auth_acting import perform_act
+    from node.commands.auth_invite import certificate_pin, fingerprint_to_pin, new_code
+
     keys: Sequence[Mapping[str, Any]] = perform_act(places, "keys-list", {})[0]["keys"]
     pinned = fingerprint_to_pin(keys, settings, now_ms())
-    code = new_code(places, arguments.name) if arguments.new_code else None
-    invite = Invite(
-        run_name,
-        (),
-        settings.public_url,
-        pinned,
-        code["code"] if code else "",
-        certificate_pin(settings),
-    )
-    return invite, code
+    code = new_code(places, name) if with_code else None
+    secret = code["code"] if code else ""
+    pin = certificate_pin(settings)
+    return Invite(settings.run, (), settings.public_url, pinned, secret, pin), code
 
 
-def auth_server_of(run_name: str, home: str | None) -> tuple[Any, Any] | None:
+def auth_server_of(run_name: str, home: str | None) -> tuple[AuthPlaces, Settings] | None:
     """The places and settings of the auth server in this home, if it is this run's."""
     from node.auth_places import find_auth_places
 

@@ -1,17 +1,282 @@
-"""`potluck run start`: the organiser's first peer of a run."""
+"""`potluck run start`: the organiser's first peer of a run, which keeps its checkpoints.
+
+It is `potluck join` with a head start (node/joining/): the definition comes from the folder, this
+peer may begin the run, and it goes on from the newest checkpoint. While it runs, others are invited
+to it; the ports that it listened on are remembered, so that invites outlive a restart.
+
+Easy to get wrong: run.toml may have been changed since it was signed. A first start signs it; later
+ones refuse to guess whether a change was meant.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from node.commands.output import Output
+from node.run.folder import RunFolder, organiser_key
+from node.wrong_use import WrongUse
+
 if TYPE_CHECKING:
+    from node.commands.line_queue import LineQueue
     from node.commands.parser import Subparsers
+    from node.configuration import Configuration
+    from node.node import Node
+    from node.run.invite import RunInvite
+    from node.run.signed import SignedDefinition
+    from node.trainer.session import Session
+
+ORGANISERS_NAME = "organiser"  # of the account that a first start makes at the run's auth server
 
 
 def add_start(actions: Subparsers) -> None:
-    pass
+    from node.caps.settings import CAP_KEYS
+    from node.commands.configured import add_setting_flag
+    from node.commands.run import add_folder, add_trust
+
+    start = actions.add_parser(
+        "start",
+        help="start the run's first peer, which keeps its checkpoints",
+        description="Start a run, or go on with it from its newest checkpoint: this is its first "
+        "peer, gives the signed definition and the state to others, keeps checkpoints in "
+        "DIR/checkpoints and, unless --keep-only says otherwise, trains as well. run.toml is "
+        "signed if it never was. What volunteers paste is printed when it listens, with a QR code "
+        "on a terminal; `potluck run invite` prints it again.\n\n"
+        "Keep it running, or start it again: volunteers who were alone meanwhile find it where it "
+        "was before, since its port is remembered. If the run is closed, and its auth server in "
+        "this home, the first start lets this node in by itself.\n\n"
+        "Ctrl-C leaves after the round that is under way and writes a last checkpoint, a second "
+        "one leaves at once.",
+        example="potluck run start poem\n"
+        "potluck run start poem --keep-only --listen /ip4/0.0.0.0/tcp/4001\n"
+        "potluck run start poem --announce /dns4/poem.example.org/tcp/4001 --threads 2",
+    )
+    add_folder(start)
+    start.add_argument(
+        "--keep-only",
+        action="store_true",
+        help="bring no samples: keep checkpoints, help to average, and serve the state",
+    )
+    start.add_argument(
+        "--plain",
+        action="store_true",
+        help="one line for each thing that happens; so it is anyway where stdout is no terminal",
+    )
+    start.add_argument(
+        "--qr",
+        action=argparse.BooleanOptionalAction,
+        help="draw a QR code of the invite, or not (if this is a terminal)",
+    )
+    add_trust(start)
+    for key in CAP_KEYS:
+        add_setting_flag(start, key)
+    for key in ("network.listen", "network.announce", "dht.bootstrap", "identity.key_file"):
+        add_setting_flag(start, key)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    raise NotImplementedError
+    from node.commands.configured import configuration_for
+    from node.joining.getting_in import own_identity
+    from node.run.trusted import trusted_modules
+    from node.running_lock import hold_running_lock
+
+    output = Output.of(arguments)
+    configuration = configuration_for(arguments)
+    trusted = trusted_modules(arguments.trust_module)
+    folder = RunFolder(Path(arguments.folder).expanduser().absolute())
+    signed = _signed(folder, configuration, trusted, arguments.folder, output)
+    own_identity(configuration)
+    with hold_running_lock(configuration.places, configuration.key_file):
+        pass  # before a code is spent
+    way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
+    configuration = listening_as_before(configuration, folder, output)
+
+    from node.commands.training import train_in_foreground
+    from node.joining.taking_part import Part
+
+    async def get_in(session: Session) -> None:
+        if way_in is not None:
+            from node.joining.getting_in import enrol_with_code
+            from node.trainer.happenings import Preparing
+
+            session.happened(Preparing("logging in at this machine's auth server"))
+            await enrol_with_code(configuration, way_in, "")
+
+    def introduce(node: Node, lines: LineQueue) -> None:
+        _introduce(node, folder, signed, arguments, lines)
+
+    part = Part(
+        signed.definition.name,
+        signed.organiser,
+        signed=signed,
+        trusted=trusted,
+        checkpoints=folder.checkpoints,
+        keeps_only=arguments.keep_only,
+        begins=True,
+    )
+    return train_in_foreground(configuration, part, output, before=get_in, started=introduce)
+
+
+def _signed(
+    folder: RunFolder,
+    configuration: Configuration,
+    trusted: dict[str, Path],
+    typed: str,
+    output: Output,
+) -> SignedDefinition:
+    """What the organiser signed last, if that is what run.toml says; signed now if it never was."""
+    from node.commands.run_sign import last_signed, sign
+
+    text = folder.text()
+    key = organiser_key(configuration.places, make=not folder.signed_file.exists())
+    before = last_signed(folder, key)
+    if before is None:
+        signed = sign(folder, key, None, trusted)
+        output.say(f"signed {folder.definition_file} with the organiser's key")
+        return signed
+    if before.text != text:
+        raise WrongUse(
+            "run.toml is not what you signed.",
+            why=f"It was changed, and {folder.signed_file.name} has the definition of before.",
+            advice=f"`potluck run sign {typed}` makes the change binding for everybody who starts "
+            "after that; or take the change back.",
+        )
+    return before
+
+
+def _way_in(
+    configuration: Configuration, signed: SignedDefinition, home: str | None
+) -> RunInvite | None:
+    """An invite of this node's own, with a code, into a closed run that it has no pass for yet.
+
+    WrongUse if this home is in another run, or its auth server does not run.
+    """
+    from node.access.pass_file import load_pass
+    from node.commands.run_invite import auth_server_of
+    from node.joining.getting_in import ANOTHER_HOME
+
+    name = signed.definition.name
+    kept = load_pass(configuration.places.pass_file)
+    if kept is not None and kept.run != name:
+        raise WrongUse(
+            f"This home is in the run {kept.run}, and {name} is to be started.",
+            why="One home is one node in one run.",
+            advice=ANOTHER_HOME,
+        )
+    here = auth_server_of(name, home)
+    if here is None or kept is not None:
+        return None
+    from node.commands.auth_acting import perform_act
+    from node.commands.run_invite import local_access
+    from node.run.invite import RunInvite
+
+    places, settings = here
+    _, nobody_serves = perform_act(places, "keys-list", {})
+    if nobody_serves:
+        raise WrongUse(
+            f"The auth server of {name} is in this home, and does not run.",
+            why="The run is closed: this peer needs a pass like everybody else.",
+            advice="Start `potluck auth serve` first, in another terminal.",
+        )
+    access, _ = local_access(places, settings, ORGANISERS_NAME, with_code=True)
+    return RunInvite(name, (), signed.organiser, 0, access)
+
+
+def listening_as_before(
+    configuration: Configuration, folder: RunFolder, output: Output
+) -> Configuration:
+    """The same, with the ports of the last start in the place of any free one."""
+    before = folder.ports()
+    addresses = []
+    for address in configuration.listen_addresses:
+        kind, host, port = _parts(address)
+        wanted = before.get(kind, 0) if port == 0 else 0
+        if wanted and not _is_free(kind, host, wanted):
+            output.say(
+                f"warning: another program uses port {wanted}, to which earlier invites lead. "
+                "Make new ones, or end it and start again."
+            )
+            wanted = 0
+        addresses.append(f"/{kind}/{host}/tcp/{wanted or port}")
+    values = {**configuration.values, "network.listen": tuple(addresses)}
+    return dataclasses.replace(configuration, values=values)
+
+
+def _parts(address: str) -> tuple[str, str, int]:
+    _, kind, host, _, port = address.split("/")
+    return kind, host, int(port)
+
+
+def _is_free(kind: str, host: str, port: int) -> bool:
+    family = socket.AF_INET6 if kind == "ip6" else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind((host, port))
+    except OSError:
+        return False
+    return True
+
+
+def _introduce(
+    node: Node,
+    folder: RunFolder,
+    signed: SignedDefinition,
+    arguments: argparse.Namespace,
+    lines: LineQueue,
+) -> None:
+    """The node listens: remember where, and say what volunteers paste."""
+    from auth.invites import Invite
+    from node.commands.qr import qr_lines
+    from node.commands.run_invite import worth_naming
+    from node.run.invite import RunInvite, write_invite
+
+    addresses = node.network.addresses()
+    folder.keep_ports(addresses)
+    access = None
+    if node.membership is not None:
+        kept = node.membership.kept
+        access = Invite(kept.run, (), kept.auth_url, kept.fingerprint, "", kept.pin)
+    bootstrap = worth_naming(addresses)
+    invite = RunInvite(signed.definition.name, bootstrap, signed.organiser, 0, access)
+    text = write_invite(invite)
+    lines.data(
+        {
+            "event": "started",
+            "run": invite.run,
+            "organiser": invite.organiser,
+            "peer_id": node.network.peer_id,
+            "addresses": list(addresses),
+            "closed": access is not None,
+            "invite": text,
+        },
+        text,
+    )
+    if getattr(arguments, "json", False):
+        return
+    for line in _for_people(access is not None, arguments.folder):
+        lines.say(line)
+    is_terminal = sys.stderr.isatty()
+    if arguments.qr or (arguments.qr is None and is_terminal):
+        for line in qr_lines(text, colour=False):
+            lines.say(line)
+
+
+def _for_people(is_closed: bool, folder: str) -> Iterator[str]:
+    if is_closed:
+        yield (
+            "The run is closed: who can log in takes part with `potluck join INVITE`. For "
+            f"the others: `potluck run invite {folder} --new-code --name NAME --file NAME.invite`."
+        )
+    else:
+        yield (
+            "The run is open: with `potluck join INVITE` everybody who has this invite takes part. "
+            "docs/moderators.md says how to close it."
+        )

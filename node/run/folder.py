@@ -3,7 +3,7 @@
     DIR/run.toml        the definition, as the organiser writes it
     DIR/run.signed      the same with the organiser's signature: what is served to others
     DIR/checkpoints/    what `run start` keeps of the run
-    DIR/port            where `run start` has listened before, so that old invites still lead there
+    DIR/ports           where `run start` has listened before, so that old invites still lead there
 
 The key is not in the folder but beside the node's own (organiser.key): one organiser may have many
 runs, and a folder may be copied or shown. Whoever has the key can change every run of it.
@@ -14,6 +14,7 @@ changed for anybody until it is signed again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from node.places import Places
     from node.run.signed import SignedDefinition
 
-LONGEST_PORT = 8  # characters of the file
+LARGEST_PORTS_BYTES = 256  # of two short lines
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
-    def port_file(self) -> Path:
-        return self.path / "port"
+    def ports_file(self) -> Path:
+        return self.path / "ports"
 
     def text(self) -> bytes:
         """The bytes of run.toml; WrongUse if there is none."""
@@ -78,18 +79,28 @@ class RunFolder:
     def keep_signed(self, data: bytes) -> None:
         replace_private_file(self.signed_file, data)
 
-    def port(self) -> int | None:
-        """Where it has listened before; None where that is not known."""
+    def ports(self) -> dict[str, int]:
+        """Where it has listened before, by ip4 and ip6; what cannot be read is not known."""
         try:
-            content = read_private_file(self.port_file, LONGEST_PORT)
+            content = read_private_file(self.ports_file, LARGEST_PORTS_BYTES)
         except UnusableFile:
-            return None
-        text = (content or b"").decode("ascii", "replace").strip()
-        port = int(text) if text.isascii() and text.isdigit() else 0
-        return port if 0 < port < 65_536 else None
+            return {}
+        found = {}
+        for line in (content or b"").decode("ascii", "replace").splitlines():
+            kind, _, port = line.partition(" ")
+            if port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65_536:
+                found[kind] = int(port)
+        return found
 
-    def keep_port(self, port: int) -> None:
-        replace_private_file(self.port_file, f"{port}\n".encode())
+    def keep_ports(self, addresses: Iterable[str]) -> None:
+        """Remember the ports in these addresses of a node: the first of each kind."""
+        found: dict[str, str] = {}
+        for address in addresses:
+            _, kind, _, _, port, *_ = [*address.split("/"), "", "", "", "", ""]
+            if kind in ("ip4", "ip6") and port.isdigit():
+                found.setdefault(kind, port)
+        text = "".join(f"{kind} {port}\n" for kind, port in found.items())
+        replace_private_file(self.ports_file, text.encode())
 
 
 def organiser_key_file(places: Places) -> Path:
