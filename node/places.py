@@ -6,6 +6,7 @@
 | key | `HOME/identity.key` | `~/.local/share/potluck/identity.key` |
 | access pass, newest revocations | `HOME/access.pass`, `HOME/revocations` | beside the key |
 | peers known, and a backbone's slots | `HOME/peers.json`, `HOME/dht.sqlite` | beside the key |
+| what was sent and received this month | `HOME/traffic.json` | beside the key |
 | lock and control socket of the running node | `HOME/run/` | `~/.local/state/potluck/run/` |
 
 Nothing is created by looking. Easy to get wrong: the running node's files are *not* in the
@@ -45,6 +46,10 @@ class Places:
     @property
     def dht_file(self) -> Path:
         return self.data_folder / "dht.sqlite"
+
+    @property
+    def traffic_file(self) -> Path:
+        return self.data_folder / "traffic.json"
 
     @property
     def lock_file(self) -> Path:

@@ -1,11 +1,37 @@
 """How much memory this process may hold: asked before joining, and watched while training.
 
-refuse_above(caps.memory_bytes, needed_bytes, run)    # before any download; TooLarge in words
+    refuse_above(caps.memory_bytes, needed_bytes, run)    # before any download; TooLarge in words
+    watch = MemoryWatch(caps.memory_bytes)
+    watch.look(memory_in_use(), now)                      # every half a second
+    watch.batch_share, watch.must_leave
+
+Three lines, one behind the other: the estimate refuses what cannot fit. A process that comes near
+the cap computes smaller batches, and leaves in words when that does not help. And on Linux the
+kernel gives no more than a little above the cap (`BackStop`), should it grow within one look.
+
+Easy to get wrong: memory that was used once is not always given back, so a smaller batch need not
+show at once. The share is halved no more often than it can take effect.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from node.caps.units import in_words
 from protocols.errors import PotluckError
+
+SHRINK_ABOVE = 0.85
+LEAVE_ABOVE = 0.97
+LEAST_BATCH_SHARE = 1 / 8
+SHRINK_SECONDS = 10.0
+"""Some batches must have been computed with the smaller size before it is judged."""
+
+LOOK_SECONDS = 0.5
+BACK_STOP_SHARE = 1.04
+"""Within the twentieth that a cap may be exceeded by, and above where leaving in words begins."""
 
 
 class TooLarge(PotluckError):
@@ -14,6 +40,95 @@ class TooLarge(PotluckError):
     exit_code = 3
 
 
+class MemoryUsedUp(PotluckError):
+    """This process came to the memory that its owner allows, and left."""
+
+    exit_code = 3
+
+
 def refuse_above(memory_bytes: int | None, needed_bytes: int, run: str) -> None:
     """TooLarge if the run (by node/run/costs.py's estimate) does not fit below the cap."""
-    del memory_bytes, needed_bytes, run
+    if memory_bytes is None or needed_bytes <= memory_bytes:
+        return
+    raise TooLarge(
+        f"{run} needs about {in_words(needed_bytes)} of memory; this node may hold "
+        f"{in_words(memory_bytes)}.",
+        why="limits.max_memory (--max-memory) says so.",
+        advice=f"Allow {in_words(needed_bytes)} or more, or join from a larger machine. "
+        "Nothing was downloaded.",
+    )
+
+
+class MemoryWatch:
+    """Invariant: `batch_share` only shrinks, and `must_leave` is set once."""
+
+    def __init__(self, memory_bytes: int | None) -> None:
+        self.memory_bytes = memory_bytes
+        self.batch_share = 1.0
+        self.must_leave: PotluckError | None = None
+        self._shrunk_at = float("-inf")
+
+    def look(self, held_bytes: int | None, now: float) -> str:
+        """What the process holds now; what to tell the owner, if anything."""
+        if self.memory_bytes is None or held_bytes is None or self.must_leave is not None:
+            return ""
+        share = held_bytes / self.memory_bytes
+        if share >= LEAVE_ABOVE:
+            self.must_leave = MemoryUsedUp(
+                f"This node holds {in_words(held_bytes)} of memory, and may hold "
+                f"{in_words(self.memory_bytes)}.",
+                why="limits.max_memory (--max-memory) says so, and smaller batches did not help."
+                if self.batch_share < 1.0
+                else "limits.max_memory (--max-memory) says so.",
+                advice="It left the run before the limit. Allow more, or take part in a smaller "
+                "run.",
+            )
+            return str(self.must_leave)
+        if share < SHRINK_ABOVE or now - self._shrunk_at < SHRINK_SECONDS:
+            return ""
+        if self.batch_share <= LEAST_BATCH_SHARE:
+            return ""
+        self.batch_share /= 2
+        self._shrunk_at = now
+        return (
+            f"{in_words(held_bytes)} of the {in_words(self.memory_bytes)} of memory are in use: "
+            f"batches have {self.batch_share:.0%} of their size from now on"
+        )
+
+
+@contextmanager
+def back_stop(memory_bytes: int | None, held_bytes: int | None) -> Iterator[None]:
+    """While the block runs, let the kernel refuse this process what is above the cap (Linux).
+
+    Counted is what a process may write to (RLIMIT_DATA), of which part was never touched and is
+    not held: that part, as it is now, comes on top. What is above fails as memory that is not
+    there, with torch's own error, and harms no other program.
+    """
+    asked = _data_bytes()
+    if memory_bytes is None or held_bytes is None or asked is None:
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = int(BACK_STOP_SHARE * memory_bytes) + max(0, asked - held_bytes)
+    if before[1] != resource.RLIM_INFINITY:
+        limit = min(limit, before[1])
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _data_bytes() -> int | None:
+    """What this process has asked for and may write to (VmData); None where nobody knows."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None

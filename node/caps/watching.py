@@ -19,40 +19,213 @@ Byte limits are enforced in the transport whatever the gate does.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
+import msgspec
+import trio
+
+from node.caps.idleness import LOOK_SECONDS as IDLE_LOOK_SECONDS
+from node.caps.idleness import Idleness, Seen
+from node.caps.ledger import Ledger, Standing, month_after, month_of
+from node.caps.ledger_file import LedgerFile
+from node.caps.memory import LOOK_SECONDS, MemoryWatch, back_stop
+from node.caps.other_load import OtherLoad
 from node.caps.settings import Caps
+from node.caps.timetable import ALWAYS, Wall, wall_clock
+from node.caps.units import in_words
 from node.places import Places
+from node.status import memory_in_use
 from node.trainer.gate import Gate
+from protocols.blocking import in_thread
 from protocols.errors import PotluckError
 from protocols.network import TrafficFacts
 
+RATE_SECONDS = 10.0
+"""Rates are shown, and promised, over so long."""
 
-@dataclass(frozen=True)
-class CapsUsed:
+SHIELDED_SAVE_SECONDS = 1.0
+"""A disk that hangs must not keep a node from ending."""
+
+
+class CapsUsed(msgspec.Struct, frozen=True):
     """What is used of what is allowed, now. None where there is no such cap, or it is unknown."""
 
     upload_bytes_per_second: float = 0.0
+    upload_limit: float | None = None
     download_bytes_per_second: float = 0.0
-    memory_bytes: int = 0
+    download_limit: float | None = None
+    memory_bytes: int | None = None
+    memory_limit: int | None = None
+    batch_share: float = 1.0
     month: str = ""
     month_bytes: int = 0
+    month_limit: int | None = None
     paused_by: tuple[str, ...] = ()
-    changes_at: float | None = None
+    goes_on_at: float | None = None
+    pauses_at: float | None = None
+
+
+class Clocks(msgspec.Struct, frozen=True):
+    """Where time and the state of the machine come from; tests bring their own."""
+
+    moment: Callable[[], float] = time.time
+    wall: Wall = wall_clock
+    memory: Callable[[], int | None] = memory_in_use
 
 
 class WatchedCaps:
     """Made by `open_caps`. Any thread may read `batch_share` and `must_leave`."""
 
-    def __init__(self, caps: Caps) -> None:
+    def __init__(
+        self,
+        caps: Caps,
+        gate: Gate,
+        ledger: Ledger,
+        traffic: Callable[[], TrafficFacts],
+        told: Callable[[str], None],
+        clocks: Clocks,
+    ) -> None:
         self.caps = caps
-        self.batch_share = 1.0
-        self.must_leave: PotluckError | None = None
+        self.ledger = ledger
+        self._gate = gate
+        self._traffic = traffic
+        self._told = told
+        self._clocks = clocks
+        self._timetable = caps.timetable
+        self._memory = MemoryWatch(caps.memory_bytes)
+        self._idleness = Idleness()
+        self._standing = Standing.FINE
+        self._closed: dict[str, float | None] = {}
+        self._readings: deque[tuple[float, TrafficFacts]] = deque()
+        self._counted_at: float | None = None
+
+    @property
+    def batch_share(self) -> float:
+        return self._memory.batch_share
+
+    @property
+    def must_leave(self) -> PotluckError | None:
+        return self._memory.must_leave
 
     def used(self) -> CapsUsed:
-        return CapsUsed()
+        """For the screen and for `status`."""
+        up, down = self._rates()
+        accounts = self.ledger.accounts.now
+        known = [moment for moment in self._closed.values() if moment is not None]
+        return CapsUsed(
+            upload_bytes_per_second=up,
+            upload_limit=self.caps.upload_bytes_per_second,
+            download_bytes_per_second=down,
+            download_limit=self.caps.download_bytes_per_second,
+            memory_bytes=self._clocks.memory(),
+            memory_limit=self.caps.memory_bytes,
+            batch_share=self.batch_share,
+            month=accounts.month,
+            month_bytes=accounts.total_bytes,
+            month_limit=self.caps.quota_bytes,
+            paused_by=tuple(self._closed),
+            goes_on_at=max(known) if len(known) == len(self._closed) and known else None,
+            pauses_at=None if "schedule" in self._closed else self._next_change(),
+        )
+
+    # ---- one look at everything
+
+    def look(self) -> None:
+        """Everything but the machine's other users. Never waits."""
+        now = trio.current_time()
+        self._look_at_traffic(now)
+        self._look_at_schedule()
+        self._say(self._memory.look(self._clocks.memory(), now))
+
+    def look_at_others(self, seen: Seen) -> None:
+        was = self._idleness.is_needed
+        self._idleness.look(trio.current_time(), seen)
+        if self._idleness.is_needed:
+            self._close("idle", f"paused while {self._idleness.why}", None)
+        elif was:
+            self._open("idle", "nobody else needs this machine: training goes on")
+
+    def count(self) -> None:
+        """What was carried until now."""
+        self._look_at_traffic(trio.current_time())
+
+    def end(self) -> None:
+        """Take back every reason of the caps."""
+        for name in ("schedule", "quota", "idle"):
+            self._gate.open(name)
+        self._closed.clear()
+
+    def _look_at_schedule(self) -> None:
+        if self.caps.schedule == ALWAYS:
+            return
+        moment = self._clocks.moment()
+        if self._timetable.is_open(self._clocks.wall(moment)):
+            self._open("schedule", f"the schedule ({self.caps.schedule}) has begun")
+            return
+        until = self._next_change()
+        goes_on = "" if until is None else f": goes on at {_hour(until, moment, self._clocks.wall)}"
+        words = f"outside of the schedule ({self.caps.schedule}){goes_on}"
+        self._close("schedule", words, until)
+
+    def _look_at_traffic(self, now: float) -> None:
+        facts = self._traffic()
+        self._readings.append((now, facts))
+        while now - self._readings[0][0] > RATE_SECONDS:
+            self._readings.popleft()
+        seconds = 0.0 if self._counted_at is None else now - self._counted_at
+        self._counted_at = now
+        wall = self._clocks.wall(self._clocks.moment())
+        self.ledger.count(facts, month_of(wall), seconds)
+        quota, standing = self.caps.quota_bytes, self.ledger.standing
+        if quota is None:
+            return
+        month = self.ledger.accounts.now.month
+        if standing is Standing.NEARLY and self._standing is Standing.FINE:
+            used = f"{in_words(self.ledger.used_bytes)} of {in_words(quota)}"
+            self._say(f"the quota for {month} is nearly used up: {used}")
+        self._standing = standing
+        if standing is Standing.USED_UP:
+            until = None if self.ledger.doubts_clock else month_after(wall).timestamp()
+            self._close("quota", f"the quota of {in_words(quota)} for {month} is used up", until)
+        else:
+            self._open("quota", "there is quota again: training goes on")
+
+    # ---- the parts
+
+    def _next_change(self) -> float | None:
+        change = self._timetable.next_change(self._clocks.moment(), self._clocks.wall)
+        return None if change is None else float(round(change))
+
+    def _rates(self) -> tuple[float, float]:
+        if len(self._readings) < 2:
+            return 0.0, 0.0
+        (began, first), (ended, last) = self._readings[0], self._readings[-1]
+        seconds = max(ended - began, LOOK_SECONDS)
+        return (
+            (last.sent_bytes - first.sent_bytes) / seconds,
+            (last.received_bytes - first.received_bytes) / seconds,
+        )
+
+    def _close(self, name: str, words: str, until: float | None) -> None:
+        if name in self._closed and self._closed[name] == until:
+            return  # with the words of the beginning, so that nobody is told twice a second
+        if name not in self._closed:
+            self._say(words)
+        self._closed[name] = until
+        self._gate.close(name, words, until=until)
+
+    def _open(self, name: str, words: str) -> None:
+        if name in self._closed:
+            del self._closed[name]
+            self._say(words)
+            self._gate.open(name)
+
+    def _say(self, words: str) -> None:
+        if words:
+            self._told(words)
 
 
 @asynccontextmanager
@@ -63,8 +236,80 @@ async def open_caps(
     *,
     traffic: Callable[[], TrafficFacts] = TrafficFacts,
     told: Callable[[str], None] | None = None,
+    clocks: Clocks | None = None,
 ) -> AsyncIterator[WatchedCaps]:
     """Watch the caps until the block ends. `told` hears a line of words for the owner whenever
-    something changes: 80 % of the quota, memory running short, the machine wanted by others."""
-    del gate, places, traffic, told
-    yield WatchedCaps(caps)
+    something changes: 80 % of the quota, memory running short, the machine wanted by others.
+
+    Errors of the block come out unwrapped.
+    """
+    told = told or _unheard
+    file = LedgerFile(places.traffic_file)
+    accounts, trouble = file.load()
+    if trouble:
+        told(trouble)
+    clocks = clocks or Clocks()
+    ledger = Ledger(accounts, caps.quota_bytes, traffic())
+    watched = WatchedCaps(caps, gate, ledger, traffic, told, clocks)
+    watched.look()
+    failure: BaseException | None = None
+    with back_stop(caps.memory_bytes, clocks.memory()):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_keep_looking, watched, file, told)
+            if caps.when_idle:
+                nursery.start_soon(_look_at_others, watched)
+            try:
+                yield watched
+            except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+                failure = error
+            finally:
+                nursery.cancel_scope.cancel()
+    watched.count()
+    watched.end()
+    with trio.CancelScope(shield=True), trio.move_on_after(SHIELDED_SAVE_SECONDS):
+        await _save(watched, file, told)
+    if failure is not None:
+        raise failure
+
+
+async def _keep_looking(
+    watched: WatchedCaps, file: LedgerFile, told: Callable[[str], None]
+) -> None:
+    trouble = ""
+    while True:
+        await trio.sleep(LOOK_SECONDS)
+        watched.look()
+        if file.is_due(watched.ledger.accounts, trio.current_time()):
+            said = await _save(watched, file, _unheard)
+            if said and said != trouble:
+                told(said)
+            trouble = said
+
+
+async def _save(watched: WatchedCaps, file: LedgerFile, told: Callable[[str], None]) -> str:
+    now, accounts = trio.current_time(), watched.ledger.accounts
+    said = await in_thread(file.save, accounts, now)
+    if said:
+        told(said)
+    return said
+
+
+async def _look_at_others(watched: WatchedCaps) -> None:
+    load = OtherLoad()
+    while True:
+        seen = await in_thread(load.see)
+        watched.look_at_others(seen)
+        await trio.sleep(IDLE_LOOK_SECONDS)
+
+
+def _unheard(words: str) -> None:
+    """Nobody wants to know."""
+
+
+def _hour(moment: float, now: float, wall: Wall) -> str:
+    """When that is, as a person says it today."""
+    then, today = wall(moment), wall(now)
+    days = (then.date() - today.date()).days
+    if days == 0:
+        return f"{then:%H:%M}"
+    return f"{then:%H:%M} tomorrow" if days == 1 else f"{then:%H:%M on %A}"

@@ -47,6 +47,7 @@ _FILES = """\
 | key (mode 0600; whoever has it *is* the node) | `HOME/identity.key` \
 | `~/.local/share/potluck/identity.key` |
 | peers that this node has known, to find back through | `HOME/peers.json` | beside the key |
+| bytes sent and received this month, for the quota | `HOME/traffic.json` | beside the key |
 | slots that a backbone keeps across a restart | `HOME/dht.sqlite` | beside the key |
 | access pass of a run, and the newest revocation list | `HOME/access.pass`, \
 `HOME/revocations` | beside the key |
