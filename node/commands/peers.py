@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from node.commands.output import Output, printable
@@ -38,35 +39,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(view: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(soft_wrap=True)
-    peers = view["peers"]
-    if not peers:
-        console.print(f"{printable(view['run'])}: nobody else is in the run at the moment.")
-        return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("peer", no_wrap=True)
-    for name in ("does", "way"):
-        table.add_column(name)
-    for name in ("step", "samples", "samples/s", "rtt"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
-    for peer in peers:
-        table.add_row(
-            Text(printable(peer["name"] or peer["peer"])),
-            peer["role"],
-            peer["reach"],
-            _number(peer["epoch"], 0),
-            _number(peer["samples"], 0),
-            _number(peer["samples_per_second"], 1),
-            "" if peer["round_trip_ms"] is None else f"{peer['round_trip_ms']:.1f} ms",
-            Text(printable(peer["ignored"])),
-        )
-    console.print(table)
+    """Lines and no table: a peer id with its end missing is of no use on a narrow terminal."""
+    if not view["peers"]:
+        print(printable(f"{view['run']}: nobody else is in the run at the moment."))
+    for peer in view["peers"]:
+        name = f" ({peer['name']})" if peer["name"] else ""
+        print(printable(f"{peer['peer']}{name}"))
+        print(printable(f"  {', '.join(_facts(peer))}"))
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
+def _facts(peer: dict[str, Any]) -> Iterator[str]:
+    does = {"trains": "trains", "auxiliary": "helps", "keeps": "trains and keeps the checkpoints"}
+    if peer["role"]:
+        yield does.get(peer["role"], peer["role"])
+    trip = "" if peer["round_trip_ms"] is None else f", {peer['round_trip_ms']:.1f} ms away"
+    yield ("no link to it now" if peer["reach"] == "none" else peer["reach"]) + trip
+    if peer["epoch"] is not None:
+        rate = peer["samples_per_second"] or 0.0
+        yield f"at step {peer['epoch']:,} with {peer['samples']:,} samples, {rate:,.1f} samples/s"
+    if peer["ignored"]:
+        yield f"does not count: {peer['ignored']}"

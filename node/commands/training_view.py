@@ -24,9 +24,11 @@ def training_rows(view: TrainerView) -> Iterator[tuple[str, str]]:
         yield "batch", _batch(view.batch)
     yield "given", _given(view.contribution)
     if view.device:
-        yield "device", f"{view.device}, {view.threads} threads, {view.micro_batch:,} at once"
+        threads = "1 thread" if view.threads == 1 else f"{view.threads} threads"
+        yield "device", f"{view.device}, {threads}, {view.micro_batch:,} samples at once"
     yield "traffic", _traffic(view.traffic)
-    yield "peers", f"{len(view.peers)} others in the run (`potluck peers`)"
+    others = "1 other" if len(view.peers) == 1 else f"{len(view.peers)} others"
+    yield "peers", f"{others} in the run (`potluck peers`)"
     if view.checkpoint:
         yield "saved", view.checkpoint
     if view.last_event:

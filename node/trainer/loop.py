@@ -151,6 +151,7 @@ class Loop:
 
     def _rest(self, optimizer: CollaborativeOptimizer) -> None:
         """The gate is closed: until it opens, nobody counts on this peer."""
+        optimizer.see_out(ROUND_PATIENCE_SECONDS)  # or the others would wait for it in vain
         session, began = self._session, time.monotonic()
         reasons = tuple(one.words for one in session.gate.reasons() if one.name != NETWORK)
         if reasons:

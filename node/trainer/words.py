@@ -130,7 +130,7 @@ def _words_of_run(happening: Happening) -> str:
         case CheckpointMissed(epoch=epoch, reason=reason):
             return f"no checkpoint of step {epoch:,}: {reason}"
         case _:
-            return ""
+            return str(getattr(happening, "reason", ""))
 
 
 def object_of(happening: Happening) -> dict[str, Any]:

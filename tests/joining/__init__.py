@@ -1,0 +1,1 @@
+"""From an invite to training."""

@@ -1,0 +1,1 @@
+"""What a volunteer trains with, and what is told of it."""

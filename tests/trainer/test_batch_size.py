@@ -1,0 +1,80 @@
+"""How many samples at once: by trying for a few seconds, and then by what batches take."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from node.trainer.batch_size import QUICK_SECONDS, SLOW_SECONDS, STEADY, BatchSize
+from node.trainer.benchmark import (
+    ENOUGH_SECONDS,
+    LONGEST_SECONDS,
+    MOST_SECONDS,
+    TARGET_SHARE,
+    choose,
+    limit_of,
+)
+
+
+class Machine:
+    """It takes so long for a batch, and has room for so many samples."""
+
+    def __init__(self, fixed: float, each: float, room: int = 1 << 20) -> None:
+        self._fixed, self._each, self._room = fixed, each, room
+        self.now = 0.0
+
+    def seconds(self, size: int) -> float:
+        if size > self._room:
+            raise MemoryError
+        seconds = self._fixed + size * self._each
+        self.now += 2 * seconds  # each size is tried twice
+        return seconds
+
+    def clock(self) -> float:
+        return self.now
+
+
+@given(
+    some.floats(0.0, 0.3),
+    some.floats(1e-5, 3.0),
+    some.integers(1, 300),
+    some.integers(1, 1000),
+)
+def test_a_batch_is_long_enough_unless_something_is_in_the_way(
+    fixed: float, each: float, room: int, limit: int
+) -> None:
+    machine = Machine(fixed, each, room)
+    found = choose(machine.seconds, limit, clock=machine.clock)
+    size = found.micro_batch
+    assert 1 <= size <= min(limit, room)
+    assert size == 1 or found.batch_seconds <= LONGEST_SECONDS
+    if found.batch_seconds < ENOUGH_SECONDS:
+        longer = fixed + min(2 * size, limit) * each
+        assert size == limit or 2 * size > room or longer > LONGEST_SECONDS
+    assert machine.now <= MOST_SECONDS + 2 * LONGEST_SECONDS + 2 * (fixed + each)
+
+
+def test_who_is_told_to_leave_tries_no_further() -> None:
+    machine = Machine(0.0, 1e-4)
+    assert choose(machine.seconds, 512, lambda: False, machine.clock).micro_batch == 1
+
+
+@pytest.mark.parametrize(("most", "target", "limit"), [(32, 1024, 32), (32, 64, 8), (32, 4, 1)])
+def test_no_batch_is_a_large_part_of_the_whole_runs(most: int, target: int, limit: int) -> None:
+    assert limit_of(most, target) == limit
+    assert limit == 1 or limit <= target // TARGET_SHARE
+
+
+def test_the_size_follows_what_batches_really_take() -> None:
+    size = BatchSize(4, limit=10)
+    for _ in range(STEADY - 1):
+        size.took(QUICK_SECONDS / 2)
+    assert size.size == 4
+    size.took(0.5)  # an even count begins anew
+    for _ in range(2 * STEADY):
+        size.took(QUICK_SECONDS / 2)
+    assert size.size == 10
+    for _ in range(5 * STEADY):
+        size.took(2 * SLOW_SECONDS)
+    assert size.size == 1

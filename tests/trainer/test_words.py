@@ -1,0 +1,76 @@
+"""Every happening has words for a person, and an object for a program."""
+
+from __future__ import annotations
+
+import json
+import typing
+
+import pytest
+
+from node.trainer import happenings
+from node.trainer.happenings import Happening, Left, LossSeen
+from node.trainer.words import object_of, short, span, words_of
+from protocols.accumulation.events import StepTaken
+from protocols.identity import PeerId
+
+EXAMPLES: dict[object, object] = {
+    str: "words",
+    int: 7,
+    float: 2.5,
+    bool: True,
+    bytes: bytes(16),
+    PeerId: PeerId("12D3KooWpeer"),
+    tuple[str, ...]: ("one", "other"),
+    tuple[PeerId, ...]: (PeerId("12D3KooWpeer"),),
+    dict[PeerId, str]: {PeerId("12D3KooWpeer"): "lied"},
+    float | None: None,
+    tuple[PeerId, ...] | None: None,
+    int | None: 3,
+}
+KINDS = [*typing.get_args(Happening)]
+
+
+def example(kind: type) -> Happening:
+    hints = typing.get_type_hints(kind)
+    made: Happening = kind(**{name: EXAMPLES[hint] for name, hint in hints.items()})
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_each_can_be_said_and_written(kind: type) -> None:
+    happening = example(kind)
+    assert words_of(happening)
+    told = json.loads(json.dumps(object_of(happening)))
+    assert told["event"] == told["event"].lower()
+    assert set(told) >= set(typing.get_type_hints(kind))
+
+
+def test_an_event_is_named_in_lower_case() -> None:
+    assert object_of(LossSeen(3, 1.5, 8)) == {
+        "event": "loss_seen",
+        "epoch": 3,
+        "loss": 1.5,
+        "samples": 8,
+    }
+    assert set(happenings.__dict__) >= {"Happening", "Own"}
+
+
+def test_the_owners_part_of_a_step_is_said() -> None:
+    members = (PeerId("a"), PeerId("b"))
+    step = StepTaken(4, 256.0, 96, members, (), bytes(16), 1.0, 1.0, 1.0, 1.0)
+    assert words_of(step) == "step 5 with 2 peers: 96 of 256 samples are yours"
+    left = Left(samples=1200, steps=3, seconds=75.0)
+    assert words_of(left).startswith("left after 1 min 15 s: 1,200 samples of yours are in 3 steps")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.04, "0.0 s"), (8.25, "8.2 s"), (59.9, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+)
+def test_a_span_is_said_in_its_two_largest_units(seconds: float, words: str) -> None:
+    assert span(seconds) == words
+
+
+def test_a_peer_id_is_shortened_from_the_front() -> None:
+    assert short("12D3KooWA7YDSPeL") == "…A7YDSPeL"
+    assert short("alice") == "alice"
