@@ -129,7 +129,9 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
 
     @property
     def bytes_received(self) -> int:
-        return self._received.total_bytes
+        """Of frames, and what has come of a packet that is not whole: over one of many connections
+        on a slow link that takes seconds, and only this shows that the other side is alive."""
+        return self._received.total_bytes + self.secured_conn.partial_bytes
 
     @property
     def send_bytes_per_second(self) -> float | None:

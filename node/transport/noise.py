@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -47,6 +48,14 @@ from node.transport.packets import (
 )
 from node.transport.traffic import ETHERNET_SEGMENT_BYTES, Traffic
 
+try:
+    import fcntl
+    import termios
+
+    _UNREAD: int | None = termios.FIONREAD
+except ImportError:  # on Windows
+    _UNREAD = None
+
 # One system call and one wake-up carry up to this much. Larger batches measured no faster and
 # would make small streams wait longer behind bulk.
 SEND_BATCH_BYTES = 512 * 1024
@@ -70,6 +79,9 @@ class Wire(Protocol):
         """Wait for bytes, and return how many; fewer than `least` are of no use yet."""
 
     async def send(self, data: memoryview) -> None: ...
+
+    def unread_bytes(self) -> int:
+        """How many have come and not been read, as far as can be told."""
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """How much may wait to be sent below; None: whatever the system thinks good."""
@@ -131,6 +143,17 @@ class SocketWire:
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
+    def unread_bytes(self) -> int:
+        if _UNREAD is None:
+            return 0
+        count = bytearray(struct.calcsize("i"))
+        try:
+            fcntl.ioctl(self._socket.fileno(), _UNREAD, count)
+        except (OSError, ValueError):  # it has been closed
+            return 0
+        unread: int = struct.unpack("i", count)[0]
+        return unread
+
     def limit_unsent(self, limit_bytes: int | None) -> None:
         if _UNSENT_LIMIT is not None:
             with contextlib.suppress(OSError):
@@ -190,6 +213,9 @@ class RawConnectionWire:
             await self._connection.write(bytes(data))
         except (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as e:
             raise ConnectionClosedError(f"sending failed: {e}") from e
+
+    def unread_bytes(self) -> int:
+        return 0
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Only its other end knows where it waits."""
@@ -310,6 +336,11 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
             opener.filled(count)
             self.traffic.received(count, self._segment_bytes)
             least = max(1, opener.missing_bytes)
+
+    @property
+    def partial_bytes(self) -> int:
+        """How many bytes have come of packets that `receive` has not returned yet."""
+        return self._opener.held_bytes + self._wire.unread_bytes()
 
     async def send_frames(self, frames: Sequence[bytes]) -> None:
         """Send these in order, small ones together in one packet.

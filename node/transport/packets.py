@@ -97,9 +97,14 @@ class PacketOpener:
         self._calm_reads = self._calm_reads + 1 if count <= CALM_READ_BYTES else 0
 
     @property
+    def held_bytes(self) -> int:
+        """How many have come of a packet that is not whole yet."""
+        return self._end - self._start
+
+    @property
     def missing_bytes(self) -> int:
         """How many more are needed, at least, before `open` has something to return."""
-        held = self._end - self._start
+        held = self.held_bytes
         if held < LENGTH_BYTES:
             return LENGTH_BYTES - held
         start = self._start
