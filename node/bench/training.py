@@ -47,7 +47,7 @@ class TrainingEffort:
     `idle_ms`: how long a pass leaves the processor alone."""
 
     peers: int = 4
-    target_batch: int = 4096
+    target_batch: int = 2048
     steps: int = 6
     warm_up_steps: int = 2
     batch: int = 32
@@ -55,7 +55,7 @@ class TrainingEffort:
     width: int = 64
     layers: int = 2
     up_mbps: float = 8.0
-    idle_ms: float = 50.0
+    idle_ms: float = 100.0
     codec: str = "none"
     manners: tuple[str, ...] = MANNERS
 

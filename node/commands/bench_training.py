@@ -61,7 +61,7 @@ def add_parser(kinds: Subparsers) -> None:
     )
     add_flag(parser, "--peers", positive_count, 4, "how many")
     together = "samples of one step of all peers together"
-    add_flag(parser, "--target-batch", positive_count, 4096, together)
+    add_flag(parser, "--target-batch", positive_count, 2048, together)
     add_flag(parser, "--steps", positive_count, 6, "that are measured")
     add_flag(parser, "--warm-up-steps", positive_count, 2, "before them")
     add_flag(parser, "--batch", positive_count, 32, "samples of one pass")
@@ -71,7 +71,7 @@ def add_parser(kinds: Subparsers) -> None:
     uplink = "of each peer's uplink, in megabits per second; 0 is no limit"
     add_flag(parser, "--up-mbps", number_or_zero, 8.0, uplink)
     idle = "milliseconds that each pass leaves the processor alone"
-    add_flag(parser, "--idle-ms", number_or_zero, 50.0, idle)
+    add_flag(parser, "--idle-ms", number_or_zero, 100.0, idle)
     add_flag(parser, "--codec", CODECS, "none", "how gradients travel")
     parser.add_argument(
         "--manner", choices=MANNERS, action="append", help="measure only this one (both)"
