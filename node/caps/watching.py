@@ -46,9 +46,6 @@ from protocols.network import TrafficFacts
 RATE_SECONDS = 10.0
 """Rates are shown, and promised, over so long."""
 
-SHIELDED_SAVE_SECONDS = 1.0
-"""A disk that hangs must not keep a node from ending."""
-
 
 class CapsUsed(msgspec.Struct, frozen=True):
     """What is used of what is allowed, now. None where there is no such cap, or it is unknown."""
@@ -266,7 +263,7 @@ async def open_caps(
                 nursery.cancel_scope.cancel()
     watched.count()
     watched.end()
-    with trio.CancelScope(shield=True), trio.move_on_after(SHIELDED_SAVE_SECONDS):
+    with trio.CancelScope(shield=True):
         await _save(watched, file, told)
     if failure is not None:
         raise failure
