@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.commands.catalogue import COMMANDS, build_parser, flags_of_all
-from node.commands.parser import CommandParser
+from node.commands.parser import CommandParser, add_flag, positive_count, positive_number
 from node.commands.reference import PAGE, reference
 from node.wrong_use import WrongUse
 from tests.commands.console import CHECKOUT, potluck
@@ -82,3 +82,13 @@ def test_who_chooses_what_there_is_not_is_told_what_there_is(parser: CommandPars
 def test_the_page_is_what_the_parsers_say() -> None:
     page = (CHECKOUT / PAGE).read_text(encoding="utf-8")
     assert page == reference(), "write it anew: python -m node.commands.reference"
+
+
+def test_a_default_is_in_the_help_and_said_once() -> None:
+    parser = CommandParser(prog="potluck")
+    add_flag(parser, "--steps", positive_count, 2048, "how many")
+    add_flag(parser, "--minutes", positive_number, 20.0, "how long")
+    add_flag(parser, "--codec", ("none", "float16"), "none", "how values travel")
+    told = parser.format_help()
+    assert all(words in told for words in ("how many (2048)", "how long (20)", "travel (none)"))
+    assert vars(parser.parse_args([])) == {"steps": 2048, "minutes": 20.0, "codec": "none"}

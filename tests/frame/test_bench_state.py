@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from node.bench.state import StateEffort, measure_misfortune
+from node.bench.state import BAR_OF_ALONE, BAR_OF_LINKS, StateEffort, measure_misfortune
 from node.commands import bench_state
 
 
@@ -25,3 +25,6 @@ def test_the_command_measures_what_the_bar_asks_for() -> None:
     assert effort.state_bytes == bench_state.MEGABYTES * 1e6 == 100e6
     assert effort.link_bytes_per_second == bench_state.MEGABITS * 1e6 / 8
     assert effort.rounds == bench_state.ROUNDS
+    assert effort.pairs == bench_state.PAIRS
+    assert effort.parts == bench_state.PARTS
+    assert (BAR_OF_LINKS, BAR_OF_ALONE) == (bench_state.BAR, bench_state.BAR_OF_ALONE)

@@ -7,6 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from node.bench.time_sheet import (
+    ADDING,
+    COMPUTING,
+    PARTS,
+    RECORDING,
+    REST,
+    TURNING,
+    WAITING,
+    TimeSheet,
+    parts_between,
+)
+from node.bench.training import figures_of
+from node.bench.training_audit import Audit
 from node.bench.training_churn import (
     LONGEST_GAP_SECONDS,
     MEMORY_GROWTH_BYTES,
@@ -58,10 +71,46 @@ def test_what_grows_is_noticed() -> None:
     assert told["tasks"]["met"]
 
 
+def sheet(at: float, batches: int, **seconds: float) -> dict[str, float]:
+    parts = dict.fromkeys((COMPUTING, ADDING, TURNING, WAITING, RECORDING), 0.0) | seconds
+    return {"at": at, "batches": batches, "samples": 32 * batches, **parts}
+
+
+def test_what_the_bench_records_is_not_the_loops_time() -> None:
+    parts = parts_between(sheet(10.0, 0), sheet(20.0, 4, computing=7.0, recording=2.0))
+    assert parts[COMPUTING] == 7.0
+    assert parts[REST] == 1.0
+    assert sum(parts.values()) == 8.0
+
+
+def test_a_time_sheet_tells_of_whole_batches() -> None:
+    loop = TimeSheet()
+    loop.add(COMPUTING, 1.0)
+    assert loop.told()[COMPUTING] == 0.0
+    loop.batch_ended(32)
+    assert (loop.told()[COMPUTING], loop.told()["samples"]) == (1.0, 32)
+
+
+def test_the_peer_that_computes_least_of_its_time_counts() -> None:
+    start = {"seconds": 0.0, "now": 0.0, "epoch": 2, "sheet": sheet(0.0, 0)}
+    busy = {"seconds": 5.0, "now": 10.0, "epoch": 4, "sheet": sheet(10.0, 40, computing=9.0)}
+    idle = busy | {"sheet": sheet(10.0, 20, computing=6.0, waiting=4.0)}
+    told = figures_of({1: start, 2: start}, {1: busy, 2: idle}, Audit(), [], 2)
+    assert told["utilisation"] == 0.6
+    assert told["utilisation_mean"] == 0.75
+    assert told["waiting"] == 0.4
+    assert set(told["where"]) == set(PARTS)
+    assert sum(told["where"].values()) == pytest.approx(1.0)
+    assert told["samples_per_s"] == 192.0
+    assert told["cores_used"] == 1.0
+    assert told["computing_s_per_step"] == 3.75
+
+
 @pytest.mark.slow
 def test_a_small_run_prints_every_figure(tmp_path: Path) -> None:
     flags = ("--peers", "2", "--steps", "1", "--warm-up-steps", "1", "--target-batch", "64")
     more = ("--up-mbps", "0", "--manner", "waiting", "--batch", "8", "--width", "32")
+    more += ("--idle-ms", "0")
     result = potluck("bench", "training", "--json", *flags, *more, home=tmp_path)
     (told,) = objects(result.stdout)
     assert told["waiting"]["samples_per_s"] > 0, result.stderr
