@@ -14,35 +14,36 @@ alone in between.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 import trio
 
-from node.node import Node
 from node.trainer.blame import blame_of
 from node.trainer.happenings import NetworkBack, NetworkLost, PeerCame, PeerWent
 from node.trainer.phases import NETWORK
 from node.trainer.session import Session
-from protocols.network import LinkEvent, Reach
+from protocols.dht.service import Dht
+from protocols.network import LinkEvent, Network, Reach
 
 LOST_SECONDS: Final = 2.0
 
 
-async def watch_network(node: Node, session: Session, *, begins: bool) -> None:
-    """Close and open the gate under the name `network`, for ever."""
-    with node.network.link_events() as events:
+async def watch_network(network: Network, dht: Dht, session: Session, *, begins: bool) -> None:
+    """Close and open the gate under the name `network`, until the network itself ends."""
+    with suppress(trio.EndOfChannel), network.link_events() as events:
         while True:
-            await _until_lost(node, session, events)
+            await _until_lost(network, session, events)
             if not begins:
-                await _lost(node, session, events)
+                await _lost(network, dht, session, events)
 
 
 async def _until_lost(
-    node: Node, session: Session, events: trio.MemoryReceiveChannel[LinkEvent]
+    network: Network, session: Session, events: trio.MemoryReceiveChannel[LinkEvent]
 ) -> None:
     """Until there has been no link for a while. Tells who comes and goes."""
     while True:
-        if node.network.links():
+        if network.links():
             _tell(session, await events.receive())
             continue
         with trio.move_on_after(LOST_SECONDS) as silence:
@@ -51,13 +52,18 @@ async def _until_lost(
             return
 
 
-async def _lost(node: Node, session: Session, events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
+async def _lost(
+    network: Network,
+    dht: Dht,
+    session: Session,
+    events: trio.MemoryReceiveChannel[LinkEvent],
+) -> None:
     began = trio.current_time()
-    words = blame_of(node.dht.bootstrap_state())
+    words = blame_of(dht.bootstrap_state())
     session.happened(NetworkLost(words))
     try:
-        while not node.network.links():
-            session.gate.close(NETWORK, blame_of(node.dht.bootstrap_state()))
+        while not network.links():
+            session.gate.close(NETWORK, blame_of(dht.bootstrap_state()))
             with trio.move_on_after(LOST_SECONDS):
                 _tell(session, await events.receive())
     finally:

@@ -156,7 +156,7 @@ async def _watch(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follow_the_run)
         nursery.start_soon(follow_the_traffic)
-        await watch_network(node, session, begins=options.begins)
+        await watch_network(node.network, node.dht, session, begins=options.begins)
 
 
 async def _end_when_told(session: Session, loop: Loop, training: trio.CancelScope) -> None:

@@ -1,0 +1,134 @@
+"""`potluck join` from an invite to accepted samples, and out again at any moment.
+
+Real processes over real connections: one organiser, and volunteers in homes of their own.
+
+Easy to get wrong: what may be left in a home. The key, the invite of last time, the peers known,
+the run's definition and the place in the data are for the next start; anything else is a leak.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+
+from tests.leaving import Leaving
+from tests.processes.training_runs import TestRun, Trainer, files_of, potluck, started_run
+from tests.waiting import PATIENCE_SECONDS, until
+
+LEAVE_SECONDS: Final = 5.0
+TEST_SECONDS: Final = 3 * PATIENCE_SECONDS  # some twenty on a quiet machine
+KEPT: Final = re.compile(
+    r"identity\.key|peers\.json|run\.invite|runs/poem-\w+\.(signed|position)|\w+\.ledger"
+)
+"""What a volunteer's home may hold when nothing runs in it."""
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+MOMENTS: Final = (0.5, 2.0, 4.0)  # seconds after the start: Python, the others, the model, training
+MOST_SECONDS: Final = 12.0  # by then it trains, also where the machine is slow
+SOAK_MOMENTS: Final = 100
+
+
+async def ask(home: Path, *words: str) -> Any:
+    done = await trio.to_thread.run_sync(lambda: potluck(home, *words, "--json"))
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return lines[0] if len(lines) == 1 else lines
+
+
+async def accepted(one: Trainer) -> dict[str, Any]:
+    with trio.fail_after(PATIENCE_SECONDS):
+        return await one.until("first_samples_accepted")
+
+
+async def leaves_in_time(one: Trainer, number: signal.Signals) -> None:
+    leaving = Leaving(one.child.process_id)
+    one.child.send_signal(number)
+    with trio.fail_after(PATIENCE_SECONDS):
+        seconds = await trio.to_thread.run_sync(leaving.wait, abandon_on_cancel=True)
+        code = await one.child.exit_code()
+    said = one.child.errors_file.read_text() if one.child.errors_file else ""
+    assert seconds < LEAVE_SECONDS, said
+    ours = {signal.SIGINT: (130,), signal.SIGTERM: (0, 143)}[number]
+    assert code in ours or code == -number, f"exit code {code}: {said}"
+    assert "Traceback" not in said
+    nothing_is_left(one.home)
+
+
+def nothing_is_left(home: Path) -> None:
+    assert [name for name in files_of(home) if not KEPT.fullmatch(name)] == []
+
+
+async def test_a_volunteer_joins_is_accepted_rests_leaves_and_comes_back(tmp_path: Path) -> None:
+    with trio.fail_after(TEST_SECONDS):
+        async with started_run(tmp_path) as run:
+            async with run.joining("alice") as alice:
+                await accepted(alice)
+                await _what_others_and_commands_see(run, alice)
+                left = await ask(alice.home, "leave")
+                assert left["samples"] > 0
+                assert await alice.child.exit_code() == 0
+                nothing_is_left(alice.home)
+            async with run.joining("alice", invite="") as alice:  # that of last time
+                await accepted(alice)
+                second = await trio.to_thread.run_sync(potluck, alice.home, "join")
+                assert second.returncode == 3
+                assert "A node already runs in this home" in second.stderr
+                alice.child.send_signal(signal.SIGKILL)
+                await alice.child.exit_code()
+            async with run.joining("alice", invite="") as alice:
+                await accepted(alice)
+                await leaves_in_time(alice, signal.SIGINT)
+
+
+async def _what_others_and_commands_see(run: TestRun, alice: Trainer) -> None:
+    status = await ask(alice.home, "status")
+    training = status["training"]
+    assert (training["run"], training["phase"]) == ("poem", training["phase"])
+    assert training["contribution"]["samples"] > 0
+    (other,) = (await ask(alice.home, "peers"))["peers"]
+    assert (other["role"], other["reach"]) == ("keeps", "direct")
+    assert (await ask(alice.home, "logs", "--last", "1"))["words"]
+
+    paused = await ask(alice.home, "pause", "--for", "1h")
+    assert paused["until"] is not None
+    with trio.fail_after(PATIENCE_SECONDS):
+        await alice.until("paused")
+        await until(lambda: _is_alone(run.organiser.home), PATIENCE_SECONDS)
+    told = len(alice.told)
+    resumed = await ask(alice.home, "resume")
+    assert resumed == {"was_paused": True, "still_closed": []}
+    with trio.fail_after(PATIENCE_SECONDS):
+        await alice.until("step_taken", told)
+
+
+async def _is_alone(home: Path) -> bool:
+    return (await ask(home, "peers"))["peers"] == []
+
+
+async def test_a_volunteer_leaves_at_any_moment_within_five_seconds(tmp_path: Path) -> None:
+    """F22"""
+    with trio.fail_after(TEST_SECONDS):
+        async with started_run(tmp_path) as run:
+            for number, moment in enumerate(MOMENTS):
+                async with run.joining(f"volunteer-{number}") as one:
+                    await trio.sleep(moment)
+                    await leaves_in_time(one, SIGNALS[number % 2])
+            assert not run.organiser.has_ended
+
+
+@pytest.mark.soak
+async def test_a_volunteer_leaves_at_a_hundred_moments_within_five_seconds(
+    tmp_path: Path,
+) -> None:
+    """F22: the home is the same, so every start meets what the one before has left."""
+    async with started_run(tmp_path) as run:
+        for number in range(SOAK_MOMENTS):
+            async with run.joining("alice") as one:
+                await trio.sleep(MOST_SECONDS * number / SOAK_MOMENTS)
+                await leaves_in_time(one, SIGNALS[number % 2])

@@ -1,0 +1,85 @@
+"""A network that goes and comes back: training stands still meanwhile, and says why. (F5, F6)"""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from node.simulated_network import SimulatedWorld
+from node.trainer.network_watch import LOST_SECONDS, watch_network
+from node.trainer.session import Session
+from node.trainer.view import Phase
+from protocols.accumulation.progress_slot import SLOT_SECONDS
+from protocols.dht.settings import DhtSettings
+from tests.dht.members import Member, joined, member, simulated
+from tests.trainer.recorded import Recorded
+
+OUTAGE_SECONDS = 600.0
+BACK_SECONDS = DhtSettings().longest_retry_seconds + 5.0
+
+
+async def watched(
+    world: SimulatedWorld, one: Member, *, begins: bool = False
+) -> tuple[Session, Recorded]:
+    shown = Recorded()
+    session = Session(shown)
+    session.entered()
+
+    async def watch() -> None:
+        await watch_network(one.network, one.dht, session, begins=begins)
+
+    world.nursery.start_soon(watch)
+    return session, shown
+
+
+@pytest.mark.slow
+@simulated
+async def test_ten_minutes_without_a_network_are_told_and_over_by_themselves(
+    world: SimulatedWorld,
+) -> None:
+    keeper = member(world, "keeper")
+    await joined(keeper)
+    volunteer = member(world, "volunteer", [keeper])
+    await joined(volunteer)
+    session, shown = await watched(world, volunteer)
+    assert session.gate.is_open
+    cuts = world.partition([keeper.network], [volunteer.network])
+
+    # before the others' slots are over, after which it would believe to be alone
+    await trio.sleep(SLOT_SECONDS)
+    assert not session.gate.is_open
+    told = session.view()
+    assert told.phase is Phase.NETWORK_LOST
+    assert "known address" in told.doing
+    assert "goes on by itself" in told.advice
+
+    await trio.sleep(OUTAGE_SECONDS)
+    assert not session.gate.is_open
+    world.heal(cuts)
+    await trio.sleep(BACK_SECONDS)
+    assert session.gate.is_open
+    assert shown.kinds().count("NetworkLost") == shown.kinds().count("NetworkBack") == 1
+
+
+@simulated
+async def test_a_short_silence_between_two_links_is_no_loss(world: SimulatedWorld) -> None:
+    keeper = member(world, "keeper")
+    await joined(keeper)
+    volunteer = member(world, "volunteer", [keeper])
+    await joined(volunteer)
+    session, shown = await watched(world, volunteer)
+    world.break_link(keeper.network, volunteer.network)
+    await trio.sleep(LOST_SECONDS / 2)
+    await volunteer.network.connect(keeper.network.peer_id)
+    await trio.sleep(2 * LOST_SECONDS)
+    assert session.gate.is_open
+    assert "NetworkLost" not in shown.kinds()
+
+
+@simulated
+async def test_the_organisers_first_peer_trains_on_alone(world: SimulatedWorld) -> None:
+    keeper = member(world, "keeper")
+    await joined(keeper)
+    session, _ = await watched(world, keeper, begins=True)
+    await trio.sleep(SLOT_SECONDS)
+    assert session.gate.is_open
