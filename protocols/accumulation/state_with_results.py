@@ -21,7 +21,7 @@ import trio
 from protocols.accumulation.committed_result import CommittedResult, ResultLayouts, usual_bytes
 from protocols.accumulation.forks import Lineage
 from protocols.accumulation.keeping_up import ROOM_OF_STATE, KeepingUp, TooSlow
-from protocols.accumulation.state_account import Account, FetchSettings
+from protocols.accumulation.state_account import Account, FetchFailed, FetchSettings
 from protocols.accumulation.state_download import LOOK_SECONDS, Download
 from protocols.accumulation.state_following import Following, FollowWanted
 from protocols.accumulation.state_manifest import Manifest
@@ -34,6 +34,7 @@ from protocols.rpc import Rpc
 
 log = logging.getLogger("potluck.state")
 
+MOST_TIMES_LOST = 3  # in one fetch: then what it does is of no use, whatever the figures say
 ROOM_OF_SMALL_BYTES = 16 << 20  # a state so small may be followed for many steps
 
 
@@ -90,6 +91,7 @@ class DownloadAndFollow:
     ) -> None:
         self._account, self._layouts, self._too_slow = account, layouts, too_slow
         self._keeping_up = KeepingUp(trio.current_time())
+        self._times_lost = 0
         self.results: tuple[CommittedResult, ...] = ()
 
     async def run(
@@ -104,7 +106,8 @@ class DownloadAndFollow:
         wanted = FollowWanted(manifest.run, self._layouts, _room(manifest.stream_bytes))
         start = Lineage(manifest.epoch, manifest.history)
         following = Following(self._account, wanted, start, latest)
-        is_whole, failure = False, None
+        is_whole = False
+        failure: PotluckError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow, following, nursery.cancel_scope)
             nursery.start_soon(self._watch, following, manifest, latest)
@@ -115,7 +118,15 @@ class DownloadAndFollow:
             nursery.cancel_scope.cancel()
         self.results = tuple(following.results)
         if not is_whole:
+            self._times_lost += following.is_lost
             failure = failure or self._error(following, manifest)
+        if failure is None and self._times_lost >= MOST_TIMES_LOST:
+            failure = FetchFailed(
+                f"The run has gone on {self._times_lost} times before the state was here, and what "
+                "it was made of meanwhile could not be had.",
+                why="Those who had it went away, or the run goes on in large jumps.",
+                advice="It is tried again. If that is always so, join over a faster link.",
+            )
         if failure is not None:
             raise failure
         return is_whole

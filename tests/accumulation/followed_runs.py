@@ -169,6 +169,14 @@ class FollowedRun:
                 if donor.server is not None:
                     donor.server.advanced()
 
+    async def named(self) -> None:
+        """Until all donors have named the state that they are at."""
+        for donor in self.donors:
+            assert donor.server is not None
+            offer = donor.server.offer
+            while offer is None or offer.epoch != self.at.epoch:
+                offer = await donor.server.offered(offer)
+
     def sources(self) -> list[StateSource]:
         return [one.source() for one in self.donors if not one.network.closed]
 

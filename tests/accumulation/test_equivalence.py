@@ -12,6 +12,7 @@ from models.lamb import Lamb
 from tests.accumulation.equivalence import (
     CLOSE,
     Case,
+    Run,
     diloco_alone,
     relative_error,
     run_alone,
@@ -40,21 +41,38 @@ CASES = {
     "delayed adam": Case(
         partial(torch.optim.Adam, lr=0.01), scheduler=warm_up, max_norm=0.5, delayed=True
     ),
+    "parameters averaged": Case(
+        partial(torch.optim.Adam, lr=0.01), dtype=torch.float64, average_parameters_every=2
+    ),
+}
+LOCAL = dataclasses.replace(SETTINGS, target_batch=32)
+LOCAL_CASES = {
+    "in double precision": Case(
+        partial(torch.optim.SGD, lr=0.05), dtype=torch.float64, local_steps=4, settings=LOCAL
+    ),
+    "in single precision": Case(partial(torch.optim.SGD, lr=0.05), local_steps=4, settings=LOCAL),
 }
 
 
 def check(case: Case) -> None:
     run = run_together(case)
     alone, staleness = run_alone(case, run)
-    for parameters in run.parameters:
-        assert relative_error(parameters, alone) <= CLOSE[case.dtype]
-        assert torch.equal(parameters, run.parameters[0])
+    check_close(case, run, alone)
     assert sorted(run.batches) == list(range(case.steps))
     if case.delayed:
         assert set(staleness) <= {0, 1}
         assert staleness.get(1)  # the first step, and a round that failed, have none of it
     else:
         assert set(staleness) == {0}
+
+
+def check_close(case: Case, run: Run, alone: torch.Tensor) -> None:
+    """All peers have the same bits, and nearly what the single process has."""
+    errors = [relative_error(parameters, alone) for parameters in run.parameters]
+    print(f"after {case.steps} steps: {max(errors):.2e} of {CLOSE[case.dtype]:.0e}")
+    assert max(errors) <= CLOSE[case.dtype]
+    for parameters in run.parameters:
+        assert torch.equal(parameters, run.parameters[0])
 
 
 @pytest.mark.slow
@@ -72,11 +90,14 @@ def test_a_run_is_one_big_computer_for_fifty_steps(name: str) -> None:
 @pytest.mark.slow
 def test_local_steps_are_diloco() -> None:
     """Four batches each between two exchanges, and the outer step of the paper's algorithm 1."""
-    settings = dataclasses.replace(SETTINGS, target_batch=32)
-    case = Case(
-        partial(torch.optim.SGD, lr=0.05), dtype=torch.float64, local_steps=4, settings=settings
-    )
+    case = LOCAL_CASES["in double precision"]
     run = run_together(case)
-    alone = diloco_alone(case, run)
-    for parameters in run.parameters:
-        assert relative_error(parameters, alone) <= CLOSE[case.dtype]
+    check_close(case, run, diloco_alone(case, run))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", LOCAL_CASES)
+def test_local_steps_are_diloco_for_fifty_steps(name: str) -> None:
+    case = dataclasses.replace(LOCAL_CASES[name], steps=50)
+    run = run_together(case)
+    check_close(case, run, diloco_alone(case, run))

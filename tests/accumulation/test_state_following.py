@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
+import pytest
+import torch
 import trio
 
 from node.simulated_network import (
@@ -14,8 +17,16 @@ from node.simulated_network import (
     WorldSettings,
     run_simulation,
 )
+from protocols.accumulation.committed_result import Made, usual_bytes
+from protocols.accumulation.forks import Lineage
+from protocols.accumulation.keeping_up import Demand, TooSlow
+from protocols.accumulation.results_kept import STEPS_FOLLOWED, Offered
+from protocols.accumulation.state_fetching import StateSource
+from protocols.accumulation.state_messages import MOST_RESULTS, ResultKind
+from protocols.accumulation.state_with_results import follow_run
 from protocols.rpc import Rpc, open_rpc
 from tests.accumulation.followed_runs import (
+    RESULT_BYTES,
     STATE_BYTES,
     FollowedRun,
     RunMember,
@@ -36,7 +47,8 @@ def with_newcomer(scenario: Scenario, *, bytes_per_second: float = LINK) -> None
         slow = NodeSettings(download_bytes_per_second=bytes_per_second)
         network = world.add_node("newcomer", slow)
         async with open_rpc(network) as rpc, trio.open_nursery() as nursery:
-            await scenario(world, nursery, network, rpc)
+            with trio.fail_after(100 * EPOCH_SECONDS):
+                await scenario(world, nursery, network, rpc)
             nursery.cancel_scope.cancel()
 
     run_simulation(main, settings=WorldSettings(link=LinkSettings(latency_seconds=0.02)))
@@ -62,3 +74,188 @@ def test_a_newcomer_whose_fetch_takes_three_epochs_gets_in() -> None:
         assert run.told == []
 
     with_newcomer(scenario)
+
+
+@pytest.mark.slow
+def test_lone_steps_and_averaged_parameters_are_followed_like_steps() -> None:
+    def kinds(epoch: int) -> Sequence[ResultKind]:
+        return ("lone step", "parameters") if epoch % 2 else ("step",)
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS, donors=1)
+        run.kinds = kinds
+        newcomer = RunMember(seed=1)
+        fetched = await run.fetch(rpc, newcomer)
+        assert {one.kind for one in fetched.results} == {"step", "lone step", "parameters"}
+        newcomer.take(fetched.state, fetched.results)
+        check_is_there(run, newcomer)
+
+    with_newcomer(scenario, bytes_per_second=2.5 * LINK)
+
+
+@pytest.mark.slow
+def test_who_can_never_keep_up_is_told_what_would_be_enough() -> None:
+    """A result alone takes longer than the run needs for a step."""
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS)
+        newcomer = RunMember(seed=1)
+        with pytest.raises(TooSlow) as raised:
+            await run.fetch(rpc, newcomer)
+        needed = 1.5 * RESULT_BYTES / EPOCH_SECONDS
+        assert raised.value.needed_bytes_per_second == pytest.approx(needed, rel=0.15)
+        assert raised.value.bytes_per_second < RESULT_BYTES / EPOCH_SECONDS
+        assert "would need" in run.told[0].what  # long before it was over
+        assert len(run.told) == 1
+
+    with_newcomer(scenario, bytes_per_second=0.6 * RESULT_BYTES / EPOCH_SECONDS)
+
+
+@pytest.mark.slow
+def test_a_donor_that_dies_is_done_without() -> None:
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS)
+        newcomer = RunMember(seed=1)
+
+        async def kill_one() -> None:
+            await trio.sleep(2.5 * EPOCH_SECONDS)
+            world.crash(run.donors[1].network)
+
+        nursery.start_soon(kill_one)
+        fetched = await run.fetch(rpc, newcomer)
+        newcomer.take(fetched.state, fetched.results)
+        check_is_there(run, newcomer)
+
+    with_newcomer(scenario)
+
+
+def test_a_donor_that_sends_other_bytes_is_named_and_the_others_are_asked() -> None:
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS, donors=3)
+        newcomer = RunMember(seed=1)
+        newcomer.take(run.donors[0].member.capture(), ())
+        for donor in run.donors:
+            donor.member.results.follow(STATE_BYTES)
+        run.step()
+        await run.named()
+        liars = run.donors[:2]
+        for liar in liars:
+            _change_first_value(liar.member)
+        followed = await follow_run(rpc, run.sources, newcomer.look(), newcomer.layouts)
+        assert followed is not None
+        newcomer.take(None, followed.results)
+        check_is_there(run, newcomer)
+        asked = {donor.network.peer_id for donor in run.donors} - followed.bytes_from.keys()
+        assert set(followed.liars) == {one.network.peer_id for one in liars} - asked
+        assert sum(followed.bytes_from.values()) <= 3 * usual_bytes(newcomer.layouts)
+
+    with_newcomer(scenario, bytes_per_second=10 * LINK)
+
+
+def _change_first_value(member: RunMember) -> None:
+    """What is kept is not what was committed, and this donor claims that it is."""
+    kept = member.results.following
+    lying: dict[Lineage, Offered] = {}
+
+    def following(before: Lineage) -> Offered | None:
+        found = kept(before)
+        if found is None or before in lying:
+            return lying.get(before)
+        other = bytearray(found.first.memory)
+        other[0] ^= 1
+        changed = replace(found.first, memory=memoryview(other))
+        lying[before] = Offered((changed, *found.results[1:]), found.layouts, found.part_digests)
+        return lying[before]
+
+    member.results.following = following  # type: ignore[method-assign]
+
+
+def test_a_way_that_leads_to_where_nobody_is_is_not_taken() -> None:
+    """The donor's next step is one of its own, and its slot says that it is where the others are:
+    no byte is taken of what cannot be the run's."""
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS, donors=2)
+        newcomer = RunMember(seed=1)
+        newcomer.take(run.donors[0].member.capture(), ())
+        for donor in run.donors:
+            donor.member.results.follow(STATE_BYTES)
+        lone, honest = run.donors
+        run.donors.remove(lone)
+        values = torch.ones(lone.member.layouts.exchanged.values)
+        lone.member.step(lone.member.made(values, "step"), values)
+        run.step()
+        await run.named()
+
+        def sources() -> list[StateSource]:
+            (right,) = run.sources()
+            return [replace(right, peer=lone.network.peer_id)]
+
+        assert await follow_run(rpc, sources, newcomer.look(), newcomer.layouts) is None
+        followed = await follow_run(rpc, run.sources, newcomer.look(), newcomer.layouts)
+        assert followed is not None
+        assert set(followed.bytes_from) == {honest.network.peer_id}
+
+    with_newcomer(scenario, bytes_per_second=10 * LINK)
+
+
+def test_nothing_is_kept_while_nobody_follows_and_never_more_than_a_copy_of_the_state() -> None:
+    member = RunMember()
+
+    def step() -> None:
+        values = torch.randn(member.layouts.exchanged.values)
+        values[-2:] = torch.tensor([1.0, 0.0])
+        member.step(member.made(values, "step"), values)
+
+    step()
+    assert len(member.results) == 0
+    member.results.follow(STATE_BYTES)
+    for _ in range(STEPS_FOLLOWED):
+        step()
+    assert len(member.results) == STEPS_FOLLOWED
+    step()
+    assert len(member.results) == 0
+    for _ in range(2 * MOST_RESULTS):
+        member.results.follow(STATE_BYTES)
+        step()
+        assert member.results.bytes <= STATE_BYTES
+    assert len(member.results) == STATE_BYTES // usual_bytes(member.layouts)
+    for _ in range(2 * MOST_RESULTS):
+        member.results.follow(100 * STATE_BYTES)
+        step()
+    assert len(member.results) == MOST_RESULTS
+
+
+def test_what_a_reducer_has_encoded_strangely_is_offered_to_nobody() -> None:
+    """Its digest is of other bytes than those that all members decode and encode again."""
+    member = RunMember()
+    member.results.follow(STATE_BYTES)
+    values = torch.zeros(member.layouts.exchanged.values)
+    made = member.made(values, "step")
+    member.results.add(member.at, replace(made, digest=b"x" * 32), values)
+    assert len(member.results) == 1
+    assert member.results.following(member.at) is None
+    assert len(member.results) == 0
+
+
+def test_results_over_a_grid_are_not_kept() -> None:
+    member = RunMember()
+    member.results.follow(STATE_BYTES)
+    values = torch.zeros(member.layouts.exchanged.values)
+    member.results.add(member.at, Made("step", b"x" * 32, None), values)
+    assert len(member.results) == 0
+
+
+def test_what_is_needed_is_a_result_and_a_half_for_each_step_or_a_state() -> None:
+    assert Demand(300, 20, 10.0).needed_bytes_per_second == pytest.approx(3.0)
+    assert Demand(300, 0, 10.0).needed_bytes_per_second == pytest.approx(30.0)
