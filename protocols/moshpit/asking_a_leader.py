@@ -78,7 +78,7 @@ class AskingALeader:
         except PotluckError as error:
             log.info("%s does not list us under %s: %s", leader, context.terms.key, error)
             now = trio.current_time()
-            context.gathering.left_by(leader, absence_of(error), error.what, now)
+            context.gathering.leader.is_gone(leader, absence_of(error), error.what, now)
         context.go_on()
 
     async def _ask(self, leader: PeerId, request: JoinRequest) -> JoinAnswer | PotluckError:
@@ -104,7 +104,7 @@ class AskingALeader:
 
     def _is_there(self, leader: PeerId, round_trip_seconds: float) -> None:
         now = trio.current_time()
-        self._context.gathering.leader_answered(leader, round_trip_seconds, now)
+        self._context.gathering.leader.answers(leader, round_trip_seconds, now)
         self._context.go_on()
 
     async def _take(self, leader: PeerId, entry: Entry, answer: JoinAnswer) -> None:
@@ -115,12 +115,12 @@ class AskingALeader:
                 await self._lists.take_from_leader(leader, entry, answer)
             case JoinReply.SENT_ON if answer.places:
                 named = context.learn(answer.places[0])
-                gathering.sent_on(leader, named, trio.current_time())
+                gathering.leader.sends_us_on(leader, named, trio.current_time())
             case JoinReply.REGROUPED:
                 group = tuple(context.learn(place) for place in answer.places)
-                gathering.regrouped(leader, group, trio.current_time())
+                gathering.leader.makes_a_group(leader, group, trio.current_time())
             case JoinReply.STARTED if answer.roster is not None:
                 await self._lists.look_at(leader, answer.roster)
             case _:
                 why = "it looks for no group now"
-                gathering.left_by(leader, Absence.ELSEWHERE, why, trio.current_time())
+                gathering.leader.is_gone(leader, Absence.ELSEWHERE, why, trio.current_time())

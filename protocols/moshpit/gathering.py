@@ -17,7 +17,8 @@ states:
     either     deadline                             the end
 
 This file is what may be heard, and what it means: each method notes that, in known_peers.py,
-waiting_joins.py and closing_time.py, and lead_or_follow.py draws the conclusions.
+waiting_joins.py and closing_time.py, and lead_or_follow.py draws the conclusions. What the one
+says whom we follow is `leader`, in leaders_word.py.
 
 Promises: only the leader itself takes a peer out of its list, by sending it on, so a peer is never
 in two lists, unless its leader was silent; then it has another's list and takes no part in that
@@ -48,13 +49,8 @@ from protocols.moshpit.gathering_effects import (
 )
 from protocols.moshpit.known_peers import Absence, KnownPeers
 from protocols.moshpit.lead_or_follow import LeadOrFollow
+from protocols.moshpit.leaders_word import LeadersWord
 from protocols.moshpit.waiting_joins import WaitingJoins
-
-MOST_REDIRECTS = 32
-"""Honest chains are as long as a random order has records: 7 for 1,024 peers."""
-
-STOPPED_SECONDS = 0.5
-"""A tick that comes this late says that this process or machine did not run."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +99,18 @@ class Gathering:
             joins=self._joins,
             awaited=self._awaited,
             closing=self._closing,
+            now=now,
         )
-        self._redirects = 0
-        self._grouped_by: PeerId | None = None
-        self._ticked = now
+        self.leader = LeadersWord(
+            me,
+            order,
+            group_size=settings.group_size,
+            known=self._known,
+            joins=self._joins,
+            awaited=self._awaited,
+            closing=self._closing,
+            course=self._course,
+        )
 
     def effects(self) -> list[Effect]:
         """What is to be done now; drained."""
@@ -243,22 +247,7 @@ class Gathering:
             return Reply.NOT_HERE, None
         return Reply.WITH_ANOTHER, self.following or self.me
 
-    # -- what the one says whom we follow
-
-    def leader_answered(self, leader: PeerId, round_trip_seconds: float, now: float) -> None:
-        """It is there, and has our join."""
-        self._closing.measured(round_trip_seconds)
-        if leader != self.following or self._course.has_answered or self.ended:
-            return
-        self._course.has_answered = True
-        self.tick(now)
-
-    def listed(self, leader: PeerId) -> bool:
-        """It has sent the list, and the list is good. Whether we are a member now."""
-        if leader != self.following or self.ended:
-            return False
-        self._course.ended = True
-        return True
+    # -- what anybody may say
 
     def adopted(self) -> bool:
         """Somebody has shown the list of a leader that we had asked in this search, with our entry
@@ -268,57 +257,6 @@ class Gathering:
             return False
         self._course.ended = True
         return True
-
-    def sent_on(self, leader: PeerId, to: Candidate, now: float) -> None:
-        """It names somebody before it."""
-        if not self._course.let_go_of(leader, now):
-            return
-        self._redirects += 1
-        honest = self._order(to.peer) < self._order(leader) and to.peer != self.me
-        named = self._known.heard_of(to, now) if honest else None
-        self._known.is_named(to.peer, now)
-        if named is None or self._redirects > MOST_REDIRECTS:
-            self._known.pass_over(leader, Absence.AT_ODDS, "it named an impossible leader")
-        self._course.reconsider(now)
-
-    def left_by(self, leader: PeerId, absence: Absence, why: str, now: float) -> None:
-        """It looks for no group, refuses us by name, cannot be reached, or was silent."""
-        if self._course.let_go_of(leader, now):
-            self._known.pass_over(leader, absence, why)
-            if absence is Absence.ELSEWHERE:
-                self._awaited.is_there(leader)
-            else:
-                self._awaited.is_lost(leader)
-            self._course.reconsider(now)
-
-    def regrouped(self, leader: PeerId, group: tuple[Candidate, ...], now: float) -> None:
-        """There were too many under the key; from now on these are all that count.
-
-        Once: the group is small enough then. Who makes groups again and again would keep us for
-        ever, so its group is forgotten.
-        """
-        if not self._course.let_go_of(leader, now):
-            return
-        if self._known.is_restricted:
-            self._known.pass_over(leader, Absence.AT_ODDS, "it made a group of a group")
-            if leader == self._grouped_by:
-                self._known.lift()
-                self._closing.regroup_undone()
-            self._course.reconsider(now)
-            return
-        peers = {one.peer for one in group}
-        if self.me not in peers or not 2 <= len(peers) <= self._settings.group_size:
-            self._known.pass_over(leader, Absence.AT_ODDS, "it made an impossible group")
-            self._course.reconsider(now)
-            return
-        self._known.restrict(group, now)
-        self._grouped_by = leader
-        for ticket in self._joins.release_all_but(peers):
-            self._course.add(SendAway(ticket))
-        self._closing.regrouped(len(peers), now)
-        self._course.reconsider(now)
-
-    # -- what anybody may say
 
     def shown(
         self, by: PeerId, members: Iterable[PeerId], now: float, *, earlier: bool = False
@@ -396,14 +334,9 @@ class Gathering:
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        if self.ended:
-            return
-        if now - self._ticked > STOPPED_SECONDS and now - self.next_moment > STOPPED_SECONDS:
-            self._closing.was_stopped(now)
-        self._ticked = now
-        self._course.reconsider(now)
+        self._course.tick(now)
 
     @property
     def next_moment(self) -> float:
         """When to tick at the latest."""
-        return self._course.next_moment(self._ticked)
+        return self._course.next_moment

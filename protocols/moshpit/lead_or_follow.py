@@ -43,6 +43,9 @@ PROBE_AFTER_SECONDS = 0.25
 """When the one we follow has not answered by then, the next in the order are probed meanwhile: a
 group that lost its first half costs one timeout, and not one for each."""
 
+STOPPED_SECONDS = 0.5
+"""A tick that comes this late says that this process or machine did not run."""
+
 
 class LeadOrFollow:
     """Invariant: while `ended` is False this peer follows exactly `following`, or leads (None)."""
@@ -58,6 +61,7 @@ class LeadOrFollow:
         joins: WaitingJoins,
         awaited: Awaited,
         closing: ClosingTime,
+        now: float,
     ) -> None:
         self.ended = False
         self.following: PeerId | None = None
@@ -71,6 +75,7 @@ class LeadOrFollow:
         self._joins = joins
         self._awaited = awaited
         self._closing = closing
+        self._ticked = now
         self._probe_at = math.inf
         self._effects: list[Effect] = []
 
@@ -87,10 +92,21 @@ class LeadOrFollow:
         """Whether the one we follow was silent for so long that others were probed."""
         return self._probe_at == math.inf
 
-    def next_moment(self, since: float) -> float:
-        """When to reconsider at the latest, if that was done at `since`."""
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self.ended:
+            return
+        if now - self._ticked > STOPPED_SECONDS and now - self.next_moment > STOPPED_SECONDS:
+            self._closing.was_stopped(now)
+        self._ticked = now
+        self.reconsider(now)
+
+    @property
+    def next_moment(self) -> float:
+        """When to tick at the latest."""
         if self.ended:
             return math.inf
+        since = self._ticked
         if self.following is not None:
             waits_for = self._joins.named_again_at if self.has_answered else self._probe_at
             return min(self._closing.gives_up_at, waits_for)

@@ -60,7 +60,7 @@ class ListsShown:
         for place in answer.places:
             if place.peer in roster.members:
                 context.learn(place)
-        if context.gathering.listed(leader):
+        if context.gathering.leader.lists_us(leader):
             self._is_member(roster)
 
     async def take(self, roster: Roster) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from protocols.identity import PeerId
 from protocols.moshpit.arrivals import Arrivals
+from protocols.moshpit.awaited import Awaited
 from protocols.moshpit.closing_time import ClosingTime
 from protocols.moshpit.gathering import Gathering, GatheringSettings
 from protocols.moshpit.gathering_effects import (
@@ -33,13 +34,23 @@ from protocols.moshpit.gathering_effects import (
 )
 from protocols.moshpit.known_peers import Absence, KnownPeers
 from protocols.moshpit.lead_or_follow import LeadOrFollow
+from protocols.moshpit.leaders_word import LeadersWord
 from protocols.moshpit.waiting_joins import WaitingJoins
 
 POLL_SECONDS = 0.1
 ANSWERS_TO_JOINS = ("list", "on", "away", "regroup", "shown")
-PARTS = {Gathering, LeadOrFollow, ClosingTime, WaitingJoins, Arrivals, KnownPeers}
+PARTS = {
+    Gathering,
+    LeadOrFollow,
+    LeadersWord,
+    ClosingTime,
+    WaitingJoins,
+    Arrivals,
+    Awaited,
+    KnownPeers,
+}
 """What a machine is made of. They may hold dicts, lists and sets, which hold no parts."""
-SETS = ("_came",)
+SETS = ("_came", "_there", "_lost", "_asked")
 LATEST = 20.0  # by then everybody must have come to an end
 
 
@@ -192,18 +203,18 @@ class Model:
             self.waiting.pop(letter.ticket, None)
             machine.join_gone(other, letter.ticket, now)
         elif letter.kind == "answered":
-            machine.leader_answered(other, 0.0, now)
+            machine.leader.answers(other, 0.0, now)
         elif letter.kind == "lost":
-            machine.left_by(other, Absence.UNREACHABLE, "it is gone", now)
+            machine.leader.is_gone(other, Absence.UNREACHABLE, "it is gone", now)
         elif letter.kind == "away":
-            machine.left_by(other, Absence.ELSEWHERE, "it looks for no group", now)
+            machine.leader.is_gone(other, Absence.ELSEWHERE, "it looks for no group", now)
         elif letter.kind == "on":
             assert letter.leader is not None
-            machine.sent_on(other, Candidate(letter.leader), now)
+            machine.leader.sends_us_on(other, Candidate(letter.leader), now)
         elif letter.kind == "regroup":
-            machine.regrouped(other, self._candidates(letter.peers), now)
+            machine.leader.makes_a_group(other, self._candidates(letter.peers), now)
         elif letter.kind == "list":
-            if machine.listed(other):
+            if machine.leader.lists_us(other):
                 self.accepted[me] = other
         elif letter.kind == "shown":
             if me not in letter.peers:

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from protocols.identity import PeerId
 from protocols.moshpit.arrivals import LONGEST_QUIET_SECONDS, QUIET_SECONDS
-from protocols.moshpit.closing_time import GRACE_SECONDS, SHARE_WAITED_FOR_MISSING
-from protocols.moshpit.gathering import Gathering, GatheringSettings
+from protocols.moshpit.closing_time import SHARE_WAITED_FOR_MISSING
 from protocols.moshpit.gathering_effects import (
     Candidate,
-    Effect,
     End,
     Follow,
     Invite,
@@ -25,55 +23,25 @@ from protocols.moshpit.gathering_effects import (
     Regroup,
     Reply,
     SendAway,
-    SendOn,
     StartedWithoutUs,
 )
 from protocols.moshpit.known_peers import MOST_KNOWN, Absence
 from protocols.moshpit.splitting import split
-from protocols.moshpit.waiting_joins import NAME_AGAIN_SECONDS
-from tests.moshpit.gathering_model import Model, by_name, explore, model
-
-A, B, C, D, E = (PeerId(name) for name in "abcde")
-SECONDS = 10.0
-
-
-def gathering(
-    me: PeerId = B,
-    *,
-    expected: int | None = None,
-    group_size: int = 64,
-    reduces: bool = True,
-    awaited: tuple[PeerId, ...] = (),
-) -> Gathering:
-    settings = GatheringSettings(group_size, SECONDS, reduces, expected, frozenset(awaited))
-    return Gathering(me, by_name, settings, 0.0)
-
-
-def sees(one: Gathering, *peers: PeerId, now: float = 0.0) -> list[Effect]:
-    for peer in peers:
-        one.saw_slot(Candidate(peer), 1, now)
-    one.slots_were_read(now)
-    return one.effects()
-
-
-def joins(one: Gathering, *peers: PeerId, now: float = 0.0, **options: bool) -> list[Effect]:
-    for peer in peers:
-        one.join_came(Candidate(peer, **options), by_name(peer)[0], (), SECONDS, now)
-    return one.effects()
-
-
-def passes(one: Gathering, until: float) -> list[Effect]:
-    """Let time pass as it does: with a tick whenever one is due."""
-    effects: list[Effect] = []
-    while not one.ended and one.next_moment < until:
-        one.tick(one.next_moment)
-        effects += one.effects()
-    one.tick(until)
-    return effects + one.effects()
-
-
-def ticket(peer: PeerId) -> int:
-    return by_name(peer)[0]
+from tests.moshpit.gathering_model import Model, explore, model
+from tests.moshpit.one_gathering import (
+    SECONDS,
+    A,
+    B,
+    C,
+    D,
+    E,
+    gathering,
+    joins,
+    led,
+    passes,
+    sees,
+    ticket,
+)
 
 
 def test_a_peer_asks_the_first_that_it_knows() -> None:
@@ -98,10 +66,6 @@ def test_the_list_is_closed_when_all_expected_have_joined() -> None:
     one = gathering(A, expected=3)
     assert joins(one, B) == []
     assert joins(one, C) == [Lead({B: ticket(B), C: ticket(C)})]
-
-
-def led(*peers: PeerId) -> Lead:
-    return Lead({one: ticket(one) for one in peers})
 
 
 def test_a_newcomer_takes_nobodys_place() -> None:
@@ -224,51 +188,6 @@ def test_a_peer_that_waits_less_long_brings_its_deadline_along_within_bounds() -
     assert passes(one, 1.5) == [Lead({B: 1})]
 
 
-def test_those_who_wait_are_sent_on_only_to_somebody_who_has_answered() -> None:
-    one = gathering(B)
-    joins(one, C, D)
-    assert sees(one, A) == [Follow(A, ())]
-    one.leader_answered(A, 0.01, 0.1)
-    assert one.effects() == [SendOn(ticket(C), A), SendOn(ticket(D), A)]
-    assert joins(one, E) == [SendOn(ticket(E), A)]
-
-
-def test_whoever_has_passed_over_our_leader_waits_here_instead() -> None:
-    one = gathering(B)
-    sees(one, A)
-    one.leader_answered(A, 0.01, 0.1)
-    one.join_came(Candidate(C), 1, (A,), SECONDS, 0.2)
-    assert one.effects() == []
-    assert one.next_moment == pytest.approx(0.2 + NAME_AGAIN_SECONDS)
-    one.left_by(A, Absence.UNREACHABLE, "gone", 0.3)
-    assert one.effects() == []
-    sees(one, now=0.31)
-    assert passes(one, 1.0) == [Lead({C: 1})]
-
-
-def test_whoever_has_passed_over_our_leader_is_sent_to_it_again_after_a_while() -> None:
-    """It may have been there a moment too early. Else the leader would wait for it in vain."""
-    one = gathering(B)
-    sees(one, A)
-    one.leader_answered(A, 0.01, 0.1)
-    one.join_came(Candidate(C), 1, (A,), SECONDS, 0.2)
-    one.tick(0.2 + NAME_AGAIN_SECONDS)
-    assert one.effects() == [SendOn(1, A)]
-    sent = gathering(C)
-    sees(sent, A)
-    sent.left_by(A, Absence.UNREACHABLE, "silent", 0.1)
-    sees(sent, B, now=0.2)
-    sent.sent_on(B, Candidate(A), 0.7)
-    assert sent.following == A
-
-
-def test_who_was_not_there_yet_is_not_named_as_passed_over() -> None:
-    one = gathering(C)
-    sees(one, A)
-    one.left_by(A, Absence.ELSEWHERE, "it looks for no group now", 0.1)
-    assert sees(one, B, now=0.2) == [Follow(B, ())]
-
-
 def test_a_leader_that_is_there_ends_the_waiting_for_one_that_is_silent() -> None:
     one = gathering(C)
     sees(one, A)
@@ -276,15 +195,6 @@ def test_a_leader_that_is_there_ends_the_waiting_for_one_that_is_silent() -> Non
     assert one.invited(B, 0.1) == (Reply.WITH_ANOTHER, A)
     one.tick(one.next_moment)
     assert one.invited(B, 0.4) == (Reply.COMING, None)
-
-
-def test_a_silent_leader_is_passed_over_and_the_next_is_asked() -> None:
-    one = gathering(C)
-    assert sees(one, B, A) == [Follow(B, ())]
-    one.sent_on(B, Candidate(A), 0.1)
-    assert one.effects() == [Follow(A, ())]
-    one.left_by(A, Absence.UNREACHABLE, "gone", 1.1)
-    assert one.effects() == [Follow(B, (A,))]
 
 
 def test_many_dead_peers_at_the_head_of_the_order_cost_one_timeout() -> None:
@@ -296,7 +206,7 @@ def test_many_dead_peers_at_the_head_of_the_order_cost_one_timeout() -> None:
     one.tick(one.next_moment)
     assert one.effects() == [Probe(B), Probe(C)]
     one.not_met(B, Absence.UNREACHABLE, "gone", 1.2)
-    one.left_by(A, Absence.UNREACHABLE, "gone", 1.2)
+    one.leader.is_gone(A, Absence.UNREACHABLE, "gone", 1.2)
     assert one.effects() == [Follow(C, (A, B))]
     one.not_met(C, Absence.UNREACHABLE, "gone", 1.25)  # the probe of before
     assert one.following is None
@@ -305,12 +215,12 @@ def test_many_dead_peers_at_the_head_of_the_order_cost_one_timeout() -> None:
 def test_a_peer_counts_again_with_a_newer_slot_or_a_word_of_its_own() -> None:
     one = gathering(B)
     sees(one, A)
-    one.left_by(A, Absence.UNREACHABLE, "gone", 1.0)
+    one.leader.is_gone(A, Absence.UNREACHABLE, "gone", 1.0)
     assert one.effects() == []
     assert sees(one, A, now=1.1) == []  # the same slot: a ghost
     one.saw_slot(Candidate(A), 2, 1.2)
     assert one.effects() == [Follow(A, ())]
-    one.left_by(A, Absence.UNREACHABLE, "gone", 2.2)
+    one.leader.is_gone(A, Absence.UNREACHABLE, "gone", 2.2)
     assert one.invited(A, 2.3) == (Reply.COMING, None)
 
 
@@ -320,25 +230,6 @@ def test_an_invited_peer_says_with_whom_it_is() -> None:
     assert one.invited(A, 0.1) == (Reply.WITH_ANOTHER, B)
     leader = gathering(A)
     assert leader.invited(B, 0.0) == (Reply.WITH_ANOTHER, A)
-
-
-def test_a_leader_that_names_an_impossible_one_is_passed_over() -> None:
-    for named in (C, D, B):
-        one = gathering(C)
-        assert sees(one, B) == [Follow(B, ())]
-        one.sent_on(B, Candidate(named), 0.1)
-        assert one.following is None
-
-
-def test_being_sent_to_and_fro_ends() -> None:
-    one = gathering(C)
-    sees(one, B)
-    for turn in range(200):
-        if one.following == B:
-            one.sent_on(B, Candidate(A), turn / 100)
-        elif one.following == A:
-            one.left_by(A, Absence.ELSEWHERE, "not here", turn / 100)
-    assert one.following is None
 
 
 def test_a_peer_alone_waits_until_the_deadline_or_until_it_is_sure() -> None:
@@ -373,39 +264,12 @@ def test_a_straggler_is_late_when_it_is_shown_a_larger_group() -> None:
     assert one.effects() == [End(StartedWithoutUs(B))]
 
 
-def test_who_waits_for_its_leader_is_not_late_by_what_others_show_it() -> None:
-    """The list that they show may be the one that is on its way."""
-    one = gathering(B)
-    sees(one, A)
-    one.shown(C, (A, B, C), 0.2)
-    assert one.effects() == []
-    assert one.listed(A)
-
-
 def test_a_group_of_stragglers_that_is_not_smaller_goes_on() -> None:
     one = gathering(A)
     joins(one, B, C)
     one.shown(D, (D, E), 0.1)
     assert one.effects() == []
     assert sees(one, now=0.2) == [Lead({B: ticket(B), C: ticket(C)})]
-
-
-def test_a_leader_that_never_closes_is_given_up() -> None:
-    one = gathering(B)
-    sees(one, A)
-    one.leader_answered(A, 0.0, 0.1)
-    assert one.next_moment == SECONDS + GRACE_SECONDS
-    one.tick(SECONDS + GRACE_SECONDS)
-    assert one.effects() == [End(NotTogether(((A, "it did not close its list in time"),)))]
-
-
-def test_a_leader_that_never_closes_is_given_up_also_while_somebody_waits_here() -> None:
-    one = gathering(B)
-    sees(one, A)
-    one.leader_answered(A, 0.0, 0.1)
-    one.join_came(Candidate(C), 1, (A,), SECONDS, SECONDS + GRACE_SECONDS - 0.1)
-    one.tick(SECONDS + GRACE_SECONDS)
-    assert [type(effect) for effect in one.effects()] == [End]
 
 
 def test_after_the_process_was_stopped_the_list_is_not_closed_at_once() -> None:
@@ -440,41 +304,9 @@ def test_too_many_become_several_groups_by_order() -> None:
     ]
     other = gathering(D, group_size=3)
     sees(other, A)
-    other.regrouped(A, group, 1.0)
+    other.leader.makes_a_group(A, group, 1.0)
     assert other.effects() == [Invite(E, True)]
     assert joins(other, E, now=1.1) == [Lead({E: ticket(E)})]
-
-
-def test_a_group_that_cannot_be_one_is_not_believed() -> None:
-    for group in ((Candidate(C), Candidate(D)), (Candidate(B),)):
-        one = gathering(B)
-        sees(one, A)
-        one.regrouped(A, group, 1.0)
-        assert one.following is None
-        assert not one.ended
-
-
-def test_a_leader_that_makes_groups_again_and_again_is_passed_over() -> None:
-    one = gathering(B)
-    sees(one, A, C)
-    one.regrouped(A, (Candidate(A), Candidate(B)), 1.0)
-    assert one.following == A
-    one.regrouped(A, (Candidate(A), Candidate(B)), 1.1)
-    assert one.following is None
-    one.effects()
-    assert joins(one, C, now=2.0) == []  # and its groups are forgotten
-    assert passes(one, SECONDS) == [Lead({C: ticket(C)})]
-    assert one.deadline == SECONDS
-
-
-def test_a_group_that_was_split_off_and_has_died_is_not_being_alone() -> None:
-    one = gathering(C, group_size=2, reduces=False)
-    sees(one, A)
-    one.regrouped(A, (Candidate(B), Candidate(C, reduces=False)), 1.0)
-    assert one.effects() == [Follow(B, (A,))]
-    one.left_by(B, Absence.UNREACHABLE, "gone", 2.0)
-    (end,) = passes(one, 6.0)
-    assert end == End(NotTogether(((B, "gone"),)))
 
 
 def test_a_second_join_of_one_peer_replaces_the_first() -> None:

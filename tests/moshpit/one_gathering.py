@@ -1,0 +1,58 @@
+"""One gathering, and what happens to it, without a network: for tests of its decisions."""
+
+from __future__ import annotations
+
+from protocols.identity import PeerId
+from protocols.moshpit.gathering import Gathering, GatheringSettings
+from protocols.moshpit.gathering_effects import (
+    Candidate,
+    Effect,
+    Lead,
+)
+from tests.moshpit.gathering_model import by_name
+
+A, B, C, D, E = (PeerId(name) for name in "abcde")
+SECONDS = 10.0
+
+
+def gathering(
+    me: PeerId = B,
+    *,
+    expected: int | None = None,
+    group_size: int = 64,
+    reduces: bool = True,
+    awaited: tuple[PeerId, ...] = (),
+) -> Gathering:
+    settings = GatheringSettings(group_size, SECONDS, reduces, expected, frozenset(awaited))
+    return Gathering(me, by_name, settings, 0.0)
+
+
+def sees(one: Gathering, *peers: PeerId, now: float = 0.0) -> list[Effect]:
+    for peer in peers:
+        one.saw_slot(Candidate(peer), 1, now)
+    one.slots_were_read(now)
+    return one.effects()
+
+
+def joins(one: Gathering, *peers: PeerId, now: float = 0.0, **options: bool) -> list[Effect]:
+    for peer in peers:
+        one.join_came(Candidate(peer, **options), by_name(peer)[0], (), SECONDS, now)
+    return one.effects()
+
+
+def passes(one: Gathering, until: float) -> list[Effect]:
+    """Let time pass as it does: with a tick whenever one is due."""
+    effects: list[Effect] = []
+    while not one.ended and one.next_moment < until:
+        one.tick(one.next_moment)
+        effects += one.effects()
+    one.tick(until)
+    return effects + one.effects()
+
+
+def ticket(peer: PeerId) -> int:
+    return by_name(peer)[0]
+
+
+def led(*peers: PeerId) -> Lead:
+    return Lead({one: ticket(one) for one in peers})
