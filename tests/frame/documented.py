@@ -7,8 +7,9 @@ ADDRESS stands for what the listening node printed, INVITE for the last invite t
 $POTLUCK_HOME for the sitting's own home whatever the document sets it to, and auth.example.org
 for this machine, where a port is free. Blocks with another mark, or none, are not run.
 
-`./scripts/potluck` runs from this checkout, in the environment of the tests; `./scripts/test` is
-what runs us, and is left out. Of other programs only OTHER_PROGRAMS are run.
+`./scripts/potluck` and the scripts in docs/examples run from this checkout, in the environment of
+the tests; `./scripts/test` is what runs us, and is left out. Of other programs only OTHER_PROGRAMS
+are run. POTLUCK_HOME=FOLDER before a command is another home of this sitting, whatever FOLDER is.
 """
 
 from __future__ import annotations
@@ -55,8 +56,17 @@ def commands_in(text: str) -> list[str]:
     return [line for line in lines if shlex.split(line, comments=True)]
 
 
+def is_example(words: list[str]) -> bool:
+    return words[0] == ".venv/bin/python" and words[1].startswith("docs/examples/")
+
+
 def runs_until_stopped(words: list[str]) -> bool:
-    return "listen" in words[1:2] or words[1:3] == ["auth", "serve"] or "--watch" in words
+    return (
+        is_example(words)
+        or "listen" in words[1:2]
+        or words[1:3] == ["auth", "serve"]
+        or "--watch" in words
+    )
 
 
 @dataclass
@@ -86,18 +96,24 @@ class Sitting:
         words = shlex.split(line, comments=True)
         if words[0] == "./scripts/test" or words[0] == "export":
             return
+        home = self.home
+        if words[0].startswith("POTLUCK_HOME="):
+            home = self.home / "another" / Path(words.pop(0)).name
         words = [self._here(word, line) for word in words]
         if words[0] in OTHER_PROGRAMS:
             self.home.mkdir(exist_ok=True)
-            self._run(line, words, expect_json=False)
+            self._run(line, words, home, expect_json=False)
             return
-        if words[0] not in ("./scripts/potluck", "potluck"):
-            raise DocumentedCommandFailed(f"the tests do not know how to run: {line}")
-        command = [sys.executable, "-m", "node", *words[1:]]
-        if runs_until_stopped(words):
-            self._start(line, command)
+        if words[0] in ("./scripts/potluck", "potluck"):
+            command = [sys.executable, "-m", "node", *words[1:]]
+        elif is_example(words):
+            command = [sys.executable, *words[1:]]
         else:
-            self._run(line, command, expect_json="--json" in words)
+            raise DocumentedCommandFailed(f"the tests do not know how to run: {line}")
+        if runs_until_stopped(words):
+            self._start(line, command, home)
+        else:
+            self._run(line, command, home, expect_json="--json" in words)
 
     def _here(self, word: str, line: str) -> str:
         """What a word stands for in this sitting."""
@@ -112,11 +128,11 @@ class Sitting:
         word = word.replace("auth.example.org:8443", f"localhost:{self.port}")
         return word.replace("auth.example.org", "localhost")
 
-    def _run(self, line: str, command: list[str], *, expect_json: bool) -> None:
+    def _run(self, line: str, command: list[str], home: Path, *, expect_json: bool) -> None:
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=self._environment(),
+            env=self._environment(home),
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,
@@ -132,11 +148,11 @@ class Sitting:
             for printed in done.stdout.splitlines():
                 json.loads(printed)
 
-    def _start(self, line: str, command: list[str]) -> None:
+    def _start(self, line: str, command: list[str], home: Path) -> None:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=self._environment(),
+            env=self._environment(home),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -172,12 +188,14 @@ class Sitting:
             process.kill()
             process.wait()
             return f"Ctrl-C does not end it: {line}"
-        return None if code in (0, 130) else f"exit code {code} after Ctrl-C: {line}"
+        # a script ends as Python does: of the signal itself, which a shell shows as 130
+        ends = (-signal.SIGINT,) if "docs/examples/" in line else (0, 130)
+        return None if code in ends else f"exit code {code} after Ctrl-C: {line}"
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, home: Path) -> dict[str, str]:
         ours = {name: value for name, value in os.environ.items() if "POTLUCK" not in name}
         return {
             **ours,
-            "POTLUCK_HOME": str(self.home),
+            "POTLUCK_HOME": str(home),
             "POTLUCK_NETWORK_LISTEN": "/ip4/127.0.0.1/tcp/0",
         }
