@@ -80,6 +80,7 @@ class ReadBatches:
         self._model, self._device = model, device
         begun = position.drawn if position is not None else 0
         self._chance = seeded(derived_seed(seed, peer, "batches", begun) % SEEDS)
+        self._stopped = False
         self._open = ExitStack()
         with ExitStack() as opening:
             self._data = opening.enter_context(
@@ -106,7 +107,11 @@ class ReadBatches:
         return self
 
     def __next__(self) -> Any:
-        batch: Any = next(self._ahead)
+        batch: Any = next(self._ahead, None)
+        if batch is None:  # the data has ended, or was closed while nobody waited
+            if self._stopped:
+                raise ReadingStopped(CLOSED)
+            raise StopIteration
         if self._model.window:
             batch = self._model.batch_of(batch, self._chance)
         return on_device(batch, self._device)
@@ -126,6 +131,7 @@ class ReadBatches:
         return self._ahead.position()
 
     def stop(self) -> None:
+        self._stopped = True
         self._ahead.stop()
 
 

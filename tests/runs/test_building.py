@@ -1,0 +1,273 @@
+"""What is trained follows from the definition alone: the same at every peer, in its own order."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.data.clock import ReadingStopped
+from models.errors import ModelsError
+from node.run.building import RunTask, build_task
+from node.run.checking import check
+from node.run.costs import costs_of
+from node.run.definition import read_definition
+from node.run.spreading import parts_of
+from node.run.trusted import BrokenModule, UntrustedModule, trusted_modules
+from node.wrong_use import WrongUse
+from protocols.errors import PotluckError
+from tests.runs.definitions import TEXT, changed, with_line
+
+CLASSIFIER = changed(
+    'name = "gpt"\nsize = "tiny"\ncontext = 16\n', 'name = "classifier"\n'
+).replace(b"width = 16\nlayers = 1\nheads = 2\n", b'size = "tiny"\n')
+MODULE = changed(
+    'name = "gpt"\nsize = "tiny"\ncontext = 16\nwidth = 16\nlayers = 1\nheads = 2\n',
+    'module = "poem_model"\nwidth = 8\n',
+)
+POEM_MODEL = """
+import torch
+from models.registry import build_model as build
+
+def build_model(settings, *, seed):
+    return build({"name": "gpt", "size": "tiny", "context": 16, "heads": 2, **settings}, seed=seed)
+
+def open_batches(settings, *, seed, peer, samples):
+    while True:
+        yield torch.full((samples, 17), settings["letter"], dtype=torch.uint8)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def task_of(text: bytes = TEXT, peer: str = "alice", **options: Any) -> RunTask:
+    return build_task(read_definition(text), peer=peer, **options)
+
+
+def batches_of(task: RunTask, count: int, **options: Any) -> list[torch.Tensor]:
+    with task.open_batches(samples=4, **options) as batches:
+        return [next(batches) for _ in range(count)]
+
+
+def digest(task: RunTask) -> str:
+    hashed = hashlib.sha256()
+    for name, one in task.named_parameters:
+        hashed.update(name.encode() + one.detach().numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def test_all_peers_begin_with_the_same_bits_and_another_seed_with_others() -> None:
+    assert digest(task_of(peer="alice")) == digest(task_of(peer="bob"))
+    assert digest(task_of()) != digest(task_of(with_line("seed = 1")))
+
+
+@pytest.mark.slow
+def test_two_peers_read_the_same_data_in_different_orders() -> None:
+    alices, again, bobs = (batches_of(task_of(peer=peer), 3) for peer in ("a", "a", "b"))
+    assert all(torch.equal(one, other) for one, other in zip(alices, again, strict=True))
+    assert not any(torch.equal(one, other) for one, other in zip(alices, bobs, strict=True))
+
+
+@pytest.mark.slow
+def test_reading_goes_on_behind_the_last_batch_that_was_given() -> None:
+    task = task_of()
+    with task.open_batches(samples=4) as batches:
+        first = next(batches)
+        kept = batches.position()
+    (second,) = batches_of(task, 1, position=kept)
+    assert not torch.equal(first, second)
+    assert kept is not None
+    assert kept.sources[0].drawn > 0
+
+
+def test_the_loss_is_the_models_and_learns() -> None:
+    task = task_of()
+    batch = task.made_up_batch(4)
+    assert task.samples_in(batch) == 4
+    optimizer = task.optimizer_factory(task.named_parameters)
+    before = task.loss(batch)
+    before.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    assert task.loss(batch).item() < before.item()
+
+
+def test_stopping_ends_who_asks_for_a_batch() -> None:
+    with task_of().open_batches(samples=4) as batches:
+        next(batches)
+        batches.stop()
+        with pytest.raises(ReadingStopped):
+            list(batches)  # what was read ahead is still given
+
+
+def test_a_classifier_without_data_has_the_built_in_figures_each_peer_its_own() -> None:
+    alice, bob = task_of(CLASSIFIER), task_of(CLASSIFIER, "bob")
+    with alice.open_batches(samples=2) as batches:
+        next(batches)
+        kept = batches.position()
+        second = next(batches)
+    (again,) = batches_of_samples(alice, 2, kept)
+    (bobs,) = batches_of_samples(bob, 2, None)
+    assert torch.equal(second.images, again.images)
+    assert not torch.equal(second.images, bobs.images)
+    assert alice.samples_in(again) == 2
+
+
+def batches_of_samples(task: RunTask, samples: int, position: Any) -> list[Any]:
+    with task.open_batches(samples=samples, position=position) as batches:
+        return [next(batches)]
+
+
+LOCAL = {
+    "a path": '[[data.source]]\nkind = "text"\npaths = ["/etc/passwd"]\n',
+    "a file address": '[[data.source]]\nkind = "text"\npaths = ["file:///etc/passwd"]\n',
+    "its own network": '[[data.source]]\nkind = "text"\npaths = ["http://192.168.1.1/x"]\n',
+    "itself": '[[data.source]]\nkind = "text"\npaths = ["http://localhost/x"]\n',
+    "a folder as data set": '[[data.source]]\nkind = "datasets"\ndataset = "text"\n',
+}
+
+
+@pytest.mark.parametrize("data", LOCAL.values(), ids=LOCAL.keys())
+def test_nothing_is_read_from_the_volunteers_own_machine_or_network(data: str) -> None:
+    text = TEXT + data.encode()
+    with pytest.raises(ModelsError):
+        task_of(text)
+    definition, mistakes = check(text)
+    assert definition is None
+    assert mistakes, "and the organiser is told before anybody else"
+
+
+def test_a_module_is_refused_by_name_unless_it_is_trusted() -> None:
+    with pytest.raises(UntrustedModule, match="poem_model") as caught:
+        task_of(MODULE)
+    assert "--trust-module PATH/poem_model.py" in caught.value.advice
+    assert caught.value.exit_code == 3
+
+
+def test_a_trusted_module_is_the_model_and_the_data(tmp_path: Path) -> None:
+    file = tmp_path / "poem_model.py"
+    file.write_text(POEM_MODEL)
+    text = MODULE + b'[data]\nmodule = "poem_model"\nletter = 65\n'
+    task = task_of(text, trusted=trusted_modules([str(file)]))
+    (batch,) = batches_of(task, 1)
+    assert batch.shape == (4, 17)
+    assert int(batch[0, 0]) == 65
+    assert task.loss(batch).item() > 0
+    assert task.plain_model == {}
+
+
+def test_a_module_must_be_the_file_that_the_organiser_meant(tmp_path: Path) -> None:
+    file = tmp_path / "poem_model.py"
+    trusted = {"poem_model": file}
+    file.write_text(POEM_MODEL)
+    right = hashlib.sha256(file.read_bytes()).hexdigest()
+    text = MODULE.replace(b'"poem_model"\n', f'"poem_model"\nsha256 = "{right}"\n'.encode())
+    task_of(text, trusted=trusted)
+    file.write_text('raise SystemExit("executed")')
+    with pytest.raises(UntrustedModule, match="is not the module poem_model of this run"):
+        task_of(text, trusted=trusted)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("x = 1", "has no function build_model"),
+        ("def build_model(settings, *, seed): return 7", "gave no model"),
+        ("def build_model(settings, *, seed): raise KeyError('a')", "KeyError"),
+        ("def (", "SyntaxError"),
+    ],
+)
+def test_a_module_that_does_not_do_it_is_told(source: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "poem_model.py"
+    file.write_text(source)
+    with pytest.raises(BrokenModule, match=told):
+        task_of(MODULE, trusted={"poem_model": file})
+
+
+@pytest.mark.parametrize("name", ["missing.py", "poem_model.txt", "two words.py", ""])
+def test_what_is_no_python_file_cannot_be_trusted(name: str, tmp_path: Path) -> None:
+    (tmp_path / "poem_model.txt").write_text("")
+    (tmp_path / "two words.py").write_text("")
+    with pytest.raises(WrongUse, match="names no Python file"):
+        trusted_modules([str(tmp_path / name)])
+
+
+MISTAKES = {
+    "a size that there is not": (changed('"tiny"', '"tony"'), "Did you mean tiny?"),
+    "a setting of the model": (with_line("widht = 3", "model"), "Did you mean width?"),
+    "a setting of the optimizer": (with_line("lrr = 3", "optimizer"), "Did you mean lr?"),
+    "a schedule that cannot end": (TEXT + b'[schedule]\nname = "cosine"', "cannot end at step 0"),
+    "data": (TEXT + b"[data]\nshufle_examples = 3", "Did you mean shuffle_examples?"),
+    "options": (with_line("delayed = true\nlocal_steps = 2"), "do not go together"),
+    "one machine alone": (with_line("steps = 9").replace(b"= 64", b"= 2"), "every step alone"),
+    "over before it begins": (
+        with_line("steps = 9") + b'[schedule]\nname = "cosine"\nsteps = 99\nwarmup = 20',
+        "before the schedule's warm-up",
+    ),
+    "ids without a vocabulary": (
+        changed('name = "gpt"\nsize = "tiny"', 'name = "albert"\nsize = "base"').replace(
+            b"context = 16\nwidth = 16\nlayers = 1\nheads = 2\n", b""
+        ),
+        "wants ids of its own vocabulary",
+    ),
+    "a module's name": (MODULE.replace(b'"poem_model"', b'"../poem"'), "must be a name"),
+    "a module's digest": (MODULE.replace(b"width = 8", b'sha256 = "x"'), "64 hexadecimal digits"),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_in_a_table_is_found_by_the_check(text: bytes, told: str) -> None:
+    definition, mistakes = check(text)
+    assert definition is None
+    assert any(told in one for one in mistakes), mistakes
+
+
+def test_mistakes_of_sections_and_tables_are_found_together() -> None:
+    _, mistakes = check(changed('"tiny"', '"tony"').replace(b"batch = 64", b"batch = -1"))
+    assert len(mistakes) == 2
+
+
+def test_what_a_run_costs_follows_from_its_shapes() -> None:
+    costs = costs_of(read_definition(TEXT))
+    parameters = sum(one.numel() for _, one in task_of().named_parameters)
+    assert costs.parameters == parameters
+    assert costs.state_bytes == 12 * parameters, "AdamW has two statistics"
+    assert costs.memory_bytes(3) - costs.memory_bytes(2) == costs.sample_bytes
+    assert costs.most_samples(costs.memory_bytes(5)) == 5
+    assert costs.most_samples(1000) == 0
+    traffic = costs.traffic(volunteers=4, samples_per_second=8.0)
+    assert traffic.step_seconds == 64 / 32
+    assert traffic.round_bytes == pytest.approx(4 * parameters, rel=0.03), "float16, there and back"
+    hourly = 1800 * traffic.round_bytes
+    assert hourly < traffic.up_bytes_per_hour < hourly + 10_000_000
+    alone = costs.traffic(volunteers=1, samples_per_second=8.0)
+    assert alone.round_bytes == 0
+
+
+def test_a_run_of_a_terabyte_is_looked_at_without_its_memory() -> None:
+    huge = changed("width = 16\nlayers = 1\nheads = 2", "width = 16384\nlayers = 24\nheads = 64")
+    assert costs_of(read_definition(huge)).memory_bytes(1) > 1e12
+
+
+def test_a_batch_is_spread_over_devices_without_an_empty_part() -> None:
+    windows = torch.arange(10).view(5, 2)
+    assert [len(part) for part in parts_of(windows, 4)] == [2, 2, 1]
+    figures = task_of(CLASSIFIER).made_up_batch(3)
+    parts = parts_of(figures, 8)
+    assert len(parts) == 3
+    assert torch.equal(torch.cat([part.images for part in parts]), figures.images)
+
+
+def test_only_our_own_errors_say_what_cannot_be_built() -> None:
+    for text in (changed('"gpt"', '"gtp"'), changed('"adamw"', '"adam"')):
+        with pytest.raises((ModelsError, PotluckError)):
+            task_of(text)
