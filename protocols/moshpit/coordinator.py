@@ -150,7 +150,9 @@ class Coordinator:
         held = holders(self._promises, attempt)
         self._judge(held, attempt.ballot)
         free = free_members(self._promises)
-        if is_at_hand(held, free - self._blame.ruled_out(free).keys()):
+        if len(free) < self._quorum:
+            self._forswear()  # who has vowed accepts nothing
+        elif is_at_hand(held, free - self._blame.ruled_out(free).keys()):
             digest = next(iter(held.values())).digest
             self._propose(Result(attempt.ballot, attempt.members, digest), "")
         else:
@@ -173,9 +175,8 @@ class Coordinator:
             return
         for member in range(self._desk.size):
             if member not in out and member not in members:
-                out[member] = self._blame.guilty.get(member) or Suspicion(
-                    member, SILENT, "did not answer in time"
-                )
+                why = "has vowed" if member in self._promises else "did not answer in time"
+                out[member] = self._blame.guilty.get(member) or Suspicion(member, SILENT, why)
         self._excluded = tuple(out[member] for member in sorted(out))
         self._enter(Stage.OPENING)
         self._desk.send_to_all(Open(self.ballot, members, self._excluded))
@@ -222,8 +223,14 @@ class Coordinator:
             self._promises[sender] = promise
             self._weigh(patient=True)
         elif self.stage is Stage.FORSWEARING:
-            self._forsworn.add(sender)
-            self._end_if_all_have_forsworn()
+            self._take_forsworn(sender, promise)
+
+    def _take_forsworn(self, sender: int, promise: Promise) -> None:
+        if not promise.vowed and (promise.accepted is None or promise.accepted.result is None):
+            self._desk.send(sender, Forswear(self.ballot))  # it has only now heard of this ballot
+            return
+        self._forsworn.add(sender)
+        self._end_if_all_have_forsworn()
 
     def _weigh(self, *, patient: bool) -> None:
         """Go on when there is a quorum, and nobody else to wait for."""

@@ -4,7 +4,8 @@ The acceptor (acceptor.py) is the memory by which nothing goes wrong; this adds 
 exchange to it, and the answers. Whether a ballot counts here at all, the agreement has seen to.
 
 Easy to get wrong: what is not done is answered all the same, with what was promised, so that the
-coordinator learns why.
+coordinator learns why. And a vow is for ever: it is not given to a coordinator of whose ballot we
+hear only now. Who is deaf finds no quorum, and what it says of that must not end everybody's round.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Follower:
     def take(self, sender: int, message: FromCoordinator) -> None:
         """A message of a ballot that is not below what we have promised."""
         ballot = message.ballot
+        knew = ballot == self._acceptor.promised
         self._acceptor.promise(ballot)
         running = self._exchange.running
         if running is not None and (running < ballot or isinstance(message, Accept)):
@@ -80,7 +82,7 @@ class Follower:
                 if not self._acceptor.vowed:
                     self._start(message)
                     return
-            case Forswear():
+            case Forswear() if knew:
                 self._acceptor.vow()
         self._desk.send(sender, self._promise())
 

@@ -11,10 +11,13 @@ from protocols.moshpit.agreement import Agreement, Timing
 from protocols.moshpit.agreement_messages import (
     Accept,
     Accepted,
+    Attempt,
     Decided,
+    Forswear,
     Outbid,
     Prepare,
     Progress,
+    Promise,
     Query,
     Result,
     Start,
@@ -465,3 +468,37 @@ def test_a_coordinator_votes_last() -> None:
 
 def test_the_timing_is_what_the_page_says() -> None:
     assert TIMING.silence_seconds >= 2 * TIMING.poll_seconds
+
+
+def promises_of(agreement: Agreement) -> list[Promise]:
+    return [
+        effect.message
+        for effect in agreement.effects()
+        if isinstance(effect, Send) and isinstance(effect.message, Promise)
+    ]
+
+
+def test_a_vow_is_not_given_to_a_coordinator_of_whose_ballot_nobody_has_heard() -> None:
+    """It may be deaf: then it finds no quorum, and everybody else has one."""
+    one = Agreement(2, 4, range(4), TIMING, 0.0, plan=plan, verify=verify)
+    ballot = Ballot(1, 1)
+    one.receive(1, Forswear(ballot), 1.0)
+    (promise,) = promises_of(one)
+    assert (promise.ballot, promise.vowed) == (ballot, False)
+    one.receive(1, Forswear(ballot), 2.0)
+    assert promises_of(one)[0].vowed
+
+
+def test_who_finds_a_quorum_of_which_too_many_have_vowed_seeks_the_end_at_once() -> None:
+    one = Agreement(0, 4, range(4), TIMING, 0.0, plan=plan, verify=verify)
+    one.begin(0.0)
+    one.next_ballot()
+    one.effects()
+    attempt = Attempt(Ballot(0, 0), (0, 1, 2, 3))
+    one.receive(1, Promise(Ballot(1, 0), attempt, vowed=True), 1.0)
+    one.receive(2, Promise(Ballot(1, 0), attempt), 1.0)
+    one.tick(10.0)
+    asked = [effect for effect in one.effects() if isinstance(effect, Send)]
+    assert any(isinstance(effect.message, Decided) for effect in asked)
+    assert isinstance(one.verdict, Discard)
+    assert not one.verdict.in_doubt
