@@ -28,9 +28,11 @@ that they will ever do is. The clock and when timers are due are left out, and n
 from __future__ import annotations
 
 import enum
+from array import array
 from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import astuple, dataclass, field
+from hashlib import blake2b
 from random import Random
 from typing import Any
 
@@ -458,79 +460,116 @@ def search(
 
     Broken, with the way to it, if an invariant fails in a world; or, if `progress` and all were
     seen, if from one of them the living never come to a verdict, whatever happens.
+
+    Of a world that was seen only a digest is kept, or millions of them would not fit: two worlds
+    with the same 64 bits are taken for one, which among ten million has a chance of 3 in a million.
     """
     first = space.first()
     allowed = 0 if detours is None else detours
-    reached: dict[World, tuple[World, Step] | None] = {first: None}
-    left: dict[World, int] = {first: allowed}
-    before: dict[World, list[World]] = {}
-    ended: set[World] = set()
-    to_visit = [(first, allowed)]
-    while to_visit and (most is None or len(reached) < most):
-        world, turns = to_visit.pop()
-        if turns < left[world]:
+    seen = _Seen(space)
+    seen.add(first, 0)
+    left = array("b", [allowed])
+    edges_from, edges_to, ended = array("I"), array("I"), array("I")
+    follow_edges = progress and detours is None
+    to_visit = [(first, 0, allowed)]
+    while to_visit and (most is None or len(left) < most):
+        world, number, turns = to_visit.pop()
+        if turns < left[number]:
             continue  # it was reached again with more to spend
         if space.has_ended(world):  # verdicts are final
-            ended.add(world)
+            ended.append(number)
             continue
         for place, (step, after) in enumerate(space.steps(world)):
             costs = 0 if detours is None or place == 0 or "dies" in step[0] else 1
             if turns < costs:
                 continue
-            if progress:
-                before.setdefault(after, []).append(world)
-            if left.get(after, -1) >= turns - costs:
+            reached = seen.number_of(after)
+            is_new = reached is None
+            if reached is None:
+                reached = seen.add(after, number)
+                left.append(-1)
+            if follow_edges:
+                edges_from.append(number)
+                edges_to.append(reached)
+            if left[reached] >= turns - costs:
                 continue
-            left[after] = turns - costs
-            if after not in reached:
-                reached[after] = (world, step)
+            left[reached] = turns - costs
+            if is_new:
                 wrong = space.what_is_wrong(after)
                 if wrong:
-                    raise Broken(wrong, _path(reached, after))
-            to_visit.append((after, turns - costs))
-    if progress and not to_visit and detours is None:
-        _check_progress(reached, before, ended)
-    return Found(len(reached), len(ended), not to_visit)
+                    raise Broken(wrong, seen.way_to(reached))
+            to_visit.append((after, reached, turns - costs))
+    if follow_edges and not to_visit:
+        stuck = _without_an_end(len(left), edges_from, edges_to, ended)
+        if stuck is not None:
+            raise Broken("nobody gets to a verdict from here", seen.way_to(stuck))
+    return Found(len(left), len(set(ended)), not to_visit)
 
 
-def _check_progress(
-    reached: dict[World, tuple[World, Step] | None],
-    before: dict[World, list[World]],
-    ended: set[World],
-) -> None:
-    """From everywhere, one of the worlds in which all the living have a verdict can be reached."""
-    can_end = set(ended)
-    frontier = list(ended)
-    while frontier:
-        for world in before.get(frontier.pop(), ()):
-            if world not in can_end:
-                can_end.add(world)
-                frontier.append(world)
-    for world in reached:
-        if world not in can_end:
-            raise Broken("nobody gets to a verdict from here", _path(reached, world))
+class _Seen:
+    """The worlds that a search has seen, numbered, and from which each was reached first."""
+
+    def __init__(self, space: Interleavings) -> None:
+        self._space = space
+        self._numbers: dict[int, int] = {}
+        self._came_from = array("I")
+
+    def number_of(self, world: World) -> int | None:
+        return self._numbers.get(_digest_of(world))
+
+    def add(self, world: World, came_from: int) -> int:
+        number = len(self._came_from)
+        self._numbers[_digest_of(world)] = number
+        self._came_from.append(came_from)
+        return number
+
+    def way_to(self, number: int) -> list[Step]:
+        """Gone once more from the first world, as only digests are kept."""
+        numbers = []
+        while number:
+            numbers.append(number)
+            number = self._came_from[number]
+        world, way = self._space.first(), []
+        for wanted in reversed(numbers):
+            step, world = next(
+                each for each in self._space.steps(world) if self.number_of(each[1]) == wanted
+            )
+            way.append(step)
+        return way
 
 
-def _path(reached: dict[World, tuple[World, Step] | None], world: World) -> list[Step]:
-    path = []
-    came = reached[world]
-    while came is not None:
-        path.append(came[1])
-        came = reached[came[0]]
-    return path[::-1]
+def _digest_of(world: World) -> int:
+    ids, alive, under_way, spent = world
+    words = (*ids, alive, *spent, *sorted(under_way))
+    return int.from_bytes(blake2b(array("I", words).tobytes(), digest_size=8).digest(), "big")
+
+
+def _without_an_end(
+    worlds: int, edges_from: array[int], edges_to: array[int], ended: array[int]
+) -> int | None:
+    """A world from which none can be reached in which all the living have a verdict, if any."""
+    can_end = bytearray(worlds)
+    for number in ended:
+        can_end[number] = True
+    grows = True
+    while grows:  # worlds were numbered as they were reached: backwards, few turns are needed
+        grows = False
+        for place in range(len(edges_from) - 1, -1, -1):
+            if can_end[edges_to[place]] and not can_end[edges_from[place]]:
+                can_end[edges_from[place]] = grows = True
+    stuck = can_end.find(0)
+    return None if stuck < 0 else stuck
 
 
 def walk(space: Interleavings, random: Random, most: int = 1000) -> World:
     """One way through the worlds, drawn step by step, to an end (or `most` steps far)."""
-    world = space.first()
-    reached: dict[World, tuple[World, Step] | None] = {world: None}
+    world, way = space.first(), list[Step]()
     for _ in range(most):
         if space.has_ended(world):
             break
-        step, after = random.choice(space.steps(world))
-        reached.setdefault(after, (world, step))
-        world = after
+        step, world = random.choice(space.steps(world))
+        way.append(step)
         wrong = space.what_is_wrong(world)
         if wrong:
-            raise Broken(wrong, _path(reached, world))
+            raise Broken(wrong, way)
     return world
