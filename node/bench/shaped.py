@@ -150,7 +150,7 @@ class Lab:
 
 
 @asynccontextmanager
-async def open_lab(setup: Setup) -> AsyncIterator[Lab]:
+async def open_lab(setup: Setup, mbps_per_gigabit: float) -> AsyncIterator[Lab]:
     """The setup's peers on their cables, until the block ends; then nothing of it is left."""
     check_own_networks()
     async with AsyncExitStack() as stack:
@@ -160,7 +160,8 @@ async def open_lab(setup: Setup) -> AsyncIterator[Lab]:
             await stack.enter_async_context(forge.open_process(f"peer {number + 1}"))
             for number in range(setup.peers)
         ]
-        await lay_cables(hub, peers, [setup.mbps(number) for number in range(setup.peers)])
+        mbps = [setup.mbps(number) for number in range(setup.peers)]
+        await lay_cables(hub, peers, mbps, mbps_per_gigabit)
         yield Lab(setup, peers)
 
 
@@ -169,7 +170,7 @@ async def measure_shaped(effort: ShapedEffort, say: Talk = lambda _line: None) -
     check_own_networks()
     machine, began = machine_facts(), time.monotonic()
     setup = setup_of(effort.setup, effort.seconds, effort.mbps_per_gigabit)
-    measured = {way: await _measure(setup, way, effort.rounds, say) for way in effort.ways}
+    measured = {way: await _measure(setup, way, effort, say) for way in effort.ways}
     efficiency = statistics.median(one.efficiency for one in measured.values())
     ways = {way: figures_of(setup, way, measured[way], efficiency) for way in effort.ways}
     return {
@@ -188,15 +189,17 @@ async def measure_shaped(effort: ShapedEffort, say: Talk = lambda _line: None) -
     }
 
 
-async def _measure(setup: Setup, way: str, rounds: int, say: Talk) -> Measured:
+async def _measure(setup: Setup, way: str, effort: ShapedEffort, say: Talk) -> Measured:
     measured = Measured()
     say(f"{setup.name}, {way}: starting {setup.peers} peers")
-    async with open_lab(setup) as lab:
+    async with open_lab(setup, effort.mbps_per_gigabit) as lab:
         measured.efficiency = await lab.efficiency()
         expected = setup.predicted_seconds(way, measured.efficiency)
         await lab.join(way, expected)
-        for number in range(rounds + 1):
-            say(f"{setup.name}, {way}: round {number} of {rounds}, of about {expected:.1f} s")
+        for number in range(effort.rounds + 1):
+            say(
+                f"{setup.name}, {way}: round {number} of {effort.rounds}, of about {expected:.1f} s"
+            )
             answers = await lab.round(number)
             failure = _what_is_wrong(answers, sum(setup.members.contributes))
             if failure:

@@ -23,8 +23,9 @@ from node.bench.processes import BenchProcess
 NET = "10.77.0.0/16"
 MTU = 9_000
 BURST_BYTES = 2 * MTU  # what is sent above the rate after a pause
-WINDOW_BYTES = 32 << 10  # a few frames: fewer, and acknowledgements are waited for
-UNSENT_BYTES = 16 << 10
+WINDOW_BYTES_PER_MBPS = 683  # 32 KiB at 48 Mb/s for a Gb/s
+UNSENT_BYTES_PER_MBPS = 341
+SMALLEST_WINDOW_BYTES = 14 << 10  # three frames: fewer, and acknowledgements are waited for
 QUEUE_BYTES = 4 << 20  # the windows of 30 connections, with room
 
 
@@ -65,10 +66,16 @@ def _limits(device: str, mbps: float) -> list[str]:
 
 
 async def lay_cables(
-    hub: BenchProcess, peers: Sequence[BenchProcess], mbps: Sequence[float]
+    hub: BenchProcess,
+    peers: Sequence[BenchProcess],
+    mbps: Sequence[float],
+    mbps_per_gigabit: float,
 ) -> None:
     """Put each process into a network of its own, and connect them all."""
-    tcp = {"window": WINDOW_BYTES, "unsent": UNSENT_BYTES}
+    tcp = {
+        "window": max(SMALLEST_WINDOW_BYTES, round(WINDOW_BYTES_PER_MBPS * mbps_per_gigabit)),
+        "unsent": round(UNSENT_BYTES_PER_MBPS * mbps_per_gigabit),
+    }
     await hub.ask("leave", **tcp)
     await hub.ask("configure", commands=hub_commands())
     for number, (process, rate) in enumerate(zip(peers, mbps, strict=True)):

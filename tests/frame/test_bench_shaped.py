@@ -130,7 +130,7 @@ async def test_three_peers_average_over_shaped_links_and_leave_nothing_behind() 
     members = Members(speeds, speeds, [True, True, False], [True] * 3)
     setup = Setup("three", members, values=1 << 18)
     with trio.fail_after(120):
-        async with open_lab(setup) as lab:
+        async with open_lab(setup, MBPS_PER_GIGABIT) as lab:
             efficiency = await lab.efficiency()
             await lab.join("plan")
             answers = await lab.round(0)
