@@ -3,7 +3,8 @@
 Two cases look the same at first. Both sides dialled at once: both connections are good, and one is
 enough. Or the peer lost power, came back and dialled again, while our old connection to it is dead
 and nobody has told us. So each older connection is asked for a sign of life: until it gives one,
-new streams go over the newcomer, and if it gives none, it is closed.
+new streams go over the newcomer, and if it gives none, it is closed. The answer to a ping is one,
+and so is any other byte: on a link that is full, the answer waits behind these.
 
 Of two that live, the link table's rule names the same one on both sides. The other is closed by
 the side that dialled it, when no stream has been on it for a while.
@@ -42,10 +43,14 @@ async def settle(
 async def _ask_for_life(
     links: LinkTable[PeerConnection], connection: PeerConnection, patience_seconds: float
 ) -> None:
+    received = connection.muxed_conn.bytes_received
     try:
         with trio.fail_after(patience_seconds):
             await connection.ping()
     except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+        if not connection.ended.is_set() and connection.muxed_conn.bytes_received > received:
+            links.mark(connection, alive=True)
+            return
         log.info("%r gives no sign of life, and the peer has a newer link", connection)
         await connection.close()
     else:

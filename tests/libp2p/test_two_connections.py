@@ -62,6 +62,32 @@ async def test_a_surplus_connection_is_not_closed_under_a_stream() -> None:
         assert doomed.ended.is_set()
 
 
+@pytest.mark.slow
+async def test_a_connection_that_is_full_is_not_taken_for_a_dead_one() -> None:
+    """Its pong waits behind a second of bulk, and a newer connection is empty."""
+    slow = LinkConditions(bytes_per_second=200_000.0)
+    async with networks(2, IMPATIENT) as (near, far):
+        far.serve(ECHO, echo)
+        port = int(far.addresses()[0].split("/")[4])
+        async with open_link_proxy(("127.0.0.1", port), slow) as proxy:
+            near.learn_addresses(far.peer_id, [f"/ip4/127.0.0.1/tcp/{proxy.port}"])
+            old = await near._dial(far.peer_id)
+            stream = await near.open(far.peer_id, ECHO)
+            size = 400_000
+
+            async def send() -> None:
+                await stream.send_all(bytes(size))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send)
+                received = len(await stream.receive_some())
+                await far._dial(near.peer_id)
+                while received < size:
+                    received += len(await stream.receive_some())
+            assert not old.ended.is_set()
+            await stream.aclose()
+
+
 async def test_a_peer_that_lost_power_and_came_back_is_met_over_its_new_connection() -> None:
     """The old connection is dead and nobody has said so; it is the one that the rule prefers."""
     seed = 0
