@@ -6,7 +6,6 @@ the quiet period is the longest of
 
     what any network needs at the least          QUIET_SECONDS
     three round trips to the slowest member, which is what it takes to come
-    what the last read of the slots took, twice: a directory with dead replicas is slow for all
     twice the longest gap between two arrivals that was seen in this gathering
 
 and never more than `LONGEST_QUIET_SECONDS`; the gathering's deadline stands above it all.

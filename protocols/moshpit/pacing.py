@@ -41,7 +41,7 @@ class Pace:
     """
 
     def __init__(self, members: int, expected: Iterable[int]) -> None:
-        """`expected`: to which places our values will go. Those that are quick to accept them wait
+        """`expected`: to which places, counted from ours, our values will go. Those that are quick to accept them wait
         for the others, but not for one that is still to be dialled."""
         self._members = members
         self._values = dict.fromkeys(expected, 0.0)
@@ -54,7 +54,7 @@ class Pace:
 
     @contextmanager
     def values(self, place: int, chunks: int) -> Iterator[PacedStream]:
-        """Our values for the member at this place, from the first chunk to the last."""
+        """Our values for the member so many places behind us, from the first chunk to the last."""
         self._unopened.discard(place)
         self._values[place] = 0.0
         try:
