@@ -41,8 +41,8 @@ class Pace:
     """
 
     def __init__(self, members: int, expected: Iterable[int]) -> None:
-        """`expected`: to which places, counted from ours, our values will go. Those that are quick to accept them wait
-        for the others, but not for one that is still to be dialled."""
+        """`expected`: to which places, counted from ours, our values will go. Those that are quick
+        to accept them wait for the others, but not for one that is still to be dialled."""
         self._members = members
         self._values = dict.fromkeys(expected, 0.0)
         self._unopened = set(self._values)
