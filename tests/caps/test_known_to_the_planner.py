@@ -1,0 +1,133 @@
+"""What is told to others of a node's caps, and what a round makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from node.caps.devices import (
+    NoSuchDevice,
+    available_cores,
+    choose_device,
+    device_as_written,
+    devices_here,
+    threads_as_written,
+    use_threads,
+)
+from node.caps.settings import CAP_KEYS, Caps, caps_of
+from node.configuration import read_configuration
+from node.wrong_use import WrongUse
+from protocols.accumulation.collaboration import CollaborationSettings
+from protocols.moshpit.plan import fractions_for
+
+
+def test_a_limited_peer_reduces_less_for_others() -> None:
+    rates = Caps(upload_bytes_per_second=2e6).planner_rates()
+    others = [10e6, 10e6, 10e6]
+    limited, *shares = fractions_for(
+        [rates.up_bytes_per_second, *others], [10e6] * 4, [True] * 4, [True] * 4
+    )
+    alike, *_ = fractions_for([10e6, *others], [10e6] * 4, [True] * 4, [True] * 4)
+    assert limited < alike
+    assert limited < min(shares)
+
+
+def test_a_plan_counts_on_less_than_the_limit_so_that_the_rest_goes_through_as_well() -> None:
+    rates = Caps(upload_bytes_per_second=2e6, download_bytes_per_second=4e6).planner_rates()
+    settings = CollaborationSettings(
+        "poem",
+        64,
+        up_bytes_per_second=rates.up_bytes_per_second,
+        down_bytes_per_second=rates.down_bytes_per_second,
+    ).averager_settings()
+    assert 1.5e6 < settings.up_bytes_per_second < 2e6
+    assert 3e6 < settings.down_bytes_per_second < 4e6
+    none = Caps().planner_rates()
+    assert (none.up_bytes_per_second, none.down_bytes_per_second) == (0.0, 0.0)
+
+
+def test_the_settings_file_says_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "potluck.toml").write_text(
+        """
+        [limits]
+        device = "cpu"
+        threads = 2
+        max_memory = "8GB"
+        upload_limit = "16Mbit/s"
+        download_limit = "4MB/s"
+        quota = "200GB/month"
+        schedule = "22:00-07:00"
+        when_idle = true
+        """
+    )
+    caps = caps_of(read_configuration(environment={"POTLUCK_HOME": str(tmp_path)}))
+    assert caps == Caps("cpu", 2, 8 * 10**9, 2e6, 4e6, 200 * 10**9, "22:00-07:00", True)
+    assert caps.words() == {
+        "device": "cpu",
+        "threads": "2",
+        "max-memory": "at most 8 GB",
+        "upload-limit": "at most 2 MB/s",
+        "download-limit": "at most 4 MB/s",
+        "quota": "at most 200 GB a month",
+        "schedule": "only 22:00-07:00",
+        "when-idle": "only while nobody else needs this machine",
+    }
+
+
+def test_nothing_is_limited_that_nobody_limited(tmp_path: Path) -> None:
+    configuration = read_configuration(environment={"POTLUCK_HOME": str(tmp_path)})
+    assert caps_of(configuration) == Caps()
+    assert Caps().words() == {}
+    assert set(CAP_KEYS) <= set(configuration.values)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("gpu", "cuda"),
+        ("gpu1", "cuda:1"),
+        ("cuda1", "cuda:1"),
+        ("cuda-0", "cuda:0"),
+        ("CPUs", "cpu"),
+    ],
+)
+def test_what_is_no_device_is_refused_with_the_nearest(text: str, meant: str) -> None:
+    with pytest.raises(WrongUse) as caught:
+        device_as_written(text)
+    assert f"Did you mean {meant}?" in str(caught.value)
+
+
+def test_devices_are_written_in_small_letters() -> None:
+    assert [device_as_written(text) for text in ("CUDA:1", " cpu ", "MPS", "")] == [
+        "cuda:1",
+        "cpu",
+        "mps",
+        "auto",
+    ]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1025", "two", "1.5", "²", "9" * 5000])
+def test_what_is_no_number_of_threads_is_refused_with_the_cores_there_are(text: str) -> None:
+    with pytest.raises(WrongUse, match=f"{available_cores()} processor cores"):
+        threads_as_written(text)
+
+
+def test_a_device_that_is_not_here_is_refused_with_those_that_are() -> None:
+    with pytest.raises(NoSuchDevice, match=r"no device cuda:99 on this machine.*torch sees .*cpu"):
+        choose_device("cuda:99")
+    assert str(choose_device("cpu")) == "cpu"
+    assert str(choose_device("auto")) == devices_here()[0]
+
+
+def test_torch_computes_with_the_threads_that_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(variable, "1")  # so that it is put back
+    before = torch.get_num_threads()
+    try:
+        assert use_threads(1) == torch.get_num_threads() == 1
+        assert use_threads(None) == 1
+    finally:
+        torch.set_num_threads(before)
