@@ -43,6 +43,7 @@ from protocols.accumulation.events import (
     RoundFailed,
     ScaleChanged,
     StepTaken,
+    TooSlowToCatchUp,
 )
 
 SHORT_ID = 8  # of a peer id's last characters: the first ones are the same for all
@@ -113,12 +114,10 @@ def _words_of_run(happening: Happening) -> str:
             return f"{samples:,} samples are given up: {reason}"
         case FellBehind(at_least_epoch=epoch, reason=reason):
             return f"catching up with step {epoch:,}: {reason}"
-        case CaughtUp(epoch=epoch, seconds=seconds, fetched_bytes=size, sources=sources):
-            megabytes = size / 1e6
-            return (
-                f"caught up with step {epoch:,}: {megabytes:,.1f} MB from {len(sources)} peers "
-                f"in {seconds:.1f} s, verified"
-            )
+        case CaughtUp():
+            return _caught_up(happening)
+        case TooSlowToCatchUp(epoch=epoch, reason=reason):
+            return f"the run is faster than its state comes (step {epoch:,}): {reason}"
         case FetchingFailed(reason=reason):
             return f"the run's state could not be fetched yet, and is tried again: {reason}"
         case ParametersAveraged(members=members, drift=drift):
@@ -130,7 +129,7 @@ def _words_of_run(happening: Happening) -> str:
         case CheckpointMissed(epoch=epoch, reason=reason):
             return f"no checkpoint of step {epoch:,}: {reason}"
         case _:
-            return str(getattr(happening, "reason", ""))
+            return ""
 
 
 def object_of(happening: Happening) -> dict[str, Any]:
@@ -152,6 +151,13 @@ def span(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _caught_up(event: CaughtUp) -> str:
+    peers = "1 peer" if len(event.sources) == 1 else f"{len(event.sources)} peers"
+    size = f"{event.fetched_bytes / 1e6:,.1f} MB from {peers} in {event.seconds:.1f} s, verified"
+    replayed = f"; {event.replayed:,} steps made meanwhile are in it" if event.replayed else ""
+    return f"caught up with step {event.epoch:,}: {size}{replayed}"
 
 
 def _left(left: Left) -> str:
