@@ -2,10 +2,11 @@
 
 In README.md and docs/*.md every fenced block marked `sh` is run, top to bottom, line by line, as
 one person would in one sitting: with a home of its own, and with what runs until Ctrl-C (a
-listening node, an auth server, a watch) left running in the background until the document ends.
-ADDRESS stands for what the listening node printed, INVITE for the last invite that was printed,
-$POTLUCK_HOME for the sitting's own home whatever the document sets it to, and auth.example.org
-for this machine, where a port is free. Blocks with another mark, or none, are not run.
+listening node, an auth server, a peer that trains, a watch) left running in the background until
+the document ends. ADDRESS stands for what the listening node printed, INVITE for the last invite
+that was printed, $POTLUCK_HOME and ~ for the sitting's own home whatever the document sets it to,
+and auth.example.org for this machine, where a port is free. Blocks with another mark, or none, are
+not run.
 
 `./scripts/potluck` and the scripts in docs/examples run from this checkout, in the environment of
 the tests; `./scripts/test` is what runs us, and is left out. Of other programs only OTHER_PROGRAMS
@@ -33,7 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
-_INVITE = re.compile(r"^potluck:\S+$", re.MULTILINE)
+_INVITE = re.compile(r"^potluck(?:-run)?:\S+$", re.MULTILINE)
+_TRAINS = re.compile(r"training in ")
+_ANYTHING = re.compile("")
 
 # What a document may tell people to run beside potluck; it writes into the sitting's home only.
 OTHER_PROGRAMS = ("openssl",)
@@ -61,12 +64,21 @@ def is_example(words: list[str]) -> bool:
 
 
 def runs_until_stopped(words: list[str]) -> bool:
-    return (
-        is_example(words)
-        or "listen" in words[1:2]
-        or words[1:3] == ["auth", "serve"]
-        or "--watch" in words
-    )
+    """Whether a command goes on until Ctrl-C."""
+    if is_example(words) or trains(words) or "--watch" in words:
+        return True
+    return "listen" in words[1:2] or words[1:3] == ["auth", "serve"]
+
+
+def trains(words: list[str]) -> bool:
+    return words[1:2] == ["join"] or words[1:3] == ["run", "start"]
+
+
+def tells_that_it_runs(words: list[str]) -> re.Pattern[str]:
+    """What a command that goes on prints when whoever typed it can go on, too."""
+    if "listen" in words:
+        return _ADDRESS
+    return _TRAINS if trains(words) else _ANYTHING
 
 
 @dataclass
@@ -111,7 +123,7 @@ class Sitting:
         else:
             raise DocumentedCommandFailed(f"the tests do not know how to run: {line}")
         if runs_until_stopped(words):
-            self._start(line, command, home)
+            self._start(line, command, home, tells_that_it_runs(words))
         else:
             self._run(line, command, home, expect_json="--json" in words)
 
@@ -124,6 +136,8 @@ class Sitting:
                 raise DocumentedCommandFailed(f"nothing has printed {word} before this: {line}")
             return meant
         word = word.replace("$POTLUCK_HOME", str(self.home))
+        if word.startswith("~/"):
+            word = str(self.home / word[2:])
         word = word.replace("127.0.0.1:8480", f"127.0.0.1:{self.port}")
         word = word.replace("auth.example.org:8443", f"localhost:{self.port}")
         return word.replace("auth.example.org", "localhost")
@@ -148,7 +162,7 @@ class Sitting:
             for printed in done.stdout.splitlines():
                 json.loads(printed)
 
-    def _start(self, line: str, command: list[str], home: Path) -> None:
+    def _start(self, line: str, command: list[str], home: Path, ready: re.Pattern[str]) -> None:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -169,7 +183,7 @@ class Sitting:
                     found = _ADDRESS.search(text)
                     if found and self.address is None:
                         self.address = found.group()
-                    if found or "listen" not in command:
+                    if ready.search(text):
                         spoke.set()
             spoke.set()
 

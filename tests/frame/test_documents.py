@@ -55,6 +55,9 @@ def test_a_listening_node_and_a_watch_run_until_they_are_stopped() -> None:
     assert runs_until_stopped(["potluck", "listen"])
     assert runs_until_stopped(["potluck", "auth", "serve"])
     assert runs_until_stopped(["potluck", "status", "--watch"])
+    assert runs_until_stopped(["potluck", "join", "INVITE"])
+    assert runs_until_stopped(["potluck", "run", "start", "~/poem"])
+    assert not runs_until_stopped(["potluck", "run", "invite", "~/poem"])
     assert not runs_until_stopped(["potluck", "ping", "ADDRESS"])
 
 
