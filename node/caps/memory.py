@@ -16,8 +16,6 @@ show at once. The share is halved no more often than it can take effect.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from node.caps.units import in_words
@@ -96,31 +94,46 @@ class MemoryWatch:
         )
 
 
-@contextmanager
-def back_stop(memory_bytes: int | None, held_bytes: int | None) -> Iterator[None]:
-    """While the block runs, let the kernel refuse this process what is above the cap (Linux).
+class BackStop:
+    """While the block runs, lets the kernel refuse this process what is above the cap (Linux).
 
-    Counted is what a process may write to (RLIMIT_DATA), of which part was never touched and is
-    not held: that part, as it is now, comes on top. What is above fails as memory that is not
-    there, with torch's own error, and harms no other program.
+    Counted is what a process may write to (RLIMIT_DATA). Part of it was never touched and is not
+    held (stacks of threads, for one): that part, as it is at each look, comes on top. What is above
+    fails as memory that is not there, with torch's own error, and harms no other program.
     """
-    asked = _data_bytes()
-    if memory_bytes is None or held_bytes is None or asked is None:
-        yield
-        return
-    import resource
 
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = int(BACK_STOP_SHARE * memory_bytes) + max(0, asked - held_bytes)
-    if before[1] != resource.RLIM_INFINITY:
-        limit = min(limit, before[1])
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
-    try:
-        yield
-    finally:
+    def __init__(self, memory_bytes: int | None) -> None:
+        self._memory_bytes = memory_bytes if _data_bytes() is not None else None
+        self._before = (-1, -1)
+
+    def __enter__(self) -> BackStop:
+        if self._memory_bytes is not None:
+            import resource
+
+            self._before = resource.getrlimit(resource.RLIMIT_DATA)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._memory_bytes is not None:
+            self._limit(self._before[0])
+
+    def look(self, held_bytes: int | None) -> None:
+        """So much is held now."""
+        asked = _data_bytes()
+        if self._memory_bytes is None or held_bytes is None or asked is None:
+            return
+        untouched = max(0, asked - held_bytes)
+        self._limit(int(BACK_STOP_SHARE * self._memory_bytes) + untouched)
+
+    def _limit(self, data_bytes: int) -> None:
+        import resource
+
+        soft, hard = self._before
+        least = min((one for one in (soft, hard) if one >= 0), default=resource.RLIM_INFINITY)
+        if data_bytes >= 0 and least >= 0:
+            data_bytes = min(data_bytes, least)
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_DATA, before)
+            resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, hard))
 
 
 def _data_bytes() -> int | None:

@@ -31,7 +31,7 @@ from node.caps.idleness import LOOK_SECONDS as IDLE_LOOK_SECONDS
 from node.caps.idleness import Idleness, Seen
 from node.caps.ledger import Ledger, Standing, month_after, month_of
 from node.caps.ledger_file import LedgerFile
-from node.caps.memory import LOOK_SECONDS, MemoryWatch, back_stop
+from node.caps.memory import LOOK_SECONDS, BackStop, MemoryWatch
 from node.caps.other_load import OtherLoad
 from node.caps.settings import Caps
 from node.caps.timetable import ALWAYS, Wall, wall_clock
@@ -93,6 +93,7 @@ class WatchedCaps:
         self._clocks = clocks
         self._timetable = caps.timetable
         self._memory = MemoryWatch(caps.memory_bytes)
+        self.back_stop = BackStop(caps.memory_bytes)
         self._idleness = Idleness()
         self._standing = Standing.FINE
         self._closed: dict[str, float | None] = {}
@@ -135,7 +136,9 @@ class WatchedCaps:
         now = trio.current_time()
         self._look_at_traffic(now)
         self._look_at_schedule()
-        self._say(self._memory.look(self._clocks.memory(), now))
+        held = self._clocks.memory()
+        self._say(self._memory.look(held, now))
+        self.back_stop.look(held)
 
     def look_at_others(self, seen: Seen) -> None:
         was = self._idleness.is_needed
@@ -248,9 +251,9 @@ async def open_caps(
     clocks = clocks or Clocks()
     ledger = Ledger(accounts, caps.quota_bytes, traffic())
     watched = WatchedCaps(caps, gate, ledger, traffic, told, clocks)
-    watched.look()
     failure: BaseException | None = None
-    with back_stop(caps.memory_bytes, clocks.memory()):
+    with watched.back_stop:
+        watched.look()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_keep_looking, watched, file, told)
             if caps.when_idle:

@@ -39,6 +39,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "dht.client",
         "dht.keep_slots",
         "identity.key_file",
+        "limits.upload_limit",
+        "limits.download_limit",
     ):
         add_setting_flag(parser, key)
 

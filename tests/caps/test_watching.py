@@ -16,9 +16,9 @@ from node.caps.idleness import FREE_SECONDS, INPUT_SECONDS, Idleness, Seen
 from node.caps.ledger_file import LedgerFile
 from node.caps.memory import (
     SHRINK_SECONDS,
+    BackStop,
     MemoryWatch,
     TooLarge,
-    back_stop,
     refuse_above,
 )
 from node.caps.other_load import OtherLoad, own_seconds
@@ -237,6 +237,10 @@ def test_batches_shrink_no_faster_than_it_can_show() -> None:
 def test_the_kernel_stops_what_grows_beyond_the_cap_at_once() -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     held = 100_000_000
-    with back_stop(held, held), pytest.raises(MemoryError):
-        bytearray(64_000_000)
+    with BackStop(held) as back_stop:
+        back_stop.look(held)
+        with pytest.raises(MemoryError):
+            bytearray(64_000_000)
+        back_stop.look(held // 2)  # half of what is asked for was never touched
+        bytearray(20_000_000)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
