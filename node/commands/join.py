@@ -102,7 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
         if exit_code:
             return exit_code
         need = Need.NOTHING
-    keep_invite(configuration.places, invite)
 
     from node.commands.training import train_in_foreground
     from node.joining.getting_in import enrol_with_code
@@ -114,6 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         if need is Need.CODE:
             session.happened(Preparing("logging in with the enrolment code"))
             await enrol_with_code(configuration, invite, code)
+        keep_invite(configuration.places, invite)
 
     part = Part(invite.run, invite.organiser, trusted=trusted)
     return train_in_foreground(_with_places(configuration, invite), part, output, before=get_in)

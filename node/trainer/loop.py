@@ -33,6 +33,7 @@ from node.trainer.happenings import Began, LossSeen, Paused, Resumed, RunComplet
 from node.trainer.phases import NETWORK
 from node.trainer.session import Session
 from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.events import GradientsDropped
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ class Loop:
                 self._read_with(optimizer, self._size())
         if self._is_complete(optimizer):
             self._wait_for_the_end(optimizer, bridge)
-        optimizer.see_out(ROUND_PATIENCE_SECONDS)
+        if not optimizer.see_out(ROUND_PATIENCE_SECONDS) and self._counted:
+            reason = "This peer left before the step that they were for."
+            self._session.happened(GradientsDropped(optimizer.epoch, self._counted, reason))
 
     def _enter(self, bridge: Bridge) -> CollaborativeOptimizer:
         """Look at the run, and take its state if it is further."""

@@ -79,7 +79,7 @@ async def train_run(
 
     async with trio.open_nursery() as nursery:
         training = trio.CancelScope()
-        nursery.start_soon(_end_when_told, session, loop, training)
+        nursery.start_soon(_end_when_told, session, loop, training, options.keeps_only)
         with training:
             await train_in_thread(node, settings, loop.run, options.checkpoints, beside=beside)
         session.watched = None
@@ -159,14 +159,18 @@ async def _watch(
         await watch_network(node.network, node.dht, session, begins=options.begins)
 
 
-async def _end_when_told(session: Session, loop: Loop, training: trio.CancelScope) -> None:
+async def _end_when_told(
+    session: Session, loop: Loop, training: trio.CancelScope, keeps_only: bool
+) -> None:
     departure = session.departure
     await departure.until_wanted()
     session.happened(Leaving(departure.at_once))
-    was_away = not session.gate.is_open
+    watched = session.watched
+    averages = watched is not None and watched.averaging()
+    has_something = session.gate.is_open and (averages or not keeps_only)
     session.gate.end()
     loop.stop_reading()
-    if not was_away:
+    if has_something:
         with trio.move_on_after(ROUND_PATIENCE_SECONDS):
             await departure.until_at_once()
     training.cancel()

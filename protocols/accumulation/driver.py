@@ -46,6 +46,7 @@ from protocols.accumulation.standing import Batch, Standing
 from protocols.accumulation.state_fetching import Fetched as StateFetched
 from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.steps import Steps
+from protocols.accumulation.training_description import TrainingDescription, how_it_differs
 from protocols.accumulation.training_state import TrainingState
 from protocols.errors import MalformedMessage, PotluckError
 from protocols.moshpit.closing_time import SHARE_WAITED_FOR_MISSING
@@ -70,8 +71,15 @@ class Driver:
     """For one optimizer, and for its training thread."""
 
     def __init__(
-        self, bridge: Bridge, steps: Steps, mode: Mode, *, history: bytes, signature: bytes
+        self,
+        bridge: Bridge,
+        steps: Steps,
+        mode: Mode,
+        *,
+        history: bytes,
+        description: TrainingDescription,
     ) -> None:
+        self._description, signature = description, description.digest
         self.standing = Standing(bridge, steps, mode, history=history, signature=signature)
         kept = None if bridge.keeper is None else bridge.keeper.newest()
         if kept is not None:
@@ -88,7 +96,14 @@ class Driver:
         standing = self.standing
         target = self._mode.target_samples
         self._bridge.enter(
-            Entry(standing.slot(), standing.look, standing.lock, target, standing.results)
+            Entry(
+                standing.slot(),
+                standing.look,
+                standing.lock,
+                target,
+                standing.results,
+                self._description,
+            )
         )
         if self._bridge.keeper is not None:
             self._bridge.keeper.entered(standing, self._bridge.tell)
@@ -141,7 +156,7 @@ class Driver:
         while self.standing.life.samples:
             left = until - time.monotonic()
             due_in = self._bridge.estimate.due_in_seconds_with(self.standing.life.samples)
-            if left <= 0.0 or due_in > left:
+            if left <= 0.0 or due_in > left or not self._bridge.estimate.peers:
                 return False
             self.wait_for_news(max(min(due_in, left), SHORTEST_WAIT_SECONDS))
             self.go_on()
@@ -290,14 +305,19 @@ class Driver:
         """OtherModel where everybody else in the run has another one."""
         found = self._bridge.estimate
         others = [one.peer for one in found.ignored if one.kind == "model"]
-        if others and not found.peers:
-            raise OtherModel(
-                f"All {len(others)} peers of the run {self._bridge.run} train something else.",
-                why="Their model has other tensors or another dtype, or their optimizer is of "
-                "another kind, or they make another number of local steps.",
-                advice="Build the model and the optimizer as the run's organiser says, or take "
-                "another name for a run of your own.",
-            )
+        if not others or found.peers:
+            return
+        with self._bridge.waiting():
+            theirs = self._bridge.describe(others).wait()
+        differences = [] if theirs is None else how_it_differs(self._description, theirs)
+        words = f": {'; '.join(differences)}" if differences else ""
+        raise OtherModel(
+            f"All {len(others)} peers of the run {self._bridge.run} train something else{words}.",
+            why="Peers average only what is alike, and then step alike: model, optimizer and its "
+            "settings, batch, codec and clipping belong to the run.",
+            advice="Build all of it as the run's organiser says, or take another name for a run of "
+            "your own.",
+        )
 
 
 def _told_too_slow(epoch: int, error: TooSlow) -> TooSlowToCatchUp:
