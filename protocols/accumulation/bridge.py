@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
@@ -40,6 +40,7 @@ from protocols.accumulation.results_kept import ResultsKept
 from protocols.accumulation.state_fetching import Fetched
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_with_results import Followed
+from protocols.accumulation.training_description import TrainingDescription
 from protocols.accumulation.training_state import LiveState
 from protocols.accumulation.waiting import Answer
 from protocols.errors import ProtocolMisuse
@@ -62,13 +63,14 @@ Arguments = TypeVarTuple("Arguments")
 class Entry:
     """What the optimizer brings when it enters: what its peer says first, how its state is seen
     (`look` is called in a worker thread with the lock held for reading), of how many samples a
-    round is, and what its last steps were made of."""
+    round is, what its last steps were made of, and what it trains and how."""
 
     slot: ProgressSlot
     look: Callable[[], LiveState]
     lock: StateLock
     target_samples: int
     results: ResultsKept
+    description: TrainingDescription
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +124,9 @@ class FarSide(Protocol):
     def wait_for_news(self, seconds: float, answer: Answer[Estimate]) -> None: ...
     def sleep(self, seconds: float, answer: Answer[None]) -> None: ...
     def fetch(self, wanted: FetchWanted, answer: Answer[Fetched | Followed]) -> None: ...
+    def describe(
+        self, peers: Sequence[PeerId], answer: Answer[TrainingDescription | None]
+    ) -> None: ...
     def round_ended(
         self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
     ) -> None: ...
@@ -225,6 +230,12 @@ class Bridge:
         befell each source."""
         answer = self._answer(Answer[Fetched | Followed]("a state"))
         self._post(self._far_side().fetch, wanted, answer)
+        return answer
+
+    def describe(self, peers: Sequence[PeerId]) -> Answer[TrainingDescription | None]:
+        """What the first of these trains, and how, that says so; None if none does."""
+        answer = self._answer(Answer[TrainingDescription | None]("what others train"))
+        self._post(self._far_side().describe, peers, answer)
         return answer
 
     def round_ended(

@@ -14,13 +14,14 @@ step. A digest goes into the slot only while it is of the slot's own epoch and h
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import trio
 
 from protocols.accumulation.bridge import Entry, FetchWanted, Wanted
+from protocols.accumulation.describing import described_by, serve_description
 from protocols.accumulation.events import Event
 from protocols.accumulation.keeping_up import TooSlow
 from protocols.accumulation.lifecycle_events import Ending
@@ -30,6 +31,7 @@ from protocols.accumulation.state_fetching import Fetched, KeptPieces, StateSour
 from protocols.accumulation.state_serving import StateServer, StateServingSettings
 from protocols.accumulation.state_with_results import Followed, follow_run
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
+from protocols.accumulation.training_description import TrainingDescription
 from protocols.accumulation.waiting import Answer
 from protocols.dht.service import Dht
 from protocols.errors import PotluckError, ProtocolMisuse
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("potluck.accumulation")
 
+MOST_DESCRIBED = 3  # peers are asked what they train, one after the other
 EVENTS_AHEAD = 256  # that a subscriber may leave unread: minutes of a busy run
 
 Value = TypeVar("Value")
@@ -102,6 +105,11 @@ class NetworkSide:
     def fetch(self, wanted: FetchWanted, answer: Answer[Fetched | Followed]) -> None:
         self._begin(answer, lambda: self._fetch(wanted))
 
+    def describe(
+        self, peers: Sequence[PeerId], answer: Answer[TrainingDescription | None]
+    ) -> None:
+        self._begin(answer, lambda: self._describe(peers))
+
     def round_ended(
         self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
     ) -> None:
@@ -153,6 +161,7 @@ class NetworkSide:
                 self._server = StateServer(
                     self._rpc, entry.look, entry.lock, self._serving_settings(), entry.results
                 )
+                serve_description(self._rpc, self._settings.run, entry.description)
                 self._nursery.start_soon(self._server.run)
                 await self._publish_digests(self._server)
             await trio.sleep_forever()
@@ -209,6 +218,14 @@ class NetworkSide:
         for peer, reason in fetched.liars.items():
             self._entered().state_refused(peer, reason)
         return fetched
+
+    async def _describe(self, peers: Sequence[PeerId]) -> TrainingDescription | None:
+        for peer in peers[:MOST_DESCRIBED]:
+            slot = self._entered().said_by(peer)
+            found = await described_by(self._rpc, peer, self._settings.run)
+            if found is not None and slot is not None and found.digest == slot.signature:
+                return found
+        return None
 
     def _begin(self, answer: Answer[Value], task: Callable[[], Awaitable[Value]]) -> None:
         async def run() -> None:

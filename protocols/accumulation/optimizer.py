@@ -40,7 +40,7 @@ from protocols.accumulation.gradient_steps import GradientSteps
 from protocols.accumulation.inner_step import Factory, Scheduler
 from protocols.accumulation.life import Mode
 from protocols.accumulation.local_steps import LocalSteps
-from protocols.accumulation.options import check_options, first_of, signature_of
+from protocols.accumulation.options import check_options, description_of, first_of
 from protocols.accumulation.parameters import Parameters
 from protocols.accumulation.saved import from_saved, to_saved
 from protocols.accumulation.standing import Batch
@@ -129,13 +129,19 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             auxiliary=auxiliary,
             parameters_every=average_parameters_every,
         )
-        signature = signature_of(self._steps, bridge.run, local_steps)
+        description = description_of(
+            self._steps,
+            target_batch=bridge.target_batch,
+            local_steps=local_steps,
+            max_norm=max_norm,
+            average_parameters_every=average_parameters_every,
+        )
         self._driver = Driver(
             bridge,
             self._steps,
             mode,
-            history=first_of(self._steps, bridge.run, signature),
-            signature=signature,
+            history=first_of(self._steps, bridge.run, description.digest),
+            description=description,
         )
         self._driver.enter()
         self._show_inner()

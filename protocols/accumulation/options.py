@@ -3,25 +3,27 @@
 Refused by name, when the optimizer is made, is what would show only later or never: options that
 contradict each other, and those that would silently do nothing.
 
-Easy to get wrong: peers with other tensors, another optimizer or another number of local steps
-must not count each other's samples. That is what the signature is for: it is in every slot, and
-the first history comes from it.
+Easy to get wrong: peers with other tensors, another optimizer, batch or clipping must not count
+each other's samples. That is what the signature is for (training_description.py): it is in every
+slot, and the first history comes from it. It is made before the optimizer has stepped or has taken
+a state: schedules change what a param group says.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from blake3 import blake3
 
 from protocols.accumulation.history import first_history
-from protocols.accumulation.progress_slot import SIGNATURE_BYTES
+from protocols.accumulation.optimizer_state import OWN_SETTINGS
 from protocols.accumulation.steps import Steps
+from protocols.accumulation.training_description import TrainingDescription, as_setting
 from protocols.errors import ProtocolMisuse
-from protocols.messages import encode
 from protocols.tensors import raw_bytes
 
-_SIGNATURE = b"potluck way of stepping 1\0"
 _PARAMETERS = b"potluck initial parameters 1\0"
 
 PRECISIONS = ("float32", "bf16", "fp16")
@@ -68,12 +70,33 @@ def check_options(
         )
 
 
-def signature_of(steps: Steps, run: str, local_steps: int) -> bytes:
-    """Of the model's tensors, the optimizer, and how steps are made of them."""
-    live = steps.look(run, 0, b"")
-    kind = type(steps.inner.optimizer).__name__
-    content = (live.signature.digest, kind, steps.kind, local_steps)
-    return blake3(_SIGNATURE + encode(content)).digest(SIGNATURE_BYTES)
+def description_of(
+    steps: Steps,
+    *,
+    target_batch: int,
+    local_steps: int,
+    max_norm: float | None,
+    average_parameters_every: int,
+) -> TrainingDescription:
+    """What all peers of a run have to share, of an optimizer that has not stepped yet."""
+    inner, trained = steps.inner, set(steps.shared.names)
+    return TrainingDescription(
+        tensors=steps.look("", 0, b"").signature.tensors,
+        codecs=tuple((one.name, one.codec) for one in steps.layout.segments if one.name in trained),
+        optimizer=type(inner.optimizer).__name__,
+        groups=tuple(_settings(group) for group in inner.optimizer.param_groups),
+        schedule="" if inner.scheduler is None else type(inner.scheduler).__name__,
+        steps=steps.kind,
+        local_steps=local_steps,
+        target_batch=target_batch,
+        max_norm=max_norm or 0.0,
+        average_parameters_every=average_parameters_every,
+    )
+
+
+def _settings(group: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    shared = {key: one for key, one in group.items() if key not in OWN_SETTINGS}
+    return tuple((key, as_setting(one)) for key, one in sorted(shared.items()))
 
 
 def first_of(steps: Steps, run: str, signature: bytes) -> bytes:

@@ -4,6 +4,9 @@
     manifest(ManifestRequest)            ->
                                          <-      ManifestAnswer(manifest, torch)   or wait_ms
 
+    description(DescriptionRequest)      ->
+                                         <-      TrainingDescription
+
     OPEN   PiecesOpening(digest)         ->
                                          <-      ACCEPT
     CHUNK  numbers of pieces, 4 bytes each ->
@@ -42,6 +45,7 @@ from protocols.accumulation.state_manifest import (
     LONGEST_RUN_NAME,
     Digest,
 )
+from protocols.accumulation.training_description import TrainingDescription
 from protocols.errors import MalformedMessage, PotluckError
 from protocols.messages import Count, Empty, Message, Milliseconds
 from protocols.method import BulkMethod, Method
@@ -92,6 +96,12 @@ class ManifestAnswer(Message, frozen=True):
     wait_ms: Milliseconds = 0
 
 
+class DescriptionRequest(Message, frozen=True):
+    """What this peer trains in the run, and how."""
+
+    run: Annotated[str, Meta(max_length=LONGEST_RUN_NAME)]
+
+
 class PiecesOpening(Message, frozen=True):
     """Pieces of the state of this digest are wanted."""
 
@@ -139,6 +149,17 @@ MANIFEST: Method[ManifestRequest, ManifestAnswer] = Method(
     "manifest",
     ManifestRequest,
     ManifestAnswer,
+    REQUEST_LIMIT_BYTES,
+    LARGEST_MANIFEST_BYTES,
+    errors=_ERRORS,
+    training=True,
+)
+
+DESCRIPTION: Method[DescriptionRequest, TrainingDescription] = Method(
+    STATE_PROTOCOL,
+    "description",
+    DescriptionRequest,
+    TrainingDescription,
     REQUEST_LIMIT_BYTES,
     LARGEST_MANIFEST_BYTES,
     errors=_ERRORS,

@@ -181,6 +181,11 @@ class Tracker:
         peers = self.estimate.peers
         return {peer: self._seen[peer].slot for peer in peers if peer in self._seen}
 
+    def said_by(self, peer: PeerId) -> ProgressSlot | None:
+        """What a peer has said last, whether it fits or not."""
+        seen = self._seen.get(peer)
+        return None if seen is None else seen.slot
+
     def mine(self) -> ProgressSlot:
         """What this peer says now."""
         return self._mine

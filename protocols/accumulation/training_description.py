@@ -1,0 +1,159 @@
+"""What all peers of a run have to share, and how another peer's differs, in words. Pure.
+
+    mine = TrainingDescription(optimizer="AdamW", target_batch=4096, …)
+    mine.digest                              # 16 bytes: the signature in this peer's progress slot
+    how_it_differs(mine, theirs)             # ["the optimizer's lr is 0.1 here and 0.01 there", …]
+
+Peers with another model or codec never meet in a round; peers with another learning rate, batch or
+clipping would meet, and their parameters would drift apart from the same results. So all of it is
+in the signature, and who has another one does not count. The details do not fit into a slot; they
+are asked of a peer (describing.py), who is believed as far as the digest goes.
+
+Easy to get wrong: what may differ is not in it: the device, the precision of the batches, torch's
+version, whether steps are delayed (the results are the same, and an auxiliary peer has nothing to
+delay), and how a torch optimizer computes (`fused`, `foreach`). And code cannot be compared: of a
+schedule only the name of its class is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, Any
+
+from blake3 import blake3
+from msgspec import Meta
+
+from protocols.accumulation.progress_slot import SIGNATURE_BYTES
+from protocols.accumulation.signature import (
+    DIFFERENCES_TOLD,
+    LONGEST_OPTIMIZER_NAME,
+    LONGEST_TENSOR_NAME,
+    TensorSpec,
+    tensor_differences,
+)
+from protocols.accumulation.state_manifest import MOST_TENSORS
+from protocols.messages import Message, encode
+from protocols.moshpit.layout import CodecName
+
+MOST_GROUPS = 1024  # of parameters in an optimizer: layer-wise rates have one or two for each layer
+MOST_SETTINGS = 64  # of one group
+LONGEST_SETTING = 200  # characters
+
+_DOMAIN = b"potluck way of training 2\0"
+
+Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_TENSOR_NAME)]
+Word = Annotated[str, Meta(max_length=LONGEST_OPTIMIZER_NAME)]
+Setting = tuple[
+    Annotated[str, Meta(max_length=LONGEST_SETTING)],
+    Annotated[str, Meta(max_length=LONGEST_SETTING)],
+]
+Settings = Annotated[tuple[Setting, ...], Meta(max_length=MOST_SETTINGS)]
+Number = Annotated[int, Meta(ge=0, le=1 << 50)]
+
+
+class TrainingDescription(Message, frozen=True, dict=True):
+    """- `tensors`: parameters (`model/…`) and buffers (`buffer/…`), by ascending name.
+    - `codecs`: how each parameter that is trained travels, in their order.
+    - `groups`: the settings of the optimizer's param groups as text, by ascending name.
+    - `steps`: what is averaged, as a word. `schedule`: the class of it, or nothing.
+    - `max_norm`: 0 clips nothing.
+    """
+
+    tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=MOST_TENSORS)]
+    codecs: Annotated[tuple[tuple[Name, CodecName], ...], Meta(max_length=MOST_TENSORS)]
+    optimizer: Word
+    groups: Annotated[tuple[Settings, ...], Meta(max_length=MOST_GROUPS)]
+    schedule: Word
+    steps: Word
+    local_steps: Number
+    target_batch: Number
+    max_norm: Annotated[float, Meta(ge=0.0)]
+    average_parameters_every: Number
+
+    @cached_property
+    def digest(self) -> bytes:
+        return blake3(_DOMAIN + encode(self)).digest(SIGNATURE_BYTES)
+
+
+def how_it_differs(mine: TrainingDescription, theirs: TrainingDescription) -> list[str]:
+    """In words, each of them a clause; empty if nothing differs. At most DIFFERENCES_TOLD, and
+    then how many more there are."""
+    found = tensor_differences(mine.tensors, theirs.tensors)
+    if not found:
+        found += _codec_differences(dict(mine.codecs), dict(theirs.codecs))
+    if mine.optimizer != theirs.optimizer:
+        found.append(_differs("the optimizer", mine.optimizer, theirs.optimizer))
+    found += [
+        _differs(words, _said(own), _said(other))
+        for words, own, other in (
+            ("the schedule", mine.schedule, theirs.schedule),
+            ("what is averaged", mine.steps, theirs.steps),
+            ("local_steps", mine.local_steps, theirs.local_steps),
+            ("the target batch", mine.target_batch, theirs.target_batch),
+            ("max_norm", mine.max_norm, theirs.max_norm),
+            (
+                "average_parameters_every",
+                mine.average_parameters_every,
+                theirs.average_parameters_every,
+            ),
+        )
+        if own != other
+    ]
+    if mine.optimizer == theirs.optimizer:
+        found += _settings_differences(mine.groups, theirs.groups)
+    if len(found) > DIFFERENCES_TOLD:
+        more = len(found) - DIFFERENCES_TOLD
+        found = [*found[:DIFFERENCES_TOLD], f"and {more:,} more"]
+    return found
+
+
+def as_setting(value: Any) -> str:
+    """A setting of an optimizer as text that is the same on every machine."""
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, int | float):
+        return f"{value:.9g}"  # a schedule's cosine has another last bit on another machine
+    if isinstance(value, list | tuple):
+        return ("(" + ", ".join(as_setting(one) for one in value) + ")")[:LONGEST_SETTING]
+    if isinstance(value, str):
+        return value[:LONGEST_SETTING]
+    return type(value).__name__[:LONGEST_SETTING]
+
+
+def _codec_differences(mine: dict[str, CodecName], theirs: dict[str, CodecName]) -> list[str]:
+    """One clause where all parameters differ alike, as they usually do."""
+    found = [f"{name} is trained only here" for name in mine if name not in theirs]
+    found += [f"{name} is trained only there" for name in theirs if name not in mine]
+    if found:
+        return found
+    other = [name for name in mine if mine[name] != theirs[name]]
+    pairs = {(mine[name], theirs[name]) for name in other}
+    if len(other) == len(mine) and len(pairs) == 1:
+        ((own, their),) = pairs
+        return [_differs("the codec", own, their)]
+    found = [_differs(f"the codec of {name}", mine[name], theirs[name]) for name in other]
+    return found or ([] if list(mine) == list(theirs) else ["the parameters are in another order"])
+
+
+def _settings_differences(mine: Sequence[Settings], theirs: Sequence[Settings]) -> list[str]:
+    if len(mine) != len(theirs):
+        return [f"the optimizer has {len(mine):,} param groups here and {len(theirs):,} there"]
+    found: dict[str, None] = {}  # each clause once: groups usually differ alike
+    for own_group, their_group in zip(mine, theirs, strict=True):
+        own, other = dict(own_group), dict(their_group)
+        for name in sorted(own.keys() | other.keys()):
+            if own.get(name) != other.get(name):
+                words = f"the optimizer's {name}"
+                found[_differs(words, own.get(name, "not set"), other.get(name, "not set"))] = None
+    return list(found)
+
+
+def _differs(what: str, mine: str, theirs: str) -> str:
+    return f"{what} is {mine} here and {theirs} there"
+
+
+def _said(value: object) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return as_setting(value) if value else "none"

@@ -1,0 +1,184 @@
+"""What all peers of a run must share is in the signature, and what differs is said by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from protocols.accumulation.gradient_steps import GradientSteps
+from protocols.accumulation.inner_step import Factory, Scheduler
+from protocols.accumulation.local_steps import LocalSteps
+from protocols.accumulation.options import description_of
+from protocols.accumulation.parameters import Codecs, Parameters
+from protocols.accumulation.steps import Steps
+from protocols.accumulation.training_description import (
+    TrainingDescription,
+    as_setting,
+    how_it_differs,
+)
+from protocols.messages import decode, encode
+
+ADAM: Factory = partial(torch.optim.AdamW, lr=0.01)
+
+
+def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+
+
+def decayed_groups(
+    named: list[tuple[str, torch.nn.Parameter]],
+) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [
+        {"params": named[:1], "weight_decay": 0.0},
+        {"params": named[1:]},
+    ]
+    return torch.optim.AdamW(groups)
+
+
+def described(
+    *,
+    inputs: int = 4,
+    dtype: torch.dtype = torch.float32,
+    frozen: bool = False,
+    buffer: torch.dtype = torch.int64,
+    factory: Factory = ADAM,
+    scheduler: Scheduler | None = None,
+    codec: Codecs = "none",
+    local_steps: int = 1,
+    target_batch: int = 4096,
+    max_norm: float | None = 1.0,
+    average_parameters_every: int = 0,
+    delayed: bool = False,
+    fp16: bool = False,
+) -> TrainingDescription:
+    model = torch.nn.Linear(inputs, 2, dtype=dtype)
+    model.bias.requires_grad = not frozen
+    parameters = Parameters(model.named_parameters())
+    buffers = {"count": torch.zeros((), dtype=buffer)}
+    steps: Steps
+    if local_steps > 1:
+        steps = LocalSteps(
+            parameters,
+            factory,
+            scheduler,
+            max_norm=max_norm,
+            codec=codec,
+            scales_loss=fp16,
+            buffers=buffers,
+        )
+    else:
+        steps = GradientSteps(
+            parameters,
+            factory,
+            scheduler,
+            delayed=delayed,
+            max_norm=max_norm,
+            codec=codec,
+            scales_loss=fp16,
+            buffers=buffers,
+        )
+    return description_of(
+        steps,
+        target_batch=target_batch,
+        local_steps=local_steps,
+        max_norm=max_norm,
+        average_parameters_every=average_parameters_every,
+    )
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (partial(described, inputs=5), "model/weight is 2×4 here and 2×5 there"),
+        (partial(described, dtype=torch.float64), "model/bias is float32 here and float64 there"),
+        (partial(described, buffer=torch.int32), "buffer/count is int64 here and int32 there"),
+        (partial(described, frozen=True), "bias is trained only here"),
+        (
+            partial(described, factory=partial(torch.optim.SGD, lr=0.01)),
+            "the optimizer is AdamW here and SGD there",
+        ),
+        (
+            partial(described, factory=partial(torch.optim.AdamW, lr=0.02)),
+            "the optimizer's lr is 0.01 here and 0.02 there",
+        ),
+        (
+            partial(described, factory=partial(torch.optim.AdamW, lr=0.01, betas=(0.9, 0.95))),
+            "the optimizer's betas is (0.9, 0.999) here and (0.9, 0.95) there",
+        ),
+        (
+            partial(described, factory=decayed_groups),
+            "the optimizer has 1 param groups here and 2 there",
+        ),
+        (partial(described, scheduler=one_cycle), "the schedule is none here and OneCycleLR there"),
+        (partial(described, codec="float16"), "the codec is none here and float16 there"),
+        (
+            partial(described, codec={"bias": "float16"}),
+            "the codec of bias is none here and float16 there",
+        ),
+        (partial(described, target_batch=2048), "the target batch is 4,096 here and 2,048 there"),
+        (partial(described, max_norm=None), "max_norm is 1 here and none there"),
+        (partial(described, local_steps=8), "local_steps is 1 here and 8 there"),
+        (
+            partial(described, average_parameters_every=10),
+            "average_parameters_every is 0 here and 10 there",
+        ),
+    ],
+)
+def test_what_differs_is_in_the_signature_and_is_said(
+    theirs: Callable[[], TrainingDescription], words: str
+) -> None:
+    mine, other = described(), theirs()
+    assert mine.digest != other.digest
+    assert words in how_it_differs(mine, other)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        described,
+        partial(described, delayed=True),
+        partial(described, fp16=True),
+        partial(described, factory=partial(torch.optim.AdamW, lr=0.01, foreach=True)),
+    ],
+    ids=["nothing", "delayed", "precision", "how torch computes"],
+)
+def test_what_may_differ_is_not_in_it(theirs: Callable[[], TrainingDescription]) -> None:
+    assert described().digest == theirs().digest
+    assert how_it_differs(described(), theirs()) == []
+
+
+def test_it_travels_and_comes_back_the_same() -> None:
+    mine = described(codec="float16", factory=decayed_groups)
+    assert decode(TrainingDescription, encode(mine)) == mine
+    assert decode(TrainingDescription, encode(mine)).digest == mine.digest
+
+
+def test_few_differences_are_told_and_then_how_many_more_there_are() -> None:
+    other = described(
+        inputs=5,
+        factory=partial(torch.optim.SGD, lr=1.0),
+        scheduler=one_cycle,
+        local_steps=3,
+        target_batch=1,
+        max_norm=None,
+        average_parameters_every=0,
+    )
+    found = how_it_differs(described(), other)
+    assert len(found) == 6
+    assert found[-1] == "and 2 more"
+
+
+def test_settings_of_any_kind_are_text() -> None:
+    values = [True, None, 0.1, (0.9, [1, 2]), "adam", torch.zeros(1)]
+    assert [as_setting(one) for one in values] == [
+        "True",
+        "None",
+        "0.1",
+        "(0.9, (1, 2))",
+        "adam",
+        "Tensor",
+    ]
