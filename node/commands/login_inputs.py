@@ -13,24 +13,50 @@ from pathlib import Path
 from auth.errors import MalformedDocument
 from auth.invites import LONGEST_TEXT_CHARACTERS, SCHEME, Invite
 from auth.invites import read_invite as parse_invite
+from auth.pasting import joined
 from node.wrong_use import WrongUse
 
 CODE_VARIABLE = "POTLUCK_LOGIN_CODE"
+RUN_SCHEME = "potluck-run:"
+LONGEST_HEAD = 4_096  # characters in which the invite itself begins, behind lines for people
 LONGEST_CODE = 128  # characters; the server's own codes are shorter
 
 
 def read_invite(words: str) -> Invite:
-    """The invite that is meant: the text itself, - for standard input, or a file."""
-    if words.strip().startswith(SCHEME):
+    """The invite that is meant: the text itself, - for standard input, or a file. Of an invite to
+    a run (`potluck run invite`), the part that logs in."""
+    if words.strip().startswith((SCHEME, RUN_SCHEME)):
         text = words
     elif words == "-":
         text = sys.stdin.read(LONGEST_TEXT_CHARACTERS + 1)
     else:
         text = _text_of(words, "invite", LONGEST_TEXT_CHARACTERS)
+    if joined(text[:LONGEST_HEAD]).startswith(RUN_SCHEME):
+        return _of_a_run(text)
     try:
         return parse_invite(text)
     except MalformedDocument as error:
         raise WrongUse(error.what, why=error.why, advice=error.advice) from None
+
+
+def _of_a_run(text: str) -> Invite:
+    from node.run.invite import read_invite as read_run_invite
+
+    invite = read_run_invite(text)
+    if invite.access is None:
+        raise WrongUse(
+            f"{invite.run} is an open run: there is nothing to log in to.",
+            why="The invite names no auth server; everybody with a key may take part.",
+            advice="Take part with `potluck join INVITE`.",
+        )
+    return Invite(
+        invite.run,
+        invite.bootstrap,
+        invite.access.auth_url,
+        invite.access.fingerprint,
+        invite.access.code,
+        invite.access.pin,
+    )
 
 
 def read_code(file: str | None) -> str:

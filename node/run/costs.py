@@ -35,6 +35,7 @@ HEADERS = 1.02  # frames, encryption, TCP: measured on loopback
 EXAMPLE_OVERHEAD_BYTES = 200  # of an example in the shuffle buffer, beside its text
 TALK_BYTES_PER_SECOND = 1_500  # the directory, progress and signs of life, each way
 HOUR = 3600.0
+MEGA = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,14 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     state = FLOAT_BYTES * parameters * (1 + statistics)
     tensors = FLOAT_BYTES * parameters * (2 + statistics + buffers)  # with the gradients
     data = data_of(definition, model, trusted or {})
+    sample = int(KEPT_APART * (model.activation_bytes(2) - model.activation_bytes(1)))
+    fixed = PROCESS_BYTES + int(KEPT_APART * tensors) + _buffer_bytes(data, model)
+    stated = MEGA * definition.limits.memory_mb - sample  # what the organiser says, with one sample
     return Costs(
         parameters=parameters,
         state_bytes=state,
-        fixed_bytes=PROCESS_BYTES + int(KEPT_APART * tensors) + _buffer_bytes(data, model),
-        sample_bytes=int(KEPT_APART * (model.activation_bytes(2) - model.activation_bytes(1))),
+        fixed_bytes=max(fixed, stated),
+        sample_bytes=sample,
         disk_bytes=state,
         keeper_disk_bytes=state * (definition.checkpoints.keep_last + 1),
         round_bytes=_round_bytes(definition, model),

@@ -253,6 +253,11 @@ def test_what_a_run_costs_follows_from_its_shapes() -> None:
     assert alone.round_bytes == 0
 
 
+def test_the_organiser_may_ask_for_more_memory_than_was_worked_out() -> None:
+    costs = costs_of(read_definition(TEXT + b"[limits]\nmemory_mb = 4000"))
+    assert costs.memory_bytes(1) == 4_000_000_000
+
+
 def test_a_run_of_a_terabyte_is_looked_at_without_its_memory() -> None:
     huge = changed("width = 16\nlayers = 1\nheads = 2", "width = 16384\nlayers = 24\nheads = 64")
     assert costs_of(read_definition(huge)).memory_bytes(1) > 1e12

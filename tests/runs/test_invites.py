@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as some
 from auth.invites import Invite
 from auth.invites import write_invite as write_login_invite
 from auth.keys import peer_id_of
+from node.commands.login_inputs import read_invite as read_login_invite
 from node.run.invite import (
     SCHEME,
     InviteExpired,
@@ -101,6 +104,17 @@ def test_an_address_that_cannot_be_is_no_invite(packed: list[object]) -> None:
     payload = msgspec.msgpack.encode([NAME, peers, bytes(16), 0, None])
     with pytest.raises(NotAnInvite):
         read_invite(to_text(SCHEME, payload))
+
+
+def test_it_logs_in_to_a_closed_run_as_well(tmp_path: Path) -> None:
+    closed = RunInvite(NAME, BOOTSTRAP[:1], FINGERPRINT, 0, ACCESS)
+    expected = msgspec.structs.replace(ACCESS, bootstrap=BOOTSTRAP[:1])
+    assert read_login_invite(write_invite(closed)) == expected
+    file = tmp_path / "alice.invite"
+    file.write_text(f"# An invite.\n{write_invite(closed)}\n")
+    assert read_login_invite(str(file)) == expected
+    with pytest.raises(WrongUse, match="open run"):
+        read_login_invite(TEXT)
 
 
 def test_what_nobody_could_read_is_not_written() -> None:

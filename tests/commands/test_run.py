@@ -1,0 +1,161 @@
+"""`potluck run`: what an organiser types, and what each mistake is answered with."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auth.keys import fingerprint
+from node.commands.qr import qr_lines
+from node.commands.run_invite import MOST_ADDRESSES, worth_naming
+from node.key_file import load_identity
+from node.run.folder import RunFolder
+from node.run.invite import read_invite
+from node.run.signed import sign_definition
+from tests.commands.console import Completed, potluck
+from tests.commands.moderated import RUN, made
+
+PEER = "12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8"
+ADDRESS = f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}"
+
+
+def run(home: Path, *words: str) -> Completed:
+    return potluck("run", *words, home=home)
+
+
+def answer(home: Path, *words: str) -> dict[str, Any]:
+    completed = run(home, *words, "--json")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    value: dict[str, Any] = json.loads(completed.stdout)
+    return value
+
+
+def refused(home: Path, *words: str, code: int = 2) -> str:
+    """What a command says that does not do it."""
+    completed = run(home, *words)
+    assert completed.returncode == code, completed.stdout + completed.stderr
+    assert completed.stdout == ""
+    return completed.stderr
+
+
+def signed_run(home: Path, folder: Path, name: str = "poem") -> None:
+    """A run that was made and signed, without loading what checks a model."""
+    answer(home, "init", str(folder), "--name", name)
+    identity = load_identity(home / "organiser.key")
+    assert identity is not None
+    text = (folder / "run.toml").read_bytes()
+    RunFolder(folder).keep_signed(sign_definition(text, identity.signing_key, now_ms=1))
+
+
+@pytest.mark.slow
+def test_a_new_run_is_written_once_with_a_key_that_stays(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    first = answer(home, "init", str(tmp_path / "poem"))
+    assert first["run"] == "poem"
+    assert first["key_made"]
+    key = home / "organiser.key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert "never written over" in refused(home, "init", str(tmp_path / "poem"))
+    second = answer(home, "init", str(tmp_path / "prose"))
+    assert not second["key_made"]
+    assert second["organiser"] == first["organiser"]
+    assert "letters, digits" in refused(home, "init", str(tmp_path / "x"), "--name", "two words")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_all_mistakes_of_a_run_are_told_at_once(tmp_path: Path) -> None:
+    home, folder = tmp_path / "home", tmp_path / "poem"
+    answer(home, "init", str(folder))
+    file = folder / "run.toml"
+    file.write_text(file.read_text().replace("batch = 1024", "bacth = 1").replace("tiny", "tony"))
+    said = refused(home, "check", str(folder))
+    assert "3 mistakes" in said
+    assert "Did you mean batch?" in said
+    assert "Did you mean tiny?" in said
+
+
+@pytest.mark.slow
+def test_an_invite_names_the_run_its_peers_and_its_organiser(tmp_path: Path) -> None:
+    home, folder = tmp_path / "home", tmp_path / "poem"
+    signed_run(home, folder)
+    told = answer(home, "invite", str(folder), "--bootstrap", ADDRESS, "--expires", "1d")
+    invite = read_invite(told["invite"])
+    identity = load_identity(home / "organiser.key")
+    assert identity is not None
+    assert invite.organiser == fingerprint(identity.public_key)
+    assert (invite.run, invite.bootstrap, invite.access) == ("poem", (ADDRESS,), None)
+    assert invite.expires_ms == told["expires_ms"]
+    file = tmp_path / "bob.invite"
+    words = ("invite", str(folder), "--bootstrap", ADDRESS, "--file", str(file))
+    assert run(home, *words).stdout.strip() == str(file)
+    assert read_invite(file.read_text()).run == "poem"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "is there already" in refused(home, *words)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_invited_to_is_said(tmp_path: Path) -> None:
+    home, folder = tmp_path / "home", tmp_path / "poem"
+    assert "no run in" in refused(home, "invite", str(folder))
+    answer(home, "init", str(folder))
+    assert "not signed yet" in refused(home, "invite", str(folder))
+    signed_run(home, tmp_path / "prose", "prose")
+    assert "no node runs in this home" in refused(home, "invite", str(tmp_path / "prose"))
+    words = ("invite", str(tmp_path / "prose"), "--bootstrap", ADDRESS)
+    assert "it alone makes codes" in refused(home, *words, "--new-code")
+    assert "organiser's key" in refused(tmp_path / "another", *words)
+
+
+@pytest.mark.slow
+def test_an_invite_to_a_closed_run_leads_to_its_auth_server_with_a_code(tmp_path: Path) -> None:
+    home, folder = made(tmp_path / "home"), tmp_path / "run"
+    signed_run(home, folder, RUN)
+    words = ("invite", str(folder), "--bootstrap", ADDRESS)
+    access = read_invite(answer(home, *words)["invite"]).access
+    assert access is not None
+    assert access.auth_url == "http://127.0.0.1:8480"
+    assert access.code == ""
+    told = answer(home, *words, "--new-code", "--name", "alice")
+    closed = read_invite(told["invite"])
+    assert closed.access is not None
+    assert closed.access.code
+    assert closed.expires_ms == told["code_expires_ms"] // 1000 * 1000
+
+
+@pytest.mark.slow
+def test_a_run_that_was_changed_after_signing_is_not_started(tmp_path: Path) -> None:
+    home, folder = tmp_path / "home", tmp_path / "poem"
+    signed_run(home, folder)
+    (folder / "run.toml").write_text((folder / "run.toml").read_text() + "\n# changed\n")
+    said = refused(home, "start", str(folder))
+    assert "not what you signed" in said
+    assert f"potluck run sign {folder}" in said
+    another = tmp_path / "another"
+    answer(another, "init", str(tmp_path / "other"))
+    assert "signed by somebody else" in refused(another, "start", str(folder), code=3)
+
+
+def test_an_invite_has_the_addresses_that_others_may_reach() -> None:
+    def at(host: str) -> str:
+        return f"/{host}/tcp/4001/p2p/{PEER}"
+
+    own, lan, world, name = map(
+        at, ("ip4/127.0.0.1", "ip4/192.168.1.7", "ip4/93.184.216.34", "dns4/node.example.org")
+    )
+    assert worth_naming([own, lan, world, name, lan]) == (name, world, lan)
+    assert worth_naming([own]) == (own,), "on one machine, for a try"
+    assert len(worth_naming(at(f"ip4/10.0.0.{number}") for number in range(20))) == MOST_ADDRESSES
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_qr_code_is_a_square_of_two_rows_a_line(colour: bool) -> None:
+    lines = qr_lines("potluck-run:" + "a" * 140, colour=colour)
+    widths = {len(line) for line in lines}
+    assert len(widths) == 1
+    escapes = len("\033[30;107m\033[0m") if colour else 0
+    assert widths.pop() - escapes in (2 * len(lines), 2 * len(lines) - 1)
