@@ -94,6 +94,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         self._round_trips = RoundTrips()
         self._received = RateMeter()
         self._pings = Pings()
+        self._bytes_sent_before = 0
         self._keep_alive = KeepAlive(
             self.settings.keep_alive_seconds,
             self.settings.keep_alive_deadline_seconds,
@@ -289,6 +290,9 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
             return
         try:
             self._streams.reset_abandoned()
+            if self.bytes_sent != self._bytes_sent_before:
+                self._bytes_sent_before = self.bytes_sent
+                self.secured_conn.count_resent()
             slowest = self._round_trips.slowest_seconds
             verdict = self._keep_alive.beat(self.bytes_received, slowest)
             if verdict is Verdict.PING:

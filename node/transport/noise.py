@@ -23,6 +23,7 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -69,6 +70,8 @@ CALM_SENDS = 256
 
 _UNSENT_LIMIT = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS; 0: the default
 _WINDOW_LIMIT = getattr(socket, "TCP_WINDOW_CLAMP", None)  # Linux
+_TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
+_RESENT_AT = 208  # tcpi_bytes_retrans in linux/tcp.h's tcp_info, since Linux 4.19; else nothing
 _HAS_VECTORS = hasattr(os, "readv")  # not on Windows, where a socket is no file descriptor
 
 
@@ -91,6 +94,9 @@ class Wire(Protocol):
 
     def segment_bytes(self) -> int:
         """How much one segment carries."""
+
+    def resent_bytes(self) -> int:
+        """How much had to be sent again until now, because it was lost below."""
 
 
 class SocketWire:
@@ -174,6 +180,16 @@ class SocketWire:
             return ETHERNET_SEGMENT_BYTES
         return max(found, 1)
 
+    def resent_bytes(self) -> int:
+        if _TCP_INFO is None:
+            return 0
+        try:
+            facts = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _RESENT_AT + 8)
+        except OSError:
+            return 0
+        resent: int = int.from_bytes(facts[_RESENT_AT : _RESENT_AT + 8], sys.byteorder)
+        return resent
+
     def _descriptor(self) -> int:
         """Asked for before each use: after a close the number may belong to something else."""
         descriptor = self._socket.fileno()
@@ -225,6 +241,9 @@ class RawConnectionWire:
 
     def segment_bytes(self) -> int:
         return ETHERNET_SEGMENT_BYTES
+
+    def resent_bytes(self) -> int:
+        return 0
 
 
 def socket_of(connection: IRawConnection) -> trio.SocketStream | None:
@@ -302,6 +321,7 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
             self._wire = RawConnectionWire(connection)
             self._remote_address = connection.get_remote_address()
         self._segment_bytes = self._wire.segment_bytes()
+        self._resent_bytes = 0
         down = self.traffic.down
         self._arriving = None if down is None else Arriving(down, self._wire, self._segment_bytes)
         self._unread: list[bytes] = []
@@ -363,6 +383,13 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """How much of what was sent here may wait in the kernel; what is under way is not meant."""
         self._wire.limit_unsent(limit_bytes)
+
+    def count_resent(self) -> None:
+        """Add to the traffic what the kernel had to send again since the last time."""
+        resent = self._wire.resent_bytes()
+        if resent > self._resent_bytes:
+            self.traffic.sent(resent - self._resent_bytes, self._segment_bytes)
+            self._resent_bytes = resent
 
     # ---- what py-libp2p uses, until the muxer takes over
 

@@ -6,7 +6,7 @@ of the other direction. Payload alone would be some percent less than what a pro
 
 Easy to get wrong: the kernel makes segments of its own size, and acknowledges as it sees fit. What
 is counted for headers is what its segment size makes of it, with an acknowledgement for every
-second segment; what has to be sent again is not seen here.
+second segment; what was lost and sent again is told by the kernel once a second (Linux).
 """
 
 from __future__ import annotations
