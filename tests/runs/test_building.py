@@ -15,7 +15,7 @@ from node.run.building import RunTask, build_task
 from node.run.checking import check
 from node.run.costs import costs_of
 from node.run.definition import read_definition
-from node.run.spreading import parts_of
+from node.run.spreading import parts_of, weighted_mean
 from node.run.trusted import BrokenModule, UntrustedModule, trusted_modules
 from node.wrong_use import WrongUse
 from protocols.errors import PotluckError
@@ -270,6 +270,15 @@ def test_a_batch_is_spread_over_devices_without_an_empty_part() -> None:
     parts = parts_of(figures, 8)
     assert len(parts) == 3
     assert torch.equal(torch.cat([part.images for part in parts]), figures.images)
+
+
+def test_the_loss_of_the_parts_is_the_loss_of_the_batch() -> None:
+    task = task_of()
+    batch = task.made_up_batch(5)
+    parts = parts_of(batch, 3)
+    losses = [task.loss(part) for part in parts]
+    together = weighted_mean(losses, [task.samples_in(part) for part in parts])
+    assert together.item() == pytest.approx(task.loss(batch).item(), rel=1e-6)
 
 
 def test_only_our_own_errors_say_what_cannot_be_built() -> None:
