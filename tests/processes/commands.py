@@ -52,14 +52,16 @@ async def running_listener(place: Path, *arguments: str) -> AsyncIterator[PeerPr
         yield child.as_peer(told["peer_id"], told["addresses"])
 
 
-async def leaves_in_time(child: Child, number: signal.Signals) -> None:
+async def leaves_in_time(
+    child: Child, number: signal.Signals, within_seconds: float = LEAVE_SECONDS
+) -> None:
     """Send the signal; insist that the process is gone in time, with the right code and words."""
     leaving = Leaving(child.process_id)
     child.send_signal(number)
     with trio.fail_after(START_SECONDS):
         seconds = await trio.to_thread.run_sync(leaving.wait, abandon_on_cancel=True)
         code = await child.exit_code()
-    assert seconds < LEAVE_SECONDS
+    assert seconds < within_seconds
     said = child.errors_file.read_text() if child.errors_file else ""
     if code in _OUR_CODES[number]:
         assert "Traceback" not in said
