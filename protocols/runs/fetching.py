@@ -15,7 +15,7 @@ restarted since. So the first answer is not the last word.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import trio
 
@@ -25,6 +25,7 @@ from protocols.rpc import Rpc
 from protocols.runs.messages import (
     DEFINITION,
     DefinitionRequest,
+    DefinitionResponse,
     NoDefinition,
     NotTheDefinition,
     digest_of,
@@ -64,51 +65,72 @@ async def fetch_definition(
     came was not genuine. Whatever else `accept` raises comes out of here: it is of the genuine one.
     """
     asked = list(dict.fromkeys(peers))[:MOST_ASKED]
-    found: list[Accepted] = [] if known is None else [known]
-    failures: dict[PeerId, str] = {}
-    rejected: list[NotTheDefinition] = []
-    fatal: list[PotluckError] = []
-    with trio.move_on_after(timeout) as patience:
-        async with trio.open_nursery() as nursery:
+    answers = _Answers(run, accept, known)
+    request = DefinitionRequest(run, b"" if known is None else digest_of(known.data))
 
-            async def ask(peer: PeerId) -> None:
-                request = DefinitionRequest(run, b"" if known is None else digest_of(known.data))
-                try:
-                    answer = await rpc.call(peer, DEFINITION, request, timeout=timeout)
-                except PotluckError as error:
-                    failures[peer] = error.what
-                    return
-                if not answer.definition:
-                    if not answer.is_known:
-                        failures[peer] = "It is not in this run."
-                        return
-                else:
-                    try:
-                        found.append(accept(answer.definition))
-                    except NotTheDefinition as error:
-                        failures[peer] = error.what
-                        rejected.append(error)
-                        return
-                    except PotluckError as error:
-                        fatal.append(error)
-                patience.deadline = min(patience.deadline, trio.current_time() + OTHERS_SECONDS)
+    async def ask(peer: PeerId) -> None:
+        try:
+            answer = await rpc.call(peer, DEFINITION, request, timeout=timeout)
+        except PotluckError as error:
+            answers.failed(peer, error)
+            return
+        if answers.take(peer, answer):
+            scope = nursery.cancel_scope
+            scope.deadline = min(scope.deadline, trio.current_time() + OTHERS_SECONDS)
 
-            for peer in asked:
-                nursery.start_soon(ask, peer)
-    if found and not (fatal and len(found) == (known is not None)):
-        return max(found, key=lambda one: one.signed_ms)
-    if fatal:
-        raise fatal[0]
-    if rejected:
-        raise rejected[0]
-    raise _nobody_has_it(run, asked, failures)
+    async with trio.open_nursery() as nursery:
+        nursery.cancel_scope.deadline = trio.current_time() + timeout
+        for peer in asked:
+            nursery.start_soon(ask, peer)
+    return answers.newest(asked)
 
 
-def _nobody_has_it(run: str, asked: list[PeerId], failures: dict[PeerId, str]) -> NoDefinition:
-    told = [f"{peer}: {failures.get(peer, 'no answer.')}" for peer in asked[:MOST_TOLD]]
-    more = f" And {len(asked) - MOST_TOLD} more." if len(asked) > MOST_TOLD else ""
-    return NoDefinition(
-        f"Nobody could say what the run {run} is.",
-        why=(" ".join(told) + more) if told else "There is no peer that could be asked.",
-        advice="The peers in the invite may be away: try again, or ask the organiser.",
-    )
+class _Answers(Generic[Accepted]):
+    """What came, and what each of the others said instead."""
+
+    def __init__(
+        self, run: str, accept: Callable[[bytes], Accepted], known: Accepted | None
+    ) -> None:
+        self._run, self._accept, self._known = run, accept, known
+        self._accepted: list[Accepted] = []
+        self._failures: dict[PeerId, str] = {}
+        self._forged: list[NotTheDefinition] = []
+        self._unusable: list[PotluckError] = []  # genuine, and not for this potluck
+
+    def failed(self, peer: PeerId, error: PotluckError) -> None:
+        self._failures[peer] = error.what
+
+    def take(self, peer: PeerId, answer: DefinitionResponse) -> bool:
+        """Whether it was a genuine one, or that ours still counts."""
+        if answer.is_known and self._known is not None:
+            return True
+        if not answer.definition:
+            self._failures[peer] = "It is not in this run."
+            return False
+        try:
+            self._accepted.append(self._accept(answer.definition))
+        except NotTheDefinition as error:
+            self._forged.append(error)
+            self._failures[peer] = error.what
+            return False
+        except PotluckError as error:
+            self._unusable.append(error)
+        return True
+
+    def newest(self, asked: list[PeerId]) -> Accepted:
+        if self._accepted:
+            found = self._accepted + ([] if self._known is None else [self._known])
+            return max(found, key=lambda one: one.signed_ms)
+        if self._unusable:
+            raise self._unusable[0]
+        if self._known is not None:
+            return self._known
+        if self._forged:
+            raise self._forged[0]
+        told = [f"{peer}: {self._failures.get(peer, 'no answer.')}" for peer in asked[:MOST_TOLD]]
+        more = f" And {len(asked) - MOST_TOLD} more." if len(asked) > MOST_TOLD else ""
+        raise NoDefinition(
+            f"Nobody could say what the run {self._run} is.",
+            why=(" ".join(told) + more) if told else "There is no peer that could be asked.",
+            advice="The peers in the invite may be away: try again, or ask the organiser.",
+        )

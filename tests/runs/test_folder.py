@@ -1,0 +1,116 @@
+"""What is kept of runs: the organiser's folder, and the newest definitions that were seen."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from node.commands.output import Output
+from node.commands.run_start import listening_as_before
+from node.configuration import Configuration, read_configuration
+from node.places import find_places
+from node.run.folder import RunFolder, organiser_key
+from node.run.remembered import remember, remembered, runs_folder
+from node.run.signed import SignedDefinition, read_signed, sign_definition
+from node.wrong_use import WrongUse
+from protocols.runs.messages import NotTheDefinition
+from tests.runs.definitions import FINGERPRINT, MALLORY, NAME, NOW_MS, ORGANISER, TEXT
+
+PEER = "12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8"
+
+
+def signed(now_ms: int) -> SignedDefinition:
+    data = sign_definition(TEXT, ORGANISER, now_ms=now_ms)
+    return read_signed(data, run=NAME, organiser=FINGERPRINT)
+
+
+def test_the_newest_definition_that_was_seen_is_remembered(tmp_path: Path) -> None:
+    places = find_places({}, home=str(tmp_path))
+    assert remembered(places, NAME, FINGERPRINT) is None
+    for now_ms, newest in ((5, 5), (9, 9), (7, 9)):
+        remember(places, signed(now_ms))
+        found = remembered(places, NAME, FINGERPRINT)
+        assert found is not None
+        assert found.signed_ms == newest
+    assert remembered(places, NAME, "another") is None
+    assert remembered(places, "prose", FINGERPRINT) is None
+
+
+def test_what_has_become_unreadable_is_forgotten_and_replaced(tmp_path: Path) -> None:
+    places = find_places({}, home=str(tmp_path))
+    remember(places, signed(5))
+    (file,) = runs_folder(places).iterdir()
+    file.write_bytes(b"half of it")
+    assert remembered(places, NAME, FINGERPRINT) is None
+    remember(places, signed(1))
+    assert remembered(places, NAME, FINGERPRINT) is not None
+
+
+def test_a_folder_without_a_run_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match="potluck run init"):
+        RunFolder(tmp_path).text()
+    assert RunFolder(tmp_path).signed(FINGERPRINT) is None
+
+
+def test_what_another_organiser_signed_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.keep_signed(sign_definition(TEXT, MALLORY, now_ms=NOW_MS))
+    with pytest.raises(NotTheDefinition, match="signed by somebody else"):
+        folder.signed(FINGERPRINT)
+
+
+def test_the_organisers_key_is_made_only_where_that_is_wanted(tmp_path: Path) -> None:
+    places = find_places({}, home=str(tmp_path))
+    with pytest.raises(WrongUse, match="no organiser's key"):
+        organiser_key(places)
+    made = organiser_key(places, make=True)
+    assert organiser_key(places).public_key == made.public_key
+
+
+def test_ports_are_remembered_by_the_kind_of_address(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.ports() == {}
+    folder.keep_ports(
+        [
+            f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}",
+            f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}",
+            f"/ip6/::1/tcp/4002/p2p/{PEER}",
+            f"/dns4/node.example.org/tcp/443/p2p/{PEER}",
+        ]
+    )
+    assert folder.ports() == {"ip4": 4001, "ip6": 4002}
+
+
+@pytest.mark.parametrize("content", [b"ip4 99999\n", b"ip4 -1\n", b"\xff\n", b"", b"x" * 999])
+def test_ports_that_cannot_be_are_none(content: bytes, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.ports_file.write_bytes(content)
+    assert folder.ports() == {}
+
+
+def configured(home: Path, listen: str) -> Configuration:
+    environment: Mapping[str, str] = {"POTLUCK_NETWORK_LISTEN": listen}
+    return read_configuration(environment=environment, home=str(home))
+
+
+def test_a_run_listens_where_it_did_unless_a_port_was_named_or_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        folder.keep_ports([f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}"])
+
+        def addresses(listen: str) -> tuple[str, ...]:
+            found = listening_as_before(configured(tmp_path, listen), folder, Output())
+            return found.listen_addresses
+
+        assert addresses("/ip4/127.0.0.1/tcp/0") == ("/ip4/127.0.0.1/tcp/0",)
+        assert f"port {port}" in capsys.readouterr().err
+        assert addresses("/ip4/127.0.0.1/tcp/4001") == ("/ip4/127.0.0.1/tcp/4001",)
+    assert addresses("/ip4/127.0.0.1/tcp/0") == (f"/ip4/127.0.0.1/tcp/{port}",)
