@@ -22,7 +22,7 @@ import trio
 
 from protocols.accumulation.bridge import Entry, FetchWanted, Wanted
 from protocols.accumulation.describing import described_by, serve_description
-from protocols.accumulation.events import Event
+from protocols.accumulation.events import Event, FellBehind
 from protocols.accumulation.keeping_up import TooSlow
 from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.progress import Estimate
@@ -105,9 +105,7 @@ class NetworkSide:
     def fetch(self, wanted: FetchWanted, answer: Answer[Fetched | Followed]) -> None:
         self._begin(answer, lambda: self._fetch(wanted))
 
-    def describe(
-        self, peers: Sequence[PeerId], answer: Answer[TrainingDescription | None]
-    ) -> None:
+    def describe(self, peers: Sequence[PeerId], answer: Answer[TrainingDescription | None]) -> None:
         self._begin(answer, lambda: self._describe(peers))
 
     def round_ended(
@@ -133,6 +131,8 @@ class NetworkSide:
         return {} if self._tracker is None else self._tracker.slots()
 
     def happened(self, event: Event) -> None:
+        if isinstance(event, FellBehind):
+            log.info("%s The state of epoch %d is fetched.", event.reason, event.at_least_epoch)
         log.debug("%s", event)
         for subscriber in tuple(self._subscribers):
             try:
@@ -187,8 +187,7 @@ class NetworkSide:
         )
 
     async def _look_again(self, after: int) -> Estimate:
-        self._entered().look_now()
-        return await self._entered().looked(after)
+        return await self._entered().look_again(after)
 
     async def _wait_for_news(self, seconds: float) -> Estimate:
         with trio.move_on_after(seconds):

@@ -15,8 +15,10 @@ Three cases, by what the live peers of the run say:
 - *left alone*: this peer is ahead, and not enough others are to be followed. They go on without it;
   after a while it goes back to them.
 
-Nobody loses a vote by having nothing: who is at epoch 0 follows any later epoch that a single peer
-proves by its state, so that a run goes on from one checkpoint.
+Who has nothing of its own at stake has no vote: who is at epoch 0 follows any later epoch that a
+single peer proves by its state, so that a run goes on from one checkpoint; and who has taken its
+state from others *follows* them until it has made a step with it. Two newcomers, whose states are
+one step old by the time they have them, would otherwise outvote the peer that they had them from.
 
 Easy to get wrong: two sides must not take each other's state at once. So a fork has to last
 `FORK_SECONDS` before anybody moves, each waits a little longer by a share of its own, and every
@@ -56,8 +58,11 @@ class Lineage(NamedTuple):
 
 
 class Voter(NamedTuple):
+    """`follows`: it has taken its state from others, and made no step with it since."""
+
     peer: PeerId
     at: Lineage
+    follows: bool = False
 
 
 class Kind(enum.Enum):
@@ -88,15 +93,17 @@ def needed(others: int) -> int:
 
 
 def behind(mine: Lineage, voters: Iterable[Voter]) -> Elsewhere | None:
-    """Whether enough others are at a later epoch, and where."""
-    votes = [one for one in voters if one.at.epoch > 0]
+    """Whether enough others are at a later epoch, and where. Followers count where there is nobody
+    else: the peers that they had their state from are gone."""
+    later = [one for one in voters if one.at.epoch > 0]
+    votes = [one for one in later if not one.follows] or later
     ahead = sorted((one.at.epoch for one in votes if one.at.epoch > mine.epoch), reverse=True)
     enough = needed(len(votes))
     if len(ahead) < enough:
         return None
     epoch = ahead[enough - 1]  # the latest that so many have reached
-    there = [one for one in votes if one.at.epoch >= epoch]
-    sides = _sides(there)
+    sides = _sides([one for one in votes if one.at.epoch >= epoch])
+    there = [one for one in later if one.at.epoch >= epoch]
     contested = len({one.at.history for one in there if one.at.epoch == epoch}) > 1
     best = sides[0]
     if contested:
@@ -111,11 +118,15 @@ def behind(mine: Lineage, voters: Iterable[Voter]) -> Elsewhere | None:
     )
 
 
-def fork(mine: Lineage, voters: Iterable[Voter]) -> Elsewhere | None:
-    """Whether another side at this epoch has more peers, or as many and the smaller history."""
+def fork(mine: Lineage, voters: Iterable[Voter], *, follows: bool = False) -> Elsewhere | None:
+    """Whether another side at this epoch has more peers, or as many and the smaller history.
+    `follows`: as in `Voter`, of this peer."""
     here = [one for one in voters if one.at.epoch == mine.epoch]
-    counts = Counter(one.at.history for one in here)
-    counts[mine.history] += 1
+    counts = Counter(one.at.history for one in here if not one.follows)
+    if not follows:
+        counts[mine.history] += 1
+    elif not counts:
+        counts = Counter((mine.history, *(one.at.history for one in here)))
     winner = min(counts, key=lambda history: (-counts[history], history))
     if winner == mine.history:
         return None
@@ -124,19 +135,28 @@ def fork(mine: Lineage, voters: Iterable[Voter]) -> Elsewhere | None:
         mine.epoch,
         winner,
         _peers(one for one in here if one.at.history == winner),
-        f"At epoch {mine.epoch} {counts[winner]} have made other steps than this peer and "
-        f"{counts[mine.history] - 1} with it.",
+        f"At epoch {mine.epoch} {counts[winner]} have made other steps than this peer, and "
+        f"{max(0, counts[mine.history] - (not follows))} the same.",
         FORK_SECONDS if mine.epoch else START_SECONDS,
     )
 
 
-def left_alone(mine: Lineage, voters: Iterable[Voter]) -> Elsewhere | None:
-    """Whether this peer is ahead with too few for the others to follow."""
-    votes = [one for one in voters if one.at.epoch > 0]
+def left_alone(
+    mine: Lineage, voters: Iterable[Voter], *, follows: bool = False
+) -> Elsewhere | None:
+    """Whether this peer is ahead, and those who are not have too few before them to follow."""
+    others = list(voters)
+    votes = [one for one in others if one.at.epoch > 0]
+    if not follows or any(not one.follows for one in votes):
+        votes = [one for one in votes if not one.follows]
     back = [one for one in votes if one.at.epoch < mine.epoch]
-    if not back or 1 + len(votes) - len(back) >= needed(len(votes)):
+    if not back:
         return None
     best = _sides(back)[0]
+    they = next(one for one in back if one.at == best)
+    theirs = [*(one for one in others if one is not they), Voter(PeerId(""), mine, follows)]
+    if behind(best, theirs) is not None:
+        return None
     return Elsewhere(
         Kind.LEFT_ALONE,
         best.epoch,

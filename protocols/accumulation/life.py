@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from protocols.accumulation.progress import NOBODY
 from protocols.identity import PeerId
 
 
@@ -52,6 +53,11 @@ class Life:
       delayed mode, `samples` are the next epoch's.
     - `number`: of the newest estimate that was told. `looked_past`: only newer ones decide.
     - `company`: others who take part, by the newest estimate of this epoch and history.
+    - `holders`, `me`: as in the same Estimate: without most of the holders no step is made.
+    - `ahead`: who is further, by the same.
+    - `passed_by`: the members of a round of this epoch that has been committed without this peer,
+      or may have been: it makes no other step of the epoch where one of them is further.
+    - `follows`: its state was taken from others, and no step was made with it since.
     - `expected`: how many were to come to the round, or were in it.
     - `begun_without`: the members of a group of this epoch that has begun without this peer, as
       long as they are seen to average, up to the estimate number `waits_to`.
@@ -65,6 +71,11 @@ class Life:
     number: int = 0
     looked_past: int = 0
     company: int = 0
+    holders: frozenset[PeerId] = frozenset()
+    me: PeerId = NOBODY
+    ahead: frozenset[PeerId] = frozenset()
+    passed_by: frozenset[PeerId] = frozenset()
+    follows: bool = False
     expected: int = 1
     begun_without: frozenset[PeerId] = frozenset()
     waits_to: int = 0

@@ -56,6 +56,7 @@ from protocols.accumulation.lifecycle_events import (
     Stepped,
 )
 from protocols.errors import ProtocolMisuse
+from protocols.identity import PeerId
 
 COMMIT_SHARE: Final = 0.5
 """Of the target: fewer samples behind a result make no step. Stragglers who found each other after
@@ -129,10 +130,16 @@ def _too_late(_mode: Mode, life: Life, event: Contributed) -> Turn:
 def _note(_mode: Mode, life: Life, event: Estimated) -> Turn:
     """Nothing is decided while something is under way; but who is there is remembered."""
     found = event.estimate
-    company = life.company
+    life = replace(life, number=max(life.number, found.number))
     if (found.epoch, found.history) == (life.epoch, life.history):
-        company = found.company
-    return replace(life, number=max(life.number, found.number), company=company), ()
+        life = replace(
+            life,
+            company=found.company,
+            holders=found.holders,
+            me=found.me,
+            ahead=found.ahead,
+        )
+    return life, ()
 
 
 def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
@@ -145,6 +152,8 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
     elsewhere = found.behind or found.fork
     if elsewhere is not None:
         return _leave(life, elsewhere)
+    if life.passed_by & found.ahead:
+        return _fetch_from(life, tuple(sorted(life.passed_by & found.ahead)))
     life = replace(life, phase=Phase.ACCUMULATING)
     if not found.is_due_with(life.samples):
         return life, ()
@@ -190,7 +199,33 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
         raise ProtocolMisuse("A committed result has a digest.")
     if event.weight < COMMIT_SHARE * mode.target_samples:
         return _kept(life, _too_light(mode, event.weight))
+    lacking = _lacking(life, event)
+    if lacking:
+        return _kept(life, lacking)
+    if life.passed_by & life.ahead:
+        return _kept(life, "An earlier round of this epoch was committed without this peer.")
     return _next_epoch(replace(life, expected=max(1, len(event.members))), event.digest, Step)
+
+
+def _lacking(life: Life, event: Averaged) -> str:
+    """Who is missing, where this group is not the run but a part that was torn off: of those whose
+    steps the state is made of, as far as they live, it has fewer than the rest; or as many, and the
+    rest has made the step or has the smallest name. So of two groups that come about at once one
+    makes a step at most.
+    """
+    if event.over_a_grid:
+        return ""  # nobody knows all who took part; the weight has to be enough
+    group = {*event.members, *event.left_out, life.me}
+    present, missing = life.holders & group, life.holders - group
+    if len(missing) < len(present):
+        return ""
+    are_equal = len(missing) == len(present) and not missing & life.ahead
+    if are_equal and (not missing or min(present) < min(missing)):
+        return ""
+    return (
+        f"{len(missing)} of the {len(life.holders)} peers that have made the run's steps were not "
+        "in the round, and are alive."
+    )
 
 
 def _alone(mode: Mode, life: Life, event: Averaged) -> Turn:
@@ -206,6 +241,8 @@ def _alone(mode: Mode, life: Life, event: Averaged) -> Turn:
 
 def _discarded(_mode: Mode, life: Life, event: Averaged) -> Turn:
     life, effects = _kept(life, event.reason or "The round was discarded.")
+    if event.in_doubt:
+        life = replace(life, passed_by=life.passed_by | {*event.members})
     if event.begun_without:
         others, until = frozenset(event.begun_without), life.number + MOST_LOOKS_PAST
         life = replace(life, begun_without=others, waits_to=until)
@@ -216,9 +253,15 @@ def _left_out(mode: Mode, life: Life, event: Averaged) -> Turn:
     """The others have made the step; unless what they committed was too light for one."""
     if 0.0 < event.weight < COMMIT_SHARE * mode.target_samples:
         return _kept(life, _too_light(mode, event.weight))
+    return _fetch_from(life, event.members)
+
+
+def _fetch_from(life: Life, peers: tuple[PeerId, ...]) -> Turn:
+    """These have made the step without this peer, which makes none of its own as long as one of
+    them is there."""
     reason = f"The round of epoch {life.epoch} was committed without this peer."
-    fetch = Fetch(reason, life.epoch + 1, None, event.members)
-    return _without_gradients(replace(life, phase=Phase.FETCHING), reason, fetch)
+    life = replace(life, phase=Phase.FETCHING, passed_by=life.passed_by | {*peers})
+    return _without_gradients(life, reason, Fetch(reason, life.epoch + 1, None, peers))
 
 
 _ENDINGS: Final[dict[Ending, Callable[[Mode, Life, Averaged], Turn]]] = {
@@ -239,6 +282,10 @@ def _next_epoch(life: Life, digest: bytes, step: type[Step | StepAlone]) -> Turn
         history=history,
         in_round=0,
         company=0,
+        holders=frozenset(),
+        ahead=frozenset(),
+        passed_by=frozenset(),
+        follows=False,
     )
     return ahead, (step(life.epoch, history), Announce())
 
@@ -279,7 +326,9 @@ def _parameters_averaged(_mode: Mode, life: Life, event: ParametersAveraged) -> 
         case Ending.COMMITTED:
             if not event.digest:
                 raise ProtocolMisuse("A committed result has a digest.")
-            life = replace(life, phase=Phase.ACCUMULATING, history=after, company=0)
+            life = replace(
+                life, phase=Phase.ACCUMULATING, history=after, company=0, holders=frozenset()
+            )
             return life, (Announce(),)
         case Ending.LEFT_OUT:
             reason = f"The parameters of epoch {life.epoch} were averaged without this peer."
@@ -300,6 +349,7 @@ def _fetched(_mode: Mode, life: Life, event: Fetched | Restored) -> Turn:
         event.history,
         number=life.number,
         looked_past=life.number,
+        follows=isinstance(event, Fetched),
     )
     return life, (*effects, Announce(), LookAgain())
 

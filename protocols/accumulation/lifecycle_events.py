@@ -41,8 +41,11 @@ class Estimated:
 @dataclass(frozen=True)
 class Averaged:
     """The round that `Average` asked for has ended. `weight`, `digest` and `members` are of what
-    was committed, with this peer or (LEFT_OUT) without it; a weight of 0 is unknown.
-    `begun_without`: DISCARDED, because these have begun without this peer.
+    was committed, with this peer or (LEFT_OUT) without it; a weight of 0 is unknown. `left_out`:
+    who was in the group too, and knows that its data is not in it. `over_a_grid`: `members` are
+    only those of the last group.
+    `begun_without`: DISCARDED, because these have begun without this peer. `in_doubt`: DISCARDED,
+    but `members` may have made the step.
 
     For ALONE, `digest` is 16 bytes or more that nobody else has, by chance: a step that is made
     alone makes a history of its own.
@@ -52,8 +55,11 @@ class Averaged:
     weight: float = 0.0
     digest: bytes = b""
     members: tuple[PeerId, ...] = ()
+    left_out: tuple[PeerId, ...] = ()
+    over_a_grid: bool = False
     reason: str = ""
     begun_without: tuple[PeerId, ...] = ()
+    in_doubt: bool = False
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,9 @@ READ_WHEN_DUE_SECONDS: Final = 0.5
 READS_BEFORE_DUE: Final = 4  # each look leaves three quarters of the time
 
 
+NOBODY: Final = PeerId("")  # a peer whose name does not matter
+
+
 @dataclass(frozen=True)
 class ProgressSettings:
     """What all peers of a run agree on.
@@ -95,7 +98,12 @@ class Estimate:
       expected, but not waited for longer than the quiet of a group: it computes its first batch.
     - `averaging`: others who are in the round that ends this epoch.
     - `company`: others in this epoch and history who have not failed to come again and again,
-      and all who are further: while there are any, nobody makes a step alone.
+      all who are further, and those to whose state this peer will soon give way: while there are
+      any, nobody makes a step alone.
+    - `holders`: who is further, or here and has had a part in the run's steps, as far as they live,
+      this peer perhaps among them: a step without most of them would be one of a side of its own.
+      Where there are none, all who are here. `me`: this peer.
+    - `ahead`: others who say to be further.
     - `behind`: others are ahead, and enough of them say so.
     - `fork`: others have another history, and this peer is on the side that gives way.
     - `peers`: all others that are known to live and fit, wherever they are.
@@ -117,6 +125,9 @@ class Estimate:
     awaited: frozenset[PeerId] = frozenset()
     averaging: frozenset[PeerId] = frozenset()
     company: int = 0
+    holders: frozenset[PeerId] = frozenset()
+    me: PeerId = NOBODY
+    ahead: frozenset[PeerId] = frozenset()
     behind: Elsewhere | None = None
     fork: Elsewhere | None = None
     peers: tuple[PeerId, ...] = ()
@@ -138,10 +149,11 @@ class Estimate:
 @dataclass(frozen=True)
 class Known:
     """What a peer remembers beside the slots. `members`: of the round that ended the last epoch:
-    they are in this epoch, whether their slots say so yet or not."""
+    they are in this epoch, whether their slots say so yet or not. `me`: its own name."""
 
     credit: Credit
     members: frozenset[PeerId] = frozenset()
+    me: PeerId = NOBODY
 
 
 def estimate(
@@ -185,13 +197,18 @@ def estimate(
     is_due = _is_due(samples, believed, settings)
     due_in = _seconds_until(settings.target_samples - samples, rate)
     voters = [
-        Voter(peer, Lineage(one.slot.epoch, one.slot.history)) for peer, one in fitting.items()
+        Voter(peer, Lineage(one.slot.epoch, one.slot.history), one.slot.follows)
+        for peer, one in fitting.items()
     ]
     at = Lineage(mine.epoch, mine.history)
-    company = sum(1 for one in here if not known.credit.is_given_up(one.peer, mine.epoch))
+    lost = fork(at, voters, follows=mine.follows) or left_alone(at, voters, follows=mine.follows)
+    beside = {one.peer for one in here if not known.credit.is_given_up(one.peer, mine.epoch)}
+    beside.update(moved)
     # One who is further is not followed where others are not (forks.py); but a step that is made
-    # alone beside it would be a fork.
-    company += sum(1 for one in fitting.values() if one.slot.epoch > mine.epoch)
+    # alone beside it would be a fork. And what is about to be given up is not added to.
+    ahead = frozenset(peer for peer, one in fitting.items() if one.slot.epoch > mine.epoch)
+    beside.update(ahead)
+    company = beside.union(lost.peers if lost is not None else ())
     return Estimate(
         number=number,
         epoch=mine.epoch,
@@ -206,9 +223,12 @@ def estimate(
         expected=1 + sum(1 for one in believed if one.will_come) + len(moved),
         awaited=frozenset((*(one.peer for one in believed if one.is_awaited), *moved)),
         averaging=frozenset(one.peer for one in here if one.slot.averaging),
-        company=company + len(moved),
+        company=len(company),
+        holders=_holders(fitting, moved, mine, known),
+        me=known.me,
+        ahead=ahead,
         behind=behind(at, voters),
-        fork=fork(at, voters) or left_alone(at, voters),
+        fork=lost,
         peers=tuple(fitting),
         keepers=tuple(peer for peer, one in fitting.items() if one.slot.keeps),
         ignored=tuple(ignored),
@@ -233,6 +253,25 @@ class _Counted:
         its first batch, and without it in the round it would never catch up. Who is waited for and
         does not come is in doubt from then on (claims.py)."""
         self.is_awaited = self.will_come and (slot.samples > 0 or not trains)
+
+
+def _holders(
+    fitting: Mapping[PeerId, Seen], moved: Sequence[PeerId], mine: ProgressSlot, known: Known
+) -> frozenset[PeerId]:
+    """Of those who are not behind, this peer among them, who has had a part in the steps so far;
+    also in others than this peer's: while there is a fork, only its larger side goes on. Who is
+    further counts also as a follower: it may be of the round that made that step."""
+    present, here = {*moved}, {known.me, *moved}
+    for peer, one in fitting.items():
+        if one.slot.epoch < mine.epoch or known.credit.is_given_up(peer, mine.epoch):
+            continue
+        here.add(peer)
+        is_of_the_run = one.slot.epoch > 0 and not one.slot.follows
+        if is_of_the_run or one.slot.epoch > mine.epoch:
+            present.add(peer)
+    if mine.epoch > 0 and not mine.follows:
+        present.add(known.me)
+    return frozenset(present or here)
 
 
 def expected_of(

@@ -57,6 +57,8 @@ class ProgressSlot(Message, frozen=True):
     - `serves_state`: others may fetch its state.
     - `averaging`: it has begun the round that ends this epoch.
     - `keeps`: it keeps the run's checkpoints, so a run may begin with it.
+    - `follows`: it has taken its state from others and made no step with it since: what becomes of
+      the run is not for it to say (forks.py).
     """
 
     epoch: Epoch
@@ -71,6 +73,7 @@ class ProgressSlot(Message, frozen=True):
     serves_state: bool = False
     averaging: bool = False
     keeps: bool = False
+    follows: bool = False
 
 
 def _check(_key: str, slot: Any) -> str | None:

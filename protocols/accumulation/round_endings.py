@@ -48,6 +48,8 @@ def averaged(outcome: Outcome, expected: int, made: Made | None = None) -> Avera
                 weight=outcome.weight * more,
                 digest=OVER_A_GRID if over_a_grid else outcome.digest,
                 members=outcome.members,
+                left_out=left_out_of(outcome),
+                over_a_grid=over_a_grid,
             )
         case LeftOut():
             return Averaged(Ending.LEFT_OUT, digest=outcome.digest, members=outcome.members)
@@ -55,7 +57,11 @@ def averaged(outcome: Outcome, expected: int, made: Made | None = None) -> Avera
             return Averaged(Ending.ALONE, digest=b"" if made is None else made.digest)
         case Discarded():
             return Averaged(
-                Ending.DISCARDED, reason=outcome.reason, begun_without=outcome.begun_without
+                Ending.DISCARDED,
+                reason=outcome.reason,
+                members=outcome.rounds[-1].members if outcome.in_doubt else (),
+                begun_without=outcome.begun_without,
+                in_doubt=outcome.in_doubt,
             )
 
 

@@ -185,7 +185,7 @@ class Rounds:
         """Tell how it ended, and make the step that follows, if one does."""
         one.outcome, one.ended = outcome, time.monotonic()
         one.made = made_of(outcome, one.contribution.values, self._standing.results.layouts)
-        if isinstance(outcome, Alone):  # whether that is so, only a look from now on can tell
+        if self._lacks_somebody(outcome):  # what became of them only a look from now on can tell
             self._bridge.look_again(self._bridge.estimate.number).wait()
         effects = deque(
             self._standing.end_round(averaged(outcome, one.expected, one.made), brought_to(outcome))
@@ -200,6 +200,18 @@ class Rounds:
                 case effect:
                     rest.append(effect)
         return rest
+
+    def _lacks_somebody(self, outcome: Outcome) -> bool:
+        """Whether others live who may make another step of this epoch, or have."""
+        match outcome:
+            case Alone():
+                return True
+            case Committed():
+                found = self._bridge.estimate
+                group = {found.me, *outcome.members, *left_out_of(outcome)}
+                return len(outcome.rounds) == 1 and not found.holders <= group
+            case _:
+                return False
 
     def _end_beside(self, one: Round, answer: Answer[Outcome]) -> None:
         """In a thread of its own: the end of a delayed round, and its step."""

@@ -49,7 +49,7 @@ def say_again_in(
 ) -> float:
     """Seconds until this has to be said, as it looks now; 0 for at once."""
     age = now - said.at
-    if _differ(said.slot, mine):
+    if mine.samples < said.slot.samples or not alike_but_for_samples(said.slot, mine):
         return 0.0
     rest = _from_now(SAY_AGAIN_SECONDS - age)
     error = mine.samples - _carried(said, settings, now)
@@ -70,12 +70,12 @@ def _from_now(seconds: float) -> float:
     return seconds if seconds > AT_ONCE_SECONDS else 0.0
 
 
-def _differ(said: ProgressSlot, mine: ProgressSlot) -> bool:
-    """In anything but how many samples there are and how fast they come."""
+def alike_but_for_samples(said: ProgressSlot, mine: ProgressSlot) -> bool:
+    """But for how many samples there are and how fast they come."""
     alike = msgspec.structs.replace(
         mine, samples=said.samples, samples_per_second=said.samples_per_second
     )
-    return alike != said or mine.samples < said.samples
+    return alike == said
 
 
 def _carried(said: Said, settings: ProgressSettings, now: float) -> float:

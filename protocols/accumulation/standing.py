@@ -234,4 +234,5 @@ class Standing:
             torch=torch.__version__[:LONGEST_TORCH],
             averaging=life.phase is Phase.AVERAGING,
             keeps=self._bridge.keeper is not None,
+            follows=life.follows and life.epoch > 0,
         )

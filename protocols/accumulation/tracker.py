@@ -9,6 +9,10 @@ they would be wrong by more than a little, when something else than the samples 
 when the slot would soon be over. Reading is as frequent as the estimate asks for; and the moment
 at which the step becomes due by what is known is not slept through.
 
+Time is counted here in seconds that this node has looked for: while its loop stalls, its machine
+sleeps or nothing can be read, nobody else grows old. So a peer that wakes does not take those for
+gone who have only not been heard of by it, and makes no step of its own.
+
 Promises: everything ends with the `async with`, and the slot is taken back. Neither `note` nor
 `estimate` ever waits. A directory that cannot be reached is tried again for ever; what was known
 ends with the life of its slots. Before this node has met its swarm and said that it is there, the
@@ -35,6 +39,7 @@ from protocols.accumulation.claims import Credit
 from protocols.accumulation.forks import Patience
 from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.progress import (
+    LONGEST_READ_SECONDS,
     Estimate,
     Known,
     ProgressSettings,
@@ -49,7 +54,7 @@ from protocols.accumulation.progress_slot import (
     progress_key,
 )
 from protocols.accumulation.rate_meter import RateMeter
-from protocols.accumulation.saying import Said, say_again_in
+from protocols.accumulation.saying import Said, alike_but_for_samples, say_again_in
 from protocols.accumulation.signature import torch_release
 from protocols.dht.bootstrap import Joined
 from protocols.dht.reading import Entry
@@ -66,6 +71,9 @@ CALL_SECONDS: Final = 3.0
 RECKON_SECONDS: Final = 0.05
 """The estimate is made anew at most so often for the sake of samples: it takes some 100
 microseconds for 16 peers, and batches may come a thousand times a second."""
+
+LONGEST_UNSEEN_SECONDS: Final = LONGEST_READ_SECONDS + CALL_SECONDS
+"""Between two readings no more than this counts as time: a node that is well reads so often."""
 
 IDLE_SECONDS: Final = 1.0  # and at least so often: forks and silences settle by time
 FAILED_SECONDS: Final = 1.0  # between two tries to write what nobody took
@@ -130,7 +138,11 @@ class Tracker:
         self._seen: dict[PeerId, Seen] = {}
         self._sequences: dict[PeerId, int] = {}
         self._number = 0
+        self._reads_begun = self._read_whole = 0
         self._read_at: float | None = None
+        self._looked_for = 0.0
+        """Seconds until `_read_at` (see above)."""
+        self._missing: set[PeerId] = set()
         self._said: Said | None = None
         self._own: deque[ProgressSlot] = deque(maxlen=SAID_REMEMBERED)
         self._complaints: dict[PeerId, str] = {}
@@ -138,6 +150,8 @@ class Tracker:
         self._wants_look, self._wants_full_look = trio.Event(), True
         self._wants_say, self._wants_reckoning = trio.Event(), trio.Event()
         self._was_said, self._reckoned = trio.Event(), trio.Event()
+        self._out: ProgressSlot | None = None
+        """What others can read."""
         self._is_away = False
         self._meter.began(trio.current_time())
         self._reckon()
@@ -168,6 +182,19 @@ class Tracker:
     async def looked(self, after: int = 0) -> Estimate:
         """Wait for an estimate whose number is higher than this."""
         while self.estimate.number <= after:
+            await self.changed()
+        return self.estimate
+
+    async def look_again(self, after: int = 0) -> Estimate:
+        """A reading that begins when what was noted is there for the others to read: of two peers
+        that do the same, at least one sees the other. Its number is higher than this."""
+        with trio.move_on_after(CALL_SECONDS):
+            while not (self._is_away or self._is_out()):
+                self._wants_say.set()
+                await self._was_said.wait()
+        begun = self._reads_begun
+        self._look_now()
+        while self._read_whole <= begun or self.estimate.number <= after:
             await self.changed()
         return self.estimate
 
@@ -205,14 +232,14 @@ class Tracker:
     def state_refused(self, peer: PeerId, reason: str) -> None:
         """A peer did not have the state that its slot claims: it is ignored for a while. trio's
         thread."""
-        self._credit.state_refused(peer, reason, trio.current_time())
+        self._credit.state_refused(peer, reason, self._now())
         self._reckon()
 
     def fetch_failed(self, peers: Iterable[PeerId], reason: str) -> None:
         """A state that these peers claim to have could be had from none of them. Whoever has
         failed to give it twice in a row is ignored for a while. trio's thread."""
         for peer in peers:
-            self._credit.fetch_failed(peer, reason, trio.current_time())
+            self._credit.fetch_failed(peer, reason, self._now())
         self._reckon()
 
     # -- own progress
@@ -235,7 +262,7 @@ class Tracker:
         goes_on = (mine.epoch, mine.history) == (before.epoch, before.history)
         if mine.averaging:
             if not before.averaging:
-                self._begin_round(mine, now)
+                self._begin_round(mine)
         elif goes_on and mine.samples > before.samples and not before.averaging:
             self._meter.counted(mine.samples - before.samples, now)
         elif mine.samples != before.samples or before.averaging or not goes_on:
@@ -249,10 +276,10 @@ class Tracker:
             self._said = None
         self._wants_say.set()
 
-    def _begin_round(self, mine: ProgressSlot, now: float) -> None:
+    def _begin_round(self, mine: ProgressSlot) -> None:
         """Remember who is to come, and with what."""
         self._meter.paused()
-        self._claimed = (mine.epoch, expected_of(self._seen, mine, self._settings, now))
+        self._claimed = (mine.epoch, expected_of(self._seen, mine, self._settings, self._now()))
 
     # -- saying
 
@@ -300,8 +327,14 @@ class Tracker:
             log.debug("progress could not be published: %s", error)
             self._said = None
             return False
+        self._out = slot
         self._was_said.set()
+        self._was_said = trio.Event()
         return True
+
+    def _is_out(self) -> bool:
+        """Whether others can read where this peer is."""
+        return self._out is not None and alike_but_for_samples(self._out, self._mine)
 
     async def withdraw(self) -> None:
         """Say that this peer is gone. Called by `open_tracker`."""
@@ -314,7 +347,8 @@ class Tracker:
 
     async def read_on(self) -> None:
         """Read what the others say as often as the estimate asks for, for ever."""
-        await self._was_said.wait()  # of two that begin at once one then sees the other
+        while self._out is None:  # of two that begin at once one then sees the other
+            await self._was_said.wait()
         await self._met_the_swarm()
         while True:
             self._wants_look = trio.Event()
@@ -332,30 +366,41 @@ class Tracker:
 
     async def _read(self) -> None:
         is_full = self._wants_full_look
+        self._reads_begun += 1
+        this = self._reads_begun
         try:
-            found = await self._dht.get(self._key, latest_enough=not is_full)
+            found, gone = await self._dht.get_and_gone(self._key, latest_enough=not is_full)
         except PotluckError as error:
             log.debug("progress could not be read: %s", error)
             return
-        now = trio.current_time()
+        before, now = self._looked_for, self._now()
         own = found.pop(self._network.peer_id, None)
         if own is not None and self._number:
             self._look_at_own(own)
-        since = now if self._read_at is None else self._read_at
-        written_at = (since + now) / 2  # between the last reading and this one
+        written_at = (before + now) / 2  # between the last reading and this one
         for peer, entry in found.items():
             if entry.sequence > self._sequences.get(peer, -1):
                 self._sequences[peer] = entry.sequence
                 self._seen[peer] = Seen(entry.value, written_at)
                 self._compare_torch(peer, entry.value)
-        missing = [peer for peer in self._seen if peer not in found]
-        for peer in missing:
-            if is_full or now - self._seen[peer].at > SLOT_SECONDS:
+        missing = {peer for peer in self._seen if peer not in found}
+        for peer in tuple(missing):
+            if peer in gone or now - self._seen[peer].at > SLOT_SECONDS:
+                missing.discard(peer)
                 del self._seen[peer]
                 del self._sequences[peer]
-        self._wants_full_look = bool(missing) and not is_full
-        self._read_at = now
+        self._wants_full_look = not is_full and not missing <= self._missing
+        self._missing = missing
+        self._looked_for, self._read_at = now, trio.current_time()
         self._number += 1
+        self._read_whole = this
+
+    def _now(self) -> float:
+        """Seconds that this node has looked for."""
+        if self._read_at is None:
+            return 0.0
+        unseen = trio.current_time() - self._read_at
+        return self._looked_for + min(unseen, LONGEST_UNSEEN_SECONDS)
 
     def _compare_torch(self, peer: PeerId, slot: ProgressSlot) -> None:
         """Say once of each peer that it has another release of torch: the two can average, and
@@ -398,10 +443,12 @@ class Tracker:
             await trio.sleep(RECKON_SECONDS)
 
     def _reckon(self) -> None:
-        now = trio.current_time()
-        known = Known(self._credit, self._members)
+        now = self._now()
+        known = Known(self._credit, self._members, self._network.peer_id)
         found = estimate(self._seen, self._mine, self._settings, now, known, number=self._number)
         fork = self._patience.settled(found.fork, now, self._jitter)
+        if fork is not None and self.estimate.fork is None and found.epoch:
+            log.warning("%s What only this side has made is given up.", fork.reason)
         reads = found.read_again_in_seconds
         if found.fork is not None or found.behind is not None:
             reads = min(reads, IDLE_SECONDS)

@@ -167,6 +167,15 @@ class Dht:
         found = await self._reader.read([key], latest_enough=latest_enough)
         return self._entries(found[key])
 
+    async def get_and_gone(
+        self, key: str, *, latest_enough: bool = False
+    ) -> tuple[dict[PeerId, Entry], frozenset[PeerId]]:
+        """`get`, and which publishers have taken back what they said: of the others who are missing
+        nobody knows why."""
+        found = await self._reader.read([key], latest_enough=latest_enough)
+        gone = frozenset(slot.publisher_peer for slot in found[key] if slot.withdrawn)
+        return self._entries(found[key]), gone
+
     async def get_many(
         self, keys: Sequence[str], *, latest_enough: bool = False
     ) -> dict[str, dict[PeerId, Entry]]:

@@ -48,7 +48,7 @@ from protocols.accumulation.lifecycle_events import (
     StepAlone,
     Stepped,
 )
-from protocols.accumulation.progress import Known, ProgressSettings, Seen, estimate
+from protocols.accumulation.progress import Estimate, Known, ProgressSettings, Seen, estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.identity import PeerId
 
@@ -94,6 +94,7 @@ class Peer:
             0.0,
             SIGNATURE,
             averaging=life.phase is Phase.AVERAGING,
+            follows=life.follows and life.epoch > 0,
         )
 
     @property
@@ -134,6 +135,8 @@ class Rules:
     deaths: int = 1
     stale_slots: bool = True
     """Slots are written some time after what they say has come true."""
+    doubts: bool = True
+    """A round may be committed and one of its members not know it."""
 
     def beginning(self) -> World:
         peers = tuple(Peer(Life(Phase.JOINING, 0, FIRST)) for _ in range(self.size))
@@ -193,6 +196,17 @@ def looks(phase: Phase) -> bool:
 
 def look(rules: Rules, world: World, number: int, *, settled: bool = True) -> World:
     """This peer reads the directory, and is told what follows from it."""
+    found = estimate_of(rules, world, number)
+    if not settled:
+        found = replace(found, fork=None)
+    # Every reading is a new one; that its number grows is no part of the state.
+    peer = world.peers[number]
+    fresh = replace(peer, life=replace(peer.life, number=0, looked_past=0))
+    return _told(rules, world, number, fresh, Estimated(found))
+
+
+def estimate_of(rules: Rules, world: World, number: int) -> Estimate:
+    """What it reads."""
     peer = world.peers[number]
     seen = {
         name_of(other): Seen(slot, 0.0)
@@ -200,12 +214,8 @@ def look(rules: Rules, world: World, number: int, *, settled: bool = True) -> Wo
         if slot is not None and other != number
     }
     settings = ProgressSettings(rules.mode.target_samples)
-    found = estimate(seen, peer.slot, settings, 0.0, Known(Credit()), number=1)
-    if not settled:
-        found = replace(found, fork=None)
-    # Every reading is a new one; that its number grows is no part of the state.
-    fresh = replace(peer, life=replace(peer.life, number=0, looked_past=0))
-    return _told(rules, world, number, fresh, Estimated(found))
+    known = Known(Credit(), me=name_of(number))
+    return estimate(seen, peer.slot, settings, 0.0, known, number=1)
 
 
 def _fetches(rules: Rules, world: World, number: int, peer: Peer) -> Iterator[Action]:
@@ -259,8 +269,11 @@ def _endings(rules: Rules, world: World, epoch: int, group: tuple[int, ...]) -> 
             members = tuple(name_of(one) for one in counted)
             committed = Averaged(Ending.COMMITTED, weight, digest, members)
             left_out = Averaged(Ending.LEFT_OUT, weight, digest, members)
-            in_doubt = Averaged(Ending.DISCARDED, reason="in doubt")
-            for doubters in (None, *group):
+            others = tuple(name_of(one) for one in group if one not in counted)
+            committed = replace(committed, left_out=others)
+            roster = tuple(name_of(one) for one in group)
+            in_doubt = Averaged(Ending.DISCARDED, members=roster, in_doubt=True)
+            for doubters in (None, *group) if rules.doubts else (None,):
                 if (doubters,) == counted:
                     continue  # somebody has committed
                 after = world
@@ -321,8 +334,13 @@ def _told(
     event: Event,
     result: Result | None = None,
 ) -> World:
-    """One event at one peer, and all that it does then."""
-    life, effects = advance(rules.mode, peer.life, event)
+    """One event at one peer, and all that it does then. How a round ended it hears after a look."""
+    life = peer.life
+    if isinstance(event, Averaged):
+        looked = Estimated(estimate_of(rules, world, number))
+        life, _ = advance(rules.mode, life, looked)
+        life = replace(life, number=0, looked_past=0)
+    life, effects = advance(rules.mode, life, event)
     peer = replace(peer, life=life)
     for effect in effects:
         peer = _done(rules, peer, effect, result)
@@ -390,6 +408,16 @@ def what_is_wrong(rules: Rules, world: World) -> str | None:
         wrong = _wrong_steps(rules, peer)
         if wrong is not None:
             return f"{number}: {wrong}"
+    return None
+
+
+def forked(world: World) -> str | None:
+    """Who has made other steps than another, of those who live."""
+    made: dict[int, Result] = {}
+    for number, peer in enumerate(world.peers):
+        for result in peer.parameters:
+            if peer.alive and result.samples and made.setdefault(result.epoch, result) != result:
+                return f"{number} has made another step of epoch {result.epoch} than another peer"
     return None
 
 

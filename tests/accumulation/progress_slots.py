@@ -23,10 +23,18 @@ def slot(
     role: Role = "trains",
     averaging: bool = False,
     signature: bytes = MODEL,
+    follows: bool = False,
 ) -> ProgressSlot:
     """`at` names the history."""
     return ProgressSlot(
-        epoch, history(at), samples, rate, signature, role=role, averaging=averaging
+        epoch,
+        history(at),
+        samples,
+        rate,
+        signature,
+        role=role,
+        averaging=averaging,
+        follows=follows,
     )
 
 

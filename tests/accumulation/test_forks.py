@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,8 +27,11 @@ def at(epoch: int, name: int = 0) -> Lineage:
     return Lineage(epoch, history(name))
 
 
-def voters(*lineages: Lineage) -> list[Voter]:
-    return [Voter(PeerId(f"peer-{number}"), one) for number, one in enumerate(lineages)]
+def voters(*lineages: Lineage, following: Sequence[int] = ()) -> list[Voter]:
+    return [
+        Voter(PeerId(f"peer-{number}"), one, number in following)
+        for number, one in enumerate(lineages)
+    ]
 
 
 @pytest.mark.parametrize(("others", "enough"), [(1, 1), (2, 2), (5, 2), (8, 2), (9, 3), (16, 4)])
@@ -83,14 +88,41 @@ def test_peers_that_begin_with_parameters_of_their_own_agree_quickly() -> None:
     assert (found.history, found.seconds) == (history(1), START_SECONDS)
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=2, max_size=9))
-def test_all_who_see_the_same_slots_agree_on_the_winner(where: list[tuple[int, int]]) -> None:
-    lineages = [at(epoch, name) for epoch, name in where]
-    everybody = voters(*lineages)
+def test_newcomers_do_not_outvote_the_one_whose_state_they_have() -> None:
+    """They have it one step late, and each sees the other beside the one who is further."""
+    first, newcomer = at(40, 1), at(39)
+    found = behind(newcomer, voters(first, newcomer, following=[1]))
+    assert found is not None
+    assert (found.epoch, found.peers) == (40, peers(0))
+    assert left_alone(first, voters(newcomer, newcomer, following=[0, 1])) is None
+    assert fork(first, voters(at(40, 0), at(40, 0), following=[0, 1])) is None
+    assert fork(at(40, 0), voters(first, at(40, 0), following=[1]), follows=True) is not None
+
+
+def test_where_there_are_only_followers_the_latest_goes_on() -> None:
+    """The one whose state they have is gone."""
+    found = behind(at(39), voters(at(40), following=[0]))
+    assert found is not None
+    assert left_alone(at(40), voters(at(39), following=[0]), follows=True) is None
+    assert fork(at(40, 2), voters(at(40, 1), following=[0]), follows=True) is not None
+    assert fork(at(40, 1), voters(at(40, 2), following=[0]), follows=True) is None
+    assert behind(at(39), voters(at(45), following=[0])) is not None, "also by one who does not"
+    assert left_alone(at(45), voters(at(39)), follows=True) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), min_size=2, max_size=9)
+)
+def test_all_who_see_the_same_slots_agree_on_the_winner(
+    where: list[tuple[int, int, bool]],
+) -> None:
+    lineages = [at(epoch, name) for epoch, name, _ in where]
+    following = [number for number, one in enumerate(where) if one[0] and one[2]]
+    everybody = voters(*lineages, following=following)
     stays = []
     for one in everybody:
         others = [other for other in everybody if other != one]
-        if not (behind(one.at, others) or fork(one.at, others)):
+        if not (behind(one.at, others) or fork(one.at, others, follows=one.follows)):
             stays.append(one.at)
     for epoch in {one.epoch for one in stays}:
         assert len({one.history for one in stays if one.epoch == epoch}) == 1

@@ -37,6 +37,7 @@ from protocols.identity import PeerId
 from tests.accumulation.progress_slots import history, peers
 
 DIGEST = b"d" * 32
+ME = PeerId("peer-00")  # the name after that of peer-0
 SYNC = Mode(target_samples=100)
 DELAYED = Mode(target_samples=100, delayed=True)
 AFTER = next_history(history(), 0, DIGEST)
@@ -53,6 +54,8 @@ def looked(
     fork: Elsewhere | None = None,
     averaging: tuple[PeerId, ...] = (),
     awaited: tuple[PeerId, ...] = (),
+    holders: frozenset[PeerId] = frozenset(),
+    ahead: tuple[PeerId, ...] = (),
 ) -> Estimated:
     """A new look at the others, for the epoch and history that the peer is at."""
     life = lifecycle.life
@@ -70,6 +73,9 @@ def looked(
             fork=fork,
             averaging=frozenset(averaging),
             awaited=frozenset(awaited),
+            holders=holders,
+            ahead=frozenset(ahead),
+            me=ME,
         )
     )
 
@@ -149,6 +155,75 @@ def test_a_result_that_is_too_light_makes_no_step() -> None:
     assert isinstance(effects[0], KeepGradients)
     assert "49 samples" in effects[0].reason
     assert (lifecycle.life.epoch, lifecycle.life.samples) == (0, 30)
+
+
+HOLDERS = frozenset((*peers(0, 1, 2), ME))
+
+
+@pytest.mark.parametrize(
+    ("members", "holders", "ahead", "steps"),
+    [
+        ((ME, *peers(0, 1)), HOLDERS, (), True),
+        ((ME, *peers(0)), HOLDERS, (), True),  # as many as the rest, and of the smallest name
+        ((ME, *peers(2)), HOLDERS, (), False),
+        ((ME, *peers(0)), HOLDERS, peers(2), False),  # the rest has made a step
+        ((ME, *peers(7, 8, 9)), HOLDERS, (), False),  # newcomers have no part in it
+        ((ME, *peers(0, 1)), HOLDERS, peers(2), True),
+    ],
+)
+def test_a_part_that_was_torn_off_makes_no_step_of_its_own(
+    members: tuple[PeerId, ...], holders: frozenset[PeerId], ahead: tuple[PeerId, ...], steps: bool
+) -> None:
+    lifecycle = averaging()
+    lifecycle.take(looked(lifecycle, holders=holders, ahead=ahead))
+    first, *_ = lifecycle.take(Averaged(Ending.COMMITTED, 100.0, DIGEST, members))
+    assert isinstance(first, Step if steps else KeepGradients)
+
+
+def test_who_was_left_out_of_the_group_is_not_missing() -> None:
+    lifecycle = averaging()
+    lifecycle.take(looked(lifecycle, holders=HOLDERS))
+    committed = Averaged(Ending.COMMITTED, 100.0, DIGEST, (ME,), left_out=peers(1, 2))
+    assert isinstance(lifecycle.take(committed)[0], Step)
+
+
+def test_over_a_grid_nobody_knows_all_who_took_part() -> None:
+    lifecycle = averaging()
+    lifecycle.take(looked(lifecycle, holders=HOLDERS))
+    committed = Averaged(Ending.COMMITTED, 100.0, DIGEST, (ME,), over_a_grid=True)
+    assert isinstance(lifecycle.take(committed)[0], Step)
+
+
+def test_after_a_round_in_doubt_one_of_its_members_is_enough_to_be_followed() -> None:
+    lifecycle = averaging()
+    lifecycle.take(Averaged(Ending.DISCARDED, members=peers(0, 1), in_doubt=True))
+    assert lifecycle.take(looked(lifecycle, ahead=peers(5))) == ()
+    drop, fetch = lifecycle.take(looked(lifecycle, ahead=peers(1, 5)))
+    assert isinstance(drop, DropGradients)
+    assert isinstance(fetch, Fetch)
+    assert (fetch.at_least_epoch, fetch.peers) == (1, peers(1))
+
+
+def test_who_was_left_out_makes_no_other_step_where_the_state_cannot_be_had() -> None:
+    lifecycle = averaging()
+    lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1)))
+    lifecycle.take(FetchFailed("it is busy"))
+    assert isinstance(lifecycle.take(looked(lifecycle, ahead=peers(1)))[0], Fetch)
+    lifecycle.take(FetchFailed("it is gone"))
+    assert lifecycle.take(looked(lifecycle)) == ()
+    assert lifecycle.life.phase is Phase.ACCUMULATING
+
+
+def test_who_takes_a_state_follows_until_its_next_step() -> None:
+    lifecycle = accumulating(samples=0)
+    ahead = Elsewhere(Kind.BEHIND, 7, None, peers(1, 2), "two are ahead")
+    lifecycle.take(looked(lifecycle, behind=ahead))
+    lifecycle.take(Fetched(7, history(7)))
+    assert lifecycle.life.follows
+    lifecycle.take(Contributed(60))
+    lifecycle.take(looked(lifecycle, others=40, due=True, company=1))
+    lifecycle.take(Averaged(Ending.COMMITTED, 100.0, DIGEST, peers(0, 1)))
+    assert not lifecycle.life.follows
 
 
 def test_who_is_left_out_drops_its_samples_and_takes_the_others_state() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -19,6 +21,7 @@ from tests.accumulation.lifecycle_model import (
     Rules,
     World,
     following,
+    forked,
     what_is_wrong,
 )
 
@@ -59,18 +62,22 @@ def story(came_from: dict[World, tuple[World | None, str]], world: World) -> str
     return "\n".join(reversed(lines))
 
 
-def wander(rules: Rules, seed: int, steps: int) -> World:
-    """One story by chance, in which misfortune is rarer than the rest."""
+def wander(rules: Rules, seed: int, steps: int, *, chosen_evenly: bool = False) -> World:
+    """One story by chance, in which misfortune is rarer than the rest. `chosen_evenly`: it is not,
+    and nobody makes another step than the others."""
     chance = random.Random(seed)
     world = rules.beginning()
     told: list[str] = []
     for _ in range(steps):
         actions = list(following(rules, world))
-        weights = [RARELY if one.name in RARE else 1.0 for one in actions]
+        rarely = 1.0 if chosen_evenly else RARELY
+        weights = [rarely if one.name in RARE else 1.0 for one in actions]
         (action,) = chance.choices(actions, weights)
         told.append(str(action))
         world = action.world
         wrong = what_is_wrong(rules, world)
+        if chosen_evenly:
+            wrong = wrong or forked(world)
         assert wrong is None, f"{wrong}:\n" + "\n".join(told)
     return world
 
@@ -139,6 +146,34 @@ def test_every_world_far_from_a_calm_run(mode: Mode) -> None:
     for _ in range(15):
         world = calm(rules, world, 4)
         explore(rules, world, 4_000)
+
+
+def one_line(seeds: Iterable[int], mode: Mode, size: int, *, doubts: bool, deaths: int) -> None:
+    """Groups of any members end in any way at any time, and all read the slots as they are."""
+    rules = Rules(mode, size, batches=30, deaths=deaths, stale_slots=False, doubts=doubts)
+    for seed in seeds:
+        wander(rules, seed, 100, chosen_evenly=True)
+
+
+LINES = ((False, 0), (True, 0), (False, 1))
+"""Whether rounds end in doubt, and how many may die."""
+
+
+@every_mode
+@pytest.mark.parametrize("size", [3, 4])
+def test_no_two_peers_make_different_steps_of_one_epoch(mode: Mode, size: int) -> None:
+    two = replace(mode, target_samples=2)  # so that any two can make a step
+    one_line([0], two, size, doubts=False, deaths=0)
+
+
+@pytest.mark.soak
+@every_mode
+@pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.parametrize(("doubts", "deaths"), LINES)
+def test_in_many_stories_no_two_peers_make_different_steps(
+    mode: Mode, size: int, doubts: bool, deaths: int
+) -> None:
+    one_line(range(1, 60), replace(mode, target_samples=2), size, doubts=doubts, deaths=deaths)
 
 
 @every_mode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given
@@ -117,6 +117,28 @@ def test_nobody_steps_alone_beside_one_who_is_further() -> None:
     assert found.behind is None, "one of two is not enough to be followed"
     assert found.company == 1
     assert estimated(seen(back), slot(100)).company == 0, "who is further does not wait"
+
+
+def test_whose_steps_the_state_is_made_of_says_whether_a_step_is_made() -> None:
+    mine = PeerId("me")
+
+    def holders(own: ProgressSlot, *others: ProgressSlot, members: Sequence[int] = ()) -> set[str]:
+        known = Known(Credit(), frozenset(peers(*members)), mine)
+        return set(estimate(seen(*others), own, SETTINGS, 0.0, known).holders)
+
+    follower, beginner = slot(follows=True), slot(epoch=0)
+    assert holders(slot(), slot(), follower, beginner) == {"me", "peer-0"}
+    assert holders(follower, slot(), follower) == {"peer-0"}
+    assert holders(follower, slot(epoch=6, at=3), follower) == {"peer-0"}, "who is further has one"
+    assert holders(slot(), slot(at=1), slot(epoch=4)) == {"me", "peer-0"}
+    assert holders(slot(), slot(epoch=4), members=[0]) == {"me", "peer-0"}, "its slot is late"
+    assert holders(follower, follower) == {"me", "peer-0"}, "all, where there is nobody else"
+    assert holders(beginner, beginner, beginner) == {"me", "peer-0", "peer-1"}
+
+
+def test_nobody_adds_alone_to_what_it_will_soon_give_up() -> None:
+    assert estimated(seen(slot(at=1), slot(at=1)), slot(100, at=2)).company == 2
+    assert estimated(seen(slot(epoch=4), slot(epoch=4)), slot(100)).company == 2
 
 
 def test_samples_of_an_epoch_long_past_are_ignored_by_name() -> None:

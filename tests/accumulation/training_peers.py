@@ -123,10 +123,12 @@ class TrainingWorld:
 
 
 @asynccontextmanager
-async def training_world(patience: float = PATIENCE_SECONDS) -> AsyncIterator[TrainingWorld]:
+async def training_world(
+    patience: float = PATIENCE_SECONDS, settings: WorldSettings | None = None
+) -> AsyncIterator[TrainingWorld]:
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # loads a third of torch, for seconds
     with trio.fail_after(patience):
-        async with SimulatedWorld(settings=WorldSettings()) as world:
+        async with SimulatedWorld(settings=settings or WorldSettings()) as world:
             yield TrainingWorld(world)
 
 
