@@ -125,3 +125,45 @@ async def test_a_node_without_limits_counts_what_the_kernel_counts() -> None:
         counted = limited.traffic()
     assert sent <= counted.sent_bytes <= 1.06 * sent + 20_000
     assert received <= counted.received_bytes <= 1.06 * received + 20_000
+
+
+def worst_ten_seconds(readings: list[tuple[float, int]]) -> float:
+    """The most bytes a second of any ten seconds; a shorter time counts as if it were ten."""
+    return max(
+        (later - earlier) / 10.0
+        for at, earlier in readings
+        for then, later in readings
+        if 0 < then - at <= 10.0
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("direction", ["up", "down"])
+async def test_no_ten_seconds_exceed_a_limit_by_a_twentieth_also_after_a_pause(
+    direction: str,
+) -> None:
+    rate = 2_000_000.0
+    is_up = direction == "up"
+    readings: list[tuple[float, int]] = []
+    async with limited_among(**{direction: rate}) as (limited, others, nursery):
+        streams = [
+            await (
+                limited.open(other.peer_id, SINK) if is_up else other.open(limited.peer_id, SINK)
+            )
+            for other in others
+        ]
+
+        async def read_counters() -> None:
+            while True:
+                readings.append((trio.current_time(), kernel_counts(limited)[0 if is_up else 1]))
+                await trio.sleep(0.1)
+
+        nursery.start_soon(read_counters)
+        for seconds_of_rest in (30.0, 3.0, 0.0):
+            with trio.move_on_after(11.0):
+                async with trio.open_nursery() as pouring:
+                    for stream in streams:
+                        pouring.start_soon(pour, stream)
+            await trio.sleep(seconds_of_rest)
+    assert worst_ten_seconds(readings) <= 1.05 * rate
+    assert worst_ten_seconds(readings) >= 0.5 * rate
