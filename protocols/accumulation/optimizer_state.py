@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protocols.accumulation.expected_statistics import ExpectedStatistics
 from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.state_tree import check_kinds, shaped_like
 
@@ -74,6 +75,13 @@ def prepared(
         raise StateRefused(f"The state has statistics of {unknown[0]}, which is not trained here.")
     parameters = _parameters(optimizer)
     group_of = [group for group in optimizer.param_groups for _ in group["params"]]
+    expected = ExpectedStatistics(optimizer)
+    for name, one in statistics.items():
+        if not isinstance(one, dict):
+            raise StateRefused("The state has statistics that are not kept by name.")
+        number = numbers[name]
+        if one:
+            expected.check(name, parameters[number], group_of[number], one)
     return {
         **{key: cloned(shaped_like(one, own.get(key))) for key, one in tree["rest"].items()},
         "state": {
@@ -112,8 +120,6 @@ def _placed(
     statistics: Any, present: Mapping[str, Any], parameter: Tensor, group: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Copies of one parameter's statistics where this optimizer wants to have them."""
-    if not isinstance(statistics, dict):
-        raise StateRefused("The state has statistics that are not kept by name.")
 
     def place(value: Any, key: Any) -> Any:
         if not isinstance(value, Tensor):
