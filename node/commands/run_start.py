@@ -239,7 +239,13 @@ def _introduce(
     from node.run.invite import RunInvite, write_invite
 
     addresses = node.network.addresses()
-    folder.keep_ports(addresses)
+    try:
+        folder.keep_ports(addresses)
+    except OSError as error:
+        lines.say(
+            f"warning: this run's ports cannot be remembered ({error.strerror}: {folder.path}). "
+            "After a restart the invite may lead nowhere: name a port with --listen."
+        )
     access = None
     if node.membership is not None:
         kept = node.membership.kept
