@@ -40,6 +40,7 @@ def test_the_training_goes_on_beside_a_transfer(tmp_path: Path) -> None:
     result = potluck("bench", "interference", "--json", *flags, home=tmp_path)
     assert result.returncode in (0, 1), result.stderr  # whether the bar is met is no test's affair
     (told,) = objects(result.stdout)
+    assert "arms" in told, told  # it failed, and says why
     # how fast this machine is now is no test's affair either
     assert all(arm["steps_per_s"] > 0 for arm in told["arms"].values())
     assert {arm for arm, figures in told["arms"].items() if figures["MB_per_s"] > 0} == {
