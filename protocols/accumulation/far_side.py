@@ -28,6 +28,7 @@ from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.state_fetching import Fetched, KeptPieces, StateSource, fetch_state
+from protocols.accumulation.state_pace import TRAINING_BYTES_PER_SECOND
 from protocols.accumulation.state_serving import StateServer, StateServingSettings
 from protocols.accumulation.state_with_results import Followed, follow_run
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
@@ -155,6 +156,7 @@ class NetworkSide:
         first = self._completed(entry.slot)
         async with open_tracker(self._network, self._dht, settings, first) as tracker:
             self._slot, self._tracker = entry.slot, tracker
+            self._averager.when_asked(tracker.was_asked)
             await tracker.looked()
             answer.give(None)
             if not self._settings.client:
@@ -263,6 +265,6 @@ class NetworkSide:
         ]
 
     def _serving_settings(self) -> StateServingSettings:
-        if self._settings.up_bytes_per_second:
-            return StateServingSettings(upload_bytes_per_second=self._settings.up_bytes_per_second)
-        return StateServingSettings()
+        allowed = self._settings.up_bytes_per_second or TRAINING_BYTES_PER_SECOND
+        usual = min(allowed, TRAINING_BYTES_PER_SECOND)  # more would be felt in the training
+        return StateServingSettings(upload_bytes_per_second=usual)

@@ -40,6 +40,7 @@ from protocols.accumulation.forks import Patience
 from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.progress import (
     LONGEST_READ_SECONDS,
+    READ_WHEN_DUE_SECONDS,
     Estimate,
     Known,
     ProgressSettings,
@@ -143,6 +144,7 @@ class Tracker:
         self._looked_for = 0.0
         """Seconds until `_read_at` (see above)."""
         self._missing: set[PeerId] = set()
+        self._asked_at = -READ_WHEN_DUE_SECONDS
         self._said: Said | None = None
         self._own: deque[ProgressSlot] = deque(maxlen=SAID_REMEMBERED)
         self._complaints: dict[PeerId, str] = {}
@@ -178,6 +180,15 @@ class Tracker:
     def look_now(self) -> None:
         """Read the others' slots as soon as can be. Any thread; never waits."""
         self._run(self._look_now)
+
+    def was_asked(self, _epoch: int) -> None:
+        """Others ask this peer into a round that it does not look for: they have begun, or are
+        elsewhere, and its own look at them is due. However often they ask, it looks no more often
+        than where a step is due. trio's thread."""
+        now = trio.current_time()
+        if now - self._asked_at >= READ_WHEN_DUE_SECONDS:
+            self._asked_at = now
+            self._look_now()
 
     async def looked(self, after: int = 0) -> Estimate:
         """Wait for an estimate whose number is higher than this."""

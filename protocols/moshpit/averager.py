@@ -20,7 +20,7 @@ runs is a ProtocolMisuse.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Unpack
 
@@ -96,7 +96,9 @@ class Averager:
         self._bandwidth = Bandwidth()
         self._switchboard = Switchboard(rpc)
         shell = Shell(network, rpc, butterfly, self._switchboard, self._bandwidth, nursery)
-        self._rounds = GroupRounds(shell, Matchmaker(network, rpc, dht), settings)
+        self._run = settings.run
+        self._matchmaker = Matchmaker(network, rpc, dht)
+        self._rounds = GroupRounds(shell, self._matchmaker, settings)
         self._statistics = StatisticsKeeper()
         self._buffers = ResultBuffers()
         self._place: tuple[Grid, Index] | None = None
@@ -125,6 +127,17 @@ class Averager:
     def statistics(self) -> AveragerStatistics:
         """Totals since the averager was opened, and the last rounds in full."""
         return self._statistics.statistics()
+
+    def when_asked(self, tell: Callable[[int], None]) -> None:
+        """From now on tell of the epoch of each group of the run that others ask this peer into
+        while it looks for none: it may not know yet that a round has begun, or that it is behind.
+        Whoever likes can ask, and as often."""
+
+        def asked(run: str, epoch: int) -> None:
+            if run == self._run:
+                tell(epoch)
+
+        self._matchmaker.when_asked = asked
 
     def grid_for(self, peers: int) -> Grid:
         """The grid for so many peers that needs the fewest attempts, if they go on failing as

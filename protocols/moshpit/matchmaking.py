@@ -28,7 +28,7 @@ one that it was given, and refuses what belongs to another.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from protocols.errors import ProtocolMisuse
@@ -88,6 +88,9 @@ class Matchmaker:
         self._searches: dict[str, GroupSearch] = {}
         self._started: OrderedDict[str, Roster] = OrderedDict()
         self._met: OrderedDict[str, tuple[Candidate, ...]] = OrderedDict()
+        self.when_asked: Callable[[str, int], None] | None = None
+        """Told the run and the epoch of a group that others look for and this node does not.
+        Anybody may ask, and as often as he likes."""
         rpc.serve(JOIN, self._join)
         rpc.serve(INVITE, self._invite)
         rpc.serve(STILL_THERE, _still_there)
@@ -143,6 +146,7 @@ class Matchmaker:
             return JoinAnswer(JoinReply.STARTED, started)
         search = self._searches.get(request.terms.key)
         if search is None:
+            self._was_asked(request.terms)
             self._check_epoch(request.terms)
             return NOT_HERE
         return await search.join(caller.peer, request)
@@ -153,9 +157,14 @@ class Matchmaker:
             return InvitationAnswer(Reply.STARTED, roster=started)
         search = self._searches.get(invitation.terms.key)
         if search is None:
+            self._was_asked(invitation.terms)
             self._check_epoch(invitation.terms)
             return INVITED_FOR_NOTHING
         return search.invite(caller.peer, invitation)
+
+    def _was_asked(self, terms: Terms) -> None:
+        if self.when_asked is not None:
+            self.when_asked(run_of(terms.key), terms.epoch)
 
     def _check_epoch(self, terms: Terms) -> None:
         """StaleEpoch if this node looks for a group of another epoch of the same run."""

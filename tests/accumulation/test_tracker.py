@@ -78,6 +78,25 @@ async def test_who_begins_a_round_is_seen_to(world: SimulatedWorld) -> None:
 
 
 @simulated
+async def test_who_is_asked_into_a_round_looks_at_once_and_not_again_however_often_it_is_asked(
+    world: SimulatedWorld,
+) -> None:
+    peers = await trackers(world, 2)
+    one = peers[0]
+    with trio.fail_after(10):  # just behind a reading: the next one is seconds away
+        await one.tracker.looked(after=one.tracker.estimate.number)
+    peers[1].note(epoch=6)
+    await trio.sleep(0.5)
+    before, reads = one.tracker.estimate.number, one.dht.statistics().gets
+    for _ in range(20):
+        one.tracker.was_asked(6)
+        await trio.sleep(0.01)
+    assert one.tracker.estimate.number > before
+    assert one.tracker.estimate.behind is not None
+    assert one.dht.statistics().gets - reads <= 2
+
+
+@simulated
 async def test_who_leaves_is_gone_soon_and_who_dies_when_its_slot_ends(
     world: SimulatedWorld,
 ) -> None:

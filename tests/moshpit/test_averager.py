@@ -174,6 +174,20 @@ async def test_whoever_finds_nobody_is_alone(world: SimulatedWorld) -> None:
 
 
 @simulated
+async def test_who_is_asked_into_a_round_that_it_does_not_look_for_hears_of_its_epoch(
+    world: SimulatedWorld,
+) -> None:
+    first, other = await averagers(world, 2)
+    await average_all([first, other])
+    asked: list[int] = []
+    other.averager.when_asked(asked.append)
+    done = first.begin(epoch=1, expected=2)
+    with trio.fail_after(60.0):
+        await done.wait()
+    assert set(asked) == {1}
+
+
+@simulated
 async def test_values_that_are_not_finite_are_named_before_anything_is_sent(
     world: SimulatedWorld,
 ) -> None:
