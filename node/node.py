@@ -32,6 +32,7 @@ from node.access.membership import Membership, open_membership
 from node.access.questions import add_access_questions
 from node.access.server_time import Clocks
 from node.caps.settings import caps_of
+from node.caps.used import CapsUsed
 from node.configuration import Configuration
 from node.control import Answering, ControlServer
 from node.dht_questions import Asked, add_questions
@@ -93,6 +94,9 @@ class Node:
     training: Callable[[], TrainerView] | None
     """How its training is, while it trains."""
 
+    caps: Callable[[], CapsUsed] | None
+    """What it uses of what its owner allows, while it trains."""
+
     def __init__(
         self,
         configuration: Configuration,
@@ -106,6 +110,7 @@ class Node:
         self._running: AsyncExitStack | None = None
         self._holds_lock = False
         self.training = None
+        self.caps = None
 
     async def __aenter__(self) -> Node:
         async with AsyncExitStack() as starting:
@@ -184,6 +189,7 @@ class Node:
             key_file=str(configuration.key_file),
             warnings=configuration.warnings,
             training=None if self.training is None else self.training(),
+            caps=None if self.caps is None else self.caps(),
         )
 
     async def _answer_status(self, arguments: Mapping[str, Any], answer: Answering) -> None:

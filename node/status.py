@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from node.caps.used import CapsUsed
 from node.trainer.view import TrainerView
 from protocols.dht.service import Dht
 from protocols.network import LinkFacts
@@ -85,6 +86,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     key_file: str = ""
     warnings: tuple[str, ...] = ()
     training: TrainerView | None = None  # None in a node that only listens
+    caps: CapsUsed | None = None  # likewise
 
 
 def link_status(link: LinkFacts, now: float) -> LinkStatus:

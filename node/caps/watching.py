@@ -36,6 +36,7 @@ from node.caps.other_load import OtherLoad
 from node.caps.settings import Caps
 from node.caps.timetable import ALWAYS, Wall, wall_clock
 from node.caps.units import in_words
+from node.caps.used import CapsUsed
 from node.places import Places
 from node.status import memory_in_use
 from node.trainer.gate import Gate
@@ -45,24 +46,6 @@ from protocols.network import TrafficFacts
 
 RATE_SECONDS = 10.0
 """Rates are shown, and promised, over so long."""
-
-
-class CapsUsed(msgspec.Struct, frozen=True):
-    """What is used of what is allowed, now. None where there is no such cap, or it is unknown."""
-
-    upload_bytes_per_second: float = 0.0
-    upload_limit: float | None = None
-    download_bytes_per_second: float = 0.0
-    download_limit: float | None = None
-    memory_bytes: int | None = None
-    memory_limit: int | None = None
-    batch_share: float = 1.0
-    month: str = ""
-    month_bytes: int = 0
-    month_limit: int | None = None
-    paused_by: tuple[str, ...] = ()
-    goes_on_at: float | None = None
-    pauses_at: float | None = None
 
 
 class Clocks(msgspec.Struct, frozen=True):

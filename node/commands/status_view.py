@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from node.caps.used import used_rows
 from node.commands.membership_view import clock_words, in_one_line
 from node.commands.output import printable
 from node.commands.training_view import training_rows
@@ -82,6 +83,7 @@ def _heading(status: NodeStatus) -> Text:
         ("run", in_one_line(status.membership)),
         *_warnings(status.membership),
         *([] if status.training is None else training_rows(status.training)),
+        *([] if status.caps is None else used_rows(status.caps)),
         ("memory", amount(status.memory_bytes)),
         ("calls", _calls(status.rpc)),
         ("dht", _directory(status.directory)),

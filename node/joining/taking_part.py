@@ -144,6 +144,7 @@ async def _train(node: Node, part: Part, session: Session, prepared: _Prepared) 
         ) as watched,
         trio.open_nursery() as nursery,
     ):
+        node.caps = watched.used
         nursery.start_soon(_leave_when_memory_is_short, watched, session)
         options = _options(node, part, prepared, watched)
         left = await train_run(node, prepared.definition, prepared.task, options, session)

@@ -23,7 +23,8 @@ from node.caps.memory import (
 )
 from node.caps.other_load import OtherLoad, own_seconds
 from node.caps.settings import Caps
-from node.caps.watching import CapsUsed, Clocks, WatchedCaps, open_caps
+from node.caps.used import CapsUsed, used_rows
+from node.caps.watching import Clocks, WatchedCaps, open_caps
 from node.places import Places, find_places
 from node.trainer.gate import Gate
 from protocols.blocking import do_at_once
@@ -244,3 +245,15 @@ def test_the_kernel_stops_what_grows_beyond_the_cap_at_once() -> None:
         back_stop.look(held // 2)  # half of what is asked for was never touched
         bytearray(20_000_000)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_what_is_used_is_said_beside_what_is_allowed() -> None:
+    assert used_rows(CapsUsed(upload_bytes_per_second=1.5e6)) == [
+        ("traffic", "sends 1.5 MB/s, receives 0 B/s")
+    ]
+    used = CapsUsed(1e6, 2e6, 3e6, 4e6, 5 * GB, 8 * GB, 0.5, "2026-11", 50 * GB, 200 * GB)
+    assert used_rows(used) == [
+        ("traffic", "sends 1 MB/s of 2 MB/s, receives 3 MB/s of 4 MB/s"),
+        ("quota", "50 GB of 200 GB in 2026-11 (25%)"),
+        ("cap", "5 GB of 8 GB; batches have 50% of their size"),
+    ]
