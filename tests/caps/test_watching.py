@@ -120,7 +120,7 @@ async def test_a_kill_loses_some_seconds_of_counting_and_no_more(
 ) -> None:
     machine = Machine(tmp_path)
     async with machine.caps(Caps()):
-        for second in range(60):
+        for second in range(25):
             machine.carried = TrafficFacts(second * 2_000_000, 0)
             await trio.sleep(1)
         on_disk, _ = LedgerFile(machine.places.traffic_file).load()
