@@ -306,8 +306,8 @@ class Agreement:
     def _take_given_up(self, sender: int, ballot: Ballot) -> None:
         if self.verdict is not None:
             return
-        if ballot == self._acceptor.promised and sender == ballot.coordinator:
-            self._acceptor.vow()
+        followed = ballot == self._acceptor.promised and sender == ballot.coordinator
+        if followed and self._acceptor.vowed:
             self._ending.end_without_quorum("too few members could be reached")
         else:
             self._succession.suspect(sender)
