@@ -11,16 +11,21 @@ import torch
 from blake3 import blake3
 
 from protocols.accumulation import state_manifest as manifest
+from protocols.accumulation.keeping_up import ROOM_OF_STATE
 from protocols.accumulation.optimizer_state import OWN_SETTINGS
+from protocols.accumulation.results_kept import STEPS_FOLLOWED
 from protocols.accumulation.signature import LONGEST_TENSOR_NAME, VALUE_TYPES
 from protocols.accumulation.state import capture
 from protocols.accumulation.state_account import FetchSettings
 from protocols.accumulation.state_desk import KEPT_SECONDS as PLACE_SECONDS
 from protocols.accumulation.state_download import RETRY_SECONDS
+from protocols.accumulation.state_following import LOST_SECONDS
 from protocols.accumulation.state_messages import (
     MANIFEST,
+    MOST_RESULTS,
     MOST_WANTED,
     MOST_WANTED_AT_ONCE,
+    NONCE_BYTES,
     PIECES,
     STALL_SECONDS,
     STATE_PROTOCOL,
@@ -32,6 +37,8 @@ from protocols.accumulation.state_pace import TRAINING_BYTES_PER_SECOND
 from protocols.accumulation.state_serving import StateServingSettings
 from protocols.accumulation.state_snapshots import KEPT_SECONDS, MOST_COPIES
 from protocols.accumulation.state_tree import MOST_DEPTH
+from protocols.accumulation.state_with_results import MOST_TIMES_LOST, ROOM_OF_SMALL_BYTES
+from protocols.moshpit.settings import CHUNK_BYTES
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()
 SECTION = DOCUMENT.split(f"## {STATE_PROTOCOL}\n")[1].split("\n## ")[0]
@@ -62,6 +69,13 @@ FETCHING = FetchSettings()
         f"After {FETCHING.give_up_seconds:g} s without a byte from anybody",
         f"at most {manifest.STATISTICS_PER_VALUE} values",
         f"and {manifest.STATISTICS_FREE_BYTES >> 20} MiB",
+        f"until {STEPS_FOLLOWED} steps after the last question. At most {MOST_RESULTS}, and",
+        f"nonce = empty (up to {NONCE_BYTES} bytes)",
+        f"in chunks of {CHUNK_BYTES >> 10} KiB, and the digest",
+        f"at most {['', '', 'twice'][int(ROOM_OF_STATE)]} the bytes of the state "
+        f"({int(ROOM_OF_STATE * ROOM_OF_SMALL_BYTES) >> 20} MiB where that is less)",
+        f"When for {LOST_SECONDS:g} s all who are there",
+        f"after {['', '', '', 'three'][MOST_TIMES_LOST]} times it gives up",
     ],
 )
 def test_numbers_are_those_of_the_code(words: str) -> None:

@@ -447,7 +447,8 @@ def test_a_peer_with_another_model_is_told_so() -> None:
     def train(bridge: Bridge, number: int) -> None:
         if number:
             there.wait()
-            with pytest.raises(OtherModel, match="All 1 peers of the run test train something"):
+            words = "All 1 peers of the run test train something else: model/bias is 5 here and 2 "
+            with pytest.raises(OtherModel, match=words):
                 optimizer_of(model_of(outputs=5), bridge)
             told.set()
             return
