@@ -19,6 +19,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from node.disk_trouble import disk_trouble
 from protocols.errors import PotluckError
 from protocols.identity import Identity
 
@@ -159,8 +160,9 @@ def _keep_across_power_loss(folder: Path) -> None:
 
 
 def _unusable(path: Path, error: OSError) -> KeyFileError:
+    why, advice = disk_trouble(error, path.parent)
     return KeyFileError(
-        f"The key file {path} cannot be used: {error.strerror or error}.",
-        why="The node keeps its identity there.",
-        advice="Name a file in a folder that you may write to.",
+        f"The key file {path} cannot be used, in which this node keeps its identity.",
+        why=why,
+        advice=f"{advice} Another home: --home DIRECTORY, or POTLUCK_HOME.",
     )

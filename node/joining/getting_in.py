@@ -23,12 +23,10 @@ from node.access.membership import open_membership
 from node.access.pass_file import load_pass
 from node.access.renewal_schedule import Standing
 from node.configuration import Configuration
-from node.disk_trouble import disk_trouble
 from node.key_file import load_or_create_identity
 from node.private_file import UnusableFile
 from node.run.invite import RunInvite
 from node.wrong_use import WrongUse
-from protocols.errors import PotluckError
 from protocols.identity import Identity
 
 ANOTHER_HOME: Final = "For a second run name another home (--home DIRECTORY, or POTLUCK_HOME)."
@@ -44,17 +42,8 @@ class Need(enum.Enum):
 
 
 def own_identity(configuration: Configuration) -> Identity:
-    """This node's key, made if there is none; says what is wrong with the home if it cannot be."""
-    try:
-        return load_or_create_identity(configuration.key_file)
-    except OSError as error:
-        folder = configuration.key_file.parent
-        why, advice = disk_trouble(error, folder)
-        raise PotluckError(
-            f"This node's key cannot be kept in {folder}.",
-            why=why,
-            advice=f"{advice} Another place: --home DIRECTORY, or POTLUCK_HOME.",
-        ) from None
+    """This node's key, made if there is none; KeyFileError says what is wrong with the home."""
+    return load_or_create_identity(configuration.key_file)
 
 
 def pass_needed(configuration: Configuration, invite: RunInvite, code: str) -> Need:

@@ -34,7 +34,7 @@ from protocols.not_allowed import NotAllowed
 from protocols.runs.fetching import fetch_definition
 from protocols.runs.messages import NoDefinition
 
-QUIET_SECONDS: Final = 3.0  # after which the owner is told that nobody answers yet
+QUIET_SECONDS: Final = 5.0  # after which the owner is told that nobody answers yet
 TELL_SECONDS: Final = 2.0  # between two looks at how the addresses fare
 FIRST_RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 15.0  # between two questions for a definition that nobody had

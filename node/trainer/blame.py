@@ -25,7 +25,9 @@ def blame_of(state: BootstrapState) -> str:
     """In one or two sentences."""
     failures = [(one.address, one.failure) for one in state.addresses if one.failure]
     tried = len(state.addresses)
-    what = f"none of {_count(tried, 'known address', 'known addresses')} answers"
+    what = f"none of {tried} known addresses answers"
+    if tried == 1:
+        what = "the only known address does not answer"
     if not tried:
         what = "no peer can be reached"
     if state.cached_peers:
