@@ -3,7 +3,7 @@
 Easy to get wrong: over a grid the weight of a result is that of the last group, in which each
 member stands for a whole group of the round before. What stands behind the result is then as much
 more as there are more peers than members. And its bits are shared only within that group, so its
-digest names no history: rounds over a grid have none of their own.
+digest names no history, unless a part of the grid failed: what came of that is no rounding.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def averaged(outcome: Outcome, expected: int, made: Made | None = None) -> Avera
             return Averaged(
                 Ending.COMMITTED,
                 weight=outcome.weight * more,
-                digest=OVER_A_GRID if over_a_grid else outcome.digest,
+                digest=OVER_A_GRID if over_a_grid and _is_whole(outcome) else outcome.digest,
                 members=outcome.members,
                 left_out=left_out_of(outcome),
                 over_a_grid=over_a_grid,
@@ -63,6 +63,13 @@ def averaged(outcome: Outcome, expected: int, made: Made | None = None) -> Avera
                 begun_without=outcome.begun_without,
                 in_doubt=outcome.in_doubt,
             )
+
+
+def _is_whole(outcome: Committed) -> bool:
+    """Whether every round of the grid was committed with all of its group. Else this group's result
+    is another than that of the others, not by rounding alone; and so must its history be, or its
+    members would go on beside the others with other parameters and nobody would know."""
+    return all(one.verdict is Verdict.COMMITTED and not one.excluded for one in outcome.rounds)
 
 
 def parameters_averaged(outcome: Outcome) -> ParametersAveraged:
