@@ -322,14 +322,21 @@ def test_who_was_away_catches_up_and_says_before_it_leaves_what_it_could_bring()
 
 
 def test_a_state_that_one_of_several_made_up_ends_nobodys_training() -> None:
-    """It says to be at a later epoch, and its state has no schedule where all others have one."""
+    """It says to be at a later epoch, and its state has another schedule than all others' have."""
     ahead, done = threading.Event(), [threading.Event(), threading.Event()]
     made_up = 7
+
+    def made_up_schedule(
+        optimizer: torch.optim.Optimizer,
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        schedule = constant(optimizer)
+        schedule.made_up = True  # type: ignore[attr-defined]
+        return schedule
 
     def train(bridge: Bridge, number: int) -> None:
         model = model_of()
         if number == 2:
-            optimizer = optimizer_of(model, bridge)
+            optimizer = optimizer_of(model, bridge, scheduler=made_up_schedule)
             state = optimizer.capture()
             header = msgspec.structs.replace(
                 state.manifest, epoch=made_up, history=b"x" * 16, pieces=b""
