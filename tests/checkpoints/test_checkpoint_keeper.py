@@ -78,7 +78,8 @@ async def test_checkpoints_are_written_every_so_often_and_the_last_step_at_the_e
 
 
 async def test_the_last_step_is_written_also_where_the_keeper_is_cancelled_from_outside(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path,
+    autojump_clock: MockClock,  # noqa: ARG001
 ) -> None:
     """As it is at Ctrl-C."""
     with trio.CancelScope() as scope:
