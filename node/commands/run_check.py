@@ -7,10 +7,10 @@ it is said for a number of machines like this one, and both numbers can be given
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.commands.auth_moments import now_ms
 from node.commands.output import Output
 from node.run.folder import RunFolder
 from node.run.mistakes import WrongDefinition
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from node.run.costs import Costs, Traffic
     from node.run.definition import RunDefinition
 
+NEXT = "No mistake was found. next: `potluck run start`"
 MEGA = 1_000_000
 SLOW_LINK_MBPS = 10  # what is said of the download; a bad home connection
 HIGH_TRAFFIC_PER_HOUR = 10_000 * MEGA  # a month's quota of many home lines in a day
@@ -39,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     speed = arguments.samples_per_s or measured_here(definition, trusted)
     traffic = costs.traffic(volunteers=arguments.volunteers, samples_per_second=speed)
     most = definition.training.samples_at_once
+    pins = unpinned(definition, trusted)
     output.data(
         {
             "run": definition.name,
@@ -58,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
             "up_bytes_per_hour": traffic.up_bytes_per_hour,
             "down_bytes_per_hour": traffic.down_bytes_per_hour,
             "run_seconds": _run_seconds(definition, traffic),
-            "checked_ms": now_ms(),
+            "sha256_of_modules": dict(pins),
         },
-        "\n".join(_lines(definition, costs, traffic, speed, arguments)),
+        "\n".join([*_lines(definition, costs, traffic, speed, arguments), *_advice(pins), NEXT]),
     )
     return 0
 
@@ -129,7 +131,26 @@ def _lines(
             "That is much traffic: a larger batch, blockwise-int8 or local_steps make it less, in "
             "proportion."
         )
-    return [*lines, f"No mistake was found. next: `potluck run start {arguments.folder}`"]
+    return lines
+
+
+def unpinned(definition: RunDefinition, trusted: Mapping[str, Path]) -> dict[str, str]:
+    """By table, the hash of each module's file that the definition does not ask for yet."""
+    from node.run.trusted import sha256_of
+
+    tables = {"model": definition.model, "data": definition.data}
+    return {
+        where: sha256_of(trusted[table["module"]])
+        for where, table in tables.items()
+        if "module" in table and "sha256" not in table
+    }
+
+
+def _advice(pins: Mapping[str, str]) -> Iterator[str]:
+    for where, digest in pins.items():
+        yield (
+            f'With sha256 = "{digest}" below [{where}] every volunteer has to have this very file.'
+        )
 
 
 def _name(definition: RunDefinition) -> str:

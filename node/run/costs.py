@@ -65,7 +65,7 @@ class Costs:
     """Of whoever keeps the checkpoints: those that stay, and one that is being written. What
     `keep_every` keeps for ever comes on top."""
     round_bytes: int
-    """Of one round, each way, where the reducers are equals."""
+    """Of one round, each way, among many equals; fewer keep a part of it to themselves."""
     samples_per_round: int
 
     def memory_bytes(self, samples: int) -> int:
@@ -80,7 +80,7 @@ class Costs:
         """With so many volunteers who compute so many samples a second each. A lone one has nobody
         to exchange with."""
         seconds = self.samples_per_round / max(volunteers * samples_per_second, 1e-9)
-        shared = self.round_bytes if volunteers > 1 else 0
+        shared = int(self.round_bytes * (1.0 - 1.0 / volunteers))  # one's own share stays here
         hourly = int(shared * HOUR / seconds + TALK_BYTES_PER_SECOND * HOUR)
         return Traffic(seconds, shared, hourly, hourly)
 

@@ -249,7 +249,9 @@ def test_what_a_run_costs_follows_from_its_shapes() -> None:
     assert costs.most_samples(1000) == 0
     traffic = costs.traffic(volunteers=4, samples_per_second=8.0)
     assert traffic.step_seconds == 64 / 32
-    assert traffic.round_bytes == pytest.approx(4 * parameters, rel=0.03), "float16, there and back"
+    there_and_back = 4 * parameters  # in float16
+    assert costs.round_bytes == pytest.approx(there_and_back, rel=0.03)
+    assert traffic.round_bytes == pytest.approx(0.75 * there_and_back, rel=0.03), "a quarter stays"
     hourly = 1800 * traffic.round_bytes
     assert hourly < traffic.up_bytes_per_hour < hourly + 10_000_000
     alone = costs.traffic(volunteers=1, samples_per_second=8.0)
