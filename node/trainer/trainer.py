@@ -26,7 +26,7 @@ from node.node import Node
 from node.trainer.batch_size import BatchSize
 from node.trainer.benchmark import Measurement, limit_of, measure
 from node.trainer.departure import ROUND_PATIENCE_SECONDS
-from node.trainer.happenings import Leaving, Left, Measured, Preparing
+from node.trainer.happenings import Leaving, Left, Measured, Paused, Preparing, Resumed
 from node.trainer.loop import Loop
 from node.trainer.network_watch import watch_network
 from node.trainer.options import TrainerOptions
@@ -99,11 +99,18 @@ async def _until_open(session: Session) -> None:
         with suppress(trio.RunFinishedError):
             token.run_sync_soon(lambda: changed.set())
 
+    reasons = session.gate.reasons()
+    if not reasons:
+        return
+    began = trio.current_time()
+    session.happened(Paused(tuple(one.words for one in reasons)))
     session.gate.watch(wake)
     session.departure.watch(wake)
     while not (session.gate.is_open or session.departure.wanted):
         await changed.wait()
         changed = trio.Event()
+    if not session.departure.wanted:
+        session.happened(Resumed(round(trio.current_time() - began, 3)))
 
 
 async def _measured(task: RunTask, most: int, target: int, session: Session) -> Measurement:
