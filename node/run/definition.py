@@ -24,7 +24,13 @@ import msgspec
 from msgspec import Meta
 
 from auth.fields import RunName
-from node.run.mistakes import VERSION_PATTERN, WrongDefinition, mistakes_in_table, parse
+from node.run.mistakes import (
+    LINE_PATTERN,
+    VERSION_PATTERN,
+    WrongDefinition,
+    mistakes_in_table,
+    parse,
+)
 from node.version import VERSION
 from protocols.errors import PotluckError
 from protocols.moshpit.layout import CodecName
@@ -62,7 +68,7 @@ class RunSection(_Section, frozen=True, kw_only=True):
     """`[run]`"""
 
     name: RunName
-    description: Annotated[str, Meta(max_length=300)] = ""
+    description: Annotated[str, Meta(max_length=300, pattern=LINE_PATTERN)] = ""
     """A line for people, shown to volunteers before they train."""
 
 

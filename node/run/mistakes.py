@@ -29,12 +29,14 @@ DEEPEST = 8  # tables and lists in one another: data.source[0].paths has four
 LONGEST_SHOWN = 60  # characters of a wrong value
 NEAR_ENOUGH = 0.6  # of difflib: `bacth` still means `batch`
 
+LINE_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"  # it is shown on volunteers' screens
 VERSION_PATTERN = r"^\d{1,9}(\.\d{1,9}){0,3}\Z"
 
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
 _EXPECTED = re.compile(r"^Expected `([^`]*)`(?:, got `[^`]*`)?(.*)$")
 _FORMS = {
     RUN_PATTERN: "of letters, digits, dots, dashes and underscores, without blanks",
+    LINE_PATTERN: "of one line, without control characters",
     VERSION_PATTERN: "of numbers and dots, such as 0.1.0",
 }
 _KINDS = {

@@ -57,6 +57,8 @@ ONE_MISTAKE = {
     "a word": (with_line('precision = "fp8"'), "it is one of float32, bf16, fp16"),
     "a blank in the name": (changed('"poem"', '"po em"'), "letters, digits, dots"),
     "a path as name": (changed('"poem"', '"../poem"'), "letters, digits, dots"),
+    "two lines of words": (with_line('description = "a\\nb"', "run"), "text of one line"),
+    "an escape code": (with_line('description = "\\u001b[2J"', "run"), "text of one line"),
     "a list for a table": (TEXT.replace(b"[training]\n", b"[[training]]\n"), "must be a table"),
     "nothing": (b"", "[run] is missing"),
     "no TOML": (b"run = [", "It is not TOML"),
