@@ -51,6 +51,10 @@ _FILES = """\
 | slots that a backbone keeps across a restart | `HOME/dht.sqlite` | beside the key |
 | access pass of a run, and the newest revocation list | `HOME/access.pass`, \
 `HOME/revocations` | beside the key |
+| organiser's key (mode 0600; whoever has it can change the organiser's runs) \
+| `HOME/organiser.key` | beside the key |
+| of each run that this node was in: its definition, what is being fetched, where it stands in the \
+data | `HOME/runs/` | beside the key |
 | lock and control socket of a running node | `HOME/run/` | `~/.local/state/potluck/run/` |
 | auth server: settings | `HOME/auth.toml` | `~/.config/potluck/auth.toml` |
 | auth server: database, auth keys (whoever has them signs tokens) | `HOME/auth/` \
