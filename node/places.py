@@ -5,6 +5,7 @@
 | settings | `HOME/potluck.toml` | `~/.config/potluck/potluck.toml` |
 | key | `HOME/identity.key` | `~/.local/share/potluck/identity.key` |
 | access pass, newest revocations | `HOME/access.pass`, `HOME/revocations` | beside the key |
+| organiser's key, and what is kept of runs | `HOME/organiser.key`, `HOME/runs/` | beside the key |
 | peers known, and a backbone's slots | `HOME/peers.json`, `HOME/dht.sqlite` | beside the key |
 | what was sent and received this month | `HOME/traffic.json` | beside the key |
 | lock and control socket of the running node | `HOME/run/` | `~/.local/state/potluck/run/` |
