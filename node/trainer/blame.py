@@ -48,9 +48,11 @@ def _whose(failures: Iterable[str]) -> str:
 
 
 def _shown(address: str, failure: str) -> str:
-    place = address.partition("/p2p/")[0]
+    """The place, and the first sentence of what was said about it, without its peer's long id."""
+    place, _, peer = address.partition("/p2p/")
     failure = " ".join(failure.split())
-    detail = failure.partition(f"{place}: ")[2].partition(";")[0].rstrip(". ") or failure
+    of_place = failure.partition(f"{place}: ")[2].partition(";")[0]
+    detail = (of_place or failure).partition(". ")[0].rstrip(".").replace(peer, "it")
     return f"{place}: {detail}"[:LONGEST_CHARACTERS]
 
 

@@ -45,5 +45,11 @@ def test_every_place_is_named_with_how_it_failed() -> None:
     assert "/dns4/x.example/tcp/4001: timed out" in words
 
 
+def test_of_a_long_story_the_first_sentence_is_told() -> None:
+    lost = f"The link to {PEER} was lost. The node over there ended. Try again."
+    words = blame_of(state((FIRST, lost)))
+    assert "(/ip4/192.0.2.7/tcp/4001: The link to it was lost). They may be off" in words
+
+
 def test_what_a_peer_answers_is_cut_to_a_bearable_length() -> None:
     assert len(blame_of(state((FIRST, "no " * 10_000)))) < 400
