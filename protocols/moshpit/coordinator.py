@@ -137,7 +137,10 @@ class Coordinator:
         """A quorum has promised: what is this ballot for? (Paxos, phase 2a)"""
         accepted = self._newest_acceptance()
         if accepted is not None:
-            self._propose(accepted.result, "it may have been decided already")
+            if accepted.result is None or self._enough_are_free:
+                self._propose(accepted.result, "it may have been decided already")
+            else:
+                self._forswear()  # whoever has vowed accepts it no more
             return
         reason = self._ending.why_discard
         begun = self._owner.ballots_begun
@@ -150,8 +153,8 @@ class Coordinator:
         held = holders(self._promises, attempt)
         self._judge(held, attempt.ballot)
         free = free_members(self._promises)
-        if len(free) < self._quorum:
-            self._forswear()  # who has vowed accepts nothing
+        if not self._enough_are_free:
+            self._forswear()
         elif is_at_hand(held, free - self._blame.ruled_out(free).keys()):
             digest = next(iter(held.values())).digest
             self._propose(Result(attempt.ballot, attempt.members, digest), "")
@@ -160,6 +163,11 @@ class Coordinator:
 
     def _newest_acceptance(self) -> Acceptance | None:
         return newest_acceptance(self._promises)
+
+    @property
+    def _enough_are_free(self) -> bool:
+        """Whether those who have promised and may still accept a result are a quorum."""
+        return len(free_members(self._promises)) >= self._quorum
 
     def _open(self) -> None:
         """Begin a new attempt with who answered, less who is ruled out."""
@@ -237,7 +245,8 @@ class Coordinator:
         if len(self._promises) < self._quorum:
             return
         to_come = self._desk.size - len(self._promises.keys() | self._failed)
-        if not patient or to_come == 0 or self._newest_acceptance() is not None:
+        knows = self._newest_acceptance() is not None and self._enough_are_free
+        if not patient or to_come == 0 or knows:
             self._choose()
 
     def opened(self, sender: int) -> None:

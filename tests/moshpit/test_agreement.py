@@ -502,3 +502,24 @@ def test_who_finds_a_quorum_of_which_too_many_have_vowed_seeks_the_end_at_once()
     assert any(isinstance(effect.message, Decided) for effect in asked)
     assert isinstance(one.verdict, Discard)
     assert not one.verdict.in_doubt
+
+
+def test_who_has_accepted_what_no_quorum_can_accept_any_more_ends_in_doubt() -> None:
+    """And does not propose it again and again, until the round's time is over."""
+    one = Agreement(1, 3, range(3), TIMING, 0.0, plan=plan, verify=verify)
+    first, own = Ballot(0, 0), Ballot(1, 1)
+    everybody = (0, 1, 2)
+    one.receive(0, Start(first, everybody, plan(everybody)), 0.1)
+    shown = statements(first, everybody)
+    one.exchange_done(first, digest_of_result(shown), shown, 1.0)
+    one.receive(0, Accept(first, Result(first, everybody, digest_of_result(shown))), 1.1)
+    one.next_ballot()
+    one.unreachable(2, 1.2)
+    vowed = Promise(own, Attempt(first, everybody), vowed=True)
+    one.receive(0, vowed, 1.3)
+    said = [effect.message for effect in one.effects() if isinstance(effect, Send)]
+    assert Forswear(own) in said
+    assert not any(isinstance(message, Accept) for message in said)
+    one.receive(0, vowed, 1.4)
+    assert isinstance(one.verdict, Discard)
+    assert one.verdict.in_doubt
