@@ -34,6 +34,7 @@ from models.data.settings import DataSettings
 from models.initial import SEEDS, seeded
 from models.synthetic_images import synthetic_images
 from models.trainable import Trainable, on_device
+from node.run.trusted import BrokenModule
 
 AHEAD = 4  # batches: what a server's pause of a second costs, and a few megabytes at most
 FIGURES = 1 << 40  # numbers of built-in images that a peer has before another one's begin
@@ -188,7 +189,14 @@ class ModuleBatches:
     def __next__(self) -> Any:
         if self._stopped:
             raise ReadingStopped(CLOSED)
-        return on_device(next(self._given), self._device)
+        batch = next(self._given, None)
+        if batch is None:
+            raise BrokenModule(
+                "The batches of the trusted module have ended.",
+                why="In a run data has no end: it is over after the steps of all peers together.",
+                advice="Tell whoever wrote it: open_batches has to begin again by itself.",
+            )
+        return on_device(batch, self._device)
 
     def __enter__(self) -> ModuleBatches:
         return self

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from models.classifier import Classifier
+from models.data.errors import DataSettingsError
 from models.data.events import OnEvent, logged
 from models.data.position import Position
 from models.data.settings import DataSettings, data_settings, refuse_this_machine
@@ -178,8 +179,19 @@ def data_of(
         return module
     if not definition.data.get("source") and isinstance(model, Classifier):
         return None
-    settings = data_settings(definition.data)
+    return data_from_strangers(definition.data)
+
+
+def data_from_strangers(table: Mapping[str, Any]) -> DataSettings:
+    """What a `[data]` table means in a run; DataSettingsError if it cannot be there."""
+    settings = data_settings(table)
     refuse_this_machine(settings)
+    if settings.passes:
+        raise DataSettingsError(
+            "In a run data has no end, and `passes` would give it one for each peer.",
+            why="A run is over after its steps, which all peers make together.",
+            advice="Leave `passes` out, and set `steps` below [training].",
+        )
     return settings
 
 

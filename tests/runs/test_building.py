@@ -179,6 +179,15 @@ def test_a_module_must_be_the_file_that_the_organiser_meant(tmp_path: Path) -> N
         task_of(text, trusted=trusted)
 
 
+def test_a_module_whose_batches_end_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "poem_model.py"
+    file.write_text(POEM_MODEL.replace("while True:", "if samples:"))
+    text = MODULE + b'[data]\nmodule = "poem_model"\nletter = 65\n'
+    task = task_of(text, trusted={"poem_model": file})
+    with pytest.raises(BrokenModule, match="have ended"):
+        batches_of(task, 2)
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [
@@ -210,6 +219,7 @@ MISTAKES = {
     "a setting of the optimizer": (with_line("lrr = 3", "optimizer"), "Did you mean lr?"),
     "a schedule that cannot end": (TEXT + b'[schedule]\nname = "cosine"', "cannot end at step 0"),
     "data": (TEXT + b"[data]\nshufle_examples = 3", "Did you mean shuffle_examples?"),
+    "an end of the data": (TEXT + b"[data]\npasses = 1", "Leave `passes` out"),
     "options": (with_line("delayed = true\nlocal_steps = 2"), "do not go together"),
     "one machine alone": (with_line("steps = 9").replace(b"= 64", b"= 2"), "every step alone"),
     "over before it begins": (
