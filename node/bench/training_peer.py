@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 JOIN_SECONDS = 60.0
+NEWS_SECONDS = 1.0  # between two looks at who is there, if nothing is heard
 LEAVE_SECONDS = 20.0  # for a loop that waits for a round; then it is woken
 
 
@@ -62,6 +63,9 @@ class Manner:
     """Whether it measures the loss on samples that nobody trains on, after every step."""
     auxiliary: bool = False
     """Whether it comes to the rounds without samples, as a backbone does."""
+    company: int = 0
+    """How many others it waits to see before its first batch. Who began alone could step so often
+    that the others, with a state to fetch now, never catch up."""
     idle_seconds: float = 0.0
     """How much longer each pass takes, with the processor left alone: it stands for a device that
     computes while the host's thread waits, and for a machine that is not shared."""
@@ -205,6 +209,8 @@ class TrainingPeer:
                 at = {"epoch": optimizer.epoch, "history": optimizer.history.hex()}
                 log.write("began", delayed=manner.delayed, **at)
                 guest = _Guest(task, manner, model, samples, optimizer, bridge, log)
+                while len(bridge.estimate.peers) < manner.company:
+                    bridge.wait_for_news(NEWS_SECONDS).wait()
                 if manner.auxiliary:
                     self._assist(guest)
                 else:

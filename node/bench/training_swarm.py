@@ -94,12 +94,13 @@ class TrainingSwarm:
         return life
 
     async def start_together(self, manners: Iterable[dict[str, Any]]) -> list[TrainingProcess]:
-        """So many volunteers that begin at the same moment: nobody has a state to fetch."""
+        """So many volunteers that begin when all are there: nobody has a state to fetch."""
         manners = list(manners)
         lives = [await self._join() for _ in manners]
+        company = {"company": len(manners) - 1}
         async with trio.open_nursery() as nursery:
             for life, manner in zip(lives, manners, strict=True):
-                nursery.start_soon(self._train, life, manner)
+                nursery.start_soon(self._train, life, company | manner)
         return lives
 
     async def _join(self) -> TrainingProcess:
