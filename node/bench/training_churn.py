@@ -67,11 +67,16 @@ class TrainingChurnEffort:
     mean_absence_seconds: float = 10.0
     target_batch: int = 256
     grace_seconds: float = 5.0
+    idle_ms: float = 100.0
     seed: int = 7
 
     @property
     def training(self) -> Training:
-        return Training(target_batch=self.target_batch, grace_seconds=self.grace_seconds)
+        return Training(
+            target_batch=self.target_batch,
+            manner={"idle_seconds": self.idle_ms / 1000},
+            grace_seconds=self.grace_seconds,
+        )
 
 
 @dataclass

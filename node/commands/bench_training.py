@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from node.commands.parser import Subparsers
 
 MANNERS = ("delayed", "waiting")
+IDLE = "milliseconds that each pass leaves the processor alone"
 CODECS = ("none", "float16", "bfloat16", "blockwise-int8")
 
 WHAT = {
@@ -70,8 +71,7 @@ def add_parser(kinds: Subparsers) -> None:
     add_flag(parser, "--layers", positive_count, 2, "of the model")
     uplink = "of each peer's uplink, in megabits per second; 0 is no limit"
     add_flag(parser, "--up-mbps", number_or_zero, 8.0, uplink)
-    idle = "milliseconds that each pass leaves the processor alone"
-    add_flag(parser, "--idle-ms", number_or_zero, 100.0, idle)
+    add_flag(parser, "--idle-ms", number_or_zero, 100.0, IDLE)
     add_flag(parser, "--codec", CODECS, "none", "how gradients travel")
     parser.add_argument(
         "--manner", choices=MANNERS, action="append", help="measure only this one (both)"
@@ -79,7 +79,13 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def add_churn_parser(kinds: Subparsers) -> None:
-    from node.commands.parser import add_flag, positive_count, positive_number, positive_seconds
+    from node.commands.parser import (
+        add_flag,
+        number_or_zero,
+        positive_count,
+        positive_number,
+        positive_seconds,
+    )
 
     parser = kinds.add_parser(
         "training-churn",
@@ -103,6 +109,7 @@ def add_churn_parser(kinds: Subparsers) -> None:
     add_flag(parser, "--mean-absence", positive_seconds, 10.0, absence, metavar="SECONDS")
     together = "samples of one step of all peers together"
     add_flag(parser, "--target-batch", positive_count, 256, together)
+    add_flag(parser, "--idle-ms", number_or_zero, 100.0, IDLE)
     add_flag(parser, "--seed", positive_count, 7, "of lives and absences")
     parser.add_argument(
         "--logs", metavar="FOLDER", help="a new one, for what the peers write down (it is deleted)"
@@ -161,6 +168,7 @@ def run_churn(arguments: argparse.Namespace) -> int:
         mean_life_seconds=arguments.mean_life,
         mean_absence_seconds=arguments.mean_absence,
         target_batch=arguments.target_batch,
+        idle_ms=arguments.idle_ms,
         seed=arguments.seed,
     )
 
