@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from node.commands.parser import CommandParser
 
 COMMANDS = (
+    "demo",
     "version",
     "id",
     "ping",
@@ -36,6 +37,7 @@ COMMANDS = (
     "plan",
     "export",
     "run",
+    "backbone",
     "completion",
 )
 

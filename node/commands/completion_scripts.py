@@ -49,10 +49,10 @@ def _levels(parser: CommandParser, path: tuple[str, ...]) -> Iterator[Level]:
         if isinstance(action, argparse._SubParsersAction):
             continue
         if action.option_strings:
-            long_flag = next(f for f in reversed(action.option_strings) if f.startswith("--"))
             what = (action.help or "").replace("\n", " ")
             choices = tuple(str(choice) for choice in action.choices or ())
-            level.flags.append(Word(long_flag, what, _value_of(action), choices))
+            for flag in _offered(action):
+                level.flags.append(Word(flag, what, _value_of(action), choices))
         elif action.choices:
             level.choices.extend(str(choice) for choice in action.choices)
     for action in parser._actions:
@@ -63,6 +63,12 @@ def _levels(parser: CommandParser, path: tuple[str, ...]) -> Iterator[Level]:
     for subparsers in parser.subcommands():
         for name, subparser in subparsers.items():
             yield from _levels(subparser, (*path, name))
+
+
+def _offered(action: argparse.Action) -> list[str]:
+    """The longest of its names; both of a flag that can also be denied (--qr, --no-qr)."""
+    names = [name for name in action.option_strings if name.startswith("--")]
+    return names if isinstance(action, argparse.BooleanOptionalAction) else names[-1:]
 
 
 def _value_of(action: argparse.Action) -> str:

@@ -24,7 +24,8 @@ from node.wrong_use import WrongUse
 
 if TYPE_CHECKING:
     from node.commands.line_queue import LineQueue
-    from node.commands.parser import Subparsers
+    from node.commands.parser import CommandParser, Subparsers
+    from node.commands.training import Beside
     from node.configuration import Configuration
     from node.node import Node
     from node.run.invite import RunInvite
@@ -35,9 +36,7 @@ ORGANISERS_NAME = "organiser"  # of the account that a first start makes at the 
 
 
 def add_start(actions: Subparsers) -> None:
-    from node.caps.settings import CAP_KEYS
-    from node.commands.configured import add_setting_flag
-    from node.commands.run import add_folder, add_trust
+    from node.commands.run import add_folder
 
     start = actions.add_parser(
         "start",
@@ -62,6 +61,15 @@ def add_start(actions: Subparsers) -> None:
         action="store_true",
         help="bring no samples: keep checkpoints, help to average, and serve the state",
     )
+    add_flags(start)
+
+
+def add_flags(start: CommandParser) -> None:
+    """Those of an organiser's peer, whether it trains or only keeps."""
+    from node.caps.settings import CAP_KEYS
+    from node.commands.configured import add_setting_flag
+    from node.commands.run import add_trust
+
     start.add_argument(
         "--plain",
         action="store_true",
@@ -80,6 +88,13 @@ def add_start(actions: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return start_peer(arguments, keeps_only=arguments.keep_only)
+
+
+def start_peer(
+    arguments: argparse.Namespace, *, keeps_only: bool, beside: Beside | None = None
+) -> int:
+    """What `run start` does, and `potluck backbone`, with something of its own beside it."""
     from node.commands.configured import configuration_for
     from node.joining.getting_in import own_identity
     from node.run.trusted import trusted_modules
@@ -96,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
     configuration = listening_as_before(configuration, folder, output)
 
-    from node.commands.training import train_in_foreground
+    from node.commands.training import nothing_beside, train_in_foreground
     from node.joining.taking_part import Part
 
     async def get_in(session: Session) -> None:
@@ -116,10 +131,17 @@ def run(arguments: argparse.Namespace) -> int:
         signed=signed,
         trusted=trusted,
         checkpoints=folder.checkpoints,
-        keeps_only=arguments.keep_only,
+        keeps_only=keeps_only,
         begins=True,
     )
-    return train_in_foreground(configuration, part, output, before=get_in, started=introduce)
+    return train_in_foreground(
+        configuration,
+        part,
+        output,
+        before=get_in,
+        started=introduce,
+        beside=beside or nothing_beside,
+    )
 
 
 def _signed(

@@ -87,9 +87,11 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunComplete(msgspec.Struct, frozen=True, tag=True):
-    """The run has made all the steps that its definition asks for."""
+    """The run has made all the steps that its definition asks for. `parameters`: the digest of the
+    model as this peer has it now, which is everybody's."""
 
     epoch: int
+    parameters: str = ""
 
 
 class Leaving(msgspec.Struct, frozen=True, tag=True):

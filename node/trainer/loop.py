@@ -30,6 +30,7 @@ from models.data.position import Position, read_position, write_position
 from node.trainer.batch_size import BatchSize
 from node.trainer.departure import ROUND_PATIENCE_SECONDS
 from node.trainer.happenings import Began, LossSeen, Paused, Resumed, RunComplete
+from node.trainer.parameters_digest import digest_of
 from node.trainer.phases import NETWORK
 from node.trainer.session import Session
 from protocols.accumulation.bridge import Bridge
@@ -166,11 +167,14 @@ class Loop:
 
     def _wait_for_the_end(self, optimizer: CollaborativeOptimizer, bridge: Bridge) -> None:
         """The run is complete. Volunteers leave; the keeper stays, for whoever wants the result."""
-        self._session.happened(RunComplete(optimizer.epoch))
+        self._session.happened(RunComplete(optimizer.epoch, self._parameters()))
         if bridge.keeper is not None:
             while not self._session.departure.wanted:
                 with bridge.waiting():
                     bridge.wait_for_news(NEWS_SECONDS).wait()
+
+    def _parameters(self) -> str:
+        return digest_of(dict([*self._task.named_parameters, *self._task.buffers]))
 
     def _goes_on(self, optimizer: CollaborativeOptimizer) -> bool:
         return not self._session.departure.wanted and not self._is_complete(optimizer)

@@ -47,6 +47,8 @@ from protocols.errors import PotluckError
 LINES_KEPT: Final = 2_000
 """Of what happened, for `potluck logs`: some hours, at most half a megabyte."""
 
+Tell = Callable[[Happening], None]
+
 
 class Watched(Protocol):
     """What is known only while a node trains."""
@@ -83,6 +85,7 @@ class Session:
         self._last_event, self._last_event_at = "", 0.0
         self._token: trio.lowlevel.TrioToken | None = None
         self._news = trio.Event()
+        self._followers: list[Tell] = []
 
     # -- any thread
 
@@ -122,6 +125,10 @@ class Session:
         self.refused = " ".join(one for one in (error.what, error.why) if one)
         self._refused_advice = error.advice
         self._refresh()
+
+    def follow(self, tell: Tell) -> None:
+        """Be told everything that happens from now on, in trio's thread. It must not wait."""
+        self._followers.append(tell)
 
     async def news(self) -> None:
         """Until another line has been told."""
@@ -190,6 +197,8 @@ class Session:
             self._news.set()
             self._news = trio.Event()
         self._shown.happened(happening)
+        for tell in self._followers:
+            tell(happening)
         if is_first and isinstance(happening, StepTaken):
             samples = happening.own_samples
             self._take(FirstSamplesAccepted(happening.epoch, samples, round(self.seconds, 3)))
@@ -228,6 +237,3 @@ class Session:
 
     def _refresh(self) -> None:
         self._shown.show(self.view())
-
-
-Tell = Callable[[Happening], None]

@@ -1,0 +1,96 @@
+"""A backbone peer's HTTP face: `/metrics` for Prometheus, `/healthz` for whatever restarts it.
+
+    await serve_backbone(address, record, node.status, session.view, listening)
+
+`/healthz` answers 200 while a volunteer who came now would be served, and 503 with the reasons
+else. Neither answer holds a secret, but both say who computes how much: it listens on this machine
+only, unless its operator names another address.
+
+Promises: bounded in connections, requests and bytes (auth/server/serving.py), and it ends with the
+task that runs it.
+
+Easy to get wrong: an answer must not wait for anything of the run, or a health check is slow just
+when something is wrong. Everything here is read from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Route
+
+from auth.server.answers import Answer, json_answer
+from auth.server.rate_limits import Rate
+from auth.server.serving import HttpServer
+from auth.server.settings import ListenAddress
+from node.backbone_metrics import metrics_text
+from node.backbone_record import BackboneRecord
+from node.status import NodeStatus
+from node.trainer.view import TrainerView
+from protocols.errors import PotluckError
+
+MOST_CONNECTIONS = 32  # a scraper, a health check, and a person with a browser
+CONNECTIONS_A_MINUTE = 240  # of one address: one every second, from four programs
+BACKLOG = 32
+
+
+class CannotServeHttp(PotluckError):
+    """The port is somebody else's, or the address is not ours."""
+
+
+async def serve_backbone(
+    address: ListenAddress,
+    record: BackboneRecord,
+    status: Callable[[], NodeStatus],
+    view: Callable[[], TrainerView],
+    listening: Callable[[str], None],
+) -> None:
+    """Serve until cancelled; `listening` is told the URL. CannotServeHttp if it cannot."""
+    listeners = await _listeners(address)
+    server = HttpServer(
+        backbone_app(record, status, view),
+        None,
+        most_connections=MOST_CONNECTIONS,
+        most_connections_per_address=MOST_CONNECTIONS,
+        handshakes=Rate.per_minute(CONNECTIONS_A_MINUTE),
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve, listeners)
+        host, port = listeners[0].socket.getsockname()[:2]
+        listening(f"http://{ListenAddress(host, port)}")
+
+
+def backbone_app(
+    record: BackboneRecord,
+    status: Callable[[], NodeStatus],
+    view: Callable[[], TrainerView],
+) -> Starlette:
+    """What is answered."""
+
+    async def healthz(_request: Request) -> Answer:
+        troubles = record.troubles(status())
+        body = {"healthy": not troubles, "troubles": troubles, "epoch": record.epoch}
+        return json_answer(body, 503 if troubles else 200)
+
+    async def metrics(_request: Request) -> Answer:
+        return Answer(metrics_text(status(), view(), record), CONTENT_TYPE_LATEST)
+
+    app = Starlette(routes=[Route("/healthz", healthz), Route("/metrics", metrics)])
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _listeners(address: ListenAddress) -> list[trio.SocketListener]:
+    try:
+        found = await trio.open_tcp_listeners(address.port, host=address.host, backlog=BACKLOG)
+    except OSError as error:
+        raise CannotServeHttp(
+            f"/metrics and /healthz cannot be served at {address}: {error.strerror or error}.",
+            why="Another program may use that port, or the address is not this machine's.",
+            advice="Choose another one with --http HOST:PORT; a port of 0 is any that is free.",
+        ) from None
+    return list(found)

@@ -1,0 +1,91 @@
+"""`potluck backbone`: an organiser's peer that keeps a run alive, and can be watched.
+
+It is `potluck run start --keep-only` with an HTTP face: others join at it, it keeps checkpoints,
+helps to average and brings no samples; `/metrics` and `/healthz` say how it is.
+
+Easy to get wrong: the HTTP face comes up before the run is entered, which can take long where a
+large state has to be read. A health check then gets a 503 with the reason, and not silence.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from auth.server.settings import ListenAddress
+    from node.commands.line_queue import LineQueue
+    from node.commands.parser import Subparsers
+    from node.node import Node
+    from node.trainer.session import Session
+
+DEFAULT_HTTP = "127.0.0.1:8480"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    from node.commands.run import add_folder
+    from node.commands.run_start import add_flags
+
+    parser = subparsers.add_parser(
+        "backbone",
+        help="keep a run alive: a peer to join at, its checkpoints, /metrics and /healthz",
+        description="Run an organiser's peer that brings no samples: others join at it, it keeps "
+        "the run's checkpoints in DIR/checkpoints, helps to average, and serves the state to "
+        "newcomers. It does all that `potluck run start DIR --keep-only` does, and answers over "
+        "HTTP: /metrics for Prometheus, and /healthz with 200 while it listens, has joined and "
+        "writes checkpoints, else 503 and the reasons.\n\n"
+        "Both are for this machine alone unless --http names another address; there is no password "
+        "on them. Ctrl-C writes a last checkpoint and leaves.",
+        example="potluck backbone poem\n"
+        "potluck backbone poem --listen /ip4/0.0.0.0/tcp/4001 --http 127.0.0.1:9100\n"
+        "curl -s http://127.0.0.1:8480/healthz",
+    )
+    add_folder(parser)
+    parser.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        default=DEFAULT_HTTP,
+        help=f"where /metrics and /healthz are ({DEFAULT_HTTP}); a port of 0 is any that is free",
+    )
+    add_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import time
+    from pathlib import Path
+
+    from node.backbone_record import BackboneRecord
+    from node.commands.run_start import start_peer
+    from node.run.definition import read_definition
+    from node.run.folder import RunFolder
+
+    address = _http_address(arguments.http)
+    folder = RunFolder(Path(arguments.folder).expanduser().absolute())
+    every_seconds = read_definition(folder.text()).checkpoints.every_seconds
+    record = BackboneRecord(checkpoint_seconds=every_seconds, clock=time.time)
+
+    async def serve(node: Node, session: Session, lines: LineQueue) -> None:
+        from node.backbone import serve_backbone
+
+        def listening(url: str) -> None:
+            lines.data(
+                {"event": "serving_http", "url": url},
+                f"{url}/metrics and {url}/healthz say how this peer is",
+            )
+
+        session.follow(record.take)
+        await serve_backbone(address, record, node.status, session.view, listening)
+
+    return start_peer(arguments, keeps_only=True, beside=serve)
+
+
+def _http_address(text: str) -> ListenAddress:
+    from auth.server.settings import listen_address
+    from node.wrong_use import WrongUse
+
+    try:
+        return listen_address(text)
+    except ValueError as error:
+        raise WrongUse(
+            f"--http {text} {error}.", advice="A port of 0 is any that is free."
+        ) from None

@@ -1,0 +1,78 @@
+"""`potluck demo`: a whole run on this machine, to see it all before there is anything to set up.
+
+Easy to get wrong: Ctrl-C. The demo is many processes and a folder, and all of them are gone when
+the prompt is back: first the processes, then what they wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from node.commands.output import Output
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from node.commands.parser import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "demo",
+        help="see a whole run on this machine, in about a minute",
+        description="Play a whole run on this machine, with the commands that people type: an auth "
+        "server with a fresh key, a backbone peer, and three volunteers in processes of their own, "
+        "over real libp2p. They train a small GPT on the source code of Python's standard library; "
+        "one of them is killed in the middle, and a fourth joins late and catches up. The end "
+        "shows the loss, who contributed what, that all hold the same parameters, and what the "
+        "model writes. Nothing is asked, nothing is downloaded, and nothing of this machine's own "
+        "potluck is touched: it all happens in a temporary folder, which is removed at the end.\n\n"
+        "It needs two processor cores, 3 GB of memory, and about a minute. Exit code 1 if "
+        "something in it did not go as it must. Ctrl-C ends all of it.",
+        example="potluck demo\npotluck demo --keep\npotluck demo --json | tail -n 1",
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave the folder with homes, logs, definition and checkpoints there, and say where",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import tempfile
+    from pathlib import Path
+
+    from node.commands.exit_codes import DONE
+    from node.commands.interruption import run_until_signal
+
+    output = Output.of(arguments)
+    folder = Path(tempfile.mkdtemp(prefix="potluck-demo-"))
+    return run_until_signal(lambda: _play(folder, output, keep=arguments.keep), terminated=DONE)
+
+
+async def _play(folder: Path, output: Output, *, keep: bool) -> int:
+    import shutil
+
+    from node.commands.exit_codes import DONE, FAILED
+    from node.commands.interruption import at_hard_exit
+    from node.demo.driver import Demo
+    from node.demo.summing_up import page_of
+
+    demo = Demo(folder, output.data)
+
+    def clear() -> None:
+        demo.kill_all()
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    with at_hard_exit(clear):
+        try:
+            summary = await demo.play()
+        finally:
+            clear()
+            if keep and not output.json:
+                output.say(f"everything is in {folder}")
+    summary["folder"] = str(folder) if keep else None
+    output.data(summary, page_of(summary, keep=keep))
+    return FAILED if summary["failures"] else DONE

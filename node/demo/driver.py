@@ -1,0 +1,373 @@
+"""The demo itself: the commands that people type, played on one machine, from nothing to the end.
+
+    summary = await Demo(folder, tell, keep=False).play()
+
+In order: an auth server with a fresh key; a definition; a backbone peer; codes for four people;
+three volunteers; a fourth who comes late; one of the three is killed; the run completes by itself;
+what is left is compared.
+
+Promises: whatever happens, no process that was started here is left when `play` ends (`kill_all`
+also does it from a signal's handler). A part that fails ends the demo, with its name and what it
+said last.
+
+Easy to get wrong: nothing here is timed. Every step waits for an event of the one before, so that
+a slow machine plays the same piece slowly.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.demo.definition import BATCH, KILL_AT_STEP, LATE_AT_STEP, RUN, STEPS, demo_sized
+from node.demo.processes import Child, Event
+from node.demo.story import Story
+from node.demo.summing_up import summary_of
+from protocols.errors import PotluckError
+
+EARLY = ("ann", "ben", "cleo")
+KILLED = "cleo"
+LATE = "dora"
+
+PART_SECONDS = 240.0
+"""How long one part may take before the demo gives up: on a free machine the longest, the training,
+takes half a minute; one that is busy with other things gets eight times that."""
+
+LISTEN = "/ip4/127.0.0.1/tcp/0"  # any free port, for this machine alone
+STEPS_TOLD = 6  # a line each
+LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000  # below those that the system gives to others
+PORT_TRIES = 50
+
+Tell = Callable[[dict[str, Any], str], None]
+
+
+class DemoFailed(PotluckError):
+    """A part of the demo did not do what it has to."""
+
+
+class Demo:
+    """One play, in a folder that is there and empty. `tell` is given each event and its words."""
+
+    def __init__(self, folder: Path, tell: Tell) -> None:
+        self._folder, self._tell_out = folder, tell
+        self._run_folder = folder / "run"
+        self._organiser = folder / "organiser"
+        self._began = time.monotonic()
+        self._children: list[Child] = []
+        self._story = Story()
+        self._changed = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._steps_told = 0
+        self._checkpoints: list[Event] = []
+
+    def kill_all(self) -> None:
+        """End every process that was started here. For a signal's handler, too."""
+        for child in self._children:
+            child.kill()
+
+    async def play(self) -> dict[str, Any]:
+        """The summary. DemoFailed, naming the part that failed."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                summary = await self._play()
+                self._nursery.cancel_scope.cancel()
+        finally:
+            self.kill_all()
+        return summary
+
+    async def _play(self) -> dict[str, Any]:
+        auth = await self._start_auth_server()
+        codes = {name: await self._code_for(name) for name in (*EARLY, LATE)}
+        self._tell(
+            "enrolled", f"{', '.join(codes)} may take part, each with a code that works once"
+        )
+        await self._define()
+        backbone, invite, http_url = await self._start_backbone()
+        volunteers = {name: self._join(name, invite, codes[name]) for name in EARLY}
+        await self._until(
+            lambda: all(self._story.person(name).entered_at is not None for name in EARLY),
+            "the volunteers' start",
+        )
+        self._tell_start()
+        await self._until(lambda: self._story.epoch >= LATE_AT_STEP, "the first steps")
+        volunteers[LATE] = self._join(LATE, invite, codes[LATE])
+        self._tell("late", f"{LATE} comes late: she starts while the others train")
+        await self._until(lambda: self._story.epoch >= KILL_AT_STEP, "the training")
+        self._kill(volunteers[KILLED])
+        health = await self._look_at(http_url)
+        await self._until(lambda: self._story.person(LATE).steps > 0, f"{LATE}'s catching up")
+        self._tell_caught_up()
+        survivors = [child for name, child in volunteers.items() if name != KILLED]
+        await self._until(lambda: all(one.exit_code == 0 for one in survivors), "the last steps")
+        self._tell("complete", f"the run has made its {STEPS} steps, and the volunteers have left")
+        checkpoint = await self._last_checkpoint(backbone)
+        auth.terminate()
+        from node.demo.judging import judge
+
+        found = await trio.to_thread.run_sync(
+            judge,
+            (self._run_folder / "run.toml").read_bytes(),
+            checkpoint,
+            abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
+        )
+        return summary_of(self._story, found, checkpoint, health, late=LATE, seconds=self._seconds)
+
+    # -- the parts, in order
+
+    async def _start_auth_server(self) -> Child:
+        url = f"http://127.0.0.1:{_free_port()}"
+        made = await self._do("auth init", "auth", "init", "--run", RUN, "--public-url", url)
+        child = self._start("auth server", ["auth", "serve", "--insecure-http", "--json"])
+        await self._until(lambda: _has(child, "serving"), "the auth server")
+        self._tell(
+            "auth_server",
+            f"an auth server at {url}, with a fresh key: who may take part is decided here",
+            url=url,
+            fingerprint=made["fingerprint"],
+        )
+        return child
+
+    async def _code_for(self, name: str) -> str:
+        made = await self._do(f"code for {name}", "auth", "codes", "new", "--name", name)
+        return str(made["code"])
+
+    async def _define(self) -> None:
+        await self._do("run init", "run", "init", str(self._run_folder), "--name", RUN)
+        file = self._run_folder / "run.toml"
+        file.write_text(demo_sized(file.read_text("utf-8")), "utf-8")
+        signed = await self._do("run sign", "run", "sign", str(self._run_folder))
+        self._tell(
+            "definition",
+            f"a run, defined in run.toml and signed by its organiser: {STEPS} steps of {BATCH} "
+            "samples, by everybody together",
+            organiser=signed["organiser"],
+            steps=STEPS,
+            batch=BATCH,
+        )
+
+    async def _start_backbone(self) -> tuple[Child, str, str]:
+        places = ("--listen", LISTEN, "--http", "127.0.0.1:0")
+        child = self._start(
+            "backbone", ["backbone", str(self._run_folder), "--json", "--threads", "1", *places]
+        )
+        await self._until(
+            lambda: _has(child, "started") and _has(child, "serving_http"), "the backbone peer"
+        )
+        started, http = _event(child, "started"), _event(child, "serving_http")
+        self._tell(
+            "backbone",
+            f"a backbone peer: others join at it, and it keeps checkpoints; {http['url']}/metrics",
+            addresses=started["addresses"],
+            url=http["url"],
+        )
+        return child, str(started["invite"]), str(http["url"])
+
+    def _join(self, name: str, invite: str, code: str) -> Child:
+        variables = {"POTLUCK_INVITE": invite, "POTLUCK_LOGIN_CODE": code}
+        arguments = ["join", "--json", "--threads", "1", "--listen", LISTEN]
+        if name == EARLY[0]:
+            self._tell(
+                "joining",
+                f"{', '.join(EARLY)} type `potluck join`: processes with homes of their own, over "
+                "encrypted libp2p",
+            )
+        return self._start(name, arguments, home=self._folder / name, variables=variables)
+
+    def _kill(self, child: Child) -> None:
+        person = self._story.person(child.name)
+        child.kill()
+        person.killed_at = self._story.epoch
+        self._tell(
+            "killed",
+            f"{child.name} is killed (SIGKILL) after step {person.killed_at}, without a goodbye: "
+            "the others go on",
+            name=child.name,
+            epoch=person.killed_at,
+        )
+
+    async def _look_at(self, url: str) -> dict[str, Any]:
+        """What the backbone peer's /healthz and /metrics say in the middle of it."""
+        status, body = await trio.to_thread.run_sync(_get, f"{url}/healthz")
+        _, metrics = await trio.to_thread.run_sync(_get, f"{url}/metrics")
+        health = {
+            "url": url,
+            "status": status,
+            **json.loads(body),
+            "metrics": sum(1 for line in metrics.splitlines() if not line.startswith(b"#")),
+        }
+        self._tell(
+            "health",
+            f"the backbone peer's /healthz says {status}, /metrics has {health['metrics']} figures",
+            **health,
+        )
+        return health
+
+    async def _last_checkpoint(self, backbone: Child) -> Path:
+        backbone.terminate()
+        await self._until(lambda: backbone.exit_code is not None, "the last checkpoint")
+        saved = [event for event in backbone.events if event.get("event") == "checkpoint_saved"]
+        if not saved or saved[-1]["epoch"] != STEPS:
+            raise self._failed(backbone, f"It wrote no checkpoint of step {STEPS}.")
+        return Path(saved[-1]["path"])
+
+    # -- what happens
+
+    def _take(self, child: Child, event: Event) -> None:
+        if child.name in (*EARLY, LATE):
+            self._story.take(child.name, event)
+            self._tell_step()
+        self._wake()
+
+    def _tell_step(self) -> None:
+        """A line for every so many steps, when somebody has told of the loss."""
+        due = 1 if not self._steps_told else self._steps_told * STEPS // STEPS_TOLD
+        curve = [one for one in self._story.curve() if one[0] >= max(due, 1)]
+        if curve and self._steps_told <= STEPS_TOLD:
+            epoch, loss = curve[0]
+            self._steps_told += 1
+            self._tell("step", f"step {epoch}: loss {loss:.2f}", epoch=epoch, loss=round(loss, 4))
+
+    def _tell_start(self) -> None:
+        rates = {name: self._story.person(name).samples_per_second for name in EARLY}
+        words = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+        self._tell(
+            "training",
+            f"all three have logged in, verified the definition and measured themselves: {words} "
+            "samples/s",
+            samples_per_second=rates,
+        )
+
+    def _tell_caught_up(self) -> None:
+        late = self._story.person(LATE)
+        found = late.caught_up or {}
+        size = found.get("fetched_bytes", 0) / 1e6
+        sources = len(found.get("sources", ()))
+        self._tell(
+            "caught_up",
+            f"{LATE} has caught up: {size:.1f} MB from {sources} peers, verified; her samples "
+            f"count since step {late.epoch}",
+            name=LATE,
+            epoch=late.epoch,
+            fetched_bytes=found.get("fetched_bytes", 0),
+            sources=sources,
+        )
+
+    # -- processes
+
+    def _start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        home: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> Child:
+        assert self._nursery is not None
+        child = Child(
+            name,
+            arguments,
+            home=home or self._organiser,
+            folder=self._folder,
+            variables=variables,
+        )
+        self._children.append(child)
+        child.start()
+        self._nursery.start_soon(self._follow, child)
+        return child
+
+    async def _follow(self, child: Child) -> None:
+        await child.read(self._take)
+        self._wake()
+
+    async def _do(self, part: str, *arguments: str) -> Event:
+        """A command that ends by itself; what it printed."""
+        child = self._start(part, [*arguments, "--json"])
+        child.may_end = True
+        await self._until(lambda: child.exit_code is not None, part)
+        if child.exit_code or not child.events:
+            raise self._failed(child)
+        return child.events[-1]
+
+    async def _until(self, holds: Callable[[], bool], part: str) -> None:
+        """Wait for something to hold; DemoFailed if a process ends that must not, or too late."""
+        with trio.move_on_after(PART_SECONDS) as patience:
+            while not holds():
+                for child in self._children:
+                    if child.exit_code is not None and not self._ended_well(child):
+                        raise self._failed(child)
+                await self._changed.wait()
+        if patience.cancelled_caught:
+            said = "\n".join(f"{one.name}: {one.last_lines()}" for one in self._children)
+            raise DemoFailed(
+                f"The demo gave up waiting for {part}.",
+                why=f"It took more than {PART_SECONDS:.0f} seconds. What its parts said last:\n"
+                + said,
+                advice="Try again when the machine is less busy; with --keep everything that was "
+                "written stays.",
+            )
+
+    def _ended_well(self, child: Child) -> bool:
+        if child.may_end:
+            return True
+        return child.exit_code == 0 and self._story.person(child.name).left
+
+    def _failed(self, child: Child, why: str = "") -> DemoFailed:
+        said = child.last_lines()
+        return DemoFailed(
+            f"A part of the demo failed: {child.name} (`{child.command}`).",
+            why=" ".join(one for one in (why, f"{child.ended_by()}. It said last: {said}") if one),
+            advice="`potluck demo --keep` leaves everything there to look at. If it fails again, "
+            "please tell us.",
+        )
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def _tell(self, event: str, words: str, **fields: Any) -> None:
+        seconds = round(self._seconds, 2)
+        self._tell_out({"event": event, "seconds": seconds, **fields}, f"{seconds:5.1f} s  {words}")
+
+
+def _has(child: Child, kind: str) -> bool:
+    return any(event.get("event") == kind for event in child.events)
+
+
+def _event(child: Child, kind: str) -> Event:
+    return next(event for event in child.events if event.get("event") == kind)
+
+
+def _free_port() -> int:
+    """One that nobody listens on now, and that the system gives to nobody by itself."""
+    for _ in range(PORT_TRIES):
+        port = LOWEST_PORT + secrets.randbelow(HIGHEST_PORT - LOWEST_PORT)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise DemoFailed("There is no free port on this machine.")
+
+
+def _get(url: str) -> tuple[int, bytes]:
+    import urllib.error
+    import urllib.request
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=10.0) as answer:
+            return answer.status, answer.read(1 << 20)
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(1 << 20)

@@ -1,0 +1,119 @@
+"""The end of the demo: its claims as one object, and as a page for people. Pure.
+
+Easy to get wrong: a claim is only worth what it is checked by. `failures` says of each bar whether
+it was met, and the command's exit code is made of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from node.demo.story import Story, sparkline
+
+if TYPE_CHECKING:
+    from node.demo.judging import Judged
+
+LARGEST_LOSS_RATIO = 0.6  # of the last loss to the first one
+
+
+def summary_of(
+    story: Story,
+    judged: Judged,
+    checkpoint: Path,
+    health: dict[str, Any],
+    *,
+    late: str,
+    seconds: float,
+) -> dict[str, Any]:
+    """All that the demo claims. `failures` names what was not met; empty is success."""
+    digests = {one.name: one.parameters for one in story.survivors()}
+    digests["checkpoint"] = judged.digest
+    newcomer = story.person(late)
+    found = newcomer.caught_up or {}
+    killed = [one for one in story.people.values() if one.killed_at is not None]
+    summary: dict[str, Any] = {
+        "event": "summary",
+        "seconds": round(seconds, 2),
+        "steps": story.epoch,
+        "parameters": judged.parameters,
+        "loss_first": round(judged.loss_first, 4),
+        "loss_last": round(judged.loss_last, 4),
+        "loss_ratio": round(judged.loss_last / judged.loss_first, 4),
+        "curve": [[epoch, round(loss, 4)] for epoch, loss in story.curve()],
+        "contributions": story.contributions(),
+        "killed": [{"name": one.name, "epoch": one.killed_at} for one in killed],
+        "late": {
+            "name": late,
+            "entered_at": newcomer.entered_at,
+            "caught_up_with": found.get("epoch"),
+            "fetched_bytes": found.get("fetched_bytes", 0),
+            "samples": newcomer.samples,
+        },
+        "digests": digests,
+        "digests_equal": len(set(digests.values())) == 1 and all(digests.values()),
+        "checkpoint": str(checkpoint),
+        "checkpoint_epoch": judged.epoch,
+        "health": health,
+        "sample": judged.sample,
+    }
+    summary["failures"] = failures(summary)
+    return summary
+
+
+def failures(summary: dict[str, Any]) -> list[str]:
+    """Which claims do not hold, in words."""
+    wrong = []
+    if not summary["loss_ratio"] < LARGEST_LOSS_RATIO:
+        wrong.append(f"the loss fell to {summary['loss_ratio']:.0%} of the first one only")
+    if not summary["digests_equal"]:
+        wrong.append("the survivors do not hold the same parameters")
+    if summary["checkpoint_epoch"] != summary["steps"]:
+        wrong.append("the last checkpoint is not of the last step")
+    if not summary["killed"]:
+        wrong.append("nobody was killed")
+    if not summary["late"]["samples"]:
+        wrong.append("who came late brought nothing")
+    if summary["health"].get("status") != 200:
+        wrong.append(f"the backbone peer was not healthy: {summary['health'].get('troubles')}")
+    return wrong
+
+
+def page_of(summary: dict[str, Any], *, keep: bool) -> str:
+    """The summary for people."""
+    losses = [loss for _, loss in summary["curve"]]
+    survivors = [name for name in summary["digests"] if name != "checkpoint"]
+    digest = summary["digests"]["checkpoint"]
+    equal = (
+        f"{', '.join(survivors)} and the checkpoint hold the same parameters: {digest}"
+        if summary["digests_equal"]
+        else f"NOT the same parameters: {summary['digests']}"
+    )
+    kept = summary["checkpoint"] if keep else "written, and removed with the rest (--keep keeps it)"
+    sample = "\n".join(f"              {line}" for line in summary["sample"].splitlines())
+    return "\n".join(
+        [
+            "",
+            f"  loss        {sparkline(losses)}",
+            f"              {summary['loss_first']:.2f} at first, {summary['loss_last']:.2f} after "
+            f"{summary['steps']} steps (nats per byte, of text that nobody trained on)",
+            f"  who         {_shares(summary)}",
+            f"  equal       {equal}",
+            f"  checkpoint  {kept}",
+            "  it writes   (after half a minute of training: the shape of code, not the sense)",
+            sample,
+            "",
+            f"That took {summary['seconds']:.0f} s. Now yours: `potluck run init DIR` defines a "
+            "run, `potluck join INVITE` takes part in one.",
+            *(f"FAILED: {one}" for one in summary["failures"]),
+        ]
+    )
+
+
+def _shares(summary: dict[str, Any]) -> str:
+    late = summary["late"]["name"]
+    told = []
+    for one in summary["contributions"]:
+        note = " (killed)" if one["killed"] else " (late)" if one["name"] == late else ""
+        told.append(f"{one['name']}{note} {one['samples']:,} samples, {one['share']:.0%}")
+    return "; ".join(told)
