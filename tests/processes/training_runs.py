@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -60,9 +60,10 @@ class Trainer:
     _news: trio.Event = field(default_factory=trio.Event)
 
     async def read_on(self) -> None:
-        while line := await self.child.read_line():
-            self.told.append(json.loads(line))
-            self._wake()
+        with suppress(trio.ClosedResourceError):  # its block has been left
+            while line := await self.child.read_line():
+                self.told.append(json.loads(line))
+                self._wake()
         self.has_ended = True
         self._wake()
 
