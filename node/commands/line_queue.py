@@ -30,12 +30,15 @@ LINES_IN_QUEUE = 1_000
 
 STDOUT, STDERR = 1, 2
 
+Write = Callable[[int, str], None]
+
 
 class LineQueue:
     """Prints what it is given, in order. `run` has to run for anything to appear."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, write: Write | None = None) -> None:
         self._output = output
+        self._write = write or write_line
         self._dropped = 0
         self._send, self._receive = trio.open_memory_channel[tuple[int, str]](LINES_IN_QUEUE)
         self._printed = trio.Event()
@@ -57,7 +60,7 @@ class LineQueue:
         async for descriptor, line in self._receive:
             # Abandoned on cancellation: it may be waiting for a reader that never reads again.
             await trio.to_thread.run_sync(
-                _write,
+                self._write,
                 descriptor,
                 line,
                 abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
@@ -71,10 +74,10 @@ class LineQueue:
             await self._printed.wait()
 
     @contextmanager
-    def logging(self) -> Iterator[None]:
-        """While this is entered, the log is printed through this queue."""
+    def logging(self, say: Callable[[str], None] | None = None) -> Iterator[None]:
+        """While this is entered, the log is printed through this queue, or told to `say`."""
         root = logging.getLogger()
-        handler = for_people(_QueueHandler(self.say))
+        handler = for_people(_QueueHandler(say or self.say))
         before = list(root.handlers)
         root.handlers[:] = [handler]
         try:
@@ -89,7 +92,8 @@ class LineQueue:
             self._dropped += 1
 
 
-def _write(descriptor: int, line: str) -> None:
+def write_line(descriptor: int, line: str) -> None:
+    """In this thread, which waits for the reader."""
     encoding = (sys.stdout if descriptor == STDOUT else sys.stderr).encoding or "utf-8"
     left = memoryview(f"{line}\n".encode(encoding, "replace"))
     while left:

@@ -25,10 +25,11 @@ LONGEST_LINE = 2_000  # characters of one printed line; a longer one is a peer's
 
 @dataclass(frozen=True)
 class Output:
-    """Where one command's words go. `json`: the reader is a program."""
+    """Where one command's words go. `json`: the reader is a program. `plain`: lines, no screen."""
 
     json: bool = False
     debug: bool = False
+    plain: bool = False
 
     @staticmethod
     def for_command_line(argv: Sequence[str]) -> Output:
@@ -41,7 +42,9 @@ class Output:
         """What the parsed arguments of a command say."""
         wanted = debug_is_wanted()
         return Output(
-            json=getattr(arguments, "json", False), debug=getattr(arguments, "debug", wanted)
+            json=getattr(arguments, "json", False),
+            debug=getattr(arguments, "debug", wanted),
+            plain=getattr(arguments, "plain", False),
         )
 
     def data(self, value: Mapping[str, Any], text: str) -> None:

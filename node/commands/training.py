@@ -36,7 +36,6 @@ LAST_LINES_SECONDS = 0.3  # to print what happened last, for a reader who reads
 
 Before = Callable[[Session], Awaitable[None]]
 Started = Callable[[Node, LineQueue], None]
-Beside = Callable[[Node, Session, LineQueue], Awaitable[None]]
 
 
 async def _nothing(_session: Session) -> None:
@@ -47,10 +46,6 @@ def _say_nothing(_node: Node, _lines: LineQueue) -> None:
     """What is said when the node listens, where nothing is."""
 
 
-async def nothing_beside(_node: Node, _session: Session, _lines: LineQueue) -> None:
-    """What runs beside the training, where nothing does."""
-
-
 def train_in_foreground(
     configuration: Configuration,
     part: Part,
@@ -58,11 +53,9 @@ def train_in_foreground(
     *,
     before: Before = _nothing,
     started: Started = _say_nothing,
-    beside: Beside = nothing_beside,
 ) -> int:
     """The exit code: 0 also after SIGTERM and `potluck leave`, 130 after Ctrl-C. `before` is done
-    first, shown like everything else; `started` is called when the node listens; `beside` runs as
-    long as the node takes part, and ends it when it fails."""
+    first, shown like everything else; `started` is called when the node listens."""
     log_to_stderr(debug=output.debug)
     raise_descriptor_limit()
     sessions: list[Session] = []
@@ -77,12 +70,9 @@ def train_in_foreground(
             try:
                 with display.logging():
                     await before(session)
-
-                    async def accompany(node: Node) -> None:
-                        started(node, display.lines)
-                        await beside(node, session, display.lines)
-
-                    await _train(configuration, part, session, accompany)
+                    await _train(
+                        configuration, part, session, lambda node: started(node, display.lines)
+                    )
             finally:
                 await display.finish(LAST_LINES_SECONDS)
             showing.cancel_scope.cancel()
@@ -98,18 +88,14 @@ def train_in_foreground(
 
 
 async def _train(
-    configuration: Configuration,
-    part: Part,
-    session: Session,
-    accompany: Callable[[Node], Awaitable[None]],
+    configuration: Configuration, part: Part, session: Session, started: Callable[[Node], None]
 ) -> None:
     node = Node(configuration)
     with at_hard_exit(node.remove_run_files):
         try:
-            async with node, trio.open_nursery() as nursery:
-                nursery.start_soon(accompany, node)
+            async with node:
+                started(node)
                 await take_part(node, part, session)
-                nursery.cancel_scope.cancel()
         except PotluckError as error:
             session.refuse(error)
             raise

@@ -1,0 +1,126 @@
+"""What is written to a terminal so that it shows a picture, and then the next one. Pure.
+
+The picture stands below what was said before, and the cursor on the empty line below it: who
+leaves, crashes or is killed finds the prompt there. Nothing is switched that would stay switched,
+and the alternate screen is not used: an invite, a warning, the picture itself stay in the
+scrollback.
+
+Nothing flickers: a line is written over, never cleared first; one that has not changed is not
+written at all; and terminals that can (mode 2026) show the whole change at once. Nothing wraps:
+the terminal is told not to (mode 7) while a picture is written.
+
+Easy to get wrong: after a resize a terminal breaks our old lines itself, and the picture takes
+more rows than it has lines. Terminals that cut instead (xterm) lose as many rows of what stands
+above the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.text import Text
+
+BEGIN: Final = "\x1b[?2026h\x1b[?7l"
+END: Final = "\x1b[?7h\x1b[?2026l"
+CLEAR_TO_END_OF_LINE: Final = "\x1b[K"
+CLEAR_BELOW: Final = "\x1b[J"
+NEXT_LINE: Final = "\r\n"
+
+_ASCII: Final = str.maketrans(
+    {
+        **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
+        **{"█": "#", "▓": "=", "░": ".", "…": "~", "·": "-", "↑": "^", "↓": "v"},
+    }
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a terminal can show."""
+
+    colour: bool = True
+    encoding: str = "utf-8"
+
+
+@dataclass(frozen=True)
+class Painted:
+    """A line as it is written, and how many cells of the terminal it takes."""
+
+    written: str
+    cells: int
+
+
+def paint(line: Text, look: Look) -> Painted:
+    """A line for a terminal of this look: without colour no escape sequence at all."""
+    shown = line.copy()
+    if not look.encoding.lower().startswith("utf"):
+        plain = line.plain.translate(_ASCII).encode(look.encoding, "replace").decode(look.encoding)
+        if len(plain) == len(line.plain):  # else a style would stand on the wrong characters
+            shown.plain = plain
+    if not look.colour:
+        return Painted(shown.plain, shown.cell_len)
+    shown.end = ""
+    written = "".join(
+        segment.text
+        if segment.style is None
+        else segment.style.render(segment.text, color_system=ColorSystem.STANDARD)
+        for segment in shown.render(_styles())
+    )
+    return Painted(written, shown.cell_len)
+
+
+class Canvas:
+    """Invariant: the cursor is at the beginning of the line below `_lines`, which are on the
+    terminal, drawn when it had `_columns`."""
+
+    def __init__(self) -> None:
+        self._lines: tuple[Painted, ...] = ()
+        self._columns = 0
+
+    def draw(self, lines: Sequence[Painted], columns: int) -> str:
+        """What to write for these lines to stand there; empty if they do already."""
+        before, resized = self._lines, columns != self._columns
+        if tuple(lines) == before and not resized:
+            return ""
+        written = [BEGIN, self._to_the_top(columns)]
+        if resized and before:
+            written.append(CLEAR_BELOW)
+        for number, line in enumerate(lines):
+            if resized or number >= len(before) or before[number] != line:
+                written.append(line.written)
+                if line.cells < columns:  # in the last column it would take the last character
+                    written.append(CLEAR_TO_END_OF_LINE)
+            written.append(NEXT_LINE)
+        if len(lines) < len(before):
+            written.append(CLEAR_BELOW)
+        self._lines, self._columns = tuple(lines), columns
+        return "".join([*written, END])
+
+    def erase(self, columns: int) -> str:
+        """What to write for nothing to stand there, and the cursor where the picture began."""
+        if not self._lines:
+            return ""
+        written = f"{BEGIN}{self._to_the_top(columns)}{CLEAR_BELOW}{END}"
+        self.forget()
+        return written
+
+    def forget(self) -> None:
+        """Others have written meanwhile: what stands there stays, and the next picture is below."""
+        self._lines, self._columns = (), 0
+
+    def _to_the_top(self, columns: int) -> str:
+        rows = len(self._lines)
+        if columns < self._columns:
+            rows = sum(max(1, -(-line.cells // max(columns, 1))) for line in self._lines)
+        return f"\x1b[{rows}A" if rows else ""
+
+
+@cache
+def _styles() -> Console:
+    """Knows what "bold green" means; nothing is ever printed to it."""
+    return Console(color_system=None, width=80, legacy_windows=False)

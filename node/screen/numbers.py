@@ -1,0 +1,165 @@
+"""The blocks with numbers: step and loss, the swarm's batch, what I gave, traffic, device. Pure.
+
+Each has a name before it where the terminal is wide enough. What is not known yet is left out, and
+a block of which nothing is known is none.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rich.text import Text
+
+from node.caps.units import in_words
+from node.screen.cells import clean, clip, count, fit, pad, time_span
+from node.screen.charts import curve, shares
+from node.screen.layout import Block
+from node.trainer.view import TrafficView, TrainerView
+
+NAMED_FROM: Final = 56
+"""Columns: from here on each block has its name before it."""
+
+NAME_CELLS: Final = 9
+CURVE_FROM: Final = 4
+"""Columns that a curve has at least."""
+
+CURVE_ROWS: Final = 3
+CURVE_ROWS_IF_TALL: Final = 5
+BAR_MOST: Final = 48
+FIGURES_CELLS: Final = 22
+MINE, OTHERS, FREE = "█", "▓", "░"
+
+
+def named(name: str, text: Text, room: int) -> Text:
+    """The text with its block's name before it, where that has room."""
+    return Text(pad(name, NAME_CELLS), "dim").append_text(text) if room >= NAMED_FROM else text
+
+
+def within(room: int) -> int:
+    """Columns beside the name."""
+    return room - NAME_CELLS if room >= NAMED_FROM else room
+
+
+def loss_block(view: TrainerView, room: int, *, is_tall: bool) -> Block:
+    """One line, or a curve of some rows with the figures beside it."""
+    if not view.losses and view.loss is None and not view.epoch:
+        return Block(4, [])
+    step, free = f"step {count(view.epoch)}", within(room)
+    loss = "" if view.loss is None else f"loss {count(view.loss, 4)}"
+    figures = fit((step, loss), free, "  ")
+    line = Text(figures)
+    columns = free - line.cell_len - 2
+    if columns >= CURVE_FROM and view.losses:
+        line.append("  ").append(curve(view.losses, columns)[0], "cyan")
+    if room < NAMED_FROM:
+        return Block(4, [[line]])
+    began = "" if len(view.losses) < 2 else f"from {count(view.losses[0], 4)}"
+    line = Text(fit((count(view.epoch), loss), free, "   "))
+    line.append("  ").append(curve(view.losses, free - line.cell_len - 2)[0], "cyan")
+    variants = [[named("step", line, room)]]
+    beside = (("step", count(view.epoch)), ("loss", count(view.loss, 4)), ("", began))
+    heights = (CURVE_ROWS, CURVE_ROWS_IF_TALL) if is_tall else (CURVE_ROWS,)
+    for rows in heights if len(view.losses) > 1 else ():
+        drawn = curve(view.losses, free - FIGURES_CELLS, rows)
+        names = [*beside, *[("", "")] * (rows - len(beside))]
+        variants.append(
+            [
+                named(name, Text(pad(figure, FIGURES_CELLS)).append(row, "cyan"), room)
+                for (name, figure), row in zip(names, drawn, strict=True)
+            ]
+        )
+    return Block(4, variants, apart=True)
+
+
+def batch_block(view: TrainerView, room: int) -> Block:
+    """How full the batch is that all fill together, whose it is, and when the step is due."""
+    batch, free = view.batch, within(room)
+    if batch.target < 1:
+        return Block(3, [])
+    percent = f"{min(max(100.0 * batch.samples / batch.target, 0.0), 100.0):.0f} %"
+    due = "step due" if batch.seconds_to_step == 0 else f"in {time_span(batch.seconds_to_step)}"
+    if batch.seconds_to_step is None:
+        due = ""
+    full = f"{count(batch.samples)} of {count(batch.target)} samples"
+    wide = room >= NAMED_FROM
+    behind = fit((percent, full) if wide else (percent, due), free, "  ")
+    columns = min(free - len(behind) - 1, BAR_MOST)
+    line = Text(no_wrap=True)
+    if columns >= CURVE_FROM:
+        mine = min(float(batch.mine), batch.samples)
+        cells = shares((mine, batch.samples - mine), batch.target, columns)
+        line.append(MINE * cells[0], "green").append(OTHERS * cells[1], "blue")
+        line.append(FREE * (columns - sum(cells)), "dim").append(" ")
+    line.append(behind)
+    if not wide:
+        return Block(3, [[line]])
+    details = (
+        f"next step {due}" if batch.seconds_to_step else due or "next step: nobody can tell yet",
+        f"{MINE} {count(batch.mine)} from here",
+        f"{count(batch.samples_per_second, 1)} samples/s together",
+    )
+    more = named("", Text(fit(details, free)), room)
+    first = named("batch", line, room)
+    return Block(3, [[first], [first, more]])
+
+
+def given_block(view: TrainerView, room: int) -> Block:
+    """My accepted samples, and what part of everybody's they are."""
+    given = view.contribution
+    if not (given.samples or given.steps or given.lost_samples or view.batch.target):
+        return Block(5, [])
+    steps = "1 step" if given.steps == 1 else f"{count(given.steps)} steps"
+    share = "" if given.share is None else f"{100.0 * given.share:.0f} %"
+    if room < NAMED_FROM:
+        return Block(5, [[Text(fit((f"given {count(given.samples)}", share, steps), room))]])
+    rate = given.samples_per_second
+    parts = (
+        f"{count(given.samples)} accepted samples in {steps}",
+        share and f"{share} of them",
+        "" if rate is None else f"{count(rate, 1)} samples/s",
+        f"{count(given.lost_samples)} in none" if given.lost_samples else "",
+    )
+    return Block(5, [[named("given", Text(fit(parts, within(room))), room)]])
+
+
+def traffic_block(view: TrainerView, room: int) -> Block:
+    traffic = view.traffic
+    if not (traffic.sent_bytes or traffic.received_bytes):
+        return Block(10, [])
+    rates = (
+        f"↑ {in_words(traffic.sent_bytes_per_second)}/s",
+        f"↓ {in_words(traffic.received_bytes_per_second)}/s",
+    )
+    if room < NAMED_FROM:
+        return Block(10, [[Text(fit(rates, room, "  "))]])
+    up, down = _limits(traffic)
+    line = fit(
+        (
+            f"{rates[0]}{up}, {in_words(traffic.sent_bytes)} in all",
+            f"{rates[1]}{down}, {in_words(traffic.received_bytes)} in all",
+        ),
+        within(room),
+        "   ",
+    )
+    return Block(10, [[named("traffic", Text(line), room)]])
+
+
+def device_block(view: TrainerView, room: int) -> Block:
+    if not view.device:
+        return Block(11, [])
+    threads = "1 thread" if view.threads == 1 else f"{count(view.threads)} threads"
+    memory = "" if view.memory_bytes is None else f"{in_words(view.memory_bytes)} of memory"
+    parts = (clean(view.device), threads, f"{count(view.micro_batch)} samples at once", memory)
+    lines = [named("device", Text(fit(parts, within(room))), room)]
+    if not view.checkpoint or room < NAMED_FROM:
+        return Block(11, [lines])
+    saved = named("saved", Text(clip(clean(view.checkpoint), within(room))), room)
+    return Block(11, [lines, [*lines, saved]])
+
+
+def _limits(traffic: TrafficView) -> tuple[str, str]:
+    up, down = (
+        "" if limit is None else f" of {in_words(limit)}/s"
+        for limit in (traffic.upload_limit, traffic.download_limit)
+    )
+    return up, down

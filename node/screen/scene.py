@@ -1,0 +1,28 @@
+"""What a picture is made of: the trainer's view, and the last things that happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from node.trainer.view import TrainerView
+
+EVENTS_KEPT: Final = 8
+"""The newest is what matters; some before it say how it came about."""
+
+
+@dataclass(frozen=True)
+class SceneEvent:
+    """One line of what happened. `clock`: the time of day. `warns`: it came from the log."""
+
+    clock: str
+    words: str
+    warns: bool = False
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One moment. `events`: the newest last."""
+
+    view: TrainerView
+    events: tuple[SceneEvent, ...] = ()

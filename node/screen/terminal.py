@@ -1,0 +1,132 @@
+"""A terminal with a picture at its end: written to by any thread, one at a time.
+
+Everything here may wait for a terminal that is paused (Ctrl-S): it is called in threads that can
+be left behind, never in trio's. `restore` alone never waits.
+
+While the picture is there, typed characters are not echoed over it; Ctrl-C works as ever. In the
+background (`Ctrl-Z`, `bg`) nothing is drawn over what the shell does.
+
+Easy to get wrong: whoever is in the background and changes the terminal's settings is stopped by
+the kernel (SIGTTOU).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import termios
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from rich.text import Text
+
+from node.screen.canvas import Canvas, Look, paint
+
+DUMB: Final = frozenset({"", "dumb", "unknown"})
+COLUMNS, ROWS = 80, 24
+"""Of a terminal that does not say."""
+
+LOCAL_FLAGS: Final = 3  # in what tcgetattr returns
+
+Picture = Callable[[int, int], Sequence[Text]]
+
+
+def can_show(descriptor: int, environment: Mapping[str, str]) -> bool:
+    """Whether this is a terminal that obeys, and this process in its foreground."""
+    if sys.platform == "win32" or environment.get("TERM", "") in DUMB:
+        return False
+    return os.isatty(descriptor) and _is_in_foreground(descriptor)
+
+
+def look_of(environment: Mapping[str, str], encoding: str | None) -> Look:
+    """NO_COLOR with any value takes the colour away (no-color.org)."""
+    return Look(colour=not environment.get("NO_COLOR"), encoding=encoding or "ascii")
+
+
+class Terminal:
+    """Invariant: who writes holds the lock, and what stands there is what the canvas says."""
+
+    def __init__(self, descriptor: int, look: Look) -> None:
+        self._descriptor, self._look = descriptor, look
+        self._lock = threading.Lock()
+        self._canvas = Canvas()
+        self._picture: Picture = _nothing
+        self._settings_before: list[Any] | None = None
+        self._ended = False
+
+    def draw(self, picture: Picture) -> None:
+        """Show this picture, in the size that the terminal has now."""
+        with self._lock:
+            self._picture = picture
+            if not self._ended and _is_in_foreground(self._descriptor):
+                self._without_echo()
+                self._write(self._drawn())
+
+    def print_above(self, line: str) -> None:
+        """Print a line that stays, above the picture."""
+        with self._lock:
+            columns, _ = self._size()
+            text = line.replace("\n", "\r\n")
+            self._write(f"{self._canvas.erase(columns)}{text}\r\n{self._drawn()}")
+
+    def begin_anew(self) -> None:
+        """After the shell had the terminal: draw below what it wrote."""
+        with self._lock:
+            self._canvas.forget()
+
+    def end(self, summary: Callable[[int], Sequence[str]]) -> None:
+        """Replace the picture by lines for so many columns, and give the terminal back."""
+        with self._lock:
+            self._ended, self._picture = True, _nothing
+            columns, _ = self._size()
+            text = "".join(f"{line}\r\n" for line in summary(columns))
+            self.restore()
+            with contextlib.suppress(OSError):  # gone: nobody is there to read it
+                self._write(f"{self._canvas.erase(columns)}{text}")
+
+    def restore(self) -> None:
+        """Echo what is typed again, and forget what was typed blindly. Never waits."""
+        before, self._settings_before = self._settings_before, None
+        if before is not None and _is_in_foreground(self._descriptor):
+            with contextlib.suppress(termios.error):
+                termios.tcflush(self._descriptor, termios.TCIFLUSH)
+                termios.tcsetattr(self._descriptor, termios.TCSANOW, before)
+
+    def _drawn(self) -> str:
+        columns, rows = self._size()
+        lines = self._picture(columns, max(rows - 1, 1))  # one is the cursor's
+        return self._canvas.draw([paint(line, self._look) for line in lines], columns)
+
+    def _without_echo(self) -> None:
+        with contextlib.suppress(termios.error):
+            settings = termios.tcgetattr(self._descriptor)
+            if settings[LOCAL_FLAGS] & termios.ECHO:
+                if self._settings_before is None:
+                    self._settings_before = list(settings)
+                settings[LOCAL_FLAGS] &= ~termios.ECHO
+                termios.tcsetattr(self._descriptor, termios.TCSANOW, settings)
+
+    def _size(self) -> tuple[int, int]:
+        try:
+            columns, rows = os.get_terminal_size(self._descriptor)
+        except OSError:
+            columns, rows = 0, 0
+        return columns or COLUMNS, rows or ROWS
+
+    def _write(self, text: str) -> None:
+        left = memoryview(text.encode(self._look.encoding, "replace"))
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+
+
+def _is_in_foreground(descriptor: int) -> bool:
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:
+        return True  # a terminal that controls nobody, such as a container's
+
+
+def _nothing(_columns: int, _rows: int) -> Sequence[Text]:
+    return ()
