@@ -6,8 +6,8 @@ The first Ctrl-C (or SIGTERM, or `potluck leave`) leaves after the round that is
 second at once; either way everything is given back within five seconds. Before training has begun
 there is no round, and the first one is enough.
 
-What happens is shown on a screen, or as lines or objects (display.py), so that a reader who pauses
-does not stop the training.
+What happens is shown as lines or objects (plain_view.py), in the order in which it happens, through
+a queue, so that a reader who pauses does not stop the training.
 
 Easy to get wrong: the five seconds hold for `potluck leave`, too, where no signal sets the alarm.
 """
@@ -20,12 +20,12 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from node.commands.descriptor_limit import raise_descriptor_limit
-from node.commands.display import display_for
 from node.commands.exit_codes import DONE
 from node.commands.interruption import at_hard_exit, bound_the_end, run_until_signal
 from node.commands.line_queue import LineQueue
 from node.commands.log_output import log_to_stderr
 from node.commands.output import Output
+from node.commands.plain_view import PlainView
 from node.configuration import Configuration
 from node.joining.taking_part import Part, take_part
 from node.node import Node
@@ -36,6 +36,7 @@ LAST_LINES_SECONDS = 0.3  # to print what happened last, for a reader who reads
 
 Before = Callable[[Session], Awaitable[None]]
 Started = Callable[[Node, LineQueue], None]
+Beside = Callable[[Node, Session, LineQueue], Awaitable[None]]
 
 
 async def _nothing(_session: Session) -> None:
@@ -46,6 +47,10 @@ def _say_nothing(_node: Node, _lines: LineQueue) -> None:
     """What is said when the node listens, where nothing is."""
 
 
+async def nothing_beside(_node: Node, _session: Session, _lines: LineQueue) -> None:
+    """What runs beside the training, where nothing does."""
+
+
 def train_in_foreground(
     configuration: Configuration,
     part: Part,
@@ -53,29 +58,33 @@ def train_in_foreground(
     *,
     before: Before = _nothing,
     started: Started = _say_nothing,
+    beside: Beside = nothing_beside,
 ) -> int:
     """The exit code: 0 also after SIGTERM and `potluck leave`, 130 after Ctrl-C. `before` is done
-    first, shown like everything else; `started` is called when the node listens."""
+    first, shown like everything else; `started` is called when the node listens; `beside` runs as
+    long as the node takes part, and ends it when it fails."""
     log_to_stderr(debug=output.debug)
     raise_descriptor_limit()
     sessions: list[Session] = []
 
     async def main() -> int:
-        session = Session(display.shown, begins=part.begins)
+        lines = LineQueue(output)
+        session = Session(PlainView(lines), begins=part.begins)
         sessions.append(session)
         session.entered()
         session.departure.watch(_bound_the_end)
-        async with trio.open_nursery() as showing:
-            showing.start_soon(display.run)
-            try:
-                with display.logging():
-                    await before(session)
-                    await _train(
-                        configuration, part, session, lambda node: started(node, display.lines)
-                    )
-            finally:
-                await display.finish(LAST_LINES_SECONDS)
-            showing.cancel_scope.cancel()
+        async with trio.open_nursery() as printing:
+            printing.start_soon(lines.run)
+            with lines.logging():
+                await before(session)
+
+                async def accompany(node: Node) -> None:
+                    started(node, lines)
+                    await beside(node, session, lines)
+
+                await _train(configuration, part, session, accompany)
+            await lines.finish(LAST_LINES_SECONDS)
+            printing.cancel_scope.cancel()
         return DONE
 
     def leave() -> bool:
@@ -83,19 +92,22 @@ def train_in_foreground(
             session.departure.leave()
         return any(session.trains for session in sessions)
 
-    with display_for(output) as display:
-        return run_until_signal(main, terminated=DONE, leave=leave)
+    return run_until_signal(main, terminated=DONE, leave=leave)
 
 
 async def _train(
-    configuration: Configuration, part: Part, session: Session, started: Callable[[Node], None]
+    configuration: Configuration,
+    part: Part,
+    session: Session,
+    accompany: Callable[[Node], Awaitable[None]],
 ) -> None:
     node = Node(configuration)
     with at_hard_exit(node.remove_run_files):
         try:
-            async with node:
-                started(node)
+            async with node, trio.open_nursery() as nursery:
+                nursery.start_soon(accompany, node)
                 await take_part(node, part, session)
+                nursery.cancel_scope.cancel()
         except PotluckError as error:
             session.refuse(error)
             raise
