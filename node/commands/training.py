@@ -6,8 +6,8 @@ The first Ctrl-C (or SIGTERM, or `potluck leave`) leaves after the round that is
 second at once; either way everything is given back within five seconds. Before training has begun
 there is no round, and the first one is enough.
 
-What happens is shown as lines or objects (plain_view.py), in the order in which it happens, through
-a queue, so that a reader who pauses does not stop the training.
+What happens is shown on a screen, or as lines or objects (display.py), so that a reader who pauses
+does not stop the training.
 
 Easy to get wrong: the five seconds hold for `potluck leave`, too, where no signal sets the alarm.
 """
@@ -20,12 +20,12 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from node.commands.descriptor_limit import raise_descriptor_limit
+from node.commands.display import display_for
 from node.commands.exit_codes import DONE
 from node.commands.interruption import at_hard_exit, bound_the_end, run_until_signal
 from node.commands.line_queue import LineQueue
 from node.commands.log_output import log_to_stderr
 from node.commands.output import Output
-from node.commands.plain_view import PlainView
 from node.configuration import Configuration
 from node.joining.taking_part import Part, take_part
 from node.node import Node
@@ -68,23 +68,24 @@ def train_in_foreground(
     sessions: list[Session] = []
 
     async def main() -> int:
-        lines = LineQueue(output)
-        session = Session(PlainView(lines), begins=part.begins)
+        session = Session(display.shown, begins=part.begins)
         sessions.append(session)
         session.entered()
         session.departure.watch(_bound_the_end)
-        async with trio.open_nursery() as printing:
-            printing.start_soon(lines.run)
-            with lines.logging():
-                await before(session)
+        async with trio.open_nursery() as showing:
+            showing.start_soon(display.run)
+            try:
+                with display.logging():
+                    await before(session)
 
-                async def accompany(node: Node) -> None:
-                    started(node, lines)
-                    await beside(node, session, lines)
+                    async def accompany(node: Node) -> None:
+                        started(node, display.lines)
+                        await beside(node, session, display.lines)
 
-                await _train(configuration, part, session, accompany)
-            await lines.finish(LAST_LINES_SECONDS)
-            printing.cancel_scope.cancel()
+                    await _train(configuration, part, session, accompany)
+            finally:
+                await display.finish(LAST_LINES_SECONDS)
+            showing.cancel_scope.cancel()
         return DONE
 
     def leave() -> bool:
@@ -92,7 +93,8 @@ def train_in_foreground(
             session.departure.leave()
         return any(session.trains for session in sessions)
 
-    return run_until_signal(main, terminated=DONE, leave=leave)
+    with display_for(output) as display:
+        return run_until_signal(main, terminated=DONE, leave=leave)
 
 
 async def _train(
