@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from protocols.accumulation.share import Share
 from protocols.identity import PeerId
 
 
@@ -30,6 +31,9 @@ class StepTaken(msgspec.Struct, frozen=True, tag=True):
     stepping_seconds: float
     norm: float | None = None
     """Of the averaged gradient before clipping, where something clips."""
+    shares: tuple[Share, ...] = ()
+    """Who brought what, as far as this peer's group goes; empty for a step that was made alone."""
+    over_a_grid: bool = False
 
 
 class HeldBack(msgspec.Struct, frozen=True, tag=True):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from protocols.accumulation.committed_result import Made, ResultLayouts, lone_step
 from protocols.accumulation.lifecycle_events import Averaged, Ending, ParametersAveraged
+from protocols.accumulation.share import Share
 from protocols.accumulation.state_messages import NONCE_BYTES
 from protocols.identity import PeerId
 from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut, Outcome
@@ -87,3 +88,13 @@ def brought_to(outcome: Outcome) -> dict[PeerId, float]:
     """What each of the (first) group has signed that it brings."""
     first = outcome.rounds[0] if outcome.rounds else None
     return {} if first is None else dict(zip(first.members, first.weights, strict=False))
+
+
+def shares_of(outcome: Committed) -> tuple[Share, ...]:
+    """What each of the (first) group brought; empty if that group has committed nothing."""
+    first = outcome.rounds[0]
+    if first.verdict is not Verdict.COMMITTED:
+        return ()
+    averaged = first.averaged_bytes or (0,) * len(first.members)
+    members = zip(first.members, first.weights, averaged, strict=True)
+    return tuple(Share(*one) for one in members)

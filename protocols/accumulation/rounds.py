@@ -45,6 +45,7 @@ from protocols.accumulation.round_endings import (
     left_out_of,
     made_of,
     parameters_averaged,
+    shares_of,
 )
 from protocols.accumulation.standing import Round, Standing
 from protocols.accumulation.steps import Steps
@@ -147,6 +148,8 @@ class Rounds:
                 waiting_seconds=one.waited_seconds(),
                 stepping_seconds=time.monotonic() - began,
                 norm=stepped.norm,
+                shares=() if together is None else shares_of(together),
+                over_a_grid=together is not None and len(together.rounds) > 1,
             )
         )
         now = self._steps.scale.scale

@@ -105,10 +105,10 @@ class GroupRounds:
         found = trio.current_time()
         if not any(entry.weight > 0.0 for entry in group.roster.entries):
             nothing = Finished(Discard("nobody brings any data", in_doubt=False), {}, Course())
-            return _step(group, nothing, began, found)
+            return _step(group, nothing, began, found, wanted.layout)
         task = Task(group, wanted.layout, self._settings.chunk_bytes, self._timing())
         finished = await run_round(self._shell, task, Buffers(wanted.source, wanted.result))
-        step = _step(group, finished, began, found)
+        step = _step(group, finished, began, found, wanted.layout)
         self._matchmaker.forget({one.peer for one in step.statistics.excluded})
         return step
 
@@ -155,7 +155,7 @@ def _without_group(search: Search, began: float, verdict: Verdict, error: Potluc
     )
 
 
-def _step(group: Group, finished: Finished, began: float, found: float) -> Step:
+def _step(group: Group, finished: Finished, began: float, found: float, layout: Layout) -> Step:
     entries, course = group.roster.entries, finished.course
     everybody = tuple(range(len(entries)))
     match finished.verdict:
@@ -179,6 +179,7 @@ def _step(group: Group, finished: Finished, began: float, found: float) -> Step:
         exchange_ended=course.exchange_ended,
         members=tuple(entries[member].peer for member in members),
         weights=tuple(entries[member].weight for member in members),
+        averaged_bytes=_averaged_bytes(group, members, finished.cut, layout),
         excluded=_excluded(group, members, finished),
         failures=tuple(course.failures),
         attempts=course.attempts,
@@ -190,6 +191,20 @@ def _step(group: Group, finished: Finished, began: float, found: float) -> Step:
     )
     total = float(sum(entries[member].weight for member in members))
     return Step(statistics, group, digest, total, cut=finished.cut)
+
+
+def _averaged_bytes(
+    group: Group, members: tuple[int, ...], cut: ResultCut | None, layout: Layout
+) -> tuple[int, ...]:
+    """How much of the others' data each member has averaged: its part, once for each of them."""
+    if cut is None:
+        return ()
+    entries = group.roster.entries
+    senders = {member for member in members if entries[member].weight > 0.0}
+    parts = {
+        one.reducer: layout.encoded_bytes(one.start, one.stop, cut.chunk_bytes) for one in cut.parts
+    }
+    return tuple(parts.get(member, 0) * len(senders - {member}) for member in members)
 
 
 def _excluded(group: Group, members: tuple[int, ...], finished: Finished) -> tuple[Excluded, ...]:

@@ -11,6 +11,7 @@ from node.trainer import happenings
 from node.trainer.happenings import Happening, Left, LossSeen
 from node.trainer.words import object_of, short, span, words_of
 from protocols.accumulation.events import StepTaken
+from protocols.accumulation.share import Share
 from protocols.identity import PeerId
 
 EXAMPLES: dict[object, object] = {
@@ -25,6 +26,7 @@ EXAMPLES: dict[object, object] = {
     dict[PeerId, str]: {PeerId("12D3KooWpeer"): "lied"},
     float | None: None,
     tuple[PeerId, ...] | None: None,
+    tuple[Share, ...]: (Share(PeerId("12D3KooWpeer"), 96.0, 1_000_000),),
     int | None: 3,
 }
 KINDS = [*typing.get_args(Happening)]

@@ -1,0 +1,60 @@
+"""Records for tests: persons with one device each, and what they say of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from node.credit.tally import Record, Standing, tally
+from protocols.credit.record import Line, Page, page_number
+from protocols.identity import Identity, PeerId
+
+RUN = "poem/organiser"
+HISTORY = bytes(16)
+IDENTITIES = {name: Identity.from_seed(name.encode().ljust(32)) for name in "ABCDEFGHIJ"}
+KEYS = {name: one.public_key for name, one in IDENTITIES.items()}
+PEERS: dict[str, PeerId] = {name: one.peer_id for name, one in IDENTITIES.items()}
+PERSONS = {peer: name for name, peer in PEERS.items()}
+Brought = Mapping[str, tuple[int, int]]  # samples, averaged bytes
+
+
+def line_of(
+    brought: Brought,
+    epoch: int = 0,
+    *,
+    history: bytes = HISTORY,
+    moment: int | None = None,
+    over_a_grid: bool = False,
+    of_samples: int | None = None,
+) -> Line:
+    """The line of a step; its members are the places of a page that has just them."""
+    whole = sum(samples for samples, _ in brought.values()) if of_samples is None else of_samples
+    return Line(
+        epoch,
+        history,
+        60 * epoch if moment is None else moment,
+        whole,
+        over_a_grid,
+        tuple(range(len(brought))),
+        tuple(samples for samples, _ in brought.values()),
+        tuple(averaged for _, averaged in brought.values()),
+    )
+
+
+def page_of(brought: Brought, line: Line) -> Page:
+    members = tuple(KEYS[name] for name in brought)
+    return Page(RUN, page_number(line.epoch), members, (line,))
+
+
+def says(name: str, brought: Brought, epoch: int = 0, **details: object) -> Record:
+    """What this person's only device says of a step."""
+    line = line_of(brought, epoch, **details)  # type: ignore[arg-type]
+    return Record(PEERS[name], name, page_of(brought, line))
+
+
+def everybody_says(brought: Brought, epoch: int = 0, **details: object) -> list[Record]:
+    return [says(name, brought, epoch, **details) for name in brought]
+
+
+def standings(records: list[Record], newest_epoch: int = 1 << 40) -> dict[str, Standing]:
+    found = tally(records, PERSONS, newest_epoch=newest_epoch)
+    return {one.person: one for one in found}

@@ -1,0 +1,139 @@
+"""A page is taken when its writer has signed it and it fits together, and else by no means."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.credit.book import PAGES_HELD, Book
+from protocols.accumulation.share import Share
+from protocols.credit.record import (
+    LARGEST_PAGE_BYTES,
+    PAGE_EPOCHS,
+    Line,
+    Page,
+    SignedPage,
+    WrongPage,
+    page_number,
+    read_page,
+    sign_page,
+)
+from protocols.messages import encode
+from tests.credit.records import HISTORY, IDENTITIES, PEERS, RUN, line_of, page_of
+
+ME = IDENTITIES["A"]
+BROUGHT = {"A": (1, 2), "B": (3, 4)}
+PAGE = page_of(BROUGHT, line_of(BROUGHT))
+
+
+def test_a_page_comes_back_as_it_was_signed() -> None:
+    assert read_page(sign_page(ME, PAGE), RUN) == (ME.peer_id, PAGE)
+
+
+def test_a_page_of_another_run_is_refused() -> None:
+    with pytest.raises(WrongPage, match="another run"):
+        read_page(sign_page(ME, PAGE), "poem/somebody else")
+
+
+def test_a_changed_page_is_refused() -> None:
+    signed = msgspec.msgpack.decode(sign_page(ME, PAGE), type=SignedPage)
+    changed = encode(msgspec.structs.replace(PAGE, token=b"x"))
+    with pytest.raises(WrongPage, match="not signed"):
+        read_page(encode(msgspec.structs.replace(signed, page=changed)), RUN)
+
+
+def test_a_page_that_is_too_large_is_not_decoded() -> None:
+    with pytest.raises(WrongPage, match="bytes"):
+        read_page(bytes(LARGEST_PAGE_BYTES + 1), RUN)
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_no_page(data: bytes) -> None:
+    with pytest.raises(WrongPage):
+        read_page(data, RUN)
+
+
+LINE = line_of(BROUGHT)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        Page(RUN, 0, (ME.public_key, ME.public_key), (LINE,)),
+        Page(RUN, 1, PAGE.members, (LINE,)),
+        Page(RUN, 0, PAGE.members, (LINE, LINE)),
+        Page(RUN, 0, PAGE.members, (msgspec.structs.replace(LINE, places=(0, 0)),)),
+        Page(RUN, 0, PAGE.members, (msgspec.structs.replace(LINE, places=(0, 2)),)),
+        Page(RUN, 0, PAGE.members, (msgspec.structs.replace(LINE, samples=(1,)),)),
+        Page(RUN, 0, (IDENTITIES["B"].public_key, IDENTITIES["C"].public_key), (LINE,)),
+    ],
+    ids=["member", "page", "epoch", "place", "beyond", "amounts", "writer"],
+)
+def test_a_page_that_does_not_fit_together_is_refused(page: Page) -> None:
+    body = encode(page)
+    data = encode(SignedPage(ME.public_key, body, ME.sign(b"potluck credit page 1", body)))
+    with pytest.raises(WrongPage):
+        read_page(data, RUN)
+    with pytest.raises(WrongPage):
+        sign_page(ME, page)
+
+
+# -- the book that makes pages
+
+
+def note(book: Book, epoch: int, brought: dict[str, float], moment: int = 0) -> bool:
+    shares = tuple(Share(PEERS[name], samples) for name, samples in brought.items())
+    return book.note(
+        epoch, HISTORY, shares, moment=moment, of_samples=sum(brought.values()), over_a_grid=False
+    )
+
+
+def lines_of(book: Book, number: int = 0) -> dict[int, Line]:
+    return {line.epoch: line for line in book.page(number).lines}
+
+
+def test_a_book_has_a_line_for_every_step_and_says_which_pages_changed() -> None:
+    book = Book(RUN, ME.public_key)
+    assert note(book, 3, {"A": 1.0, "B": 2.0})
+    assert note(book, PAGE_EPOCHS, {"C": 4.0, "A": 1.0})
+    assert book.take_changed() == [0, 1]
+    assert not book.has_changed
+    assert lines_of(book)[3].samples == (1, 2)
+    peer, page = read_page(sign_page(ME, book.page(1, b"token")), RUN)
+    assert (peer, page.token, page.lines[0].samples) == (ME.peer_id, b"token", (4, 1))
+
+
+def test_steps_alone_or_of_others_are_in_no_book() -> None:
+    book = Book(RUN, ME.public_key)
+    assert not note(book, 0, {"A": 1.0})
+    assert not note(book, 0, {"B": 1.0, "C": 1.0})
+    assert not book.has_changed
+
+
+def test_a_run_that_goes_back_replaces_what_was_written() -> None:
+    book = Book(RUN, ME.public_key)
+    for epoch in range(5):
+        note(book, epoch, {"A": 1.0, "B": 2.0})
+    note(book, 2, {"A": 7.0, "B": 2.0}, moment=9)
+    assert sorted(lines_of(book)) == [0, 1, 2]
+    assert lines_of(book)[2].samples == (7, 2)
+
+
+def test_a_book_goes_on_where_the_last_session_ended() -> None:
+    first, second = Book(RUN, ME.public_key), Book(RUN, ME.public_key)
+    note(first, 0, {"A": 1.0, "B": 2.0})
+    second.restore(first.page(0))
+    note(second, 1, {"C": 1.0, "A": 2.0})
+    assert sorted(lines_of(second)) == [0, 1]
+    read_page(sign_page(ME, second.page(0)), RUN)
+
+
+def test_a_book_holds_the_newest_pages_only() -> None:
+    book = Book(RUN, ME.public_key)
+    for epoch in range(0, 20 * PAGE_EPOCHS, PAGE_EPOCHS):
+        note(book, epoch, {"A": 1.0, "B": 2.0})
+        assert book.take_changed() == [page_number(epoch)]
+    assert lines_of(book, 19)
+    assert len(book.numbers) == PAGES_HELD

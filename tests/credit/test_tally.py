@@ -1,0 +1,154 @@
+"""Credit is what most others confirm, whoever lies, and in whatever order it is heard."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.credit.tally import BREAK_SECONDS, Record, lower_median, tally
+from tests.credit.records import PEERS, everybody_says, says, standings
+
+names = st.sampled_from("ABCDEFGHIJ")
+amounts = st.tuples(st.integers(0, 1000), st.integers(0, 10**9))
+rounds = st.dictionaries(names, amounts, min_size=2, max_size=7)
+runs_of_rounds = st.lists(rounds, min_size=1, max_size=4)
+
+
+@given(runs_of_rounds)
+def test_what_all_say_alike_is_added_up_exactly(steps: list[dict[str, tuple[int, int]]]) -> None:
+    records = [one for epoch, step in enumerate(steps) for one in everybody_says(step, epoch)]
+    found = standings(records)
+    for name in {name for step in steps for name in step}:
+        mine = [step[name] for step in steps if name in step]
+        assert found[name].samples == sum(samples for samples, _ in mine)
+        assert found[name].averaged_bytes == sum(averaged for _, averaged in mine)
+        assert found[name].steps == len(mine)
+
+
+@given(runs_of_rounds, st.data())
+def test_neither_order_nor_repetition_matters(
+    steps: list[dict[str, tuple[int, int]]], data: st.DataObject
+) -> None:
+    records = [one for epoch, step in enumerate(steps) for one in everybody_says(step, epoch)]
+    records.append(says("A", {"A": (9, 9), "B": (9, 9)}, history=b"another history "))
+    heard = data.draw(st.permutations([*records, *records[:2]]))
+    assert standings(heard) == standings(records)
+
+
+@given(rounds, st.integers(0, 10**12))
+def test_a_liar_gains_nothing_by_its_own_word(
+    step: dict[str, tuple[int, int]], claimed: int
+) -> None:
+    liar = min(step)
+    others = [one for one in everybody_says(step) if one.person != liar]
+    inflated = {**step, liar: (claimed, claimed)}
+    honest = standings(everybody_says(step))
+    assert standings([*others, says(liar, inflated)]).get(liar) == honest[liar]
+
+
+@given(
+    st.dictionaries(names, amounts, min_size=3, max_size=9),
+    st.dictionaries(names, amounts, min_size=2, max_size=9),
+    st.binary(min_size=16, max_size=16),
+)
+def test_a_colluding_minority_changes_nothing(
+    step: dict[str, tuple[int, int]], story: dict[str, tuple[int, int]], history: bytes
+) -> None:
+    colluding = sorted(step)[: (len(step) - 2) // 2]  # fewer than half, of whoever is judged
+    story |= dict.fromkeys(colluding, (10**6, 10**6))
+    honest = [one for one in everybody_says(step) if one.person not in colluding]
+    lies = [says(name, story, history=history) for name in colluding]
+    assert standings([*honest, *lies]) == standings(everybody_says(step))
+
+
+def test_a_word_about_oneself_counts_nothing_when_nobody_else_speaks() -> None:
+    assert standings([says("A", {"A": (100, 5), "B": (50, 5)})]).keys() == {"B"}
+
+
+def test_a_second_device_of_a_person_is_no_witness_for_the_first() -> None:
+    step = {"A": (100, 0), "B": (50, 0)}
+    persons = {PEERS["A"]: "alice", PEERS["B"]: "alice"}
+    records = [Record(one.peer, "alice", one.page) for one in everybody_says(step)]
+    assert tally(records, persons, newest_epoch=9) == ()
+
+
+def test_the_devices_of_a_person_are_added_up_and_are_one_voice() -> None:
+    step = {"A": (100, 7), "B": (50, 8), "C": (1, 0)}
+    persons = {PEERS["A"]: "alice", PEERS["B"]: "alice", PEERS["C"]: "carol"}
+    records = [Record(one.peer, persons[one.peer], one.page) for one in everybody_says(step)]
+    alice, carol = tally(records, persons, newest_epoch=9)
+    assert (alice.person, alice.samples, alice.averaged_bytes) == ("alice", 150, 15)
+    assert alice.devices == tuple(sorted([PEERS["A"], PEERS["B"]]))
+    assert (carol.person, carol.samples, carol.steps) == ("carol", 1, 1)
+
+
+def test_a_writer_without_a_person_is_no_voice() -> None:
+    stranger = says("C", {"C": (1, 0), "A": (10**6, 0)})
+    assert standings([Record(stranger.peer, "", stranger.page)]) == {}
+
+
+def test_the_larger_side_of_a_fork_counts() -> None:
+    large, small = {"A": (1, 0), "B": (2, 0), "C": (3, 0)}, {"D": (90, 0), "E": (90, 0)}
+    records = [*everybody_says(large), *everybody_says(small, history=b"another history ")]
+    assert standings(records).keys() == {"A", "B", "C"}
+
+
+def test_over_a_grid_other_groups_say_nothing() -> None:
+    groups = [{"A": (1, 0), "B": (2, 0)}, {"C": (3, 0), "D": (4, 0), "E": (5, 0)}]
+    records = [
+        one for group in groups for one in everybody_says(group, over_a_grid=True, of_samples=15)
+    ]
+    assert {name: one.samples for name, one in standings(records).items()} == {
+        "A": 1,
+        "B": 2,
+        "C": 3,
+        "D": 4,
+        "E": 5,
+    }
+
+
+def test_nobody_brings_more_to_a_step_than_it_had() -> None:
+    story = {"A": (10**9, 0), "B": (10**9, 0)}
+    honest = {"C": (3, 0), "D": (4, 0), "E": (5, 0)}
+    records = [
+        *everybody_says(honest, over_a_grid=True, of_samples=12),
+        *everybody_says(story, over_a_grid=True, of_samples=10**9),
+    ]
+    assert standings(records)["A"].samples == 12
+
+
+def test_steps_that_nobody_can_have_made_do_not_count() -> None:
+    records = [
+        *everybody_says({"A": (1, 0), "B": (1, 0)}, 5),
+        *everybody_says({"A": (9, 0), "B": (9, 0)}, 6),
+    ]
+    assert standings(records, newest_epoch=5)["A"].samples == 1
+
+
+def test_service_is_the_time_between_steps_without_a_break() -> None:
+    step = {"A": (1, 0), "B": (1, 0)}
+    moments = {0: 0, 1: 100, 2: 200, 5: 200 + int(BREAK_SECONDS) + 1, 6: 2000, 7: 2500}
+    records = [
+        one for epoch, at in moments.items() for one in everybody_says(step, epoch, moment=at)
+    ]
+    found = standings(records)["A"]
+    assert found.longest_seconds == 2500 - (200 + BREAK_SECONDS + 1)
+    assert found.service_seconds == 200 + found.longest_seconds
+
+
+def test_helpers_are_those_without_samples() -> None:
+    found = standings(everybody_says({"A": (0, 10**6), "B": (5, 0)}))
+    assert found["A"].helps
+    assert found["A"].averaged_bytes == 10**6
+    assert not found["B"].helps
+
+
+def test_the_lower_median_is_what_more_than_half_reach() -> None:
+    chance = random.Random(7)
+    for _ in range(200):
+        values = [chance.randrange(9) for _ in range(chance.randrange(1, 9))]
+        found = lower_median(values)
+        assert 2 * sum(one >= found for one in values) > len(values)
+        assert 2 * sum(one > found for one in values) <= len(values)
