@@ -60,9 +60,11 @@ class Terminal:
         """Show this picture, in the size that the terminal has now."""
         with self._lock:
             self._picture = picture
-            if not self._ended and _is_in_foreground(self._descriptor):
-                self._without_echo()
-                self._write(self._drawn())
+            self._write(self._drawn())
+
+    def columns(self) -> int:
+        """How wide it is now. Never waits."""
+        return self._size()[0]
 
     def print_above(self, line: str) -> None:
         """Print a line that stays, above the picture."""
@@ -95,6 +97,9 @@ class Terminal:
                 termios.tcsetattr(self._descriptor, termios.TCSANOW, before)
 
     def _drawn(self) -> str:
+        if self._ended or not _is_in_foreground(self._descriptor):
+            return ""
+        self._without_echo()
         columns, rows = self._size()
         lines = self._picture(columns, max(rows - 1, 1))  # one is the cursor's
         return self._canvas.draw([paint(line, self._look) for line in lines], columns)

@@ -1,0 +1,107 @@
+"""A terminal as strict as the worst one that we have to look good on.
+
+It obeys what `node/screen` writes and refuses everything else, so a sequence that not every
+terminal knows, or one that a peer smuggled in, fails a test. It breaks lines at its margin like a
+real one, and scrolls into `scrollback`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rich.cells import cell_len
+
+_PARTS = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])|([\s\S])")
+WRAPPING, AT_ONCE = 7, 2026
+
+
+class Emulator:
+    """`rows` of text, the cursor, and what has gone out at the top."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.columns, self.rows = columns, rows
+        self.cells: list[list[str]] = [[] for _ in range(rows)]
+        self.scrollback: list[str] = []
+        self.row = self.column = 0
+        self.modes = {WRAPPING: True, AT_ONCE: False}
+        self.wrapped = 0
+        """How often a character came at a margin, in whatever mode."""
+
+    def write(self, text: str) -> None:
+        for private, numbers, final, character in _PARTS.findall(text):
+            if final:
+                self._obey(private, numbers, final)
+            else:
+                self._show(character)
+
+    def lines(self) -> list[str]:
+        """What is seen, without the empty rows at the end."""
+        seen = ["".join(row).rstrip() for row in self.cells]
+        while seen and not seen[-1]:
+            seen.pop()
+        return seen
+
+    def resize(self, columns: int, rows: int) -> None:
+        """As terminals do that break lines anew, with the cursor on the line it was on."""
+        above: list[list[str]] = []
+        row_of_cursor = 0
+        for number, row in enumerate(self.cells[: self.row + 1]):
+            text = list("".join(row).rstrip()) if number < self.row else []
+            if number == self.row:
+                row_of_cursor = len(above)
+            above.extend([text[at : at + columns] for at in range(0, len(text), columns)] or [[]])
+        gone = max(0, row_of_cursor + 1 - rows)
+        self.scrollback.extend("".join(row) for row in above[:gone])
+        kept = above[gone : row_of_cursor + 1]
+        self.cells = kept + [[] for _ in range(rows - len(kept))]
+        self.row, self.column = row_of_cursor - gone, 0
+        self.columns, self.rows = columns, rows
+
+    def _obey(self, private: str, numbers: str, final: str) -> None:
+        match private, final:
+            case "?", "h" | "l":
+                assert int(numbers) in self.modes
+                self.modes[int(numbers)] = final == "h"
+            case "", "A":
+                self.row = max(0, self.row - int(numbers or 1))
+            case "", "K":
+                assert not numbers
+                del self.cells[self.row][self.column :]
+            case "", "J":
+                assert not numbers
+                del self.cells[self.row][self.column :]
+                for below in range(self.row + 1, self.rows):
+                    self.cells[below] = []
+            case "", "m":
+                pass
+            case _:
+                raise AssertionError(f"ESC [ {private}{numbers}{final} is not for every terminal")
+
+    def _show(self, character: str) -> None:
+        if character == "\r":
+            self.column = 0
+        elif character == "\n":
+            self._down()
+        else:
+            assert character.isprintable() or cell_len(character) == 0, f"{character!r} is written"
+            self._place(character)
+
+    def _place(self, character: str) -> None:
+        width = cell_len(character)
+        if self.column + width > self.columns:
+            self.wrapped += 1
+            if not self.modes[WRAPPING]:
+                return
+            self.column = 0
+            self._down()
+        row = self.cells[self.row]
+        row.extend(" " * (self.column - len(row)))
+        row[self.column : self.column + max(width, 1)] = [character] + [""] * (width - 1)
+        self.column += width
+
+    def _down(self) -> None:
+        if self.row + 1 < self.rows:
+            self.row += 1
+            return
+        self.scrollback.append("".join(self.cells.pop(0)).rstrip())
+        self.cells.append([])

@@ -1,0 +1,106 @@
+"""Scenes of every state that a trainer can be in, with the words that it says then."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from msgspec.structs import replace as changed
+
+from node.screen.scene import Scene, SceneEvent
+from node.trainer.gate import Closed
+from node.trainer.phases import NETWORK, Facts, told_of
+from node.trainer.view import (
+    BatchView,
+    ContributionView,
+    PeerView,
+    Phase,
+    TrafficView,
+    TrainerView,
+)
+
+LOST = "no peer answers at 3 known addresses: connection refused by the machine at 203.0.113.7"
+DENIED = "alice may not take part in poem. The run's moderators took alice off the list."
+ASK = "Ask the run's moderators; `potluck whoami` says as whom this node is known."
+
+
+def _peer(number: int, name: str, reach: str, milliseconds: float, rate: float) -> PeerView:
+    return PeerView(
+        peer=f"12D3KooWJ8mQyYcVbZ{number:02d}kfDqWzXn{number:02d}",
+        name=name,
+        role="trains",
+        reach=reach,
+        epoch=312,
+        samples=int(rate * 12),
+        samples_per_second=rate,
+        round_trip_ms=milliseconds,
+    )
+
+
+TRAINING = TrainerView(
+    run="poem",
+    peer="12D3KooWJ8mQyYcVbZ00kfDqWzXn7Rde",
+    person="alice",
+    phase=Phase.TRAINING,
+    phase_seconds=43.2,
+    doing="computing samples for the next step",
+    session_seconds=4210.0,
+    epoch=312,
+    loss=2.0713,
+    losses=tuple(2.0 + 3.5 * math.exp(-step / 70) + 0.05 * math.sin(step) for step in range(312)),
+    batch=BatchView(
+        samples=764.0, target=1024, mine=310, samples_per_second=92.4, seconds_to_step=2.8
+    ),
+    contribution=ContributionView(
+        samples=28_160, steps=84, of_samples=86_016.0, samples_per_second=31.2
+    ),
+    peers=(
+        _peer(1, "bob", "direct", 23.4, 44.0),
+        _peer(2, "carol", "relayed", 118.0, 12.6),
+        _peer(3, "dave", "direct", 61.0, 4.6),
+    ),
+    traffic=TrafficView(
+        sent_bytes=412_000_000,
+        received_bytes=433_000_000,
+        sent_bytes_per_second=1_230_000.0,
+        received_bytes_per_second=1_310_000.0,
+        upload_limit=2_000_000.0,
+    ),
+    device="cpu",
+    threads=2,
+    micro_batch=32,
+    memory_bytes=478_000_000,
+)
+
+EVENTS = (
+    SceneEvent("21:04:31", "…fDqWzXn3 came (direct)"),
+    SceneEvent("21:04:48", "step 312 with 4 peers: 344 of 1,024 samples are yours"),
+    SceneEvent("21:04:48", "step 312: loss 2.0713"),
+)
+
+
+def _told(facts: Facts, view: TrainerView) -> Scene:
+    told = told_of(facts)
+    return Scene(changed(view, phase=told.phase, doing=told.doing, advice=told.advice), EVENTS)
+
+
+START = TrainerView(run="poem", peer=TRAINING.peer, phase_seconds=2.0)
+BY_YOU = Closed("pause", "paused by you until 14:00", 1.0)
+
+STATES = {
+    "starting": replace(
+        _told(Facts(preparing="fetching the run's definition"), START), events=EVENTS[:1]
+    ),
+    "catching up": _told(Facts(behind=True), TRAINING),
+    "training": Scene(TRAINING, EVENTS),
+    "alone": _told(Facts(alone=True, begins=True), changed(TRAINING, peers=())),
+    "averaging": _told(Facts(averaging=True), TRAINING),
+    "complete": _told(Facts(complete=True), TRAINING),
+    "paused": _told(Facts(closed=(BY_YOU,)), TRAINING),
+    "network lost": _told(Facts(closed=(Closed(NETWORK, LOST, None),)), TRAINING),
+    "refused": _told(Facts(refused=DENIED, refused_advice=ASK), TRAINING),
+    "leaving": _told(Facts(leaving=True), TRAINING),
+    "leaving at once": _told(Facts(leaving=True, leaving_at_once=True), TRAINING),
+}
+
+SIZES = ((20, 6), (40, 12), (80, 24), (120, 40), (200, 60))
