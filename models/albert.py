@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor, nn
 
+from models.embedding import empty_embedding
 from models.errors import NotThisModel, WrongSettings
 from models.initial import fill_constants, fill_evenly, seeded
 from models.masking import (
@@ -118,9 +119,9 @@ class Albert(Trainable):
         self.sample = f"a window of {self.window} ids in two segments, 15 % of them to be guessed"
         narrow, width = settings.embedding, settings.width
         with torch.device("meta"):  # nothing is drawn here from torch's global generator
-            self.words = nn.Embedding(settings.vocabulary.size, narrow)
-            self.positions = nn.Embedding(settings.context, narrow)
-            self.segments = nn.Embedding(SEGMENTS, narrow)
+            self.words = empty_embedding(settings.vocabulary.size, narrow)
+            self.positions = empty_embedding(settings.context, narrow)
+            self.segments = empty_embedding(SEGMENTS, narrow)
             self.embedding_norm = nn.LayerNorm(narrow, eps=NORM_EPSILON)
             self.into_width = nn.Linear(narrow, width)
             self.layer = Layer(settings)

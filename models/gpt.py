@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor, nn
 
+from models.embedding import empty_embedding
 from models.errors import NotThisModel, WrongSettings
 from models.initial import fill_constants, fill_evenly, seeded
 from models.settings import checked
@@ -108,8 +109,8 @@ class GPT(Trainable):
         self.window = settings.context + 1
         self.sample = f"a window of {self.window} bytes, each but the first to be predicted"
         with torch.device("meta"):  # nothing is drawn here from torch's global generator
-            self.embedding = nn.Embedding(settings.vocabulary, settings.width)
-            self.positions = nn.Embedding(settings.context, settings.width)
+            self.embedding = empty_embedding(settings.vocabulary, settings.width)
+            self.positions = empty_embedding(settings.context, settings.width)
             self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
             self.norm = nn.LayerNorm(settings.width)
         if seed is not None:
