@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 
 RUN = "demo"
-STEPS = 48
+STEPS = 36
 BATCH = 96
-LATE_AT_STEP = 5  # when the late one is started; it takes some fifteen steps to be there
+LATE_AT_STEP = 3  # when the late one is started; it takes some fifteen steps to be there
 KILL_AT_STEP = STEPS // 3
 
 CHANGES: dict[tuple[str, str], str] = {
