@@ -28,7 +28,9 @@ from rich.text import Text
 BEGIN: Final = "\x1b[?2026h\x1b[?7l"
 END: Final = "\x1b[?7h\x1b[?2026l"
 CLEAR_TO_END_OF_LINE: Final = "\x1b[K"
-CLEAR_BELOW: Final = "\x1b[J"
+CLEAR_BELOW: Final = "\x1b[K\x1b[C\x1b[J\r"
+"""Not from the corner: tmux takes that for clearing the screen, and keeps what was there."""
+
 NEXT_LINE: Final = "\r\n"
 
 _ASCII: Final = str.maketrans(

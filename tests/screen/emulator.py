@@ -64,11 +64,15 @@ class Emulator:
                 self.modes[int(numbers)] = final == "h"
             case "", "A":
                 self.row = max(0, self.row - int(numbers or 1))
+            case "", "C":
+                self.column = min(self.columns - 1, self.column + int(numbers or 1))
             case "", "K":
                 assert not numbers
                 del self.cells[self.row][self.column :]
             case "", "J":
                 assert not numbers
+                if (self.row, self.column) == (0, 0):  # as tmux does
+                    self.scrollback.extend(self.lines())
                 del self.cells[self.row][self.column :]
                 for below in range(self.row + 1, self.rows):
                     self.cells[below] = []

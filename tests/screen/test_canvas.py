@@ -1,0 +1,100 @@
+"""What is written shows the picture on a strict terminal, below what was there before."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from rich.text import Text
+
+from node.screen.canvas import BEGIN, END, Canvas, Look, Painted, paint
+from node.screen.picture import render
+from tests.screen.emulator import AT_ONCE, WRAPPING, Emulator
+from tests.screen.scenes import STATES
+
+
+def painted(*lines: str) -> list[Painted]:
+    return [paint(Text(line), Look(colour=False)) for line in lines]
+
+
+def test_a_picture_stands_below_what_was_said_and_gives_way_to_the_next() -> None:
+    terminal, canvas = Emulator(20, 8), Canvas()
+    terminal.write("said before\r\n")
+    terminal.write(canvas.draw(painted("one", "two", "three"), 20))
+    assert terminal.lines() == ["said before", "one", "two", "three"]
+    terminal.write(canvas.draw(painted("1", "two"), 20))
+    assert terminal.lines() == ["said before", "1", "two"]
+    assert (terminal.row, terminal.column) == (3, 0), "where the prompt would be"
+    assert terminal.modes == {WRAPPING: True, AT_ONCE: False}
+
+
+def test_only_what_has_changed_is_written() -> None:
+    canvas = Canvas()
+    canvas.draw(painted("one", "two", "three"), 20)
+    assert canvas.draw(painted("one", "two", "three"), 20) == ""
+    assert canvas.draw(painted("one", "2", "three"), 20) == (
+        f"{BEGIN}\x1b[3A\r\n2\x1b[K\r\n\r\n{END}"
+    )
+
+
+def test_a_line_as_wide_as_the_terminal_keeps_its_last_character() -> None:
+    terminal, canvas = Emulator(5, 4), Canvas()
+    terminal.write(canvas.draw(painted("12345", "漢字x"), 5))
+    terminal.write(canvas.draw(painted("54321", "x漢字"), 5))
+    assert terminal.lines() == ["54321", "x漢字"]
+    assert terminal.wrapped == 0
+
+
+def test_at_the_bottom_the_terminal_scrolls_once_and_not_again() -> None:
+    terminal, canvas = Emulator(20, 4), Canvas()
+    terminal.write("first\r\nsecond\r\n")
+    for number in range(5):
+        terminal.write(canvas.draw(painted(f"{number}", "two", "three"), 20))
+    assert terminal.scrollback == ["first", "second"]
+    assert terminal.lines() == ["4", "two", "three"]
+
+
+def test_what_is_printed_above_stays() -> None:
+    terminal, canvas = Emulator(10, 9), Canvas()
+    terminal.write(canvas.draw(painted("one", "two"), 10))
+    terminal.write(canvas.erase(10) + "an invite of 23 letters\r\n")
+    terminal.write(canvas.draw(painted("one", "two"), 10))
+    assert terminal.lines() == ["an invite", "of 23 lett", "ers", "one", "two"]
+    terminal.write(canvas.erase(10))
+    assert terminal.lines() == ["an invite", "of 23 lett", "ers"]
+    assert canvas.erase(10) == ""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_size_it_becomes_there_is_one_picture_at_the_end(seed: int) -> None:
+    choose, canvas = random.Random(seed), Canvas()
+    terminal = Emulator(80, 24)
+    terminal.write("said before\r\n")
+    for _ in range(30):
+        scene = STATES[choose.choice(list(STATES))]
+        lines = render(scene, terminal.columns, terminal.rows - 1)
+        terminal.write(canvas.draw([paint(line, Look()) for line in lines], terminal.columns))
+        seen = terminal.lines()
+        wanted = [line.plain for line in lines]
+        assert seen[len(seen) - len(wanted) :] == wanted
+        assert sum(" · " in line and "poem" in line for line in seen) == 1
+        terminal.resize(choose.randrange(20, 160), choose.randrange(4, 60))
+    assert terminal.wrapped == 0
+
+
+def test_a_picture_that_fills_the_terminal_leaves_nothing_behind() -> None:
+    terminal, canvas = Emulator(30, 3), Canvas()
+    terminal.write(canvas.draw(painted("one", "two"), 30))
+    terminal.resize(40, 3)
+    terminal.write(canvas.draw(painted("1", "2"), 40))
+    terminal.write(canvas.erase(40))
+    assert terminal.scrollback == terminal.lines() == []
+
+
+def test_others_wrote_meanwhile() -> None:
+    terminal, canvas = Emulator(20, 9), Canvas()
+    terminal.write(canvas.draw(painted("one", "two"), 20))
+    terminal.write("[1]+ Stopped\r\n$ fg\r\n")
+    canvas.forget()
+    terminal.write(canvas.draw(painted("one", "2"), 20))
+    assert terminal.lines() == ["one", "two", "[1]+ Stopped", "$ fg", "one", "2"]

@@ -1,0 +1,194 @@
+"""The screen on a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import struct
+import termios
+from collections.abc import Iterator, Sequence
+
+import pytest
+import trio
+import trio.testing
+from msgspec.structs import replace as changed
+from rich.text import Text
+
+from node.commands.output import Output
+from node.screen.canvas import BEGIN, Look
+from node.screen.live import Screen
+from node.screen.terminal import LOCAL_FLAGS, Terminal, can_show, look_of
+from node.trainer.happenings import Left, Notice, WillUse
+from tests.screen.emulator import Emulator
+from tests.screen.scenes import STATES, TRAINING
+from tests.waiting import PATIENCE_SECONDS, until
+
+
+class Pseudo:
+    """Both ends of one: ours is `descriptor`; what comes out of it is shown by `emulator`."""
+
+    def __init__(self, columns: int = 80, rows: int = 24) -> None:
+        self.outside, self.descriptor = os.openpty()
+        self.emulator = Emulator(columns, rows)
+        self.written = ""
+        self.set_size(columns, rows)
+
+    def set_size(self, columns: int, rows: int) -> None:
+        size = struct.pack("HHHH", rows, columns, 0, 0)
+        fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, size)
+
+    def resize(self, columns: int, rows: int) -> None:
+        self.read()
+        self.emulator.resize(columns, rows)
+        self.set_size(columns, rows)
+
+    def read(self) -> list[str]:
+        """What is seen when all that has been written is there."""
+        got = b""
+        while select.select([self.outside], [], [], 0)[0]:
+            got += os.read(self.outside, 65536)
+        text = got.decode()
+        self.written += text
+        self.emulator.write(text.replace("\r\r\n", "\r\n"))  # the line discipline adds its own
+        return self.emulator.lines()
+
+    async def until(self, words: str) -> list[str]:
+        await until(lambda: words in "\n".join(self.read()), PATIENCE_SECONDS)
+        return self.emulator.lines()
+
+    def echoes(self) -> bool:
+        return bool(termios.tcgetattr(self.descriptor)[LOCAL_FLAGS] & termios.ECHO)
+
+
+@pytest.fixture
+def pseudo() -> Iterator[Pseudo]:
+    made = Pseudo()
+    yield made
+    os.close(made.outside)
+    os.close(made.descriptor)
+
+
+def picture(columns: int, rows: int) -> Sequence[Text]:
+    return [Text(f"{columns} by {rows}"), Text("second")]
+
+
+def test_a_picture_is_drawn_in_the_size_of_the_moment(pseudo: Pseudo) -> None:
+    terminal = Terminal(pseudo.descriptor, Look())
+    terminal.draw(picture)
+    assert pseudo.read() == ["80 by 23", "second"]
+    pseudo.resize(40, 12)
+    terminal.draw(picture)
+    assert pseudo.read() == ["40 by 11", "second"]
+    pseudo.set_size(0, 0)  # one that does not say
+    assert terminal.columns() == 80
+
+
+def test_what_is_printed_stays_above_and_the_summary_instead_of_the_picture(
+    pseudo: Pseudo,
+) -> None:
+    terminal = Terminal(pseudo.descriptor, Look())
+    terminal.draw(picture)
+    terminal.print_above("an invite\nand a second line")
+    assert pseudo.read() == ["an invite", "and a second line", "80 by 23", "second"]
+    terminal.end(lambda columns: [f"left, {columns} wide"])
+    terminal.draw(picture)  # too late
+    assert pseudo.read() == ["an invite", "and a second line", "left, 80 wide"]
+    assert pseudo.emulator.row == 3, "the prompt is on a line of its own"
+
+
+def test_nothing_typed_is_echoed_meanwhile_nor_left_for_the_shell(pseudo: Pseudo) -> None:
+    terminal = Terminal(pseudo.descriptor, Look())
+    assert pseudo.echoes()
+    terminal.draw(picture)
+    assert not pseudo.echoes()
+    os.write(pseudo.outside, b"rm -rf everything\n")
+    assert pseudo.read() == ["80 by 23", "second"]
+    terminal.restore()
+    assert pseudo.echoes()
+    os.set_blocking(pseudo.descriptor, False)
+    with pytest.raises(BlockingIOError):
+        os.read(pseudo.descriptor, 100)
+
+
+def test_a_terminal_that_has_gone_does_not_keep_us() -> None:
+    pseudo = Pseudo()
+    terminal = Terminal(pseudo.descriptor, Look())
+    terminal.draw(picture)
+    os.close(pseudo.outside)
+    terminal.end(lambda _columns: ["left"])
+    terminal.restore()
+    os.close(pseudo.descriptor)
+
+
+def test_who_shows_a_screen_and_who_does_not(pseudo: Pseudo) -> None:
+    assert can_show(pseudo.descriptor, {"TERM": "xterm-256color"})
+    assert not can_show(pseudo.descriptor, {"TERM": "dumb"})
+    assert not can_show(pseudo.descriptor, {})
+    reading, writing = os.pipe()
+    assert not can_show(writing, {"TERM": "xterm"})
+    os.close(reading)
+    os.close(writing)
+    assert not look_of({"NO_COLOR": "1"}, "utf-8").colour
+    assert look_of({"NO_COLOR": ""}, None) == Look(colour=True, encoding="ascii")
+    assert not Output().plain
+
+
+async def test_the_screen_follows_the_training_and_leaves_a_summary(pseudo: Pseudo) -> None:
+    terminal = Terminal(pseudo.descriptor, Look())
+    screen = Screen(terminal, terminal.print_above)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(screen.run)
+        screen.show(STATES["starting"].view)
+        await pseudo.until("poem · preparing")
+        screen.happened(WillUse(("poem: trains on the processor", "Ctrl-C leaves")))
+        screen.happened(Notice("80 % of the quota are used"))
+        screen.warn("warning: the disk is nearly full")
+        screen.show(TRAINING)
+        lines = await pseudo.until("poem · training")
+        assert lines[:2] == ["poem: trains on the processor", "Ctrl-C leaves"]
+        assert any("80 % of the quota are used" in line for line in lines)
+        assert any("warning: the disk is nearly full" in line for line in lines)
+        pseudo.resize(40, 12)
+        signal.raise_signal(signal.SIGWINCH)
+        await pseudo.until("given 28,160 · 33 %")
+        screen.happened(Left(samples=28_160, steps=84, seconds=61.0))
+        await screen.end(PATIENCE_SECONDS)
+        nursery.cancel_scope.cancel()
+    shown = " ".join(pseudo.read())
+    assert "28,160 samples of yours are in 84 steps of the run. Thank you!" in shown
+    assert "poem · training" not in shown
+    assert pseudo.echoes()
+
+
+async def test_many_changes_are_few_pictures_and_none_is_no_picture(pseudo: Pseudo) -> None:
+    screen = Screen(Terminal(pseudo.descriptor, Look()), lambda _text: None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(screen.run)
+        for step in range(200):
+            screen.show(changed(TRAINING, epoch=step))
+            await trio.lowlevel.checkpoint()
+        await pseudo.until("step     199")
+        for _ in range(20):
+            screen.show(changed(TRAINING, epoch=199))
+        await trio.testing.wait_all_tasks_blocked()
+        await screen.end(PATIENCE_SECONDS)
+        nursery.cancel_scope.cancel()
+    pseudo.read()
+    assert pseudo.written.count(BEGIN) <= 4, "the first, one in between, the last, and the end"
+
+
+async def test_a_paused_terminal_stops_neither_the_training_nor_the_leaving() -> None:
+    pseudo = Pseudo(columns=200, rows=60)
+    screen = Screen(Terminal(pseudo.descriptor, Look()), lambda _text: None)
+    termios.tcflow(pseudo.descriptor, termios.TCOOFF)  # Ctrl-S
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(screen.run)
+            screen.show(TRAINING)
+            await trio.testing.wait_all_tasks_blocked()
+            await screen.end(0.05)
+            nursery.cancel_scope.cancel()
+    termios.tcflow(pseudo.descriptor, termios.TCOON)
+    os.close(pseudo.outside)
