@@ -41,6 +41,9 @@ KEPT_SHARE: Final = 0.5
 """Of what a peer claimed when the round began: who brings less has claimed too much. More than a
 hundredth is allowed for, because a batch may have turned out not to be finite."""
 
+GIVEN_UP_ROUNDS: Final = 2
+"""In a row that it was to come to and has not, and a round does without it."""
+
 MOST_DOUBTED_ROUNDS: Final = 32
 MOST_REMEMBERED: Final = 1024  # peers with a failure; as many as may have slots
 
@@ -130,10 +133,17 @@ class Credit:
         """Whether it failed so often that a round does without it: nobody is held up by a peer
         that says it is there and never comes."""
         failures = self._failures.get(peer)
-        return failures is not None and failures.rounds > 1 and epoch < failures.doubted_until
+        if failures is None or epoch >= failures.doubted_until:
+            return False
+        return failures.rounds >= GIVEN_UP_ROUNDS
 
     def _failed(self, peer: PeerId, epoch: int) -> None:
+        """Who is in doubt already is not waited for, so that it could hardly come: that it has not
+        is no further failure. But in another try of the same epoch it is enough to give it up."""
         before = self._failures.get(peer, _Failures())
+        if epoch < before.doubted_until:
+            self._remember(peer, replace(before, rounds=max(before.rounds, GIVEN_UP_ROUNDS)))
+            return
         doubted = min(MOST_DOUBTED_ROUNDS, 2 ** min(before.rounds, 16))
         changed = replace(before, rounds=before.rounds + 1, doubted_until=epoch + doubted)
         self._remember(peer, changed)

@@ -41,6 +41,7 @@ from protocols.accumulation.lifecycle_events import (
     LookAgain,
     Restored,
 )
+from protocols.accumulation.progress import Estimate
 from protocols.accumulation.rounds import Rounds
 from protocols.accumulation.standing import Batch, Standing
 from protocols.accumulation.state_fetching import Fetched as StateFetched
@@ -237,6 +238,7 @@ class Driver:
                 with bridge.waiting():
                     bridge.sleep(TOO_SLOW_SECONDS).wait()
             return standing.tell(FetchFailed(str(error)))
+        self._retry_seconds = FIRST_RETRY_SECONDS
         now_at, history = standing.at
         bridge.tell(
             CaughtUp(
@@ -266,11 +268,21 @@ class Driver:
             return
         with self._bridge.waiting():
             if is_behind or failed > 1:
-                self._bridge.sleep(self._retry_seconds).wait()
+                self._pause(self._retry_seconds)
                 self._retry_seconds = min(2.0 * self._retry_seconds, LONGEST_RETRY_SECONDS)
             else:
                 self._retry_seconds = FIRST_RETRY_SECONDS
             self._bridge.look_again(life.looked_past).wait()
+
+    def _pause(self, seconds: float) -> None:
+        """Until so many have passed; or, after the shortest pause, until others are in the way."""
+        before, until = in_the_way(self._bridge.estimate), time.monotonic() + seconds
+        self._bridge.sleep(min(seconds, FIRST_RETRY_SECONDS)).wait()
+        while in_the_way(self._bridge.estimate) == before:
+            left = until - time.monotonic()
+            if left <= 0.0:
+                return
+            self._bridge.wait_for_news(max(left, SHORTEST_WAIT_SECONDS)).wait()
 
     def _wait_if_the_next_batch_is_too_late(self) -> None:
         """A batch that ends when the others have long gone without this peer is better not begun:
@@ -318,6 +330,11 @@ class Driver:
             advice="Build all of it as the run's organiser says, or take another name for a run of "
             "your own.",
         )
+
+
+def in_the_way(found: Estimate) -> tuple[object, ...]:
+    """What a failed round or fetch waits for: who has to be in a step, or is further."""
+    return found.company, found.holders, found.ahead, found.behind, found.fork
 
 
 def _told_too_slow(epoch: int, error: TooSlow) -> TooSlowToCatchUp:

@@ -56,7 +56,8 @@ class Life:
     - `holders`, `me`: as in the same Estimate: without most of the holders no step is made.
     - `ahead`: who is further, by the same.
     - `passed_by`: the members of a round of this epoch that has been committed without this peer,
-      or may have been: it makes no other step of the epoch where one of them is further.
+      or may have been, or whose result it has not applied: it makes no other step of the epoch
+      where one of them is further.
     - `follows`: its state was taken from others, and no step was made with it since.
     - `expected`: how many were to come to the round, or were in it.
     - `begun_without`: the members of a group of this epoch that has begun without this peer, as

@@ -200,8 +200,8 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
     if event.weight < COMMIT_SHARE * mode.target_samples:
         return _kept(life, _too_light(mode, event.weight))
     lacking = _lacking(life, event)
-    if lacking:
-        return _kept(life, lacking)
+    if lacking:  # which its other members may see otherwise, and then they are further
+        return _kept(replace(life, passed_by=life.passed_by | {*event.members}), lacking)
     if life.passed_by & life.ahead:
         return _kept(life, "An earlier round of this epoch was committed without this peer.")
     return _next_epoch(replace(life, expected=max(1, len(event.members))), event.digest, Step)

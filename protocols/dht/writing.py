@@ -182,7 +182,10 @@ class Writer:
             await self._has_rest.wait()
             await trio.sleep(self._state.settings.rest_seconds)
             self._has_rest = trio.Event()
-            await self.flush()
+            try:
+                await self.flush()
+            except trio.ClosedResourceError:
+                return  # the directory ended at the very moment of waking
 
     async def flush(self) -> None:
         """Bring them now."""

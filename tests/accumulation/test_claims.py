@@ -50,6 +50,18 @@ def test_a_first_failure_costs_one_round_and_keeps_nobody_from_waiting() -> None
     assert not credit.is_doubted(LIAR, 8)
 
 
+def test_who_is_in_doubt_and_so_not_waited_for_does_not_fail_again_by_not_coming() -> None:
+    credit = Credit()
+    credit.round_ended(0, {LIAR: 50}, {})
+    credit.round_ended(0, {LIAR: 50}, {})
+    assert credit.is_given_up(LIAR, 0)
+    assert not credit.is_doubted(LIAR, 1)
+    for epoch in range(1, 5):
+        credit.round_ended(epoch, {LIAR: 50}, {})
+    assert credit.is_doubted(LIAR, 4)
+    assert not credit.is_doubted(LIAR, 5), "four rounds after its second failure it is waited for"
+
+
 def test_a_state_that_is_not_there_is_passed_over_for_longer_each_time() -> None:
     credit = Credit()
     now = 0.0

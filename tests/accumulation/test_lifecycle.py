@@ -204,6 +204,18 @@ def test_after_a_round_in_doubt_one_of_its_members_is_enough_to_be_followed() ->
     assert (fetch.at_least_epoch, fetch.peers) == (1, peers(1))
 
 
+def test_who_does_not_apply_a_result_follows_the_member_that_does() -> None:
+    """It may know better who lives; one alone would not be followed by the number of votes."""
+    lifecycle = averaging()
+    lifecycle.take(looked(lifecycle, holders=HOLDERS))
+    lifecycle.take(Averaged(Ending.COMMITTED, 100.0, DIGEST, (ME, *peers(2))))
+    assert lifecycle.take(looked(lifecycle, holders=HOLDERS, ahead=peers(0))) == ()
+    drop, fetch = lifecycle.take(looked(lifecycle, holders=HOLDERS, ahead=peers(0, 2)))
+    assert isinstance(drop, DropGradients)
+    assert isinstance(fetch, Fetch)
+    assert (fetch.at_least_epoch, fetch.peers) == (1, peers(2))
+
+
 def test_who_was_left_out_makes_no_other_step_where_the_state_cannot_be_had() -> None:
     lifecycle = averaging()
     lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1)))

@@ -1,0 +1,72 @@
+"""How long a run stands still when peers leave, die and come: whole peers in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from node.simulated_network import SimulatedWorld
+from tests.accumulation.virtual_runs import TARGET, Manner, Trainer, forks, longest_gap, trainer
+from tests.dht.members import simulated
+
+STALL_SECONDS = 30.0  # the bar of a run with churn
+EPOCH_ALONE_SECONDS = TARGET / 8  # at Manner's rate
+WATCHED_SECONDS = 60.0
+
+
+async def grown(world: SimulatedWorld, size: int, first: Trainer | None = None) -> list[Trainer]:
+    """So many more, that have made steps together."""
+    peers = [] if first is None else [first]
+    while len(peers) < size + (first is not None):
+        peers.append(trainer(world, f"peer-{len(peers)}", Manner(), peers))
+        await trio.sleep(0.2)
+    with trio.fail_after(200):
+        while min(one.epoch for one in peers) < 3 or len({one.epoch for one in peers}) > 1:
+            await peers[0].tracker.changed()
+    return peers
+
+
+@pytest.mark.slow
+@simulated
+async def test_who_leaves_costs_nothing(world: SimulatedWorld) -> None:
+    peers = await grown(world, 2)
+    began = trio.current_time()
+    await peers[0].leave()
+    await trio.sleep(WATCHED_SECONDS)
+    gap = longest_gap(peers[1:], began, trio.current_time())
+    assert gap < EPOCH_ALONE_SECONDS + 1.0
+
+
+@pytest.mark.slow
+@simulated
+async def test_the_one_that_is_left_goes_on_once_those_who_died_are_forgotten(
+    world: SimulatedWorld,
+) -> None:
+    peers = await grown(world, 3)
+    began = trio.current_time()
+    for one in peers[:2]:
+        one.kill()
+    await trio.sleep(WATCHED_SECONDS)
+    assert longest_gap(peers[2:], began, trio.current_time()) < STALL_SECONDS, peers[2].words
+
+
+@pytest.mark.slow
+@simulated
+async def test_three_fresh_ones_and_the_keeper_go_on_and_all_of_them_are_in_the_steps(
+    world: SimulatedWorld,
+) -> None:
+    """They begin in rounds that lack those who died, so each doubts others that live."""
+    keeper = trainer(world, "keeper", Manner(seconds=0.5, samples=0))
+    peers = await grown(world, 3, keeper)
+    for one in peers[1:]:
+        one.kill()
+    await trio.sleep(0.2)
+    began = trio.current_time()
+    fresh = [keeper]
+    for number in range(3):
+        fresh.append(trainer(world, f"fresh-{number}", Manner(), list(fresh)))
+    await trio.sleep(WATCHED_SECONDS)
+    assert longest_gap(fresh, began, trio.current_time()) < STALL_SECONDS
+    assert not forks([*peers, *fresh])
+    last = max(step for one in fresh for step in one.steps)
+    assert last[-1] == len(fresh), "the last step was made by all"

@@ -1,0 +1,326 @@
+"""Whole runs in virtual time: the cast of the tests of stalls.
+
+    one = trainer(world, "first", Manner(seconds=0.5))
+    two = trainer(world, "second", Manner(seconds=0.5), others=[one])
+    two.kill()
+    longest_gap([one], since)
+
+Lifecycle, progress, averager and directory are the real ones, on the simulated network. Threads
+cannot be in virtual time, so what driver.py and rounds.py do in the training thread is done here by
+a task of trio's, in the same order and with the same pauses; and a state comes from its owner in
+`FETCH_SECONDS`, if that is alive.
+
+Easy to get wrong: how long a run stands still is the longest time in which the furthest epoch of
+those who live does not grow; the time from the last step to now counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import trio
+
+from node.simulated_network import SimulatedNetwork, SimulatedWorld
+from protocols.accumulation.driver import (
+    FIRST_RETRY_SECONDS,
+    LONGEST_RETRY_SECONDS,
+    in_the_way,
+)
+from protocols.accumulation.history import HISTORY_BYTES
+from protocols.accumulation.life import Mode, Phase
+from protocols.accumulation.lifecycle import Lifecycle
+from protocols.accumulation.lifecycle_events import (
+    Average,
+    Averaged,
+    Contributed,
+    Effect,
+    Ending,
+    Estimated,
+    Event,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    KeepGradients,
+    LookAgain,
+    Step,
+    StepAlone,
+    Stepped,
+)
+from protocols.accumulation.progress_slot import PROGRESS, ProgressSlot
+from protocols.accumulation.round_endings import averaged, brought_to, left_out_of
+from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
+from protocols.dht.service import open_dht
+from protocols.dht.settings import DhtSettings
+from protocols.identity import PeerId
+from protocols.moshpit.averager import Averager, open_averager
+from protocols.moshpit.layout import Layout, Segment
+from protocols.moshpit.matchmaking import GROUP
+from protocols.moshpit.outcome import Alone, Committed, Outcome
+from protocols.moshpit.settings import AveragerSettings
+from protocols.moshpit.vector import Vector
+from protocols.rpc import open_rpc
+
+TARGET = 64
+SIGNATURE = b"m" * 16
+FETCH_SECONDS = 0.5
+FETCH_FAILS_SECONDS = 3.0  # until nobody is known any more who has it
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a peer takes part: a batch of `samples` in so many `seconds`; without samples it is
+    auxiliary, and looks so often. `restored`: begins with a state of its own of that epoch."""
+
+    seconds: float = 1.0
+    samples: int = 8
+    restored: int = 0
+
+
+class Trainer:
+    """A node that trains until the world ends, it leaves, or it is killed."""
+
+    def __init__(
+        self,
+        world: SimulatedWorld,
+        network: SimulatedNetwork,
+        manner: Manner,
+        bootstrap: Sequence[str],
+        registry: dict[PeerId, Trainer],
+    ) -> None:
+        self.world, self.network, self.manner = world, network, manner
+        self.registry, self._bootstrap = registry, tuple(bootstrap)
+        self.steps: list[tuple[float, int, bytes, int]] = []
+        """When, epoch after it, history, members."""
+        self.alive = True
+        self.words: list[str] = []
+        self.leaving, self.ended = trio.Event(), trio.Event()
+        self._away_until: float | None = None
+        self._failed, self._retry = 0, FIRST_RETRY_SECONDS
+        mode = Mode(TARGET, auxiliary=not manner.samples)
+        self.lifecycle = Lifecycle(mode, epoch=0, history=b"\0" * HISTORY_BYTES)
+        self._tracker: Tracker | None = None
+        self._averager: Averager | None = None
+        registry[network.peer_id] = self
+        world.start(network, self._run)
+
+    @property
+    def tracker(self) -> Tracker:
+        assert self._tracker is not None
+        return self._tracker
+
+    @property
+    def epoch(self) -> int:
+        return self.lifecycle.life.epoch
+
+    def kill(self, *, silently: bool = False) -> None:
+        self.alive = False
+        self.world.crash(self.network, silently=silently)
+
+    async def leave(self) -> None:
+        self.alive = False
+        self.leaving.set()
+        await self.ended.wait()
+        self.world.crash(self.network)  # its process ends
+
+    def away(self, seconds: float) -> None:
+        """Paused, from the next batch on."""
+        self._away_until = trio.current_time() + seconds
+
+    # -- within
+
+    async def _run(self, network: SimulatedNetwork) -> None:
+        settings = AveragerSettings(run="poem", matchmaking_seconds=10.0, round_seconds=60.0)
+        dht = DhtSettings(bootstrap=self._bootstrap)
+        progress = TrackerSettings("poem", TARGET)
+        if self.manner.restored:
+            epoch = self.manner.restored
+            history = bytes([epoch]) * HISTORY_BYTES
+            self.lifecycle = Lifecycle(self.lifecycle.mode, epoch=epoch, history=history)
+        async with (
+            open_rpc(network) as rpc,
+            open_dht(network, rpc, families=[GROUP, PROGRESS], settings=dht) as directory,
+            open_averager(network, rpc, directory, settings) as self._averager,
+            open_tracker(network, directory, progress, self._slot()) as self._tracker,
+            trio.open_nursery() as nursery,
+        ):
+            self._averager.when_asked(self.tracker.was_asked)
+            nursery.start_soon(self._train)
+            await self.leaving.wait()
+            nursery.cancel_scope.cancel()
+        self.ended.set()
+
+    def _slot(self) -> ProgressSlot:
+        life = self.lifecycle.life
+        return ProgressSlot(
+            life.epoch,
+            life.history,
+            life.published_samples,
+            0.0,
+            SIGNATURE,
+            role="auxiliary" if self.lifecycle.mode.auxiliary else "trains",
+            averaging=life.phase is Phase.AVERAGING,
+            serves_state=True,
+            follows=life.follows and life.epoch > 0,
+        )
+
+    async def _train(self) -> None:
+        await self.tracker.looked()
+        await self._go_on()
+        while True:
+            await trio.sleep(self.manner.seconds)
+            if self._away_until is not None:
+                await self._stay_away(self._away_until)
+            if self.manner.samples:
+                await self._do_all(self._tell(Contributed(self.manner.samples)))
+                self.tracker.note(self._slot())
+            await self._go_on()
+
+    async def _stay_away(self, until: float) -> None:
+        self.tracker.set_away(is_away=True)
+        await trio.sleep_until(until)
+        self._away_until = None
+        self.tracker.set_away(is_away=False)
+        await self.tracker.look_again(self.tracker.estimate.number)
+        await self._go_on()
+
+    async def _go_on(self) -> None:
+        while True:
+            effects = self._tell(Estimated(self.tracker.estimate))
+            await self._do_all(effects)
+            if not effects:
+                if self.lifecycle.life.phase is not Phase.BEHIND:
+                    return
+                await self._look_again()
+
+    def _tell(self, event: Event) -> list[Effect]:
+        effects = list(self.lifecycle.take(event))
+        for one in effects:
+            if isinstance(one, KeepGradients):
+                self._failed += 1
+                self.words.append(f"{trio.current_time():.1f} {self.epoch} kept: {one.reason}")
+        if effects:
+            self.tracker.note(self._slot(), at_once=True)
+        return effects
+
+    async def _do_all(self, effects: list[Effect]) -> None:
+        to_do = deque(effects)
+        while to_do:
+            match to_do.popleft():
+                case Average() as average:
+                    to_do.extend(await self._round(average))
+                case Fetch() as fetch:
+                    to_do.extend(await self._fetch(fetch))
+                case LookAgain():
+                    await self._look_again()
+
+    async def _round(self, wanted: Average) -> list[Effect]:
+        assert self._averager is not None
+        outcome = await self._averager.average(
+            Vector(Layout([Segment("all", 1000)]), torch.ones(1000)),
+            weight=float(wanted.weight),
+            epoch=wanted.epoch,
+            topic=wanted.history.hex(),
+            expected=wanted.expected,
+            awaited=wanted.awaited,
+        )
+        self.words.append(
+            f"{trio.current_time():.1f} {self.epoch} {type(outcome).__name__} "
+            f"of {wanted.expected} expected, awaited {len(wanted.awaited)}: "
+            f"{getattr(outcome, 'reason', '')}"
+        )
+        if self._lacks_somebody(outcome):
+            await self.tracker.look_again(self.tracker.estimate.number)
+        ended = averaged(outcome, wanted.expected)
+        if ended.ending is Ending.ALONE:  # nobody else has these bytes
+            ended = Averaged(Ending.ALONE, digest=self.network.random.randbytes(16))
+        self.lifecycle.take(Estimated(self.tracker.estimate))
+        effects = list(self.lifecycle.take(ended))
+        steps = [one for one in effects if isinstance(one, Step | StepAlone)]
+        self.tracker.round_ended(ended.ending, brought_to(outcome), applied=bool(steps))
+        self.tracker.note(self._slot(), at_once=True)
+        for one in effects:
+            if isinstance(one, KeepGradients):
+                self._failed += 1
+                self.words.append(f"{trio.current_time():.1f} {self.epoch} kept: {one.reason}")
+        if steps:
+            self._failed = 0
+            members = len(ended.members) or 1
+            self.steps.append((trio.current_time(), self.epoch, steps[0].history, members))
+            effects += self._tell(Stepped())
+        return effects
+
+    def _lacks_somebody(self, outcome: Outcome) -> bool:
+        match outcome:
+            case Alone():
+                return True
+            case Committed():
+                found = self.tracker.estimate
+                group = {found.me, *outcome.members, *left_out_of(outcome)}
+                return not found.holders <= group
+            case _:
+                return False
+
+    async def _fetch(self, wanted: Fetch) -> list[Effect]:
+        self.words.append(f"{trio.current_time():.1f} {self.epoch} fetches: {wanted.reason}")
+        await trio.sleep(FETCH_SECONDS)
+        for peer, slot in sorted(self.tracker.slots().items()):
+            other = self.registry[peer]
+            there = other.lifecycle.life
+            fits = wanted.history in (None, there.history)
+            if other.alive and slot.epoch >= wanted.at_least_epoch <= there.epoch and fits:
+                self._failed = 0
+                self.words.append(f"{trio.current_time():.1f} has epoch {there.epoch}")
+                return self._tell(Fetched(there.epoch, there.history))
+        await trio.sleep(FETCH_FAILS_SECONDS - FETCH_SECONDS)
+        self.words.append(f"{trio.current_time():.1f} {self.epoch} gets none")
+        self.tracker.fetch_failed(wanted.peers, "nobody has it")
+        return self._tell(FetchFailed("nobody has it"))
+
+    async def _look_again(self) -> None:
+        life = self.lifecycle.life
+        if life.phase is Phase.BEHIND or self._failed > 1:
+            await self._pause(self._retry)
+            self._retry = min(2.0 * self._retry, LONGEST_RETRY_SECONDS)
+        else:
+            self._retry = FIRST_RETRY_SECONDS
+        await self.tracker.look_again(life.looked_past)
+
+    async def _pause(self, seconds: float) -> None:
+        before, until = in_the_way(self.tracker.estimate), trio.current_time() + seconds
+        await trio.sleep(min(seconds, FIRST_RETRY_SECONDS))
+        with trio.move_on_at(until):
+            while in_the_way(self.tracker.estimate) == before:
+                await self.tracker.changed()
+
+
+def trainer(
+    world: SimulatedWorld, name: str, manner: Manner | None = None, others: Sequence[Trainer] = ()
+) -> Trainer:
+    registry = others[0].registry if others else {}
+    bootstrap = [one.network.address for one in others if one.alive][:3]
+    return Trainer(world, world.add_node(name), manner or Manner(), bootstrap, registry)
+
+
+def longest_gap(peers: Iterable[Trainer], since: float, now: float) -> float:
+    """In which the furthest epoch of these did not grow."""
+    times, furthest = [since], -1
+    for at, epoch, _history, _members in sorted(step for one in peers for step in one.steps):
+        if epoch > furthest:
+            furthest = epoch
+            if at >= since:
+                times.append(at)
+    times.append(now)
+    return max(after - before for before, after in pairwise(times))
+
+
+def forks(peers: Iterable[Trainer]) -> list[int]:
+    """Epochs that have been reached with more than one history."""
+    made: dict[int, set[bytes]] = {}
+    for one in peers:
+        for _at, epoch, history, _members in one.steps:
+            made.setdefault(epoch, set()).add(history)
+    return sorted(epoch for epoch, histories in made.items() if len(histories) > 1)
