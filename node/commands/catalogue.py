@@ -26,6 +26,7 @@ COMMANDS = (
     "resume",
     "leave",
     "peers",
+    "leaderboard",
     "logs",
     "listen",
     "status",

@@ -28,6 +28,7 @@ from node.caps.devices import AUTO, choose_device, devices_here, use_threads
 from node.caps.memory import refuse_above
 from node.caps.settings import Caps, caps_of
 from node.caps.watching import WatchedCaps, open_caps
+from node.credit.keeping import open_credit
 from node.disk_trouble import disk_trouble
 from node.joining.meeting import definition_of, meet
 from node.joining.will_use import Use, three_lines
@@ -139,6 +140,9 @@ async def _train(node: Node, part: Part, session: Session, prepared: _Prepared) 
 
     places = node.configuration.places
     async with (
+        open_credit(
+            node, session, f"{part.run}/{part.organiser}", collects=part.checkpoints is not None
+        ),
         open_caps(
             prepared.caps, session.gate, places, traffic=node.network.traffic, told=tell
         ) as watched,

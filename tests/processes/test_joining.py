@@ -25,6 +25,7 @@ LEAVE_SECONDS: Final = 5.0
 TEST_SECONDS: Final = 5 * PATIENCE_SECONDS  # some thirty on a quiet machine
 KEPT: Final = re.compile(
     r"identity\.key|peers\.json|run\.invite|runs/poem-\w+\.(signed|position)|traffic\.json"
+    r"|credit/\w+/\w+-\d+\.page"
 )
 """What a volunteer's home may hold when nothing runs in it."""
 
@@ -83,6 +84,9 @@ async def _what_others_and_commands_see(run: TestRun, alice: Trainer) -> None:
     (other,) = (await ask(alice.home, "peers"))["peers"]
     assert (other["role"], other["reach"]) == ("keeps", "direct")
     assert (await ask(alice.home, "logs", "--last", "1"))["words"]
+    board = await ask(alice.home, "leaderboard")
+    assert [one["samples"] > 0 for one in board["people"]] == [True, True]
+    assert (board["records"], board["unheard"]) == (2, {})
 
     paused = await ask(alice.home, "pause", "--for", "1h")
     assert paused["until"] is not None
