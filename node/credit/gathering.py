@@ -1,6 +1,6 @@
 """Asking the others of a run for the pages of records that this peer does not have.
 
-    unheard = await gather(rpc, peers, run, shelf, newest_page=37)
+    unheard = await gather(rpc, peers, run, shelf, put, newest_page=37)
 
 Promises: it ends within GATHER_SECONDS, and takes no more of one peer, and of all, than is written
 here. What is not signed by whom it names is not taken, and its source is asked for nothing more.
@@ -11,7 +11,7 @@ has a share of its own, and pages of epochs that nobody can have made are not as
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import trio
 
@@ -29,15 +29,16 @@ ASKED_AT_ONCE = 8
 BYTES_OF_ONE = 8 << 20
 BYTES_IN_ALL = 64 << 20
 
+Put = Callable[[bytes], Awaitable[object]]
+
 
 class Gathering:
     """One gathering, over all peers."""
 
-    def __init__(self, rpc: Rpc, run: str, shelf: Shelf, newest_page: int) -> None:
-        self._rpc, self._run, self._shelf = rpc, run, shelf
+    def __init__(self, rpc: Rpc, run: str, shelf: Shelf, put: Put, newest_page: int) -> None:
+        self._rpc, self._run, self._shelf, self._put = rpc, run, shelf, put
         self._newest_page = newest_page
         self._left = BYTES_IN_ALL
-        self._disk = trio.Lock()
         self._asked: set[tuple[bytes, int, bytes]] = set()
 
     async def ask(self, peer: PeerId) -> None:
@@ -61,26 +62,33 @@ class Gathering:
     async def _fetch(self, peer: PeerId, listed: Listed) -> int:
         place = listed.key, listed.number, listed.digest
         self._asked.add(place)
-        request = PageRequest(self._run, listed.key, listed.number)
         try:
-            answer = await self._rpc.call(peer, PAGE, request, timeout=CALL_SECONDS)
+            data = await self._page(peer, listed)
         except PotluckError:
             self._asked.discard(place)  # another may have it
             raise
+        if data:
+            await self._put(data)
+        return len(data)
+
+    async def _page(self, peer: PeerId, listed: Listed) -> bytes:
+        request = PageRequest(self._run, listed.key, listed.number)
+        answer = await self._rpc.call(peer, PAGE, request, timeout=CALL_SECONDS)
         if answer.data:
             writer, page = read_page(answer.data, self._run)
             if (writer, page.number) != (peer_id_of(listed.key), listed.number):
                 raise WrongPage("It is another page than the one that was asked for.")
-            async with self._disk:
-                await trio.to_thread.run_sync(self._shelf.put, answer.data)
-        return len(answer.data)
+        return answer.data
 
 
 async def gather(
-    rpc: Rpc, peers: Iterable[PeerId], run: str, shelf: Shelf, *, newest_page: int
+    rpc: Rpc, peers: Iterable[PeerId], run: str, shelf: Shelf, put: Put, *, newest_page: int
 ) -> dict[PeerId, str]:
-    """Take what these have; those who did not answer, or not rightly, with why."""
-    gathering = Gathering(rpc, run, shelf, newest_page)
+    """Take what these have; those who did not answer, or not rightly, with why.
+
+    `put` puts a page on the shelf, which waits for a disk.
+    """
+    gathering = Gathering(rpc, run, shelf, put, newest_page)
     asked = list(dict.fromkeys(peers))[:MOST_ASKED]
     unheard = dict.fromkeys(asked, "It did not answer in time.")
     turns = trio.CapacityLimiter(ASKED_AT_ONCE)

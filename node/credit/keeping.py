@@ -169,9 +169,12 @@ class Credit:
             await trio.to_thread.run_sync(self.write)
             newest = page_number(max(self._newest_epoch, 0))
             unheard = await gather(
-                self._node.rpc, peers, self._run, self._shelf, newest_page=newest
+                self._node.rpc, peers, self._run, self._shelf, self._keep, newest_page=newest
             )
         return len(peers), unheard
+
+    async def _keep(self, data: bytes) -> None:
+        await trio.to_thread.run_sync(self._shelf.put, data)
 
     def _add_up(self, asked: int, unheard: dict[PeerId, str]) -> Board:
         member = self._node.membership

@@ -1,0 +1,96 @@
+"""What is on the shelf was signed, is the newest version, outlives the process, and has a limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from node.credit import shelf as shelves
+from node.credit.shelf import Shelf
+from protocols.credit.record import PAGE_EPOCHS, Page, WrongPage, read_page, sign_page
+from tests.credit.records import IDENTITIES, KEYS, RUN, line_of, page_of
+
+BROUGHT = {"A": (1, 2), "B": (3, 4)}
+
+
+def page(epoch: int = 0, moment: int = 0, samples: int = 1) -> Page:
+    brought = {**BROUGHT, "A": (samples, 2)}
+    return page_of(brought, line_of(brought, epoch, moment=moment))
+
+
+def signed(name: str, one: Page) -> bytes:
+    return sign_page(IDENTITIES[name], one)
+
+
+def open_shelf(folder: Path) -> Shelf:
+    return Shelf(folder, RUN, KEYS["A"])
+
+
+def test_a_page_is_there_after_a_restart(tmp_path: Path) -> None:
+    assert open_shelf(tmp_path).put(signed("B", page()))
+    again = open_shelf(tmp_path)
+    (listed,) = again.listed()
+    assert again.has(listed)
+    assert read_page(again.read(listed.key, listed.number), RUN)[1] == page()
+    assert [one for _, one in again.pages()] == [page()]
+
+
+def test_an_older_version_replaces_no_newer_one_of_others(tmp_path: Path) -> None:
+    shelf = open_shelf(tmp_path)
+    assert shelf.put(signed("B", page(moment=9)))
+    assert not shelf.put(signed("B", page(moment=8)))
+    assert shelf.put(signed("B", page(moment=10)))
+
+
+def test_our_own_page_is_what_we_say_last(tmp_path: Path) -> None:
+    shelf = open_shelf(tmp_path)
+    assert shelf.put(signed("A", page(moment=9)))
+    assert shelf.put(signed("A", page(moment=8)))
+    assert shelf.own_pages(5) == [page(moment=8)]
+
+
+def test_what_nobody_signed_is_not_put_there(tmp_path: Path) -> None:
+    shelf = open_shelf(tmp_path)
+    with pytest.raises(WrongPage):
+        shelf.put(b"anything")
+    assert shelf.listed() == ()
+
+
+def test_files_that_are_no_pages_are_passed_over(tmp_path: Path) -> None:
+    open_shelf(tmp_path).put(signed("B", page()))
+    (file,) = tmp_path.iterdir()
+    file.with_name("another.page").write_bytes(file.read_bytes())
+    (tmp_path / "torn.page").write_bytes(file.read_bytes()[:-1])
+    assert len(open_shelf(tmp_path).listed()) == 1
+
+
+def test_our_own_pages_come_first_and_the_newest_before_the_older(tmp_path: Path) -> None:
+    shelf = open_shelf(tmp_path)
+    for name, epoch in (("B", PAGE_EPOCHS), ("A", 0), ("B", 0), ("A", PAGE_EPOCHS)):
+        shelf.put(signed(name, page(epoch)))
+    found = [(one.key, one.number) for one in shelf.listed()]
+    assert found == [(KEYS["A"], 1), (KEYS["A"], 0), (KEYS["B"], 1), (KEYS["B"], 0)]
+
+
+def test_whoever_takes_most_room_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(signed("B", page()))
+    monkeypatch.setattr(shelves, "LARGEST_SHELF_BYTES", 4 * size)
+    monkeypatch.setattr(shelves, "LARGEST_OWN_BYTES", 2 * size)
+    shelf = open_shelf(tmp_path)
+    shelf.put(signed("A", page()))
+    for number in range(5):
+        shelf.put(signed("B", page(number * PAGE_EPOCHS)))
+    kept = [(one.key, one.number) for one in shelf.listed()]
+    assert (KEYS["A"], 0) in kept
+    assert [number for key, number in kept if key == KEYS["B"]] == [4, 3]
+    assert len(list(tmp_path.iterdir())) == len(kept)
+
+
+def test_a_page_of_another_run_is_not_on_this_shelf(tmp_path: Path) -> None:
+    other = msgspec.structs.replace(page(), run="another/organiser")
+    with pytest.raises(WrongPage, match="another run"):
+        open_shelf(tmp_path).put(signed("B", other))
