@@ -19,8 +19,8 @@ from libp2p.transport.upgrader import TransportUpgrader
 
 from node.libp2p.dial_failure import DialFailure, DialReason
 from node.transport import YamuxConnection
-from node.transport.noise import CountedTcpStream
 from node.transport.traffic import Traffic
+from node.transport.wires import CountedTcpStream
 
 
 class TcpStream(CountedTcpStream):

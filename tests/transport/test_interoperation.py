@@ -19,7 +19,8 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
 from node.transport import YamuxConnection, install_muxer, security_options
-from node.transport.noise import NoiseSession, SocketWire
+from node.transport.noise import NoiseSession
+from node.transport.wires import SocketWire
 from tests.waiting import until
 
 ECHO = "/test/echo/1.0.0"
