@@ -33,6 +33,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "measure this machine for a few seconds, catch up with the others, and train. Nothing is "
         "executed that came over the network. It is safe to repeat: without an INVITE it goes on "
         "in the run of last time.\n\n"
+        "On a terminal a picture of any size shows the run, the loss, the batch that all fill "
+        "together, what you gave, the peers and what happened last; the summary stays when you "
+        "leave. NO_COLOR takes its colours away.\n\n"
         "Ctrl-C leaves after the round that is under way, a second one at once; both within five "
         "seconds. From another terminal: potluck status, peers, pause, resume, leave, logs.\n\n"
         "An invite with an enrolment code is a secret: give it as a file or in POTLUCK_INVITE, "
@@ -61,7 +64,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--plain",
         action="store_true",
-        help="one line for each thing that happens; so it is anyway where stdout is no terminal",
+        help="one line for each thing that happens instead of the screen; so it is anyway where "
+        "stdout is no terminal",
     )
     parser.add_argument(
         "--trust-module",

@@ -73,7 +73,8 @@ def add_flags(start: CommandParser) -> None:
     start.add_argument(
         "--plain",
         action="store_true",
-        help="one line for each thing that happens; so it is anyway where stdout is no terminal",
+        help="one line for each thing that happens instead of the screen; so it is anyway where "
+        "stdout is no terminal",
     )
     start.add_argument(
         "--qr",

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import trio
+from msgspec.structs import replace
 from rich.text import Text
 
 from node.screen.cells import wrap
@@ -55,17 +56,17 @@ class Screen:
             wrapped = [wrap(line, columns, LINES_OF_ONE) for line in words.split("\n")]
             self._stays("\n".join(part for parts in wrapped for part in parts))
         elif words:
-            self._events.append(SceneEvent(time.strftime("%H:%M:%S"), words))
-            self._changed.set()
+            self._add(words)
 
     def show(self, view: TrainerView) -> None:
+        if view.traffic.sent_bytes < self._view.traffic.sent_bytes:
+            view = replace(view, traffic=self._view.traffic)  # the node has ended: it was so much
         self._view = view
         self._changed.set()
 
     def warn(self, line: str) -> None:
         """A line of the log."""
-        self._events.append(SceneEvent(time.strftime("%H:%M:%S"), line, warns=True))
-        self._changed.set()
+        self._add(line, warns=True)
 
     async def run(self) -> None:
         """Draw until cancelled."""
@@ -90,6 +91,14 @@ class Screen:
             if number == signal.SIGCONT:
                 await _in_a_thread(self._terminal.begin_anew)
             self._changed.set()
+
+    def _add(self, words: str, *, warns: bool = False) -> None:
+        """Said again, it takes the place of the time before."""
+        said_before = next((one for one in self._events if one.words == words), None)
+        if said_before is not None:
+            self._events.remove(said_before)
+        self._events.append(SceneEvent(time.strftime("%H:%M:%S"), words, warns))
+        self._changed.set()
 
     def _scene(self) -> Scene:
         return Scene(self._view, tuple(self._events))

@@ -26,9 +26,10 @@ def summary(scene: Scene, left: Left | None, columns: int) -> list[str]:
         began = f" ({count(view.losses[0], 4)} at first)" if loss and view.losses else ""
         lines.append(f"{clean(view.run)}: step {count(view.epoch)}{loss}{began}")
         traffic = view.traffic
-        lines.append(
-            f"{in_words(traffic.sent_bytes)} sent, {in_words(traffic.received_bytes)} received"
-        )
+        if traffic.sent_bytes or traffic.received_bytes:
+            lines.append(
+                f"{in_words(traffic.sent_bytes)} sent, {in_words(traffic.received_bytes)} received"
+            )
     if left is not None:
         lines.append(words_of(left))
     elif view.contribution.steps:

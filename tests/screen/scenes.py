@@ -73,7 +73,7 @@ TRAINING = TrainerView(
 )
 
 EVENTS = (
-    SceneEvent("21:04:31", "…fDqWzXn3 came (direct)"),
+    SceneEvent("21:04:31", "…DqWzXn03 came (direct)"),
     SceneEvent("21:04:48", "step 312 with 4 peers: 344 of 1,024 samples are yours"),
     SceneEvent("21:04:48", "step 312: loss 2.0713"),
 )

@@ -21,6 +21,7 @@ from node.screen.canvas import BEGIN, Look
 from node.screen.live import Screen
 from node.screen.terminal import LOCAL_FLAGS, Terminal, can_show, look_of
 from node.trainer.happenings import Left, Notice, WillUse
+from node.trainer.view import TrafficView
 from tests.screen.emulator import Emulator
 from tests.screen.scenes import STATES, TRAINING
 from tests.waiting import PATIENCE_SECONDS, until
@@ -145,11 +146,13 @@ async def test_the_screen_follows_the_training_and_leaves_a_summary(pseudo: Pseu
         screen.happened(WillUse(("poem: trains on the processor", "Ctrl-C leaves")))
         screen.happened(Notice("80 % of the quota are used"))
         screen.warn("warning: the disk is nearly full")
+        screen.warn("warning: the disk is nearly full")
         screen.show(TRAINING)
+        screen.show(changed(TRAINING, traffic=TrafficView()))  # the node has ended
         lines = await pseudo.until("poem · training")
         assert lines[:2] == ["poem: trains on the processor", "Ctrl-C leaves"]
         assert any("80 % of the quota are used" in line for line in lines)
-        assert any("warning: the disk is nearly full" in line for line in lines)
+        assert sum("warning: the disk is nearly full" in line for line in lines) == 1
         pseudo.resize(40, 12)
         signal.raise_signal(signal.SIGWINCH)
         await pseudo.until("given 28,160 · 33 %")
@@ -158,6 +161,7 @@ async def test_the_screen_follows_the_training_and_leaves_a_summary(pseudo: Pseu
         nursery.cancel_scope.cancel()
     shown = " ".join(pseudo.read())
     assert "28,160 samples of yours are in 84 steps of the run. Thank you!" in shown
+    assert "412 MB sent, 433 MB received" in shown
     assert "poem · training" not in shown
     assert pseudo.echoes()
 
