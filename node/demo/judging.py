@@ -27,8 +27,8 @@ from node.trainer.parameters_digest import digest_of
 
 WINDOWS = 128  # some eight thousand predictions: their mean is good to a hundredth
 PROMPT = b"def "
-SAMPLE_BYTES = 120
-TEMPERATURE = 0.5  # a little of chance, and less of nonsense
+SAMPLE_BYTES = 160
+TEMPERATURE = 0.8  # a little of chance: the likeliest of all is a space
 THREADS = 1  # on a busy machine two that wait for one another are slower than one
 
 

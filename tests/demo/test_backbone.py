@@ -1,0 +1,159 @@
+"""A backbone peer says over HTTP how it is, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+import trio
+
+from auth.server.settings import ListenAddress
+from node.backbone import CannotServeHttp, serve_backbone
+from node.backbone_metrics import metrics_text
+from node.backbone_record import LATE_SECONDS, BackboneRecord
+from node.status import DirectoryStatus, MembershipStatus, NodeStatus
+from node.trainer.happenings import Began
+from node.trainer.view import PeerView, TrainerView
+from protocols.accumulation.events import CheckpointMissed, CheckpointSaved
+from tests.demo.told import step_taken
+
+LISTENS = NodeStatus(addresses=("/ip4/127.0.0.1/tcp/1",), directory=DirectoryStatus(joined="alone"))
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def record(clock: Clock) -> BackboneRecord:
+    made = BackboneRecord(checkpoint_seconds=300.0, clock=clock)
+    made.take(Began("poem", 0))
+    return made
+
+
+def saved(epoch: int) -> CheckpointSaved:
+    return CheckpointSaved(epoch, f"/checkpoints/{epoch}", 5_000_000, 0.1)
+
+
+def test_nothing_is_wrong_as_long_as_nobody_trains(record: BackboneRecord, clock: Clock) -> None:
+    clock.now += 100_000.0
+    assert record.troubles(LISTENS) == {}
+
+
+def test_it_is_not_healthy_before_it_has_entered_the_run(clock: Clock) -> None:
+    fresh = BackboneRecord(checkpoint_seconds=300.0, clock=clock)
+    assert set(fresh.troubles(NodeStatus())) == {"listening", "run"}
+
+
+def test_it_is_not_healthy_without_the_others_or_a_pass(record: BackboneRecord) -> None:
+    lost = NodeStatus(
+        addresses=LISTENS.addresses,
+        directory=DirectoryStatus(joined="trying", cannot_join={"/dns4/a": "refused"}),
+        membership=MembershipStatus(open=False, standing="over"),
+    )
+    troubles = record.troubles(lost)
+    assert set(troubles) == {"joined", "pass"}
+    assert "refused" in troubles["joined"]
+
+
+def test_a_step_that_stays_in_no_checkpoint_is_a_trouble(
+    record: BackboneRecord, clock: Clock
+) -> None:
+    record.take(step_taken(0))
+    clock.now += 300.0 + LATE_SECONDS
+    record.take(step_taken(1))
+    assert record.troubles(LISTENS) == {}
+    clock.now += 1.0
+    assert set(record.troubles(LISTENS)) == {"checkpoints"}
+    record.take(saved(2))
+    clock.now += 10_000.0
+    assert record.troubles(LISTENS) == {}
+
+
+def test_a_full_disk_is_a_trouble_until_a_checkpoint_is_written(record: BackboneRecord) -> None:
+    record.take(step_taken(0))
+    record.take(CheckpointMissed(1, "no space left"))
+    assert record.troubles(LISTENS) == {"checkpoints": "no space left"}
+    record.take(saved(1))
+    assert record.troubles(LISTENS) == {}
+
+
+def test_the_figures_are_the_runs_and_name_nobody(record: BackboneRecord, clock: Clock) -> None:
+    record.take(step_taken(6))
+    record.take(saved(7))
+    clock.now += 12.0
+    peers = (
+        PeerView(peer="12D3KooWann", role="trains", reach="direct"),
+        PeerView(peer="12D3KooWeve", role='evil"} 1\n', reach="none"),
+    )
+    text = metrics_text(LISTENS, TrainerView(peers=peers), record).decode()
+    assert "potluck_backbone_epoch 7.0" in text
+    assert "potluck_backbone_steps_total 1.0" in text
+    assert "potluck_backbone_samples_total 96.0" in text
+    assert "potluck_backbone_checkpoint_age_seconds 12.0" in text
+    assert 'potluck_backbone_peers{reach="direct",role="trains"} 1.0' in text
+    assert "12D3" not in text
+    assert "evil" not in text
+
+
+async def test_healthz_and_metrics_answer_over_http(record: BackboneRecord) -> None:
+    status = LISTENS
+    async with trio.open_nursery() as nursery:
+        url = await serving(nursery, record, lambda: status)
+        code, body = await got(f"{url}/healthz")
+        assert (code, json.loads(body)["healthy"]) == (200, True)
+        code, body = await got(f"{url}/metrics")
+        assert code == 200
+        assert b"potluck_backbone_healthy 1.0" in body
+        status = NodeStatus()
+        code, body = await got(f"{url}/healthz")
+        assert code == 503
+        assert "listening" in json.loads(body)["troubles"]
+        assert (await got(f"{url}/anything"))[0] == 404
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_taken_port_is_told_with_what_to_do(record: BackboneRecord) -> None:
+    (taken,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = ListenAddress("127.0.0.1", taken.socket.getsockname()[1])
+    with pytest.raises(CannotServeHttp, match="cannot be served"):
+        await serve_backbone(address, record, lambda: LISTENS, TrainerView, lambda _url: None)
+    await taken.aclose()
+
+
+async def serving(nursery: trio.Nursery, record: BackboneRecord, status: object) -> str:
+    urls: list[str] = []
+    told = trio.Event()
+
+    def listening(url: str) -> None:
+        urls.append(url)
+        told.set()
+
+    nursery.start_soon(
+        serve_backbone, ListenAddress("127.0.0.1", 0), record, status, TrainerView, listening
+    )
+    await told.wait()
+    return urls[0]
+
+
+async def got(url: str) -> tuple[int, bytes]:
+    def get() -> tuple[int, bytes]:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(url, timeout=30.0) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    return await trio.to_thread.run_sync(get)

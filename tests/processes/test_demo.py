@@ -1,0 +1,120 @@
+"""`potluck demo` whole: every claim of it checked, and a Ctrl-C in its middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from node.demo.definition import BATCH, STEPS
+from tests.processes.children import Child, started
+
+DEMO_SECONDS = 600.0  # alone on two cores it takes 40; a machine that is full of other tests, more
+GONE_SECONDS = 60.0  # the promise is five; what is tested here is that all of it goes
+MANY_TIMES = 20
+
+
+async def played(folder: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
+    """The demo with its temporary folder in this one: its exit code, and what it printed."""
+    async with demo_in(folder, *flags) as child:
+        with trio.fail_after(DEMO_SECONDS):
+            printed = await child.read_rest()
+            code = await child.exit_code()
+    return code, [json.loads(line) for line in printed.splitlines()]
+
+
+def demo_in(folder: Path, *flags: str) -> Any:
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "node", "demo", "--json", *flags]
+    return started(command, {"TMPDIR": str(folder)})
+
+
+def check(code: int, events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Insist on everything that the demo claims."""
+    summary = events[-1]
+    assert code == 0, summary
+    assert summary["event"] == "summary"
+    assert summary["failures"] == []
+    assert summary["loss_last"] < 0.6 * summary["loss_first"]
+    assert summary["digests_equal"]
+    assert set(summary["digests"]) == {"ann", "ben", "dora", "checkpoint"}
+    assert len(set(summary["digests"].values())) == 1
+    assert [one["name"] for one in summary["killed"]] == ["cleo"]
+    assert 0 < summary["killed"][0]["epoch"] < STEPS
+    assert summary["late"]["caught_up_with"] > 0
+    assert summary["late"]["samples"] > 0
+    assert summary["checkpoint_epoch"] == summary["steps"] == STEPS
+    assert summary["health"]["status"] == 200
+    brought = {one["name"]: one["samples"] for one in summary["contributions"]}
+    assert set(brought) == {"ann", "ben", "cleo", "dora"}
+    assert all(samples > 0 for samples in brought.values())
+    assert sum(brought.values()) >= 0.5 * BATCH * STEPS
+    assert [epoch for epoch, _ in summary["curve"]] == sorted({e for e, _ in summary["curve"]})
+    assert summary["sample"].startswith("def ")
+    kinds = [event["event"] for event in events]
+    order = ["auth_server", "enrolled", "definition", "backbone", "joining", "training", "late"]
+    assert [kind for kind in kinds if kind in order] == order
+    return summary
+
+
+@pytest.mark.slow
+async def test_the_demo_keeps_what_it_promises(tmp_path: Path) -> None:
+    code, events = await played(tmp_path / "t", "--keep")
+    summary = check(code, events)
+    everything_is_kept(summary)
+    assert processes_in(tmp_path) == []
+
+
+@pytest.mark.slow
+async def test_ctrl_c_ends_every_process_of_the_demo_and_removes_its_folder(tmp_path: Path) -> None:
+    async with demo_in(tmp_path / "t") as child:
+        with trio.fail_after(DEMO_SECONDS):
+            await until_it_tells(child, "joining")
+            assert len(processes_in(tmp_path)) >= 5
+        child.send_signal(signal.SIGINT)
+        with trio.fail_after(GONE_SECONDS):
+            assert await child.exit_code() == 130
+    assert processes_in(tmp_path) == []
+    assert list((tmp_path / "t").iterdir()) == []
+
+
+@pytest.mark.soak
+async def test_the_demo_goes_well_many_times_in_a_row(tmp_path: Path) -> None:
+    for number in range(MANY_TIMES):
+        folder = tmp_path / str(number)
+        check(*await played(folder))
+        assert list(folder.iterdir()) == []
+
+
+def everything_is_kept(summary: dict[str, Any]) -> None:
+    assert Path(summary["checkpoint"]).is_dir()
+    assert Path(summary["folder"], "run", "run.toml").is_file()
+
+
+async def until_it_tells(child: Child, kind: str) -> None:
+    while True:
+        line = await child.read_line()
+        assert line, "the demo ended before"
+        if json.loads(line).get("event") == kind:
+            return
+
+
+def processes_in(folder: Path) -> list[str]:
+    """The command lines of those that work inside this folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                inside = os.readlink(process / "cwd").startswith(str(folder))
+                words = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if inside:
+                found.append(words.replace(b"\0", b" ").decode())
+    return found
