@@ -7,6 +7,7 @@
 | access pass, newest revocations | `HOME/access.pass`, `HOME/revocations` | beside the key |
 | organiser's key, and what is kept of runs | `HOME/organiser.key`, `HOME/runs/` | beside the key |
 | peers known, and a backbone's slots | `HOME/peers.json`, `HOME/dht.sqlite` | beside the key |
+| records of who gave what to runs | `HOME/credit/` | beside the key |
 | what was sent and received this month | `HOME/traffic.json` | beside the key |
 | lock and control socket of the running node | `HOME/run/` | `~/.local/state/potluck/run/` |
 
@@ -47,6 +48,10 @@ class Places:
     @property
     def dht_file(self) -> Path:
         return self.data_folder / "dht.sqlite"
+
+    @property
+    def credit_folder(self) -> Path:
+        return self.data_folder / "credit"
 
     @property
     def traffic_file(self) -> Path:

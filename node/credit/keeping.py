@@ -78,11 +78,15 @@ async def open_credit(
         credit.write()
 
 
-def shelf_folder(data_folder: Path, run: str) -> Path:
+def _nobody(_peer: PeerId) -> None:
+    """What peers show of themselves in an open run."""
+
+
+def shelf_folder(credit_folder: Path, run: str) -> Path:
     """Where the pages of a run lie. Named by a hash: a run's name may be long, and has any
     letters."""
     name = hashlib.blake2b(run.encode(), digest_size=16).hexdigest()
-    return data_folder / "credit" / name
+    return credit_folder / name
 
 
 class Credit:
@@ -91,7 +95,7 @@ class Credit:
     def __init__(self, node: Node, session: Session, run: str) -> None:
         self._node, self._session, self._run = node, session, run
         self._identity = node.network.identity
-        folder = shelf_folder(node.configuration.places.data_folder, run)
+        folder = shelf_folder(node.configuration.places.credit_folder, run)
         self._shelf = Shelf(folder, run, self._identity.public_key)
         self._book = Book(run, self._identity.public_key)
         for page in self._shelf.own_pages(PAGES_HELD):
@@ -178,8 +182,9 @@ class Credit:
 
     def _add_up(self, asked: int, unheard: dict[PeerId, str]) -> Board:
         member = self._node.membership
-        records = records_of(member, self._shelf.pages())
-        persons = persons_of(member, records)
+        keyring = None if member is None else member.keyring
+        records = records_of(keyring, self._shelf.pages())
+        persons = persons_of(records, _nobody if member is None else member.access.shown_by)
         standings = tally(records, persons, newest_epoch=self._newest_epoch)
         return board_of(
             self._session.run,

@@ -6,38 +6,43 @@ signed, and for that it counts as long as the key that signed it does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from auth.keyring import Keyring
 from auth.refusals import AccessRefused
-from auth.tokens import is_genuine, read_token
-from node.access.membership import Membership
+from auth.roles import may_train
+from auth.tokens import Token, is_genuine, read_token
 from node.credit.tally import Record
 from protocols.credit.record import Page
 from protocols.identity import PeerId, peer_id_of
 
 
-def person_of(member: Membership | None, peer: PeerId, page: Page) -> str:
-    """Who wrote a page; empty in a closed run if no auth key of it says who."""
-    if member is None:
+def person_of(keyring: Keyring | None, peer: PeerId, page: Page) -> str:
+    """Who wrote a page; empty in a closed run if no auth key of it says who. Without a keyring the
+    run is open."""
+    if keyring is None:
         return peer
     try:
         token = read_token(page.token)
     except AccessRefused:
         return ""
-    key = member.keyring.allows(token)
-    is_theirs = token.run == member.run_name and token.peer_id == peer
+    key = keyring.allows(token)
+    is_theirs = token.run == keyring.run and token.peer_id == peer
     if key is None or not is_theirs or not is_genuine(page.token, key.key):
         return ""
-    return token.username
+    return token.username if may_train(token.roles) else ""
 
 
-def records_of(member: Membership | None, pages: Iterable[tuple[PeerId, Page]]) -> list[Record]:
+def records_of(keyring: Keyring | None, pages: Iterable[tuple[PeerId, Page]]) -> list[Record]:
     """The pages, each with its writer's person."""
-    return [Record(peer, person_of(member, peer, page), page) for peer, page in pages]
+    return [Record(peer, person_of(keyring, peer, page), page) for peer, page in pages]
 
 
-def persons_of(member: Membership | None, records: Iterable[Record]) -> dict[PeerId, str]:
-    """Who all those are that these pages name, as far as it is known."""
+def persons_of(
+    records: Iterable[Record], shown_by: Callable[[PeerId], Token | None]
+) -> dict[PeerId, str]:
+    """Who all those are that these pages name: as they signed it last, or else as they have shown
+    this node. Who did neither is not named."""
     found: dict[PeerId, str] = {}
     keys: set[bytes] = set()
     for record in sorted(records, key=lambda one: (one.page.number, one.person)):
@@ -45,7 +50,7 @@ def persons_of(member: Membership | None, records: Iterable[Record]) -> dict[Pee
         if record.person:
             found[record.peer] = record.person
     for peer in map(peer_id_of, keys):
-        shown = None if member is None else member.access.shown_by(peer)
+        shown = shown_by(peer)
         if shown is not None:
             found.setdefault(peer, shown.username)
     return found

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.credit.book import PAGES_HELD, Book
+from node.credit.gathering import (
+    ASKED_AT_ONCE,
+    BYTES_IN_ALL,
+    BYTES_OF_ONE,
+    GATHER_SECONDS,
+    MOST_ASKED,
+)
+from node.credit.keeping import WRITE_SECONDS
+from node.credit.shelf import LARGEST_SHELF_BYTES
+from node.credit.tally import BREAK_SECONDS, LONGEST_STEP_SECONDS
 from protocols.accumulation.share import Share
+from protocols.credit.messages import MOST_LISTED
 from protocols.credit.record import (
+    DOMAIN,
     LARGEST_PAGE_BYTES,
+    MOST_IN_A_LINE,
+    MOST_MEMBERS,
     PAGE_EPOCHS,
     Line,
     Page,
@@ -73,7 +89,7 @@ LINE = line_of(BROUGHT)
 )
 def test_a_page_that_does_not_fit_together_is_refused(page: Page) -> None:
     body = encode(page)
-    data = encode(SignedPage(ME.public_key, body, ME.sign(b"potluck credit page 1", body)))
+    data = encode(SignedPage(ME.public_key, body, ME.sign(DOMAIN, body)))
     with pytest.raises(WrongPage):
         read_page(data, RUN)
     with pytest.raises(WrongPage):
@@ -137,3 +153,26 @@ def test_a_book_holds_the_newest_pages_only() -> None:
         assert book.take_changed() == [page_number(epoch)]
     assert lines_of(book, 19)
     assert len(book.numbers) == PAGES_HELD
+
+
+# -- the page that describes all this
+
+
+def test_the_documentation_states_the_limits() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text(encoding="utf-8")
+    part = text.split("## /potluck/credit/1.0.0")[1].split("\n## ")[0]
+    for stated in (
+        f"up to {MOST_LISTED:,} of them",
+        f"up to {LARGEST_PAGE_BYTES:,} bytes",
+        f"`{DOMAIN.decode()}`",
+        f"up to {MOST_MEMBERS:,} and each",
+        f"epochs {PAGE_EPOCHS} × number",
+        f"2 to {MOST_IN_A_LINE:,}",
+        f"more than {BREAK_SECONDS / 60:.0f}\nminutes, or of {LONGEST_STEP_SECONDS / 3600:.0f} hours",
+        f"up to {LARGEST_SHELF_BYTES >> 20} MiB of pages",
+        f"every {WRITE_SECONDS:.0f} seconds",
+        f"up to {MOST_ASKED} peers, {ASKED_AT_ONCE} at once",
+        f"{GATHER_SECONDS:.0f} seconds, and takes up to {BYTES_OF_ONE >> 20} MiB of one",
+        f"{BYTES_IN_ALL >> 20} MiB of all",
+    ):
+        assert " ".join(stated.split()) in " ".join(part.split()), stated
