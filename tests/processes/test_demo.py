@@ -76,7 +76,7 @@ async def test_ctrl_c_ends_every_process_of_the_demo_and_removes_its_folder(tmp_
     async with demo_in(tmp_path / "t") as child:
         with trio.fail_after(DEMO_SECONDS):
             await until_it_tells(child, "joining")
-            assert len(processes_in(tmp_path)) >= 5
+            assert len(processes_in(tmp_path)) >= 2
         child.send_signal(signal.SIGINT)
         with trio.fail_after(GONE_SECONDS):
             assert await child.exit_code() == 130
