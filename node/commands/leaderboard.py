@@ -52,7 +52,8 @@ def board_lines(board: dict[str, Any]) -> Iterator[str]:
     records = "1 record" if board["records"] == 1 else f"{board['records']:,} records"
     yield f"{board['run']}: {board['steps']:,} steps, from {records}"
     if not (board["people"] or board["helpers"]):
-        yield "No step has been made by several people yet: there is nothing to credit."
+        yield "Nothing can be credited yet: as far as this node knows, no step of this run was made"
+        yield "by several people. If it has not entered the run yet, ask again when it has."
     if board["people"]:
         yield ""
         yield from _table(board["people"])

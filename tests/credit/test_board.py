@@ -35,7 +35,7 @@ def test_people_and_helpers_have_a_rank_each_in_their_own_table() -> None:
 
 
 def test_before_anything_was_shared_it_says_so() -> None:
-    assert "nothing to credit" in shown()
+    assert "Nothing can be credited yet" in shown()
 
 
 def test_who_gave_no_record_is_counted() -> None:
