@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,16 +65,45 @@ class Output:
         if self.json:
             print(json.dumps({"error": failure.as_mapping()}), flush=True)
             return
-        self.say(f"error: {failure.what}")
-        if failure.why:
-            self.say(f"  why:  {failure.why}")
-        if failure.advice:
-            self.say(f"  next: {failure.advice}")
+        columns = _columns_of_stderr()
+        for label, text in (
+            ("error: ", failure.what),
+            ("  why:  ", failure.why),
+            ("  next: ", failure.advice),
+        ):
+            if text:
+                self.say(folded(label + text, columns, " " * len(label)))
 
 
 def debug_is_wanted() -> bool:
     """Whether POTLUCK_DEBUG asks for tracebacks."""
     return os.environ.get("POTLUCK_DEBUG", "").lower() not in ("", "0", "no", "false", "off")
+
+
+def folded(text: str, columns: int | None, hanging: str = "") -> str:
+    """Lines broken between words where they are longer than that; what has none stays whole, so
+    that it can be copied."""
+    if columns is None or columns <= 2 * len(hanging):
+        return text
+    return "\n".join(
+        line
+        if len(line) <= columns
+        else textwrap.fill(
+            line,
+            columns,
+            subsequent_indent=hanging,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.split("\n")
+    )
+
+
+def _columns_of_stderr() -> int | None:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or None
+    except (OSError, ValueError, AttributeError):
+        return None  # no terminal: whoever reads it breaks the lines
 
 
 def printable(text: str) -> str:

@@ -23,10 +23,9 @@ import trio
 from msgspec.structs import replace
 from rich.text import Text
 
-from node.screen.cells import wrap
 from node.screen.picture import render
 from node.screen.scene import EVENTS_KEPT, Scene, SceneEvent
-from node.screen.summary import LINES_OF_ONE, summary
+from node.screen.summary import summary
 from node.screen.terminal import Terminal
 from node.trainer.happenings import Happening, Left, WillUse
 from node.trainer.view import TrainerView
@@ -52,9 +51,7 @@ class Screen:
             return
         words = words_of(happening)
         if isinstance(happening, WillUse):
-            columns = self._terminal.columns()
-            wrapped = [wrap(line, columns, LINES_OF_ONE) for line in words.split("\n")]
-            self._stays("\n".join(part for parts in wrapped for part in parts))
+            self._stays(words)
         elif words:
             self._add(words)
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
+from node.commands.output import folded
 from node.screen.canvas import Canvas, Look, paint
 
 DUMB: Final = frozenset({"", "dumb", "unknown"})
@@ -62,15 +63,11 @@ class Terminal:
             self._picture = picture
             self._write(self._drawn())
 
-    def columns(self) -> int:
-        """How wide it is now. Never waits."""
-        return self._size()[0]
-
     def print_above(self, line: str) -> None:
-        """Print a line that stays, above the picture."""
+        """Print a line that stays, above the picture; too long, it is broken between words."""
         with self._lock:
             columns, _ = self._size()
-            text = line.replace("\n", "\r\n")
+            text = folded(line, columns).replace("\n", "\r\n")
             self._write(f"{self._canvas.erase(columns)}{text}\r\n{self._drawn()}")
 
     def begin_anew(self) -> None:

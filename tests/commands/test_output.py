@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.commands.output import LONGEST_LINE, Output, printable
+from node.commands.output import LONGEST_LINE, Output, folded, printable
 from node.failure import failure_of
 from protocols.errors import PotluckError, Refused, Unreachable
 from tests.commands.console import COMMAND, environment
@@ -126,3 +126,10 @@ def test_every_error_of_ours_has_a_documented_exit_code() -> None:
         return [kind, *(deep for sub in kind.__subclasses__() for deep in all_kinds(sub))]
 
     assert {kind.exit_code for kind in all_kinds(PotluckError)} <= set(MEANINGS)
+
+
+def test_long_words_for_a_person_are_broken_between_words_and_what_can_be_copied_is_not() -> None:
+    assert folded("  next: go home now\nshort", 15, " " * 4) == "  next: go home\n    now\nshort"
+    assert folded("run: " + "x" * 30, 12) == "run:\n" + "x" * 30
+    assert folded("as it was written", None) == "as it was written"
+    assert folded("too narrow for that", 8, " " * 8) == "too narrow for that"

@@ -83,7 +83,9 @@ def test_a_picture_is_drawn_in_the_size_of_the_moment(pseudo: Pseudo) -> None:
     terminal.draw(picture)
     assert pseudo.read() == ["40 by 11", "second"]
     pseudo.set_size(0, 0)  # one that does not say
-    assert terminal.columns() == 80
+    terminal.draw(picture)
+    pseudo.emulator = Emulator(80, 24)
+    assert pseudo.read() == ["80 by 23", "second"]
 
 
 def test_what_is_printed_stays_above_and_the_summary_instead_of_the_picture(
@@ -93,10 +95,14 @@ def test_what_is_printed_stays_above_and_the_summary_instead_of_the_picture(
     terminal.draw(picture)
     terminal.print_above("an invite\nand a second line")
     assert pseudo.read() == ["an invite", "and a second line", "80 by 23", "second"]
+    pseudo.resize(16, 24)
+    terminal.print_above("that words stay whole")
+    assert pseudo.read()[3:] == ["that words stay", "whole", "16 by 23", "second"]
+    pseudo.resize(80, 24)
     terminal.end(lambda columns: [f"left, {columns} wide"])
     terminal.draw(picture)  # too late
-    assert pseudo.read() == ["an invite", "and a second line", "left, 80 wide"]
-    assert pseudo.emulator.row == 3, "the prompt is on a line of its own"
+    assert pseudo.read()[-2:] == ["whole", "left, 80 wide"]
+    assert pseudo.emulator.row == len(pseudo.read()), "the prompt is on a line of its own"
 
 
 def test_nothing_typed_is_echoed_meanwhile_nor_left_for_the_shell(pseudo: Pseudo) -> None:
