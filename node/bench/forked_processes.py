@@ -60,6 +60,7 @@ class PeerForge:
         self._process = process
         self._folder = folder
         self._forked = 0
+        self._asking = trio.Lock()
 
     @asynccontextmanager
     async def open_process(self, name: str) -> AsyncIterator[BenchProcess]:
@@ -71,7 +72,8 @@ class PeerForge:
             listening.listen(1)
             with trio.fail_after(FORK_SECONDS):
                 assert self._process.stdin is not None
-                await self._process.stdin.send_all(f"{path}\n".encode())
+                async with self._asking:  # peers of a churn are born at the same moment
+                    await self._process.stdin.send_all(f"{path}\n".encode())
                 listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
                 talk = await listener.accept()
         forked = ForkedProcess(talk)
