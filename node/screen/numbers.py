@@ -32,7 +32,11 @@ MINE, OTHERS, FREE = "█", "▓", "░"
 
 def named(name: str, text: Text, room: int) -> Text:
     """The text with its block's name before it, where that has room."""
-    return Text(pad(name, NAME_CELLS), "dim").append_text(text) if room >= NAMED_FROM else text
+    return (
+        Text().append(pad(name, NAME_CELLS), "dim").append_text(text)
+        if room >= NAMED_FROM
+        else text
+    )
 
 
 def within(room: int) -> int:

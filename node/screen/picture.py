@@ -95,7 +95,7 @@ def _title(view: TrainerView, room: int) -> Text:
     duration = f" for {time_span(view.phase_seconds)}" if view.phase_seconds >= 1 else ""
     person, peer = clip(clean(view.person), room // 4), short(clean(view.peer))
     who = " ".join(one for one in (person, peer) if one)
-    title = Text(left, "bold").append(clip(phase, room), _STYLES[view.phase])
+    title = Text().append(left, "bold").append(clip(phase, room), _STYLES[view.phase])
     if title.cell_len + len(duration) <= room:
         title.append(duration)
     free = room - title.cell_len - Text(who).cell_len
@@ -110,7 +110,7 @@ def _state(view: TrainerView, room: int) -> Block:
     says = [Text(one) for one in wrap(doing, room, LINES_OF_DOING)]
     in_full = wrap(advice, room - len(label), LINES_OF_ADVICE)
     to_do = [
-        Text(label if number == 0 else " " * len(label), "bold").append(one)
+        Text().append(label if number == 0 else " " * len(label), "bold").append(one)
         for number, one in enumerate(in_full)
     ]
     in_short = _IN_SHORT.get(view.phase, "") if advice else ""
@@ -136,9 +136,9 @@ def _events(events: Sequence[SceneEvent], room: int) -> Block:
         style = "yellow" if event.warns else ""
         texts = wrap(clean(event.words), room - clock_width, most)
         return [
-            Text(pad(clean(event.clock) if number == 0 else "", clock_width), "dim").append(
-                one, style
-            )
+            Text()
+            .append(pad(clean(event.clock) if number == 0 else "", clock_width), "dim")
+            .append(one, style)
             for number, one in enumerate(texts)
         ]
 

@@ -180,7 +180,8 @@ def test_colours_are_dropped_and_so_are_characters_that_a_terminal_lacks() -> No
     ascii_only = "".join(
         paint(line, Look(colour=False, encoding="ascii")).written for line in lines
     )
-    assert "\x1b[1;32mtraining\x1b[0m" in with_colour
+    assert "\x1b[1;32mtraining\x1b[0m for 43 s" in with_colour, "a style ends with its words"
+    assert "\x1b[2mgiven    \x1b[0m28,160" in with_colour
     assert "\x1b" not in without
     assert "####" in ascii_only
     assert "?" not in ascii_only
