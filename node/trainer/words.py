@@ -161,6 +161,7 @@ def _caught_up(event: CaughtUp) -> str:
 
 
 def _left(left: Left) -> str:
-    gave = f"{left.samples:,} samples of yours are in {left.steps:,} steps of the run"
+    steps = "1 step" if left.steps == 1 else f"{left.steps:,} steps"
+    gave = f"{left.samples:,} samples of yours are in {steps} of the run"
     lost = f"; {left.lost_samples:,} are in none" if left.lost_samples else ""
     return f"left after {span(left.seconds)}: {gave}{lost}. Thank you!"
