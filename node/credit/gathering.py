@@ -27,7 +27,7 @@ CALL_SECONDS = 8.0  # connecting over a bad link, and a question
 MOST_ASKED = 128  # peers
 ASKED_AT_ONCE = 8
 BYTES_OF_ONE = 8 << 20
-BYTES_IN_ALL = 64 << 20
+BYTES_IN_ALL = 32 << 20
 
 Put = Callable[[bytes], Awaitable[object]]
 

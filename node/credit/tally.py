@@ -140,12 +140,16 @@ def _steps(records: Iterable[Record]) -> Iterator[tuple[int, Voices]]:
     names = _Names()
     for epoch, places in groupby(sorted(newest), key=lambda place: place[0]):
         voices: Voices = {}
+        alike: dict[object, dict[PeerId, Amounts]] = {}  # most say the same, in the same order
         for place in places:
             person, line, page = newest[place]
-            shares = {
-                names[key]: Amounts(1, samples, averaged)
-                for key, samples, averaged in _shares(line, page)
-            }
+            content = page.members, line.places, line.samples, line.averaged_bytes
+            shares = alike.get(content)
+            if shares is None:
+                shares = alike[content] = {
+                    names[key]: Amounts(1, samples, averaged)
+                    for key, samples, averaged in _shares(line, page)
+                }
             voices.setdefault(person, []).append(_Told(line, shares))
         yield epoch, voices
 
@@ -195,7 +199,7 @@ def _all_say_the_same(voices: Voices) -> bool:
     first, *others = (one for told in voices.values() for one in told)
     line = first.line
     return all(
-        one.shares == first.shares
+        (one.shares is first.shares or one.shares == first.shares)
         and one.line.history == line.history
         and one.line.of_samples == line.of_samples
         for one in others
