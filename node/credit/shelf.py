@@ -35,8 +35,8 @@ from protocols.credit.record import (
 from protocols.identity import PeerId, peer_id_of, public_key_of
 
 LARGEST_SHELF_BYTES: Final = 32 << 20
-"""At 32 peers the last 3,500 steps, at three 40,000. What is added up is read at once: made up to be
-as costly as can be, so much takes ten times its size in memory."""
+"""At 32 peers the last 3,500 steps, at three 40,000. What is added up is read at once: made up to
+be as costly as can be, so much takes ten times its size in memory."""
 
 SUFFIX: Final = ".page"
 LARGEST_OWN_BYTES: Final = LARGEST_SHELF_BYTES // 2
@@ -113,6 +113,8 @@ class Shelf:
     def _load(self) -> None:
         try:
             files = sorted(self._folder.glob(f"*{SUFFIX}"))
+            for draft in self._folder.glob(f".*{SUFFIX}.*"):  # of a process that was killed
+                draft.unlink(missing_ok=True)
         except OSError:
             return
         for file in files:

@@ -66,6 +66,14 @@ def test_files_that_are_no_pages_are_passed_over(tmp_path: Path) -> None:
     assert len(open_shelf(tmp_path).listed()) == 1
 
 
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    open_shelf(tmp_path).put(signed("B", page()))
+    (file,) = tmp_path.iterdir()
+    file.with_name(f".{file.name}.123.abcd").write_bytes(b"half")
+    open_shelf(tmp_path)
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_our_own_pages_come_first_and_the_newest_before_the_older(tmp_path: Path) -> None:
     shelf = open_shelf(tmp_path)
     for name, epoch in (("B", PAGE_EPOCHS), ("A", 0), ("B", 0), ("A", PAGE_EPOCHS)):
