@@ -154,7 +154,11 @@ class ClosingTime:
         """Whether it is sure before the deadline that nobody will join, while nobody has."""
         if self._known.is_restricted:
             return now >= self.quiet_at
-        return self._expected == 1 and self._reads_since_arrival > 0
+        if self._expected is None or self._reads_since_arrival == 0:
+            return False
+        if self._names_count and self._awaited.is_complete(()):  # all of them are lost
+            return self._expected - self._awaited.lost(()) <= 1
+        return self._expected == 1
 
     @property
     def quiet_at(self) -> float:

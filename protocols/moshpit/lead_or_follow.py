@@ -174,7 +174,7 @@ class LeadOrFollow:
     def _lead(self, now: float) -> None:
         for peer in self._known.to_invite(now, self._joins):
             self.add(Invite(peer, self._known.reduces(peer)))
-        if self._joins:
+        if self._joins or now >= self._closing.quiet_at:  # those who died leave us alone
             self._effects.extend(
                 Probe(peer) for peer in self._awaited.to_ask(self._joins, self._known)
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import trio
 
 from node.simulated_network import SimulatedWorld
-from protocols.moshpit.outcome import Committed, Discarded
+from protocols.moshpit.outcome import Alone, Committed, Discarded
 from tests.dht.members import simulated
 from tests.moshpit.averagers import (
     SETTINGS,
@@ -86,6 +86,21 @@ async def seconds_without(world: SimulatedWorld, *, named: bool, silently: bool)
     ended = [one.ended[-1] for one in survivors]
     check_same_result(ended, survivors)
     return max(one.seconds for one in ended)
+
+
+@simulated
+async def test_who_awaits_only_the_dead_is_alone_before_the_deadline(
+    world: SimulatedWorld,
+) -> None:
+    one, *others = await averagers(world, 3)
+    await average_all([one, *others])
+    for other in others:
+        world.crash(other.network)
+    await trio.sleep(ROUND_TRIPS_SECONDS)
+    with trio.fail_after(SETTINGS.matchmaking_seconds):
+        await begin(one, [one, *others], named=True).wait()
+    assert isinstance(one.ended[-1].outcome, Alone)
+    assert one.ended[-1].seconds < SETTINGS.matchmaking_seconds / 2
 
 
 def test_who_is_dead_costs_no_more_than_without_names() -> None:
