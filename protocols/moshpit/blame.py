@@ -77,6 +77,14 @@ class Blame:
             else:
                 self._strong.setdefault((complainer, accused), suspicion)
 
+    def judge(self, shown: Mapping[int, Held | Holding], attempt: Ballot, verify: Verify) -> None:
+        """Who lied, if members hold different results of this attempt, or were told of others."""
+        statements = {member: each.statements for member, each in shown.items()}
+        for suspicion in liars(statements, attempt, verify):
+            self.convict(suspicion)
+        for member, each in shown.items():
+            self.complain(member, attempt, denials(each, shown))
+
     def ruled_out(self, candidates: Iterable[int]) -> dict[int, Suspicion]:
         """Who of these cannot be in the next attempt, and why."""
         left = set(candidates)

@@ -19,7 +19,7 @@ one member less can have decided without it, and a pair that loses one is certai
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -30,7 +30,6 @@ from protocols.moshpit.agreement_messages import (
     Acceptance,
     AgreementMessage,
     Forswear,
-    Held,
     Holding,
     Open,
     Prepare,
@@ -40,7 +39,7 @@ from protocols.moshpit.agreement_messages import (
     Start,
 )
 from protocols.moshpit.ballots import Ballot, Suspicion
-from protocols.moshpit.blame import SILENT, Blame, Verify, denials, liars
+from protocols.moshpit.blame import SILENT, Blame, Verify
 from protocols.moshpit.desk import Desk
 from protocols.moshpit.ending import Ending
 from protocols.moshpit.exchange_under_way import ExchangeUnderWay
@@ -151,7 +150,7 @@ class Coordinator:
             return
         attempt = newest_attempt(self._promises)
         held = holders(self._promises, attempt)
-        self._judge(held, attempt.ballot)
+        self._blame.judge(held, attempt.ballot, self._verify)
         free = free_members(self._promises)
         if not self._enough_are_free:
             self._forswear()
@@ -267,17 +266,8 @@ class Coordinator:
         elif attempt.is_agreed:
             self._propose(Result(self.ballot, attempt.members, holding.digest), "")
         else:
-            self._judge(attempt.shown, self.ballot)
+            self._blame.judge(attempt.shown, self.ballot, self._verify)
             self._owner.next_ballot()
-
-    def _judge(self, shown: Mapping[int, Held | Holding], attempt: Ballot) -> None:
-        """Who lied, if members hold different results of this attempt, or were told of others."""
-        for suspicion in liars(
-            {member: each.statements for member, each in shown.items()}, attempt, self._verify
-        ):
-            self._blame.convict(suspicion)
-        for member, each in shown.items():
-            self._blame.complain(member, attempt, denials(each, shown))
 
     def trouble(self, sender: int, suspicions: tuple[Suspicion, ...]) -> None:
         self._blame.complain(sender, self.ballot, suspicions[:SUSPICIONS_PER_MESSAGE])
