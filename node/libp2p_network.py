@@ -19,18 +19,17 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractContextManager, asynccontextmanager
-from typing import TYPE_CHECKING
 
 import trio
 
 from node.libp2p import negotiation
 from node.libp2p.address_book import AddressBook
-from node.libp2p.addresses import Address, parse
 from node.libp2p.connection import PeerConnection
-from node.libp2p.dial_failure import DialFailure, DialReason, unreachable
-from node.libp2p.dialling import Race, connect_tcp, in_order
+from node.libp2p.dial_failure import DialFailure, unreachable
+from node.libp2p.dialler import Dialler
+from node.libp2p.dialling import in_order
 from node.libp2p.host import library_id, make_host
 from node.libp2p.inbound_limit import InboundLimit
 from node.libp2p.introductions import Introductions
@@ -40,10 +39,9 @@ from node.libp2p.settings import Libp2pSettings
 from node.libp2p.shared_dials import SharedDials
 from node.libp2p.stream import Libp2pStream
 from node.libp2p.surplus_links import settle
-from node.libp2p.upgrading import Upgraded, handshake_failure, prove, upgrade
+from node.libp2p.upgrading import upgrade
 from node.transport.traffic import Traffic
 from protocols.errors import (
-    MalformedMessage,
     ProtocolMisuse,
     ProtocolNotServed,
     RemoteMisbehaviour,
@@ -58,9 +56,6 @@ from protocols.network import (
     StreamHandler,
     TrafficFacts,
 )
-
-if TYPE_CHECKING:
-    from libp2p.peer.id import ID
 
 __all__ = ["Libp2pNetwork", "Libp2pSettings", "open_libp2p_network"]
 
@@ -128,6 +123,7 @@ class Libp2pNetwork(Network):
             on_down=self._connection_down,
         )
         self._links = self._swarm.links
+        self._dialler = Dialler(self._swarm.upgrader, self._traffic, settings.dial_seconds)
         self._introductions = Introductions(self.host, self._own, self._book, settings)
         self._swarm.own_handlers.update(self._introductions.handlers())
         self._accepting = trio.CancelScope()
@@ -228,28 +224,13 @@ class Libp2pNetwork(Network):
         failures: list[DialFailure] = []
         for text in addresses:
             try:
-                await self._prove_at(text, peer)
+                await self._dialler.prove_at(text, peer)
             except DialFailure as failure:
                 failures.append(failure)
             else:
                 return text
         await trio.lowlevel.checkpoint()
         raise unreachable(peer, failures)
-
-    async def _prove_at(self, text: str, peer: PeerId) -> None:
-        try:
-            address = parse(text)
-            with trio.fail_after(self._settings.dial_seconds):
-                stream = await connect_tcp(address)
-                await prove(self._swarm.upgrader, stream, self._traffic, library_id(peer))
-        except DialFailure:
-            raise
-        except MalformedMessage as error:
-            raise DialFailure(text, DialReason.OTHER_KIND, "not an address") from error
-        except trio.TooSlowError:
-            raise DialFailure(text, DialReason.TIMED_OUT, "no handshake in time") from None
-        except Exception as error:
-            raise handshake_failure(text, error) from error
 
     async def ping(self, peer: PeerId) -> float:
         self._check_not_ended()
@@ -283,12 +264,7 @@ class Libp2pNetwork(Network):
     async def _dial(self, peer: PeerId) -> PeerConnection:
         """Try all known addresses of a peer; Unreachable with every failure."""
         addresses = in_order(self._book.to_try(peer))
-        expected = library_id(peer)
-
-        async def attempt(address: Address, on_connected: Callable[[], None]) -> Upgraded:
-            return await self._attempt(address, expected, on_connected)
-
-        outcome = await Race(attempt, _discard).run(addresses)
+        outcome = await self._dialler.race(addresses, library_id(peer))
         if isinstance(outcome, list):
             raise unreachable(peer, outcome)
         address, upgraded = outcome
@@ -298,27 +274,6 @@ class Libp2pNetwork(Network):
             raise _link_lost(peer) from None
         self._book.worked(peer, address)
         return connection
-
-    async def _attempt(
-        self, address: Address, expected: ID, on_connected: Callable[[], None]
-    ) -> Upgraded:
-        connected = False
-        try:
-            with trio.fail_after(self._settings.dial_seconds):
-                stream = await connect_tcp(address)
-                connected = True
-                on_connected()
-                return await upgrade(
-                    self._swarm.upgrader, stream, self._traffic, initiator=True, peer=expected
-                )
-        except DialFailure:
-            raise
-        except trio.TooSlowError:
-            seconds = f"{self._settings.dial_seconds:g} s"
-            detail = f"no handshake in {seconds}" if connected else f"timed out after {seconds}"
-            raise DialFailure(address.text, DialReason.TIMED_OUT, detail) from None
-        except Exception as error:
-            raise handshake_failure(address.text, error) from error
 
     def _connection_up(self, connection: PeerConnection) -> None:
         self._book.keep(connection.peer)
@@ -375,11 +330,6 @@ async def _hang_up(connection: PeerConnection) -> None:
     """A link that came up as the last one who wanted it gave up."""
     connection.abort()
     await connection.ended.wait()
-
-
-async def _discard(upgraded: Upgraded) -> None:
-    """A connection that lost the race: nobody has used it, so it goes without a goodbye."""
-    await trio.aclose_forcefully(upgraded.tcp)
 
 
 def _no_link(peer: PeerId) -> Unreachable:

@@ -11,7 +11,7 @@ stock behaviour and so tells us when a newer version no longer needs the piece.
 | `settings` | every limit and time of the real network |
 | `addresses`, `address_book` | where peers are, and what of it is remembered |
 | `interfaces`, `own_addresses` | where we are |
-| `dialling`, `dial_failure` | try all addresses side by side; say why each failed |
+| `dialler`, `dialling`, `dial_failure` | try all addresses side by side; say why each failed |
 | `listening`, `inbound_limit` | accept, count the living, drop those who do not shake hands |
 | `swarm`, `connection` | the library's swarm, with guarded entries and no auto-connector |
 | `negotiation`, `selection` | multistream-select in one round trip, bounded |
