@@ -11,7 +11,6 @@ from which the endorsements lead to every token that may still live.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from node.auth_places import AuthPlaces
 from node.commands.auth_acting import asked, auth_places_for, perform_act
 from node.commands.auth_moments import life, now_ms, utc
+from node.commands.invite_file import check_flags, with_words, write_new
 from node.commands.output import Output
-from node.private_file import FILE_MODE
-from node.wrong_use import WrongUse
 from protocols.errors import PotluckError
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output.of(arguments)
     places = auth_places_for(arguments)
     file = Path(arguments.file).expanduser() if arguments.file else None
-    _check(arguments, file)
+    check_flags(arguments.name, new_code=arguments.new_code, file=file)
     settings = read_settings(places.settings_file)
     keys = perform_act(places, "keys-list", {})[0]["keys"]
     fingerprint = fingerprint_to_pin(keys, settings, now_ms())
@@ -53,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     text = write_invite(invite)
     if file is not None:
-        _write(file, _for_a_file(invite.run, text, code))
+        write_new(file, _for_a_file(invite.run, text, code))
     _warn(settings, output)
     data = {
         "invite": text,
@@ -89,20 +87,6 @@ def certificate_pin(settings: Settings) -> bytes:
     return hashlib.sha256(leaf.public_bytes(Encoding.DER)).digest()
 
 
-def _check(arguments: argparse.Namespace, file: Path | None) -> None:
-    if arguments.name and not arguments.new_code:
-        raise WrongUse(
-            "--name says who a new code is for, and no code was asked for.",
-            advice="Add --new-code, or leave --name out: an invite is the same for everybody.",
-        )
-    if file is not None and file.exists():
-        raise WrongUse(
-            f"{file} is there already.",
-            why="It may be an invite with a code that nobody else has.",
-            advice="Remove it, or choose another name.",
-        )
-
-
 def fingerprint_to_pin(keys: Sequence[Mapping[str, Any]], settings: Settings, now: int) -> str:
     """Of the newest key from which the endorsements lead to every token that may still live."""
     lives_ms = 1000 * (settings.token_life_seconds + settings.grace_seconds)
@@ -127,16 +111,8 @@ def new_code(places: AuthPlaces, name: str | None) -> dict[str, Any]:
 
 
 def _for_a_file(run: str, text: str, code: Mapping[str, Any] | None) -> str:
-    lines = [f"# An invite to the run {run}. Keep this file, and type:", "#   potluck login FILE"]
-    if code:
-        lines.append(f"# A code is in it, good for one, until {utc(code['view']['expires_ms'])}.")
-    return "\n".join([*lines, text, ""])
-
-
-def _write(file: Path, content: str) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with open(os.open(file, flags, FILE_MODE), "w", encoding="utf-8") as opened:
-        opened.write(content)
+    words = [f"# An invite to the run {run}. Keep this file, and type:", "#   potluck login FILE"]
+    return with_words(words, text, code)
 
 
 def _warn(settings: Settings, output: Output) -> None:

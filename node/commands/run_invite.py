@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from node.commands.auth_moments import life, now_ms, utc
+from node.commands.invite_file import check_flags, with_words, write_new
 from node.commands.output import Output
 from node.run.folder import RunFolder, organiser_key
 from node.wrong_use import WrongUse
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     invite = RunInvite(name, bootstrap, fingerprint(key.public_key), expires_ms, access)
     text = write_invite(invite)
     if file is not None:
-        write_file(file, for_a_file(invite, text, code))
+        write_new(file, for_a_file(invite, text, code))
     output.data(
         {
             "invite": text,
@@ -87,17 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace, file: Path | None) -> None:
     from node.peer_address import parse_peer_address
 
-    if arguments.name and not arguments.new_code:
-        raise WrongUse(
-            "--name says who a new code is for, and no code was asked for.",
-            advice="Add --new-code, or leave --name out: an invite is the same for everybody.",
-        )
-    if file is not None and file.exists():
-        raise WrongUse(
-            f"{file} is there already.",
-            why="It may be an invite with a code that nobody else has.",
-            advice="Remove it, or choose another name.",
-        )
+    check_flags(arguments.name, new_code=arguments.new_code, file=file)
     arguments.bootstrap = [parse_peer_address(one).text for one in arguments.bootstrap]
 
 
@@ -220,21 +211,11 @@ def _expiry(arguments: argparse.Namespace, code: Mapping[str, Any] | None) -> in
 
 
 def for_a_file(invite: RunInvite, text: str, code: Mapping[str, Any] | None) -> str:
-    lines = [
+    words = [
         f"# An invite to the run {invite.run}. Keep this file, and type:",
         "#   potluck join --invite-file FILE",
     ]
-    if code:
-        lines.append(f"# A code is in it, good for one, until {utc(code['view']['expires_ms'])}.")
-    return "\n".join([*lines, text, ""])
-
-
-def write_file(file: Path, content: str) -> None:
-    from node.private_file import FILE_MODE
-
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with open(os.open(file, flags, FILE_MODE), "w", encoding="utf-8") as opened:
-        opened.write(content)
+    return with_words(words, text, code)
 
 
 def what_it_is_worth(invite: RunInvite, code: Mapping[str, Any] | None) -> str:

@@ -1,0 +1,45 @@
+"""The file that an invite is written into, of both kinds: `auth invite` and `run invite`.
+
+Only its owner may read it, since it may hold an enrolment code. Easy to get wrong: a file that is
+there already is never written over, not even if it came up after the check.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from node.commands.auth_moments import utc
+from node.private_file import FILE_MODE
+from node.wrong_use import WrongUse
+
+
+def check_flags(name: str | None, *, new_code: bool, file: Path | None) -> None:
+    """WrongUse for a name without a code, and for a file that is there already."""
+    if name and not new_code:
+        raise WrongUse(
+            "--name says who a new code is for, and no code was asked for.",
+            advice="Add --new-code, or leave --name out: an invite is the same for everybody.",
+        )
+    if file is not None and file.exists():
+        raise WrongUse(
+            f"{file} is there already.",
+            why="It may be an invite with a code that nobody else has.",
+            advice="Remove it, or choose another name.",
+        )
+
+
+def with_words(words: Sequence[str], text: str, code: Mapping[str, Any] | None) -> str:
+    """The invite under these lines of words, and under one more if a code is in it."""
+    lines = list(words)
+    if code:
+        lines.append(f"# A code is in it, good for one, until {utc(code['view']['expires_ms'])}.")
+    return "\n".join([*lines, text, ""])
+
+
+def write_new(file: Path, content: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(file, flags, FILE_MODE), "w", encoding="utf-8") as opened:
+        opened.write(content)
