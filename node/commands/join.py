@@ -24,6 +24,7 @@ LOGIN_SECONDS = 900.0  # a person goes to another device, and finds the second f
 def add_parser(subparsers: Subparsers) -> None:
     from node.caps.settings import CAP_KEYS
     from node.commands.configured import add_setting_flag
+    from node.commands.run import add_trust
 
     parser = subparsers.add_parser(
         "join",
@@ -67,14 +68,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="one line for each thing that happens instead of the screen; so it is anyway where "
         "stdout is no terminal",
     )
-    parser.add_argument(
-        "--trust-module",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="this Python file may be executed as the module of its name that the run asks for; "
-        "may be given several times",
-    )
+    add_trust(parser)
     for key in CAP_KEYS:
         add_setting_flag(parser, key)
     for key in ("network.listen", "network.announce", "dht.bootstrap", "dht.client"):
