@@ -32,11 +32,13 @@ import trio
 from node.bench.machine import machine_facts
 from node.bench.pouring import CHUNK_BYTES
 from node.bench.processes import BenchProcess, introduce, open_peer, open_process
+from protocols.errors import PotluckError
 
 BAR_KEPT = 0.9
 MEGABYTE = 1_000_000
 GUEST = ("-m", "node.bench.interference_guest")
 ARMS = ("alone", "elsewhere", "receiving", "sending")
+WINDOW_TRIES = 10  # on a machine that is so busy that no step fits into one
 SETTLE_SECONDS = 1.0  # the first steps of a training warm caches up
 
 Talk = Callable[[str], None]
@@ -126,6 +128,21 @@ class _House:
         await trio.sleep(SETTLE_SECONDS)
 
     async def window(self, arm: str) -> Window:
+        """The next one; of the training alone, with which others are compared, one in which a step
+        lies whole."""
+        for _ in range(WINDOW_TRIES):
+            window = await self._window(arm)
+            if arm != "alone" or window.steps_per_second > 0.0:
+                return window
+        raise PotluckError(
+            "The training made no step in a window of the bench.",
+            why=f"{WINDOW_TRIES} windows of {self._effort.seconds:g} s were too short for one on "
+            "this machine, which has other work.",
+            advice="Give it longer windows (--seconds), a smaller model (--width), or a quieter "
+            "machine.",
+        )
+
+    async def _window(self, arm: str) -> Window:
         others = await self._others_cpu()
         began, carried = time.monotonic(), 0.0
         if arm == "alone":

@@ -9,6 +9,7 @@ import trio
 
 from node.simulated_network import NodeSettings, SimulatedWorld, run_simulation
 from protocols.moshpit.butterfly import Butterfly
+from protocols.moshpit.opening_time import LONGEST_OPENING_SECONDS, OPEN_SECONDS
 from protocols.moshpit.outcome import Committed
 from protocols.moshpit.settings import AveragerSettings
 from tests.dht.members import SETTINGS as WORLD
@@ -87,11 +88,19 @@ def test_values_that_are_not_finite_cost_their_sender_its_place() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [SendsTooMuch, SendsTooLittle, SendsTwice, Silent, StopsReading],
+    [SendsTooMuch, SendsTooLittle, SendsTwice],
     ids=lambda k: k.__name__,
 )
 def test_a_rogue_is_left_out_soon(kind: type[Butterfly]) -> None:
     a_rogue_is_left_out(kind, SOON_SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Silent, StopsReading], ids=lambda k: k.__name__)
+def test_who_talks_and_never_opens_is_left_out_when_it_cannot_be_the_link(
+    kind: type[Butterfly],
+) -> None:
+    a_rogue_is_left_out(kind, SOON_SECONDS + LONGEST_OPENING_SECONDS - OPEN_SECONDS)
 
 
 @pytest.mark.slow
