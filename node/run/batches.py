@@ -15,10 +15,11 @@ on where it begins, so that a peer which was restarted does not draw those of be
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Self
 
 import torch
 
@@ -40,30 +41,42 @@ AHEAD = 4  # batches: what a server's pause of a second costs, and a few megabyt
 FIGURES = 1 << 40  # numbers of built-in images that a peer has before another one's begin
 
 
-class Batches(Protocol):
+class Batches(ABC):
     """An iterator over batches on the task's device, until its block is left."""
 
-    def __iter__(self) -> Iterator[Any]: ...
+    _stopped = False
 
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    @abstractmethod
     def __next__(self) -> Any: ...
 
-    def __enter__(self) -> Batches: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
+    @abstractmethod
     def position(self) -> Position | None:
         """Behind the batches given so far; None for a module's data, which has none."""
 
     def stop(self) -> None:
         """From any thread: whoever waits for a batch, or asks for one, gets ReadingStopped."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Give back what is held; no batch comes after it."""
+        self.stop()
 
 
-class ReadBatches:
+class ReadBatches(Batches):
     """Text or pictures, read ahead by a thread."""
 
     def __init__(
@@ -81,8 +94,6 @@ class ReadBatches:
         self._model, self._device = model, device
         begun = position.drawn if position is not None else 0
         self._chance = seeded(derived_seed(seed, peer, "batches", begun) % SEEDS)
-        self._stopped = False
-        self._open = ExitStack()
         with ExitStack() as opening:
             self._data = opening.enter_context(
                 open_data(
@@ -104,9 +115,6 @@ class ReadBatches:
             self._ahead = opening.enter_context(reading_ahead(batches, AHEAD))
             self._open = opening.pop_all()
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
     def __next__(self) -> Any:
         batch: Any = next(self._ahead, None)
         if batch is None:  # the data has ended, or was closed while nobody waited
@@ -117,26 +125,18 @@ class ReadBatches:
             batch = self._model.batch_of(batch, self._chance)
         return on_device(batch, self._device)
 
-    def __enter__(self) -> ReadBatches:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._open.close()
 
     def position(self) -> Position:
         return self._ahead.position()
 
     def stop(self) -> None:
-        self._stopped = True
+        super().stop()
         self._ahead.stop()
 
 
-class FigureBatches:
+class FigureBatches(Batches):
     """The built-in images, which need no data: each peer draws numbers of its own."""
 
     def __init__(
@@ -145,10 +145,6 @@ class FigureBatches:
         self._device, self._samples, self._seed = device, samples, seed
         self._first = FIGURES * (derived_seed(seed, peer) % SEEDS)
         self._drawn = position.drawn if position is not None else 0
-        self._stopped = False
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         if self._stopped:
@@ -158,33 +154,15 @@ class FigureBatches:
         self._drawn += self._samples
         return on_device(batch, self._device)
 
-    def __enter__(self) -> FigureBatches:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
     def position(self) -> Position:
         return Position([], self._drawn)
 
-    def stop(self) -> None:
-        self._stopped = True
 
-
-class ModuleBatches:
+class ModuleBatches(Batches):
     """What a trusted module gives. It has no position: it begins anew."""
 
     def __init__(self, opened: Callable[[], Any], device: torch.device) -> None:
         self._given, self._device = iter(opened()), device
-        self._stopped = False
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         if self._stopped:
@@ -198,22 +176,11 @@ class ModuleBatches:
             )
         return on_device(batch, self._device)
 
-    def __enter__(self) -> ModuleBatches:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
+    def close(self) -> None:
+        super().close()
         close = getattr(self._given, "close", None)
         if close is not None:
             close()
 
     def position(self) -> None:
         return None
-
-    def stop(self) -> None:
-        self._stopped = True
