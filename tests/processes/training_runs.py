@@ -22,30 +22,21 @@ from typing import Any, Final
 import trio
 
 from tests.processes.children import Child, started
+from tests.runs.definitions import BEGINNING
 from tests.waiting import PATIENCE_SECONDS
 
 LOOPBACK: Final = ("--listen", "/ip4/127.0.0.1/tcp/0")
 LINES_SHOWN: Final = 30  # of what each peer said, where a test fails
 
-SMALL: Final = """
-[run]
-name = "poem"
-[model]
-name = "gpt"
-size = "tiny"
-context = 16
-width = 16
-layers = 1
-heads = 2
-[optimizer]
-name = "adamw"
-lr = 0.003
-[training]
+SMALL: Final = (
+    BEGINNING.decode()
+    + """[training]
 batch = 2048
 samples_at_once = 8
 [averaging]
 grace_seconds = 3.0
 """
+)
 """A step every few seconds, so that peers have time to come and go between them."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from auth.keys import SigningKey, fingerprint
 
 NAME = "poem"
-TEXT = b"""
+BEGINNING = b"""
 [run]
 name = "poem"
 [model]
@@ -18,10 +18,15 @@ heads = 2
 [optimizer]
 name = "adamw"
 lr = 0.003
-[training]
+"""
+"""The run, its smallest model and its optimizer."""
+TEXT = (
+    BEGINNING
+    + b"""[training]
 batch = 64
 samples_at_once = 4
 """
+)
 
 ORGANISER, MALLORY = SigningKey(bytes([7]) * 32), SigningKey(bytes([8]) * 32)
 FINGERPRINT = fingerprint(ORGANISER.public_key)
