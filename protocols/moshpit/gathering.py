@@ -47,6 +47,7 @@ from protocols.moshpit.gathering_effects import (
     SendAway,
     StartedWithoutUs,
 )
+from protocols.moshpit.gathering_parts import GatheringParts
 from protocols.moshpit.known_peers import Absence, KnownPeers
 from protocols.moshpit.lead_or_follow import LeadOrFollow
 from protocols.moshpit.leaders_word import LeadersWord
@@ -90,18 +91,7 @@ class Gathering:
             awaited=self._awaited,
             now=now,
         )
-        self._course = LeadOrFollow(
-            me,
-            order,
-            reduces=settings.reduces,
-            group_size=settings.group_size,
-            known=self._known,
-            joins=self._joins,
-            awaited=self._awaited,
-            closing=self._closing,
-            now=now,
-        )
-        self.leader = LeadersWord(
+        parts = GatheringParts(
             me,
             order,
             group_size=settings.group_size,
@@ -109,8 +99,9 @@ class Gathering:
             joins=self._joins,
             awaited=self._awaited,
             closing=self._closing,
-            course=self._course,
         )
+        self._course = LeadOrFollow(parts, reduces=settings.reduces, now=now)
+        self.leader = LeadersWord(parts, self._course)
 
     def effects(self) -> list[Effect]:
         """What is to be done now; drained."""

@@ -15,11 +15,9 @@ for somebody to follow, and closes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from protocols.identity import PeerId
-from protocols.moshpit.awaited import Awaited
-from protocols.moshpit.closing_time import ClosingTime
 from protocols.moshpit.gathering_effects import (
     Candidate,
     Effect,
@@ -35,9 +33,9 @@ from protocols.moshpit.gathering_effects import (
     SendOn,
     StartedWithoutUs,
 )
-from protocols.moshpit.known_peers import Absence, KnownPeer, KnownPeers
+from protocols.moshpit.gathering_parts import GatheringParts
+from protocols.moshpit.known_peers import Absence, KnownPeer
 from protocols.moshpit.splitting import split_around
-from protocols.moshpit.waiting_joins import WaitingJoins
 
 PROBE_AFTER_SECONDS = 0.25
 """When the one we follow has not answered by then, the next in the order are probed meanwhile: a
@@ -50,31 +48,15 @@ STOPPED_SECONDS = 0.5
 class LeadOrFollow:
     """Invariant: while `ended` is False this peer follows exactly `following`, or leads (None)."""
 
-    def __init__(
-        self,
-        me: PeerId,
-        order: Callable[[PeerId], bytes],
-        *,
-        reduces: bool,
-        group_size: int,
-        known: KnownPeers,
-        joins: WaitingJoins,
-        awaited: Awaited,
-        closing: ClosingTime,
-        now: float,
-    ) -> None:
+    def __init__(self, parts: GatheringParts, *, reduces: bool, now: float) -> None:
         self.ended = False
         self.following: PeerId | None = None
         self.has_answered = False  # the one we follow
         self.started_by: PeerId | None = None  # who showed a list without us
-        self._me = me
-        self._order = order
+        self._me, self._order, self._group_size = parts.me, parts.order, parts.group_size
+        self._known, self._joins = parts.known, parts.joins
+        self._awaited, self._closing = parts.awaited, parts.closing
         self._reduces = reduces
-        self._group_size = group_size
-        self._known = known
-        self._joins = joins
-        self._awaited = awaited
-        self._closing = closing
         self._ticked = now
         self._probe_at = math.inf
         self._effects: list[Effect] = []

@@ -14,15 +14,11 @@ for ever, and into one group only; who does otherwise is passed over, and what i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from protocols.identity import PeerId
-from protocols.moshpit.awaited import Awaited
-from protocols.moshpit.closing_time import ClosingTime
 from protocols.moshpit.gathering_effects import Candidate, SendAway
-from protocols.moshpit.known_peers import Absence, KnownPeers
+from protocols.moshpit.gathering_parts import GatheringParts
+from protocols.moshpit.known_peers import Absence
 from protocols.moshpit.lead_or_follow import LeadOrFollow
-from protocols.moshpit.waiting_joins import WaitingJoins
 
 MOST_REDIRECTS = 32
 """Honest chains are as long as a random order has records: 7 for 1,024 peers."""
@@ -31,25 +27,10 @@ MOST_REDIRECTS = 32
 class LeadersWord:
     """Of one gathering, whose parts it shares. `effects` of the gathering, as after every call."""
 
-    def __init__(
-        self,
-        me: PeerId,
-        order: Callable[[PeerId], bytes],
-        *,
-        group_size: int,
-        known: KnownPeers,
-        joins: WaitingJoins,
-        awaited: Awaited,
-        closing: ClosingTime,
-        course: LeadOrFollow,
-    ) -> None:
-        self._me = me
-        self._order = order
-        self._group_size = group_size
-        self._known = known
-        self._joins = joins
-        self._awaited = awaited
-        self._closing = closing
+    def __init__(self, parts: GatheringParts, course: LeadOrFollow) -> None:
+        self._me, self._order, self._group_size = parts.me, parts.order, parts.group_size
+        self._known, self._joins = parts.known, parts.joins
+        self._awaited, self._closing = parts.awaited, parts.closing
         self._course = course
         self._redirects = 0
         self._grouped_by: PeerId | None = None
