@@ -88,15 +88,12 @@ class ControlServer:
             _log.warning("this platform has no local sockets: `potluck status` cannot ask us")
             task_status.started()
             await trio.sleep_forever()
-        stand_in = self.path.parent.parent == Path("/tmp")
         make_private_folder(self.path.parent)
         listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.ExitStack() as cleaning:
             cleaning.callback(listening.close)
             self.path.unlink(missing_ok=True)
-            if stand_in:
-                cleaning.callback(_remove_if_empty, self.path.parent)
-            cleaning.callback(self.path.unlink, missing_ok=True)
+            cleaning.callback(remove_socket, self.path)
             await listening.bind(os.fspath(self.path))
             self.path.chmod(SOCKET_MODE)
             listening.listen(MOST_CLIENTS)
@@ -204,6 +201,10 @@ def _failed(error: Exception) -> Failed:
     return Failed(failure.what, failure.why, failure.advice, failure.exit_code)
 
 
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+def remove_socket(path: Path) -> None:
+    """Of a server of this process, wherever it really is; for one that had no time for it, too."""
+    path = bindable(path)
+    path.unlink(missing_ok=True)
+    if path.parent.parent == Path("/tmp"):  # the stand-in's folder was made for it alone
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()

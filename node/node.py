@@ -34,7 +34,7 @@ from node.access.server_time import Clocks
 from node.caps.settings import caps_of
 from node.caps.used import CapsUsed
 from node.configuration import Configuration
-from node.control import Answering, ControlServer
+from node.control import Answering, ControlServer, remove_socket
 from node.dht_questions import Asked, add_questions
 from node.directory import open_directory
 from node.key_file import load_or_create_identity
@@ -166,7 +166,7 @@ class Node:
         Otherwise leaving the node does it. Without the lock the files are another node's.
         """
         if self._holds_lock:
-            self.configuration.places.control_socket.unlink(missing_ok=True)
+            remove_socket(self.configuration.places.control_socket)
             self.configuration.places.lock_file.unlink(missing_ok=True)
 
     def status(self) -> NodeStatus:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from auth.errors import AuthError
-from node.control import MOST_CLIENTS, Answering, ControlServer
+from node.control import MOST_CLIENTS, Answering, ControlServer, remove_socket
 from node.control_client import (
     ControlFailure,
     NodeWentAway,
@@ -209,8 +209,24 @@ async def test_a_path_of_any_length_works_and_leaves_nothing(length: int, tmp_pa
         assert await asked(path, "echo") == [{}]
         assert mode_of(bindable(path).parent) == 0o700
         nursery.cancel_scope.cancel()
+    nothing_stands_at(path)
+
+
+def nothing_stands_at(path: Path) -> None:
     assert not bindable(path).exists()
     assert bindable(path) == path or not bindable(path).parent.exists()
+
+
+@pytest.mark.parametrize("length", [90, 200])
+async def test_who_has_no_time_to_leave_removes_the_socket_all_the_same(
+    length: int, tmp_path: Path
+) -> None:
+    path = tmp_path / ("d" * max(1, length - len(str(tmp_path)) - 3)) / "s"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(ControlServer(path).serve)
+        remove_socket(path)
+        nothing_stands_at(path)
+        nursery.cancel_scope.cancel()
 
 
 def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
