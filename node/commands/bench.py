@@ -23,6 +23,7 @@ def add_parser(subparsers: Subparsers) -> None:
         bench_averaging,
         bench_interference,
         bench_revocation,
+        bench_join,
         bench_shaped,
         bench_state,
         bench_survival,
@@ -49,6 +50,8 @@ def add_parser(subparsers: Subparsers) -> None:
     bench_interference.add_parser(kinds)
     bench_state.add_parser(kinds)
     bench_training.add_parser(kinds)
+    bench_caps.add_parser(kinds)
+    bench_join.add_parser(kinds)
     bench_training.add_churn_parser(kinds)
 
 
@@ -148,6 +151,14 @@ def run(arguments: argparse.Namespace) -> int:
 
         return bench_state.run(arguments)
     if arguments.kind == "interference":
+    if arguments.kind == "join":
+        from node.commands import bench_join
+
+        return bench_join.run(arguments)
+    if arguments.kind == "caps":
+        from node.commands import bench_caps
+
+        return bench_caps.run(arguments)
         from node.commands import bench_interference
 
         return bench_interference.run(arguments)

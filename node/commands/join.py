@@ -106,12 +106,14 @@ def run(arguments: argparse.Namespace) -> int:
     from node.joining.taking_part import Part
     from node.trainer.happenings import Preparing
     from node.trainer.session import Session
+    from node.trainer.stages import LOGGING_IN, STARTING
 
     async def get_in(session: Session) -> None:
         if need is Need.CODE:
-            session.happened(Preparing("logging in with the enrolment code"))
+            session.happened(Preparing(LOGGING_IN))
             await enrol_with_code(configuration, invite, code)
         keep_invite(configuration.places, invite)
+        session.happened(Preparing(STARTING))
 
     part = Part(invite.run, invite.organiser, trusted=trusted)
     return train_in_foreground(_with_places(configuration, invite), part, output, before=get_in)

@@ -17,8 +17,6 @@ a slow machine plays the same piece slowly.
 from __future__ import annotations
 
 import json
-import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +25,7 @@ from typing import Any
 import trio
 
 from node.demo.definition import BATCH, KILL_AT_STEP, LATE_AT_STEP, RUN, STEPS, demo_sized
+from node.demo.free_port import free_port
 from node.demo.processes import Child, Event
 from node.demo.story import Story
 from node.demo.summing_up import summary_of
@@ -42,8 +41,6 @@ takes half a minute; one that is busy with other things gets eight times that.""
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"  # any free port, for this machine alone
 STEPS_TOLD = 6  # a line each
-LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000  # below those that the system gives to others
-PORT_TRIES = 50
 
 Tell = Callable[[dict[str, Any], str], None]
 
@@ -121,7 +118,7 @@ class Demo:
     # -- the parts, in order
 
     async def _start_auth_server(self) -> Child:
-        url = f"http://127.0.0.1:{_free_port()}"
+        url = f"http://127.0.0.1:{free_port()}"
         made = await self._do("auth init", "auth", "init", "--run", RUN, "--public-url", url)
         child = self._start("auth server", ["auth", "serve", "--insecure-http", "--json"])
         await self._until(lambda: _has(child, "serving"), "the auth server")
@@ -345,19 +342,6 @@ def _has(child: Child, kind: str) -> bool:
 
 def _event(child: Child, kind: str) -> Event:
     return next(event for event in child.events if event.get("event") == kind)
-
-
-def _free_port() -> int:
-    """One that nobody listens on now, and that the system gives to nobody by itself."""
-    for _ in range(PORT_TRIES):
-        port = LOWEST_PORT + secrets.randbelow(HIGHEST_PORT - LOWEST_PORT)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise DemoFailed("There is no free port on this machine.")
 
 
 def _get(url: str) -> tuple[int, bytes]:

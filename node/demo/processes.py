@@ -45,12 +45,15 @@ class Child:
         home: Path,
         folder: Path,
         variables: Mapping[str, str] | None = None,
+        through: Sequence[str] = (),
     ) -> None:
+        """`through`: a program that becomes it, such as `nice -n 10`."""
         self.name, self.arguments = name, tuple(arguments)
         self.events: list[Event] = []
         self.exit_code: int | None = None
         self.may_end = False  # whether its end is part of the story
         self._home, self._folder, self._variables = home, folder, dict(variables or {})
+        self._through = tuple(through)
         self._errors_file = folder / f"{name}.errors"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -61,7 +64,8 @@ class Child:
 
     def start(self) -> None:
         """In the main thread."""
-        command = [sys.executable, "-m", "node.demo.child", str(os.getpid()), *self.arguments]
+        child = (sys.executable, "-m", "node.demo.child", str(os.getpid()))
+        command = [*self._through, *child, *self.arguments]
         with self._errors_file.open("ab") as errors:
             self._process = subprocess.Popen(
                 command,
@@ -99,6 +103,11 @@ class Child:
         self.may_end = True
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Stop or continue it. One that has ended takes no notice."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
 
     def kill(self) -> None:
         """End it where it stands. Never waits for more than the kernel; twice is harmless."""

@@ -28,6 +28,7 @@ from node.trainer.blame import blame_of
 from node.trainer.happenings import NetworkBack, NetworkLost, Notice, Preparing
 from node.trainer.phases import NETWORK
 from node.trainer.session import Session
+from node.trainer.stages import ASKING, LOOKING
 from protocols.dht.bootstrap import Joined
 from protocols.errors import PotluckError
 from protocols.not_allowed import NotAllowed
@@ -50,7 +51,7 @@ async def meet(node: Node, session: Session) -> None:
         refusals.append(await node.dht.turned_away())
         nursery.cancel_scope.cancel()
 
-    session.happened(Preparing("looking for the others"))
+    session.happened(Preparing(LOOKING))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listen_for_a_refusal)
         nursery.start_soon(_tell_of_silence, node, session)
@@ -87,7 +88,7 @@ async def definition_of(node: Node, session: Session, run: str, organiser: str) 
         organiser=organiser,
         not_before_ms=0 if known is None else known.signed_ms,
     )
-    session.happened(Preparing("asking what the run is"))
+    session.happened(Preparing(ASKING))
     signed = await _fetched(node, session, run, accept, known)
     try:
         await trio.to_thread.run_sync(remember, places, signed)

@@ -37,6 +37,7 @@ from node.run.remembered import runs_folder
 from node.trainer.happenings import Left, Notice, Preparing, WillUse
 from node.trainer.questions import TrainerQuestions
 from node.trainer.session import Session
+from node.trainer.stages import BUILDING, LOADING, WORKING_OUT
 from protocols.errors import PotluckError
 from protocols.runs.serving import serve_definitions
 
@@ -119,6 +120,8 @@ async def _prepare(node: Node, part: Part, session: Session) -> _Prepared:
             await meet(node, session)
             signed = await definition_of(node, session, part.run, part.organiser)
         served.keep(part.run, signed.data)
+        session.happened(Preparing(LOADING))
+    session.happened(Preparing(WORKING_OUT))
     definition = signed.definition
     costs = await _in_thread_to_let_go(_costs_of, definition, part.trusted)
     refuse_above(caps.memory_bytes, costs.memory_bytes(1), part.run)
@@ -127,7 +130,7 @@ async def _prepare(node: Node, part: Part, session: Session) -> _Prepared:
     if caps.memory_bytes is not None:
         most = max(1, min(most, costs.most_samples(caps.memory_bytes)))
     session.happened(WillUse(_lines(part, definition, costs, caps, devices, threads, most)))
-    session.happened(Preparing("building the model"))
+    session.happened(Preparing(BUILDING))
     task = await _in_thread_to_let_go(_built, part, definition, devices, node.network.peer_id)
     return _Prepared(definition, task, caps, most)
 

@@ -31,6 +31,7 @@ from node.trainer.loop import Loop
 from node.trainer.network_watch import watch_network
 from node.trainer.options import TrainerOptions
 from node.trainer.session import Session
+from node.trainer.stages import ENTERING, MEASURING
 from node.trainer.watched import TrafficMeter, WatchedTraining
 from node.training import train_in_thread
 from protocols.accumulation.collaboration import Collaboration
@@ -56,7 +57,7 @@ async def train_run(
     size = options.micro_batch
     if not (size or options.keeps_only):
         size = (await _measured(task, most, target, session)).micro_batch
-    session.happened(Preparing("entering the run"))
+    session.happened(Preparing(ENTERING))
     loop = Loop(
         definition,
         task,
@@ -115,7 +116,7 @@ async def _until_open(session: Session) -> None:
 
 async def _measured(task: RunTask, most: int, target: int, session: Session) -> Measurement:
     """The benchmark, in a thread that is let go when this is cancelled."""
-    session.happened(Preparing("measuring how fast this machine is"))
+    session.happened(Preparing(MEASURING))
 
     def run() -> Measurement:
         return measure(task, most=most, target=target, goes_on=lambda: not session.departure.wanted)
