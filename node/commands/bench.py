@@ -50,7 +50,6 @@ def add_parser(subparsers: Subparsers) -> None:
     bench_interference.add_parser(kinds)
     bench_state.add_parser(kinds)
     bench_training.add_parser(kinds)
-    bench_caps.add_parser(kinds)
     bench_join.add_parser(kinds)
     bench_training.add_churn_parser(kinds)
 
@@ -155,10 +154,6 @@ def run(arguments: argparse.Namespace) -> int:
         from node.commands import bench_join
 
         return bench_join.run(arguments)
-    if arguments.kind == "caps":
-        from node.commands import bench_caps
-
-        return bench_caps.run(arguments)
         from node.commands import bench_interference
 
         return bench_interference.run(arguments)
