@@ -22,8 +22,8 @@ def add_parser(subparsers: Subparsers) -> None:
         bench_auth_server,
         bench_averaging,
         bench_interference,
-        bench_revocation,
         bench_join,
+        bench_revocation,
         bench_shaped,
         bench_state,
         bench_survival,
@@ -49,8 +49,8 @@ def add_parser(subparsers: Subparsers) -> None:
     bench_shaped.add_parser(kinds)
     bench_interference.add_parser(kinds)
     bench_state.add_parser(kinds)
-    bench_training.add_parser(kinds)
     bench_join.add_parser(kinds)
+    bench_training.add_parser(kinds)
     bench_training.add_churn_parser(kinds)
 
 
@@ -149,11 +149,11 @@ def run(arguments: argparse.Namespace) -> int:
         from node.commands import bench_state
 
         return bench_state.run(arguments)
-    if arguments.kind == "interference":
     if arguments.kind == "join":
         from node.commands import bench_join
 
         return bench_join.run(arguments)
+    if arguments.kind == "interference":
         from node.commands import bench_interference
 
         return bench_interference.run(arguments)
