@@ -8,8 +8,12 @@
 Promises: bounded, whatever the run does: a page has its limits, and only the last PAGES_HELD are
 held here (older ones are on disk, and change no more).
 
+A step that this peer made alone is written down as well: it gives nobody credit, and keeps others
+from saying that they were in it.
+
 Easy to get wrong: a run may go back to a checkpoint and make an epoch again. The line of before is
-then replaced, and what followed it was of a line of steps that nobody goes on with.
+then replaced, and what followed it was of a line of steps that nobody goes on with. So were steps
+that a peer made alone and then gave up for the others' state (`gave_up_alone`).
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ class _Draft:
 
 
 class Book:
-    """Invariant: every line has this peer in it, and another."""
+    """Invariant: every line has this peer in it."""
 
     def __init__(self, run: str, key: bytes) -> None:
         self._run, self._key = run, key
@@ -66,7 +70,7 @@ class Book:
     ) -> bool:
         """Write a step down; False if it is none that a record has room for."""
         keys = [public_key_of(one.peer) for one in shares]
-        if not 2 <= len(keys) <= MOST_IN_A_LINE or self._key not in keys:
+        if len(keys) > MOST_IN_A_LINE or self._key not in keys:
             return False
         if len(history) != HISTORY_BYTES:
             return False
@@ -92,6 +96,17 @@ class Book:
         self._changed.add(number)
         self._forget_old()
         return True
+
+    def gave_up_alone(self) -> None:
+        """The run is elsewhere, and its state was taken: what this peer made alone since it last
+        stepped with others is no part of it."""
+        for number in sorted(self._drafts, reverse=True):
+            lines = self._drafts[number].lines
+            for epoch in sorted(lines, reverse=True):
+                if len(lines[epoch].places) > 1:
+                    return
+                del lines[epoch]
+                self._changed.add(number)
 
     @property
     def has_changed(self) -> bool:

@@ -1,24 +1,28 @@
 """Adding up who brought what, from many records of which some may lie. Pure.
 
-    standings = tally(records, persons, newest_epoch=1200)
+    standings = tally(records, persons, newest_epoch=1200, most_samples=4096, seen_by=me)
 
 A step counts for a peer as the *other persons* say who were in it. Of what they say, the amount is
-taken that more than half of them confirm at least: their lower median. So
+taken that more than half of them confirm at least: their lower median. And of a step that the one
+who adds up was in itself (`seen_by`), nothing counts that it has not seen. So
 
 - nobody's word about themselves, or about another device of theirs, counts;
 - a liar changes nothing as long as most others of the step tell the truth: to raise an amount takes
   more than half of the voices, to lower it half of them;
-- of two sides of a fork the larger one counts;
+- where `seen_by` was in the step, no number of liars raises anything, nor makes another step of it;
+- of two sides of a fork its own counts, else the larger one;
 - a step that a peer made alone counts for nobody: no other has accepted it.
 
 One person is one voice, whatever number of devices say the same. Service is the time between
 successive confirmed steps of a person, where no gap was longer than BREAK_SECONDS.
 
-Promises: the result does not depend on the order of records, nor on how often one is given; it is
-linear in what the records say.
+Promises: the result does not depend on the order of records, nor on how often one is given; whoever
+has the same records, and takes the same peer for `seen_by`, comes to the same.
 
-Easy to get wrong: over a grid a line tells of its own group only, and its silence about a peer says
-nothing. Elsewhere it says that this peer was not there.
+Easy to get wrong: what somebody brings to a round is signed by them, and computed where nobody
+looks. A round takes it whatever it is, so what is credited has a limit: `most_samples`. And over a
+grid a line tells of its own group only, and its silence about a peer says nothing. Elsewhere it
+says that this peer was not there.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from protocols.credit.record import Line, Page
+from protocols.credit.record import LARGEST_AMOUNT, Line, Page
 from protocols.identity import PeerId, peer_id_of
 
 BREAK_SECONDS: Final = 900.0
@@ -38,6 +42,11 @@ BREAK_SECONDS: Final = 900.0
 LONGEST_STEP_SECONDS: Final = 6 * 3600.0
 """Two steps that follow each other immediately have no break between them, in however slow a run;
 but a run that nobody trained for a night gives no credit for the night."""
+
+
+MOST_BATCHES: Final = 4
+"""Of one peer in one step: `most_samples` in batches of the run. A round begins when all together
+have a batch, so whoever brings more has waited for rounds that failed, or claims it."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,15 @@ Voices = dict[str, list[_Told]]
 """Of one step: what the devices of each person say."""
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What is said of one. `seen`: by the one who adds up, if it was there."""
+
+    epoch: int
+    voices: Voices
+    seen: _Told | None
+
+
 @dataclass
 class _Sum:
     samples: int = 0
@@ -102,6 +120,8 @@ def tally(
     persons: Mapping[PeerId, str],
     *,
     newest_epoch: int,
+    most_samples: int = LARGEST_AMOUNT,
+    seen_by: PeerId | None = None,
 ) -> tuple[Standing, ...]:
     """What everybody gave up to `newest_epoch`, the most samples first.
 
@@ -109,15 +129,15 @@ def tally(
     """
     sums: defaultdict[str, _Sum] = defaultdict(_Sum)
     moments: dict[int, float] = {}
-    for epoch, voices in _steps(records):
-        if epoch > newest_epoch:
+    for step in _steps(records, persons, seen_by):
+        if step.epoch > newest_epoch:
             continue  # nobody can have made it yet
-        moments[epoch] = _moment(voices)
-        for peer, amounts in _confirmed(voices, persons):
+        moments[step.epoch] = _moment(step)
+        for peer, amounts in _confirmed(step, persons):
             one = sums[persons.get(peer, peer)]
-            one.samples += amounts.samples
+            one.samples += min(amounts.samples, most_samples)
             one.averaged_bytes += amounts.averaged_bytes
-            one.epochs.add(epoch)
+            one.epochs.add(step.epoch)
             one.devices.add(peer)
     standings = [_standing(person, one, moments) for person, one in sums.items()]
     standings.sort(
@@ -126,20 +146,25 @@ def tally(
     return tuple(standings)
 
 
-def _steps(records: Iterable[Record]) -> Iterator[tuple[int, Voices]]:
+def _steps(
+    records: Iterable[Record], persons: Mapping[PeerId, str], seen_by: PeerId | None
+) -> Iterator[_Step]:
     """What is said of each step, the oldest first; of two versions of a line the newer one."""
     newest: dict[tuple[int, PeerId], tuple[str, Line, Page]] = {}
     for record in records:
-        if not record.person:
+        if not (record.person or record.peer == seen_by):
             continue
+        # A peer is one person's at a time, or its own word would be another person's.
+        person = record.person and persons.get(record.peer, record.person)
         for line in record.page.lines:
             place = line.epoch, record.peer
             before = newest.get(place)
             if before is None or _order(line, record.page) > _order(before[1], before[2]):
-                newest[place] = record.person, line, record.page
+                newest[place] = person, line, record.page
     names = _Names()
     for epoch, places in groupby(sorted(newest), key=lambda place: place[0]):
         voices: Voices = {}
+        seen: _Told | None = None
         alike: dict[object, dict[PeerId, Amounts]] = {}  # most say the same, in the same order
         for place in places:
             person, line, page = newest[place]
@@ -150,8 +175,12 @@ def _steps(records: Iterable[Record]) -> Iterator[tuple[int, Voices]]:
                     names[key]: Amounts(1, samples, averaged)
                     for key, samples, averaged in _shares(line, page)
                 }
-            voices.setdefault(person, []).append(_Told(line, shares))
-        yield epoch, voices
+            told = _Told(line, shares)
+            if person:
+                voices.setdefault(person, []).append(told)
+            if place[1] == seen_by:
+                seen = told
+        yield _Step(epoch, voices, seen)
 
 
 class _Names(dict[bytes, PeerId]):
@@ -174,8 +203,34 @@ def _shares(line: Line, page: Page) -> Iterator[tuple[bytes, int, int]]:
         yield page.members[place], samples, averaged
 
 
-def _confirmed(voices: Voices, persons: Mapping[PeerId, str]) -> Iterator[tuple[PeerId, Amounts]]:
-    """The peers that were in this step, with what most others confirm."""
+def _confirmed(step: _Step, persons: Mapping[PeerId, str]) -> Iterator[tuple[PeerId, Amounts]]:
+    """The peers that were in this step, with what most others confirm, and the adding one saw."""
+    seen = step.seen
+    if seen is None:
+        yield from _confirmed_by(step.voices, persons)
+        return
+    voices = _of_history(step.voices, seen.line.history)
+    for peer, amounts in _confirmed_by(voices, persons):
+        found = seen.shares.get(peer, amounts if seen.line.over_a_grid else NOTHING)
+        if found.steps:
+            yield peer, Amounts(*map(min, amounts, found))
+
+
+def _of_history(voices: Voices, history: bytes) -> Voices:
+    """What is said of this step, and not of another side of a fork."""
+    told = {
+        person: [one for one in said if one.line.history == history]
+        for person, said in voices.items()
+    }
+    return {person: said for person, said in told.items() if said}
+
+
+def _confirmed_by(
+    voices: Voices, persons: Mapping[PeerId, str]
+) -> Iterator[tuple[PeerId, Amounts]]:
+    """The peers that were in a step, with what most others confirm."""
+    if not voices:
+        return
     if _all_say_the_same(voices):
         told = next(iter(voices.values()))[0]
         for peer, amounts in sorted(told.shares.items()):
@@ -237,8 +292,11 @@ def _says(told: list[_Told], peer: PeerId, history: bytes) -> Amounts | None:
     )
 
 
-def _moment(voices: Voices) -> float:
-    return lower_median([min(one.line.moment for one in told) for told in voices.values()])
+def _moment(step: _Step) -> float:
+    """By one's own clock, or that of most others who were there."""
+    if step.seen is not None:
+        return step.seen.line.moment
+    return lower_median([min(one.line.moment for one in told) for told in step.voices.values()])
 
 
 def lower_median(values: list[int]) -> int:

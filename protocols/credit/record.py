@@ -7,7 +7,8 @@
 A line is one committed step: when it was, and for every member of the group what it brought
 (samples) and how many bytes it averaged for the others. All members of a group know both from the
 list that they have all signed, so the lines of honest peers about one step are the same. What a
-line says of its own writer proves nothing; that is node/credit/tally.py's to know.
+line says of its own writer proves nothing; that is node/credit/tally.py's to know. A step that the
+writer made alone has a line as well: it says that nobody else was there.
 
 A page holds PAGE_EPOCHS epochs, so that what was counted long ago need not be sent again.
 
@@ -47,6 +48,7 @@ LARGEST_EPOCH = (1 << 63) - 1
 LARGEST_MOMENT = 1 << 40  # seconds since 1970
 LONGEST_RUN = 192  # characters: the run's name and its organiser's fingerprint
 LARGEST_TOKEN_BYTES = 512
+LONGEST_PERSON = 128  # characters: a username has up to 100, a peer id some 52
 HISTORY_BYTES = 16
 PAGE_DIGEST_BYTES = 16  # to tell one's own version from another; nothing is proven by it
 
@@ -74,7 +76,7 @@ class Line(Message, frozen=True):
     moment: Annotated[int, Meta(ge=0, le=LARGEST_MOMENT)]
     of_samples: Amount
     over_a_grid: bool
-    places: Annotated[tuple[Place, ...], Meta(min_length=2, max_length=MOST_IN_A_LINE)]
+    places: Annotated[tuple[Place, ...], Meta(min_length=1, max_length=MOST_IN_A_LINE)]
     samples: Amounts
     averaged_bytes: Amounts
 

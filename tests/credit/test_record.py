@@ -121,11 +121,22 @@ def test_a_book_has_a_line_for_every_step_and_says_which_pages_changed() -> None
     assert (peer, page.token, page.lines[0].samples) == (ME.peer_id, b"token", (4, 1))
 
 
-def test_steps_alone_or_of_others_are_in_no_book() -> None:
+def test_steps_of_others_are_in_no_book() -> None:
     book = Book(RUN, ME.public_key)
-    assert not note(book, 0, {"A": 1.0})
     assert not note(book, 0, {"B": 1.0, "C": 1.0})
     assert not book.has_changed
+
+
+def test_steps_alone_are_written_down_until_the_run_goes_on_elsewhere() -> None:
+    book = Book(RUN, ME.public_key)
+    note(book, PAGE_EPOCHS - 2, {"A": 1.0, "B": 1.0})
+    note(book, PAGE_EPOCHS - 1, {"A": 1.0})
+    note(book, PAGE_EPOCHS, {"A": 1.0})
+    read_page(sign_page(ME, book.page(1)), RUN)
+    book.take_changed()
+    book.gave_up_alone()
+    assert book.take_changed() == [0, 1]
+    assert (sorted(lines_of(book)), lines_of(book, 1)) == ([PAGE_EPOCHS - 2], {})
 
 
 def test_a_run_that_goes_back_replaces_what_was_written() -> None:
@@ -167,7 +178,7 @@ def test_the_documentation_states_the_limits() -> None:
         f"`{DOMAIN.decode()}`",
         f"up to {MOST_MEMBERS:,} and each",
         f"epochs {PAGE_EPOCHS} × number",
-        f"2 to {MOST_IN_A_LINE:,}",
+        f"1 to {MOST_IN_A_LINE:,}",
         f"more than {BREAK_SECONDS / 60:.0f} minutes",
         f"of {LONGEST_STEP_SECONDS / 3600:.0f} hours between",
         f"up to {LARGEST_SHELF_BYTES >> 20} MiB of pages",

@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.credit.tally import BREAK_SECONDS, Record, lower_median, tally
-from tests.credit.records import PEERS, everybody_says, says, standings
+from node.credit.tally import BREAK_SECONDS, Record, Standing, lower_median, tally
+from tests.credit.records import PEERS, PERSONS, everybody_says, says, standings
 
 names = st.sampled_from("ABCDEFGHIJ")
 amounts = st.tuples(st.integers(0, 1000), st.integers(0, 10**9))
@@ -107,6 +107,68 @@ def test_over_a_grid_other_groups_say_nothing() -> None:
         "D": 4,
         "E": 5,
     }
+
+
+# -- what somebody who was there cannot be told by any number of liars
+
+
+def as_seen_by_a(records: list[Record], **limits: int) -> dict[str, Standing]:
+    found = tally(records, PERSONS, newest_epoch=1 << 40, seen_by=PEERS["A"], **limits)
+    return {one.person: one for one in found}
+
+
+@given(
+    st.dictionaries(names, amounts, min_size=2, max_size=5).map(lambda one: {"A": (0, 7), **one}),
+    st.dictionaries(names, amounts, min_size=2, max_size=9),
+    st.booleans(),
+)
+def test_however_many_lie_nobody_gains_in_a_step_that_was_seen(
+    step: dict[str, tuple[int, int]], story: dict[str, tuple[int, int]], forks: bool
+) -> None:
+    history = b"another history " if forks else bytes(16)
+    lies = [says(name, {**story, name: (9, 9)}, history=history) for name in "BCDEFGHIJ"]
+    honest, found = standings(everybody_says(step)), as_seen_by_a([says("A", step), *lies])
+    for name, one in found.items():
+        assert one.samples <= honest[name].samples
+        assert one.averaged_bytes <= honest[name].averaged_bytes
+
+
+def test_two_who_collude_cannot_put_themselves_into_a_step_that_somebody_made_alone() -> None:
+    story = {"B": (10**6, 0), "C": (10**6, 0)}
+    lies = [says("B", story), says("C", story)]
+    alone = says("A", {"A": (5, 0)})
+    assert standings([*lies, alone]) == {}
+    for history in (bytes(16), b"another history "):
+        told = [says(name, story, history=history) for name in "BCDEFGHIJ"]
+        assert as_seen_by_a([alone, *told]) == {}
+
+
+def test_another_history_takes_nothing_from_whoever_was_seen() -> None:
+    step = {"A": (0, 9), "B": (5, 0), "C": (6, 0)}
+    lies = [says(name, {"D": (1, 0)}, history=b"another history ") for name in "DEFGHIJ"]
+    found = as_seen_by_a([*everybody_says(step), *lies])
+    assert {name: one.samples for name, one in found.items()} == {"A": 0, "B": 5, "C": 6}
+
+
+def test_the_time_of_a_step_that_was_seen_is_by_ones_own_clock() -> None:
+    step = {"A": (1, 0), "B": (1, 0), "C": (1, 0)}
+    records = [says("A", step, epoch, moment=100 * epoch) for epoch in range(3)]
+    for name in "BC":
+        records += [says(name, step, epoch, moment=5000 * epoch) for epoch in range(3)]
+    assert as_seen_by_a(records)["B"].service_seconds == 200
+    assert standings(records)["B"].service_seconds == 10_000
+
+
+def test_a_number_of_samples_that_nobody_computes_in_a_step_is_not_credited() -> None:
+    records = everybody_says({"A": (0, 0), "B": (10**15, 0), "C": (700, 0)})
+    found = as_seen_by_a(records, most_samples=4096)
+    assert (found["B"].samples, found["C"].samples) == (4096, 700)
+
+
+def test_a_key_that_changes_hands_is_no_witness_for_itself() -> None:
+    step = {"A": (10**6, 0), "B": (1, 0)}
+    old = Record(PEERS["A"], "alice", says("A", step).page)
+    assert "bob" not in {one.person for one in tally([old], {PEERS["A"]: "bob"}, newest_epoch=9)}
 
 
 def test_nobody_brings_more_to_a_step_than_it_had() -> None:
