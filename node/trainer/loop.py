@@ -28,6 +28,7 @@ from models.data.clock import ReadingStopped
 from models.data.errors import PositionError
 from models.data.position import Position, read_position, write_position
 from node.trainer.batch_size import BatchSize
+from node.trainer.compiler_kept_out import keep_the_compiler_out
 from node.trainer.departure import ROUND_PATIENCE_SECONDS
 from node.trainer.happenings import Began, LossSeen, Paused, Resumed, RunComplete
 from node.trainer.parameters_digest import digest_of
@@ -100,6 +101,7 @@ class Loop:
         task, options = self._task, self._definition.optimizer_options()
         if self._keeps_only:
             options |= {"auxiliary": True, "delayed": False}
+        keep_the_compiler_out()
         return CollaborativeOptimizer(
             task.named_parameters,
             task.optimizer_factory,
