@@ -24,6 +24,7 @@ from typing import Any
 from node.auth_places import AuthPlaces, find_auth_places, hold_auth_lock
 from node.commands import exit_codes
 from node.commands.auth_moments import now_ms
+from node.commands.invite_file import check_new, write_new
 from node.commands.output import Output
 from node.control_client import NodeWentAway, NoRunningNode, ask_once
 from node.running_lock import AlreadyRunning
@@ -59,9 +60,22 @@ def run(arguments: argparse.Namespace) -> int:
         act = "audit-verify"
     output = Output.of(arguments)
     places = auth_places_for(arguments)
+    file = _file_for_a_code(arguments) if act == "codes-new" else None
     answer, _ = perform_act(places, act, _asked_by(arguments, act, places))
+    if file is not None:
+        write_new(file, f"{answer['code']}\n")
+        answer["file"] = str(file.absolute())
     show(act, answer, output)
     return exit_codes.FAILED if answer.get("sound") is False else exit_codes.DONE
+
+
+def _file_for_a_code(arguments: argparse.Namespace) -> Path | None:
+    """Where a code is wanted; looked at before it is made, since it is shown only once."""
+    if not arguments.file:
+        return None
+    file = Path(arguments.file).expanduser()
+    check_new(file)
+    return file
 
 
 def auth_places_for(arguments: argparse.Namespace) -> AuthPlaces:

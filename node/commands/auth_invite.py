@@ -118,8 +118,9 @@ def _for_a_file(run: str, text: str, code: Mapping[str, Any] | None) -> str:
 def _warn(settings: Settings, output: Output) -> None:
     if not settings.endpoints:
         output.say(
-            "warning: no node to join at is in it. Name some in auth.toml (`endpoints`), restart "
-            "the server, and make the invite again."
+            "It names no node to join at: it is for `potluck login`, and who shall train needs the "
+            "run's invite as well (`potluck run invite`). To have nodes in it, name some in "
+            "auth.toml (`endpoints`), and restart the server."
         )
 
 

@@ -40,7 +40,8 @@ def _add_codes(actions: Subparsers) -> None:
         description="Make an enrolment code and print it, once. With a name the person is that "
         f"account; without, each who comes gets a name made from the code's id. {HOW}",
         example="potluck auth codes new --name bob --life 2d\n"
-        "potluck auth codes new --uses 30 --note 'workshop in Dhaka'",
+        "potluck auth codes new --uses 30 --note 'workshop in Dhaka'\n"
+        "potluck auth codes new --name bob --file bob.code",
     )
     from node.commands.parser import positive_count
 
@@ -57,6 +58,11 @@ def _add_codes(actions: Subparsers) -> None:
     )
     add_roles(new, "what it lets people be: may be given several times; by default volunteer")
     add_reason(new, flag="--note", help="what it is for; kept with it")
+    new.add_argument(
+        "--file",
+        metavar="FILE",
+        help="write it into this new file, which only you can read, for --code-file",
+    )
     listing = codes.add_parser(
         "list",
         help="show the codes that work",

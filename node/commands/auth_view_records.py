@@ -16,11 +16,11 @@ def new_code(answer: Answer) -> str:
     times = "without end" if uses is None else "once" if uses == 1 else f"{uses} times"
     who = f"for {view['name']}, " if view["name"] else ""
     return (
-        f"{answer['code']}\n"
+        f"{answer.get('file') or answer['code']}\n"
         f"Code {view['code_id']}, {who}as {roles_of(view)}: it works {times}, until "
         f"{utc(view['expires_ms'])}. It is not shown again.\n"
-        "Whoever has it takes part: hand it over where nobody else reads. `potluck login INVITE` "
-        "asks for it."
+        "Whoever has it takes part: hand it over where nobody else reads. `potluck join INVITE "
+        "--code-file FILE` takes it, and `potluck login INVITE` asks for it."
     )
 
 

@@ -1,4 +1,4 @@
-"""The file that an invite is written into, of both kinds: `auth invite` and `run invite`.
+"""The file that an invite of either kind is written into (`auth invite`, `run invite`), or a code.
 
 Only its owner may read it, since it may hold an enrolment code. Easy to get wrong: a file that is
 there already is never written over, not even if it came up after the check.
@@ -23,12 +23,20 @@ def check_flags(name: str | None, *, new_code: bool, file: Path | None) -> None:
             "--name says who a new code is for, and no code was asked for.",
             advice="Add --new-code, or leave --name out: an invite is the same for everybody.",
         )
-    if file is not None and file.exists():
+    if file is not None:
+        check_new(file)
+
+
+def check_new(file: Path) -> None:
+    """WrongUse if it is there already, or could not be made."""
+    if file.exists():
         raise WrongUse(
             f"{file} is there already.",
-            why="It may be an invite with a code that nobody else has.",
+            why="There may be a code in it that is nowhere else.",
             advice="Remove it, or choose another name.",
         )
+    if not file.absolute().parent.is_dir():
+        raise WrongUse(f"There is no folder {file.absolute().parent} to write {file.name} into.")
 
 
 def with_words(words: Sequence[str], text: str, code: Mapping[str, Any] | None) -> str:
