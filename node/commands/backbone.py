@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from node.node import Node
     from node.trainer.session import Session
 
-DEFAULT_HTTP = "127.0.0.1:8480"
+DEFAULT_HTTP = "127.0.0.1:8481"  # 8480 is where a first auth server is
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -33,12 +33,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "the run's checkpoints in DIR/checkpoints, helps to average, and serves the state to "
         "newcomers. It does all that `potluck run start DIR --keep-only` does, and answers over "
         "HTTP: /metrics for Prometheus, and /healthz with 200 while it listens, has joined and "
-        "writes checkpoints, else 503 and the reasons.\n\n"
+        "writes checkpoints, else 503 and the reasons. docs/backbone.md is the page for it.\n\n"
+        "DIR is the organiser's folder or a copy of it (run.toml and run.signed): the organiser's "
+        "key is not needed where the run only is kept alive.\n\n"
         "Both are for this machine alone unless --http names another address; there is no password "
         "on them. Ctrl-C writes a last checkpoint and leaves.",
         example="potluck backbone poem\n"
         "potluck backbone poem --listen /ip4/0.0.0.0/tcp/4001 --http 127.0.0.1:9100\n"
-        "curl -s http://127.0.0.1:8480/healthz",
+        "curl -s http://127.0.0.1:8481/healthz",
     )
     add_folder(parser)
     parser.add_argument(

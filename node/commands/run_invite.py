@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from node.commands.auth_moments import life, now_ms, utc
 from node.commands.invite_file import check_flags, with_words, write_new
 from node.commands.output import Output
-from node.run.folder import RunFolder, organiser_key
+from node.run.folder import RunFolder, organiser_here
 from node.wrong_use import WrongUse
 from protocols.errors import PotluckError
 
@@ -36,10 +36,8 @@ STATUS_SECONDS = 5.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from auth.keys import fingerprint
     from node.commands.configured import configuration_for
     from node.commands.qr import draw_qr
-    from node.commands.run_sign import last_signed
     from node.run.invite import RunInvite, write_invite
 
     output = Output.of(arguments)
@@ -48,8 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     configuration = configuration_for(arguments)
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
     folder.text()  # whether it is one
-    key = organiser_key(configuration.places)
-    signed = last_signed(folder, key)
+    signed = folder.signed(organiser_here(configuration.places, folder))
     if signed is None:
         raise WrongUse(
             f"The run in {folder.path} is not signed yet.",
@@ -60,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     bootstrap = tuple(arguments.bootstrap) or addresses_of_node_here(configuration)
     access, code = access_to(configuration, arguments, name)
     expires_ms = _expiry(arguments, code)
-    invite = RunInvite(name, bootstrap, fingerprint(key.public_key), expires_ms, access)
+    invite = RunInvite(name, bootstrap, signed.organiser, expires_ms, access)
     text = write_invite(invite)
     if file is not None:
         write_new(file, for_a_file(invite, text, code))

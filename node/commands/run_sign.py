@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output.of(arguments)
     places = configuration_for(arguments).places
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
-    key = organiser_key(places, make=True)
+    key = organiser_key(places, make=not folder.signed_file.exists())
     before = last_signed(folder, key)
     signed = sign(folder, key, before, trusted_modules(arguments.trust_module))
     is_new = before is None or before.data != signed.data

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.commands.output import Output
-from node.run.folder import RunFolder, organiser_key
+from node.run.folder import RunFolder, organiser_here, organiser_key
 from node.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -153,22 +153,27 @@ def _signed(
     output: Output,
 ) -> SignedDefinition:
     """What the organiser signed last, if that is what run.toml says; signed now if it never was."""
-    from node.commands.run_sign import last_signed, sign
+    from node.commands.run_sign import sign
 
-    text = folder.text()
-    key = organiser_key(configuration.places, make=not folder.signed_file.exists())
-    before = last_signed(folder, key)
-    if before is None:
-        signed = sign(folder, key, None, trusted)
+    text, places = folder.text(), configuration.places
+    if not folder.signed_file.exists():
+        signed = sign(folder, organiser_key(places, make=True), None, trusted)
         output.say(f"signed {folder.definition_file} with the organiser's key")
         return signed
+    organiser = organiser_here(places, folder)
+    before = folder.signed(organiser)
+    assert before is not None, "it was there a moment ago"
     if before.text != text:
+        signs = f"`potluck run sign {typed}` makes the change binding for everybody who starts "
         raise WrongUse(
-            "run.toml is not what you signed.",
+            "run.toml is not what was signed.",
             why=f"It was changed, and {folder.signed_file.name} has the definition of before.",
-            advice=f"`potluck run sign {typed}` makes the change binding for everybody who starts "
-            "after that; or take the change back.",
+            advice="The organiser's key is not here: take both files from the organiser again."
+            if organiser is None
+            else f"{signs}after that; or take the change back.",
         )
+    if organiser is None:
+        output.say("the organiser's key is not here: this peer keeps the run, and cannot change it")
     return before
 
 

@@ -6,7 +6,8 @@
     DIR/ports           where `run start` has listened before, so that old invites still lead there
 
 The key is not in the folder but beside the node's own (organiser.key): one organiser may have many
-runs, and a folder may be copied or shown. Whoever has the key can change every run of it.
+runs, and a folder may be copied or shown: whoever has a copy can keep the run alive (`potluck
+backbone`), and whoever has the key can change every run of it.
 
 Easy to get wrong: what others train by is run.signed. When run.toml was changed since, nothing has
 changed for anybody until it is signed again.
@@ -66,8 +67,8 @@ class RunFolder:
         except OSError as error:
             raise WrongUse(f"{self.definition_file} cannot be read: {error.strerror}.") from None
 
-    def signed(self, organiser: str) -> SignedDefinition | None:
-        """What was signed last, by this organiser; None if nothing was.
+    def signed(self, organiser: str | None) -> SignedDefinition | None:
+        """What was signed last, by this organiser (None: by whoever it names); None if nothing was.
 
         NotTheDefinition if the file is another organiser's, or broken.
         """
@@ -105,6 +106,17 @@ class RunFolder:
 
 def organiser_key_file(places: Places) -> Path:
     return places.data_folder / "organiser.key"
+
+
+def organiser_here(places: Places, folder: RunFolder) -> str | None:
+    """The fingerprint by which a run in this home is known as its own organiser's. None: the key is
+    elsewhere, and the folder a copy of the organiser's, which says whose it is. WrongUse if neither
+    is here."""
+    from auth.keys import fingerprint
+
+    if organiser_key_file(places).exists() or not folder.signed_file.exists():
+        return fingerprint(organiser_key(places).public_key)
+    return None
 
 
 def organiser_key(places: Places, *, make: bool = False) -> SigningKey:

@@ -65,10 +65,11 @@ def sign_definition(text: bytes, key: SigningKey, *, now_ms: int, after_ms: int 
 
 
 def read_signed(
-    data: bytes, *, run: str | None, organiser: str, not_before_ms: int = 0
+    data: bytes, *, run: str | None, organiser: str | None, not_before_ms: int = 0
 ) -> SignedDefinition:
     """What is in it, if it is genuine. `run`: which it must be of; `organiser`: the fingerprint of
-    the key that must have signed it; `not_before_ms`: of the latest that was seen before.
+    the key that must have signed it; `not_before_ms`: of the latest that was seen before. None,
+    for either: whichever it names, which only a file of the owner's own may decide.
 
     NotTheDefinition; and, only for what is genuine, WrongDefinition and NewerPotluckNeeded.
     """
@@ -76,10 +77,11 @@ def read_signed(
         document = _DEFINITIONS.read(data)
     except MalformedDocument as error:
         raise _not_it("It cannot be read.", error.what) from None
-    if fingerprint(document.organiser) != organiser:
+    signer = fingerprint(document.organiser)
+    if organiser is not None and signer != organiser:
         raise _not_it(
             "It is signed by somebody else.",
-            f"Its key is {fingerprint(document.organiser)}, and the organiser's is {organiser}.",
+            f"Its key is {signer}, and the organiser's is {organiser}.",
         )
     if not _DEFINITIONS.genuine(data, VerifyingKey(document.organiser)):
         raise _not_it("Its signature is wrong.", "It was changed after the organiser signed it.")
@@ -93,7 +95,7 @@ def read_signed(
         raise _not_it(
             "It is another run's.", f"It defines {definition.name}, and {run} was asked for."
         )
-    return SignedDefinition(data, definition, document.text, organiser, document.signed_ms)
+    return SignedDefinition(data, definition, document.text, signer, document.signed_ms)
 
 
 def _moment(ms: int) -> str:

@@ -108,7 +108,19 @@ def test_what_cannot_be_invited_to_is_said(tmp_path: Path) -> None:
     assert "no node runs in this home" in refused(home, "invite", str(tmp_path / "prose"))
     words = ("invite", str(tmp_path / "prose"), "--bootstrap", ADDRESS)
     assert "it alone makes codes" in refused(home, *words, "--new-code")
-    assert "organiser's key" in refused(tmp_path / "another", *words)
+    assert "organiser's key" in refused(tmp_path / "another", "sign", str(tmp_path / "prose"))
+
+
+@pytest.mark.slow
+def test_who_has_a_copy_of_the_folder_can_invite_to_it_in_the_organisers_name(
+    tmp_path: Path,
+) -> None:
+    home, folder = tmp_path / "home", tmp_path / "poem"
+    signed_run(home, folder)
+    words = ("invite", str(folder), "--bootstrap", ADDRESS)
+    organiser = answer(home, *words)["organiser"]
+    assert answer(tmp_path / "another", *words)["organiser"] == organiser
+    assert not (tmp_path / "another" / "organiser.key").exists()
 
 
 @pytest.mark.slow
@@ -133,7 +145,7 @@ def test_a_run_that_was_changed_after_signing_is_not_started(tmp_path: Path) -> 
     signed_run(home, folder)
     (folder / "run.toml").write_text((folder / "run.toml").read_text() + "\n# changed\n")
     said = refused(home, "start", str(folder))
-    assert "not what you signed" in said
+    assert "not what was signed" in said
     assert f"potluck run sign {folder}" in said
     another = tmp_path / "another"
     answer(another, "init", str(tmp_path / "other"))
