@@ -26,6 +26,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.demonstrated import Played, play
+
 HERE = Path(__file__).parent
 FAST_EXAMPLES = 25
 
@@ -42,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(HERE / room in item.path.parents for room in WITH_PROCESSES):
             item.add_marker(pytest.mark.xdist_group("with processes"))
+
+
+@pytest.fixture(scope="session")
+def the_demo(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """`potluck demo`, played once by the worker that has the rooms with processes."""
+    return play(tmp_path_factory.mktemp("demo"))
 
 
 def pytest_collection_finish() -> None:

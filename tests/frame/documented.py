@@ -8,9 +8,14 @@ that was printed, $POTLUCK_HOME and ~ for the sitting's own home whatever the do
 and auth.example.org for this machine, where a port is free. Blocks with another mark, or none, are
 not run.
 
+A peer that trains has to train, and a volunteer's samples to be accepted by the others, before the
+next line is typed.
+
 `./scripts/potluck` and the scripts in docs/examples run from this checkout, in the environment of
-the tests; `./scripts/test` is what runs us, and is left out. Of other programs only OTHER_PROGRAMS
-are run. POTLUCK_HOME=FOLDER before a command is another home of this sitting, whatever FOLDER is.
+the tests; `./scripts/test` is what runs us, and is left out. `potluck demo` is played once for all
+tests (tests/demonstrated.py), and here it is asked whether that went well. Of other programs only
+OTHER_PROGRAMS are run. POTLUCK_HOME=FOLDER before a command is another home of this sitting,
+whatever FOLDER is.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,10 +42,17 @@ _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
 _INVITE = re.compile(r"^potluck(?:-run)?:\S+$", re.MULTILINE)
 _TRAINS = re.compile(r"training in ")
+_ACCEPTED = re.compile(r"the others have accepted your first [\d,]+ samples")
 _ANYTHING = re.compile("")
 
 # What a document may tell people to run beside potluck; it writes into the sitting's home only.
 OTHER_PROGRAMS = ("openssl",)
+
+# Of this machine, as documents name them: any that are free take their place.
+PORTS = ("8480", "8481")
+
+Demonstration = Callable[[], int]
+"""Its exit code; it is played when it is asked for first."""
 
 
 class DocumentedCommandFailed(AssertionError):
@@ -65,20 +78,22 @@ def is_example(words: list[str]) -> bool:
 
 def runs_until_stopped(words: list[str]) -> bool:
     """Whether a command goes on until Ctrl-C."""
-    if is_example(words) or trains(words) or "--watch" in words:
+    if is_example(words) or takes_part(words) or "--watch" in words:
         return True
     return "listen" in words[1:2] or words[1:3] == ["auth", "serve"]
 
 
-def trains(words: list[str]) -> bool:
-    return words[1:2] == ["join"] or words[1:3] == ["run", "start"]
+def takes_part(words: list[str]) -> bool:
+    return words[1:2] in (["join"], ["backbone"]) or words[1:3] == ["run", "start"]
 
 
 def tells_that_it_runs(words: list[str]) -> re.Pattern[str]:
     """What a command that goes on prints when whoever typed it can go on, too."""
     if "listen" in words:
         return _ADDRESS
-    return _TRAINS if trains(words) else _ANYTHING
+    if words[1:2] == ["join"]:
+        return _ACCEPTED
+    return _TRAINS if takes_part(words) else _ANYTHING
 
 
 @dataclass
@@ -86,9 +101,10 @@ class Sitting:
     """One person following one document. Leaving it stops what still runs."""
 
     home: Path
+    demonstration: Demonstration | None = None
     address: str | None = None
     invite: str | None = None
-    port: int = field(default_factory=_free_port)
+    ports: dict[str, int] = field(default_factory=lambda: {port: _free_port() for port in PORTS})
     _running: list[tuple[str, subprocess.Popen[str]]] = field(default_factory=list)
     _readers: list[threading.Thread] = field(default_factory=list)
     _heard: list[str] = field(default_factory=list)  # what the background printed
@@ -97,7 +113,9 @@ class Sitting:
         return self
 
     def __exit__(self, *_: object) -> None:
-        failures = [self._stop(line, process) for line, process in reversed(self._running)]
+        for _, process in self._running:
+            process.send_signal(signal.SIGINT)  # all at once: each may take its five seconds
+        failures = [self._ended(line, process) for line, process in self._running]
         for reader in self._readers:
             reader.join(PATIENCE_SECONDS)
         failed = [failure for failure in failures if failure]
@@ -107,6 +125,10 @@ class Sitting:
     def type(self, line: str) -> None:
         words = shlex.split(line, comments=True)
         if words[0] == "./scripts/test" or words[0] == "export":
+            return
+        if words[1:2] == ["demo"]:
+            if self.demonstration is None or self.demonstration() != 0:
+                raise DocumentedCommandFailed(f"it did not go well: {line}")
             return
         home = self.home
         if words[0].startswith("POTLUCK_HOME="):
@@ -138,8 +160,9 @@ class Sitting:
         word = word.replace("$POTLUCK_HOME", str(self.home))
         if word.startswith("~/"):
             word = str(self.home / word[2:])
-        word = word.replace("127.0.0.1:8480", f"127.0.0.1:{self.port}")
-        word = word.replace("auth.example.org:8443", f"localhost:{self.port}")
+        for port, free in self.ports.items():
+            word = word.replace(f"127.0.0.1:{port}", f"127.0.0.1:{free}")
+        word = word.replace("auth.example.org:8443", f"localhost:{self.ports['8480']}")
         return word.replace("auth.example.org", "localhost")
 
     def _run(self, line: str, command: list[str], home: Path, *, expect_json: bool) -> None:
@@ -183,6 +206,7 @@ class Sitting:
                     found = _ADDRESS.search(text)
                     if found and self.address is None:
                         self.address = found.group()
+                    self.invite = next(iter(_INVITE.findall(text)), self.invite)
                     if ready.search(text):
                         spoke.set()
             spoke.set()
@@ -193,9 +217,8 @@ class Sitting:
         if not spoke.wait(PATIENCE_SECONDS) or process.poll() is not None:
             raise DocumentedCommandFailed(f"it does not keep running: {line}")
 
-    def _stop(self, line: str, process: subprocess.Popen[str]) -> str | None:
-        """Press Ctrl-C. What is wrong with how it ended, if anything."""
-        process.send_signal(signal.SIGINT)
+    def _ended(self, line: str, process: subprocess.Popen[str]) -> str | None:
+        """After Ctrl-C. What is wrong with how it ended, if anything."""
         try:
             code = process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.demonstrated import Played
 from tests.frame.documented import (
     ROOT,
     DocumentedCommandFailed,
@@ -15,13 +17,21 @@ from tests.frame.documented import (
     runs_until_stopped,
 )
 
+MOST_COMMANDS = 10  # from a checkout to the accepted samples of a second volunteer
+
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_command_in_a_document_works(document: Path, tmp_path: Path) -> None:
-    with Sitting(tmp_path / "home") as sitting:
+def test_every_command_in_a_document_works(
+    document: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    def demonstration() -> int:
+        played: Played = request.getfixturevalue("the_demo")
+        return played.exit_code
+
+    with Sitting(tmp_path / "home", demonstration) as sitting:
         for line in commands_in(document.read_text(encoding="utf-8")):
             sitting.type(line)
 
@@ -30,6 +40,16 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     commands = commands_in((ROOT / "README.md").read_text(encoding="utf-8"))
     assert commands[0].startswith("./scripts/potluck ")
     assert commands[1].startswith("./scripts/test")
+
+
+def test_the_readme_brings_a_second_volunteers_samples_in_with_ten_commands() -> None:
+    """Each in a home of its own. That they are accepted is seen when the commands are run."""
+    lines = commands_in((ROOT / "README.md").read_text(encoding="utf-8"))
+    typed = [shlex.split(line) for line in lines if "--home" in line]
+    homes = [words[words.index("--home") + 1] for words in typed]
+    assert [words[1] for words in typed].count("join") == 2
+    assert set(homes) == {"~/moderator", "~/organiser", "~/alice", "~/bob"}
+    assert len(typed) <= MOST_COMMANDS
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -57,6 +77,7 @@ def test_a_listening_node_and_a_watch_run_until_they_are_stopped() -> None:
     assert runs_until_stopped(["potluck", "status", "--watch"])
     assert runs_until_stopped(["potluck", "join", "INVITE"])
     assert runs_until_stopped(["potluck", "run", "start", "~/poem"])
+    assert runs_until_stopped(["potluck", "backbone", "~/poem"])
     assert not runs_until_stopped(["potluck", "run", "invite", "~/poem"])
     assert not runs_until_stopped(["potluck", "ping", "ADDRESS"])
 

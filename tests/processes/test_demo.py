@@ -1,4 +1,7 @@
-"""`potluck demo` whole: every claim of it checked, and a Ctrl-C in its middle."""
+"""`potluck demo` whole: every claim of it checked, and a Ctrl-C in its middle.
+
+It is played once for all tests of the default run (tests/demonstrated.py).
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,25 @@ import pytest
 import trio
 
 from node.demo.definition import BATCH, STEPS
+from tests.demonstrated import DEMO_SECONDS, Played
 from tests.processes.children import Child, started
 
-DEMO_SECONDS = 600.0  # alone on two cores it takes 40; a machine that is full of other tests, more
 GONE_SECONDS = 60.0  # the promise is five; what is tested here is that all of it goes
 MANY_TIMES = 20
 
 
-async def played(folder: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
+async def played(folder: Path) -> tuple[int, list[dict[str, Any]]]:
     """The demo with its temporary folder in this one: its exit code, and what it printed."""
-    async with demo_in(folder, *flags) as child:
+    async with demo_in(folder) as child:
         with trio.fail_after(DEMO_SECONDS):
             printed = await child.read_rest()
             code = await child.exit_code()
     return code, [json.loads(line) for line in printed.splitlines()]
 
 
-def demo_in(folder: Path, *flags: str) -> Any:
+def demo_in(folder: Path) -> Any:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "node", "demo", "--json", *flags]
+    command = [sys.executable, "-m", "node", "demo", "--json"]
     return started(command, {"TMPDIR": str(folder)})
 
 
@@ -64,11 +67,10 @@ def check(code: int, events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_the_demo_keeps_what_it_promises(tmp_path: Path) -> None:
-    code, events = await played(tmp_path / "t", "--keep")
-    summary = check(code, events)
+def test_the_demo_keeps_what_it_promises(the_demo: Played) -> None:
+    summary = check(the_demo.exit_code, the_demo.events)
     everything_is_kept(summary)
-    assert processes_in(tmp_path) == []
+    assert processes_in(the_demo.folder) == []
 
 
 @pytest.mark.slow
