@@ -17,6 +17,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import trio
+
 from protocols.errors import PotluckError
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -30,6 +32,10 @@ PROGRAMS = ("ip", "tc")  # of iproute2
 
 class NoOwnNetwork(PotluckError):
     """This process may not have, or this machine does not know, namespaces and shaped links."""
+
+
+class NetworkCommandFailed(PotluckError):
+    """`ip` or `tc` did not do it."""
 
 
 def check_own_networks() -> None:
@@ -69,6 +75,20 @@ def leave_for_own_network() -> None:
         with contextlib.suppress(OSError):
             (_TCP / "tcp_congestion_control").write_text(name)
             break
+
+
+async def configure_network(commands: list[str]) -> None:
+    """Run commands of iproute2 in this process's network."""
+    for command in commands:
+        done = await trio.run_process(
+            command.split(), capture_stdout=True, capture_stderr=True, check=False
+        )
+        if done.returncode != 0:
+            raise NetworkCommandFailed(
+                f"`{command}` failed: {done.stderr.decode(errors='replace').strip()}",
+                why="This machine's kernel may lack bridges, veth or tbf.",
+                advice="Try the command by hand in `unshare --net`.",
+            )
 
 
 def limit_tcp(window: int, unsent: int) -> None:

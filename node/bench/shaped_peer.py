@@ -19,12 +19,16 @@ import trio
 
 from node.bench.admission import admitted
 from node.bench.forking import run_or_fork
-from node.bench.own_network import leave_for_own_network, limit_tcp, resent_segments
+from node.bench.own_network import (
+    configure_network,
+    leave_for_own_network,
+    limit_tcp,
+    resent_segments,
+)
 from node.directory import FAMILIES
 from node.libp2p_network import Libp2pSettings, open_libp2p_network
 from protocols.dht.service import open_dht
 from protocols.dht.settings import DhtSettings
-from protocols.errors import PotluckError
 from protocols.identity import Identity
 from protocols.moshpit.averager import Averager, open_averager
 from protocols.moshpit.outcome import Committed
@@ -47,10 +51,6 @@ CHUNK_BYTES = 16 << 10  # parts are short here: results must come back while gra
 BASE_SEED = 0
 
 
-class NetworkCommandFailed(PotluckError):
-    """`ip` or `tc` did not do it."""
-
-
 class ShapedPeer:
     """What the process can be told to do: each public coroutine is a command."""
 
@@ -70,16 +70,7 @@ class ShapedPeer:
 
     async def configure(self, commands: list[str]) -> None:
         """Run commands of iproute2 in this process's network."""
-        for command in commands:
-            done = await trio.run_process(
-                command.split(), capture_stdout=True, capture_stderr=True, check=False
-            )
-            if done.returncode != 0:
-                raise NetworkCommandFailed(
-                    f"`{command}` failed: {done.stderr.decode(errors='replace').strip()}",
-                    why="This machine's kernel may lack bridges, veth or tbf.",
-                    advice="Try the command by hand in `unshare --net`.",
-                )
+        await configure_network(commands)
 
     async def listen_for_pouring(self) -> None:
         """Take whatever comes by plain TCP, from now on."""

@@ -1,0 +1,409 @@
+"""`potluck bench caps`: whether a volunteer's caps hold, measured by the kernel from outside.
+
+Three real processes: an organiser's peer that only keeps, a volunteer without caps, and one with
+all of them, in a run whose gradients are tens of megabytes and travel as they are, so that the caps
+bind. The capped one is seen through a schedule that crosses midnight, closes and opens again, and
+through a pause in the middle of the training.
+
+What is looked at, the whole time: the capped process's packets at its interface, its processor time
+and its memory, with all its children's. Figures are of the worst ten seconds anywhere.
+
+Easy to get wrong: midnight does not come when it is wanted. The capped process is given a time zone
+in which it is near; its clock is everybody's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import trio
+
+from node.bench.caps_lab import HOST, Peer, Told, host_of, listen_on, open_lab
+from node.bench.caps_readings import (
+    Reading,
+    between,
+    most_memory,
+    over,
+    used_between,
+    worst_window,
+)
+from node.bench.machine import machine_facts
+from node.bench.own_network import check_own_networks
+from node.bench.processes import BenchFailed
+
+OVER: Final = 0.05  # by which part a cap may be exceeded, in any ten seconds
+START_SECONDS: Final = 120.0
+ACCEPTED_SECONDS: Final = 180.0
+LEEWAY_SECONDS: Final = 20.0  # for what should happen at a moment
+EDGE_SECONDS: Final = 1.0  # at both ends of a rest, for what was under way
+REST_PROCESSOR_SHARE: Final = 0.1  # of one core: signs of life, the directory
+REST_BYTES_PER_SECOND: Final = 10_000.0
+SLOWED: Final = 0.7  # of the others' pace, to which a pause of somebody else may not bring them
+MINUTE: Final = 60.0
+CLOSED: Final = "00:01", "00:02"  # of the schedule that is open for all the rest of the day
+
+DEFINITION: Final = """\
+[run]
+name = "caps"
+[model]
+name = "gpt"
+size = "tiny"
+context = 32
+width = 512
+layers = 2
+heads = 8
+[optimizer]
+name = "sgd"
+lr = 0.05
+[training]
+batch = {batch}
+samples_at_once = 64
+delayed = true
+[averaging]
+codec = "none"
+grace_seconds = 5.0
+"""
+"""25 MB of gradients, and a batch that two weak cores compute in about the time of its round."""
+
+Talk = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CapsEffort:
+    """The caps, and how long what is seen."""
+
+    upload: float = 2e6
+    download: float = 2e6
+    threads: int = 1
+    memory: int = 900_000_000
+    batch: int = 512
+    midnight_in: float = 75.0  # seconds after the capped process is started
+    train_seconds: float = 60.0  # before the pause
+    pause_seconds: float = 30.0
+
+
+@dataclass(frozen=True)
+class Midnight:
+    """Of the capped process: when it is (seconds since 1970), and the time zone that makes it so.
+    The schedule is closed from one minute after it to two."""
+
+    at: float
+    zone: str
+    schedule: str = f"{CLOSED[1]}-{CLOSED[0]}"
+
+    @property
+    def closes_at(self) -> float:
+        return self.at + MINUTE
+
+    @property
+    def opens_at(self) -> float:
+        return self.at + 2 * MINUTE
+
+
+def midnight_at(moment: float) -> Midnight:
+    """A time zone (as POSIX writes it) in which that moment is midnight."""
+    west = int(moment) % 86_400
+    west -= 86_400 if west > 43_200 else 0
+    hours, rest = divmod(abs(west), 3600)
+    sign = "-" if west < 0 else ""
+    return Midnight(float(int(moment)), f"LAB{sign}{hours}:{rest // 60:02}:{rest % 60:02}")
+
+
+async def measure_caps(effort: CapsEffort, say: Talk = lambda _line: None) -> dict[str, Any]:
+    """The figures. BenchFailed where something could not be seen at all."""
+    check_own_networks()
+    machine, began = machine_facts(), time.monotonic()
+    with TemporaryDirectory(prefix="potluck-caps-") as folder:
+        async with (
+            open_lab(Path(folder), ("organiser", "free", "capped")) as (organiser, free, capped),
+            trio.open_nursery() as nursery,
+        ):
+            stage = _Stage(effort, organiser, free, capped, nursery, say)
+            figures = await stage.play()
+            nursery.cancel_scope.cancel()
+    kept = {name: one["kept"] for name, one in figures.items() if "kept" in one}
+    return {
+        **figures,
+        "kept": kept,
+        "all_kept": all(kept.values()),
+        "seconds": round(time.monotonic() - began, 1),
+        "machine": machine,
+    }
+
+
+@dataclass
+class _Stage:
+    effort: CapsEffort
+    organiser: Peer
+    free: Peer
+    capped: Peer
+    nursery: trio.Nursery
+    say: Talk
+
+    async def play(self) -> dict[str, Any]:
+        """In the order in which it happens."""
+        self.say("starting the organiser and a volunteer without caps")
+        invite = await self._start_run()
+        self.say("starting the volunteer with caps")
+        midnight = midnight_at(time.time() + self.effort.midnight_in)
+        await self._start_capped(invite, midnight)
+        await self.capped.until(_is("first_samples_accepted"), "trained", ACCEPTED_SECONDS)
+        self.say("waiting for the schedule to cross midnight, close and open")
+        schedule = await self._see_schedule(midnight)
+        self.say("training")
+        await trio.sleep(self.effort.train_seconds)
+        told = await self._what_is_told()
+        self.say(f"pausing for {self.effort.pause_seconds:g} s")
+        pause = await self._see_pause()
+        self.say("leaving")
+        await self.capped.keeper.ask("end")
+        await self.free.keeper.ask("end")
+        return {
+            **self._traffic(),
+            "plan": plan_figures(self.organiser.told, told["free_peer"], told["capped_peer"]),
+            "told": told,
+            "processor": self._processor(),
+            "memory": self._memory(),
+            "schedule": schedule,
+            "pause": pause,
+        }
+
+    async def _start_run(self) -> str:
+        run = self.organiser.folder / "run"
+        await self.organiser.command("run", "init", str(run))
+        (run / "run.toml").write_text(DEFINITION.format(batch=self.effort.batch))
+        words = ["run", "start", str(run), "--keep-only", *listen_on(HOST)]
+        await self.organiser.begin(self.nursery, words, _ONE_THREAD)
+        started = await self.organiser.until(_is("started"), "started", START_SECONDS)
+        invite = str(started["invite"])
+        words = ["join", *listen_on(host_of(2))]
+        await self.free.begin(self.nursery, words, {**_ONE_THREAD, "POTLUCK_INVITE": invite})
+        await self.free.until(_is("began"), "begun", START_SECONDS)
+        return invite
+
+    async def _start_capped(self, invite: str, midnight: Midnight) -> None:
+        effort = self.effort
+        caps = {
+            "--upload-limit": f"{effort.upload:.0f}B/s",
+            "--download-limit": f"{effort.download:.0f}B/s",
+            "--threads": f"{effort.threads}",
+            "--max-memory": f"{effort.memory}B",
+            "--schedule": midnight.schedule,
+        }
+        words = ["join", *listen_on(host_of(3))]
+        words += [word for pair in caps.items() for word in pair]
+        environment = {"POTLUCK_INVITE": invite, "TZ": midnight.zone}
+        await self.capped.begin(self.nursery, words, environment)
+
+    async def _see_schedule(self, midnight: Midnight) -> dict[str, Any]:
+        """It trains over midnight, rests for the minute in which it is closed, and goes on."""
+        paused = await self._paused(midnight.closes_at - time.time() + LEEWAY_SECONDS)
+        late = time.time() - (time.monotonic() - paused["at"]) - midnight.closes_at
+        rest = await self._rest(paused, MINUTE)
+        opened = time.time() - (time.monotonic() - rest.resumed_at) - midnight.opens_at
+        again = await self._accepted_again(rest.resumed_at)
+        return {
+            "schedule": midnight.schedule,
+            "trained_over_midnight": self._trained_at(midnight.at),
+            "closed_after_seconds": round(late, 2),
+            "opened_after_seconds": round(opened, 2),
+            **rest.figures(),
+            "accepted_again_after_seconds": round(again["at"] - rest.resumed_at, 1),
+            "kept": rest.is_rest and max(abs(late), abs(opened)) <= LEEWAY_SECONDS / 2,
+        }
+
+    def _trained_at(self, moment: float) -> bool:
+        """Whether it computed in the ten seconds around that time of the day."""
+        at = time.monotonic() - (time.time() - moment)
+        used = used_between(self._readings(), at - 5.0, at + 5.0, "processor_seconds")
+        return used > 10.0 * REST_PROCESSOR_SHARE
+
+    async def _see_pause(self) -> dict[str, Any]:
+        seconds = self.effort.pause_seconds
+        typed = time.monotonic()
+        answer = await self.capped.command("pause", "--for", f"{seconds:g}s")
+        answered = time.monotonic()
+        paused = await self._paused(LEEWAY_SECONDS, after=typed)
+        rest = await self._rest(paused, seconds)
+        again = await self._accepted_again(rest.resumed_at)
+        before = pace_of(self.free.told, typed - self.effort.train_seconds, typed)
+        during = pace_of(self.free.told, paused["at"], rest.resumed_at)
+        return {
+            "words": answer["words"],
+            "began_after_seconds": round(paused["at"] - typed, 2),
+            "ended_after_seconds": round(rest.resumed_at - answered, 2),
+            **rest.figures(),
+            "others_samples_per_second_before": round(before, 1),
+            "others_samples_per_second_meanwhile": round(during, 1),
+            "accepted_again_after_seconds": round(again["at"] - rest.resumed_at, 1),
+            "kept": rest.is_rest and during >= SLOWED * before,
+        }
+
+    async def _paused(self, seconds: float, after: float = 0.0) -> Told:
+        return await self.capped.until(_is("paused"), "paused", seconds, after)
+
+    async def _rest(self, paused: Told, seconds: float) -> Rest:
+        """What it used from that moment until it went on by itself."""
+        resumed = await self.capped.until(
+            _is("resumed"), "gone on", seconds + LEEWAY_SECONDS, paused["at"]
+        )
+        return rest_of(self._readings(), paused["at"], resumed["at"])
+
+    async def _accepted_again(self, after: float) -> Told:
+        def is_accepted(one: Told) -> bool:
+            return bool(one["event"] == "step_taken" and one["own_samples"])
+
+        return await self.capped.until(is_accepted, "trained again", ACCEPTED_SECONDS, after)
+
+    async def _what_is_told(self) -> dict[str, Any]:
+        """What the volunteer without caps is told of the other."""
+        capped = (await self.capped.command("status"))["peer_id"]
+        free = (await self.free.command("status"))["peer_id"]
+        seen = (await self.free.command("peers"))["peers"]
+        found = next((one for one in seen if one["peer"] == capped), None)
+        if found is None:
+            raise BenchFailed("free does not know the capped peer.", why=f"It knows {seen}.")
+        up, down = found["up_bytes_per_second"], found["down_bytes_per_second"]
+        return {
+            "capped_peer": capped,
+            "free_peer": free,
+            "up_bytes_per_second": up,
+            "down_bytes_per_second": down,
+            "reduces": found["reduces"],
+            "kept": 0 < up <= self.effort.upload and 0 < down <= self.effort.download,
+        }
+
+    def _traffic(self) -> dict[str, Any]:
+        readings, effort = self._readings(), self.effort
+        up, down = worst_window(readings, "sent_bytes"), worst_window(readings, "received_bytes")
+        return {
+            "upload": _kept_rate(up, effort.upload),
+            "download": _kept_rate(down, effort.download),
+        }
+
+    def _processor(self) -> dict[str, Any]:
+        worst = worst_window(self._readings(), "processor_seconds")
+        return {
+            "threads": self.effort.threads,
+            "worst_cores": round(worst, 3),
+            "over_percent": round(100 * over(worst, self.effort.threads), 1),
+            "kept": over(worst, self.effort.threads) <= OVER,
+        }
+
+    def _memory(self) -> dict[str, Any]:
+        most, cap = most_memory(self._readings()), self.effort.memory
+        measured = next((one for one in self.capped.told if one["event"] == "measured"), {})
+        return {
+            "cap": cap,
+            "most_bytes": most,
+            "over_percent": round(100 * over(most, cap), 1),
+            "samples_at_once": measured.get("micro_batch"),
+            "kept": over(most, cap) <= OVER,
+        }
+
+    def _readings(self) -> list[Reading]:
+        assert self.capped.meter is not None
+        return self.capped.meter.readings
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A time in which the node should do nothing, without its edges."""
+
+    seconds: float
+    resumed_at: float
+    processor_share: float
+    sent_per_second: float
+    received_per_second: float
+    memory_before: int
+    memory_meanwhile: int
+
+    @property
+    def is_rest(self) -> bool:
+        traffic = max(self.sent_per_second, self.received_per_second)
+        quiet = traffic <= REST_BYTES_PER_SECOND
+        return quiet and self.processor_share <= REST_PROCESSOR_SHARE
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "rest_seconds": round(self.seconds, 1),
+            "processor_percent_of_a_core": round(100 * self.processor_share, 1),
+            "sent_bytes_per_second": round(self.sent_per_second),
+            "received_bytes_per_second": round(self.received_per_second),
+            "memory_before": self.memory_before,
+            "memory_meanwhile": self.memory_meanwhile,
+        }
+
+
+def rest_of(readings: Sequence[Reading], paused: float, resumed: float) -> Rest:
+    began, ended = paused + EDGE_SECONDS, resumed - EDGE_SECONDS
+    seconds = max(ended - began, 1e-9)
+    inside = between(readings, began, ended)
+    before = between(readings, paused - 10.0, paused)
+    return Rest(
+        resumed - paused,
+        resumed,
+        used_between(readings, began, ended, "processor_seconds") / seconds,
+        used_between(readings, began, ended, "sent_bytes") / seconds,
+        used_between(readings, began, ended, "received_bytes") / seconds,
+        most_memory(before),
+        inside[-1].memory_bytes if inside else 0,
+    )
+
+
+def plan_figures(told: Sequence[Told], free: str, capped: str) -> dict[str, Any]:
+    """Of the steps that both were in: which part of the vector each of them reduced."""
+    found = [
+        parts_of(one["shares"])
+        for one in told
+        if one["event"] == "step_taken"
+        and {free, capped} <= {each["peer"] for each in one["shares"]}
+    ]
+    if not found:
+        raise BenchFailed("No step was made with both volunteers.")
+    mine, theirs = (median(one[peer] for one in found) for peer in (capped, free))
+    return {
+        "rounds": len(found),
+        "capped_reduces": round(mine, 4),
+        "free_reduces": round(theirs, 4),
+        "kept": mine < theirs,
+    }
+
+
+def parts_of(shares: Sequence[Told]) -> dict[str, float]:
+    """Which part of the vector each has reduced. A part is counted once for each other sender."""
+    senders = {one["peer"] for one in shares if one["samples"]}
+    reduced = {
+        one["peer"]: one["averaged_bytes"] / max(1, len(senders - {one["peer"]})) for one in shares
+    }
+    total = sum(reduced.values()) or 1.0
+    return {peer: part / total for peer, part in reduced.items()}
+
+
+def pace_of(told: Sequence[Told], began: float, ended: float) -> float:
+    """Its own samples in steps of the run, per second of that time."""
+    steps = [one for one in told if one["event"] == "step_taken" and began <= one["at"] <= ended]
+    samples: int = sum(one["own_samples"] for one in steps)
+    return samples / max(ended - began, 1e-9)
+
+
+def _kept_rate(worst: float, limit: float) -> dict[str, Any]:
+    return {
+        "limit": round(limit),
+        "worst_bytes_per_second": round(worst),
+        "over_percent": round(100 * over(worst, limit), 1),
+        "kept": over(worst, limit) <= OVER,
+    }
+
+
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
+
+
+def _is(event: str) -> Callable[[Told], bool]:
+    return lambda one: bool(one["event"] == event)
