@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from node.caps.units import in_words
 from node.commands.output import Output, printable
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ def add_parser(subparsers: Subparsers) -> None:
         help="show who else is in the run, and how each is reached",
         description="The other peers of the run, as the node that trains in this home knows them: "
         "what each does, how it is reached (direct, relayed, or none: no link to it just now), "
-        "how many samples it has for the next step and how fast they come. All of that is what "
-        "they say of themselves; what does not count of it is said as well. Exit code 4 when no "
-        "node trains here.",
+        "how many samples it has for the next step and how fast they come, and by which rates the "
+        "last round was planned (what its owner allows, or what was measured), with the part of "
+        "the averaging that this gave it. All of that is what they say of themselves; what does "
+        "not count of it is said as well. Exit code 4 when no node trains here.",
         example="potluck peers\npotluck peers --json",
     )
 
@@ -57,5 +59,13 @@ def _facts(peer: dict[str, Any]) -> Iterator[str]:
     if peer["epoch"] is not None:
         rate = peer["samples_per_second"] or 0.0
         yield f"at step {peer['epoch']:,} with {peer['samples']:,} samples, {rate:,.1f} samples/s"
+    if peer["reduces"] is not None:
+        yield _part(peer)
     if peer["ignored"]:
         yield f"does not count: {peer['ignored']}"
+
+
+def _part(peer: dict[str, Any]) -> str:
+    ways = (("up", peer["up_bytes_per_second"]), ("down", peer["down_bytes_per_second"]))
+    rates = " and ".join(f"{in_words(rate)}/s {way}" for way, rate in ways if rate is not None)
+    return f"averages {peer['reduces']:.0%} for all" + (f", planned with {rates}" if rates else "")

@@ -164,7 +164,8 @@ async def _train(node: Node, part: Part, session: Session, prepared: _Prepared) 
 def _options(node: Node, part: Part, prepared: _Prepared, watched: WatchedCaps) -> TrainerOptions:
     from node.trainer.options import TrainerOptions
 
-    rates, definition = prepared.caps.planner_rates(), prepared.definition
+    caps, definition = prepared.caps, prepared.definition
+    rates = caps.planner_rates()
     folder = _made(runs_folder(node.configuration.places))
     checkpoints = None
     if part.checkpoints is not None:
@@ -178,6 +179,8 @@ def _options(node: Node, part: Part, prepared: _Prepared, watched: WatchedCaps) 
         checkpoints=checkpoints,
         up_bytes_per_second=rates.up_bytes_per_second,
         down_bytes_per_second=rates.down_bytes_per_second,
+        upload_limit=caps.upload_bytes_per_second,
+        download_limit=caps.download_bytes_per_second,
         fetching_folder=folder / f"{part.run}-{part.organiser}.fetching",
         position_file=folder / f"{part.run}-{part.organiser}.position",
     )

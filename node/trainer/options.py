@@ -24,7 +24,8 @@ class TrainerOptions:
     - `begins`: this peer may begin the run anew: the organiser's first one.
     - `keeps_only`: it brings no samples, and helps with the rounds of the others.
     - `checkpoints`: this peer keeps the run's.
-    - `up_bytes_per_second`, `down_bytes_per_second`: what the owner allows; 0 is no limit.
+    - `up_bytes_per_second`, `down_bytes_per_second`: by which rounds are planned; 0 is measured.
+    - `upload_limit`, `download_limit`: what the owner allows, to be shown; None is no limit.
     - `fetching_folder`: where a state that is being fetched is kept across a restart.
     - `position_file`: where it is kept how far the data has been read.
     """
@@ -38,5 +39,7 @@ class TrainerOptions:
     checkpoints: CheckpointSettings | None = None
     up_bytes_per_second: float = 0.0
     down_bytes_per_second: float = 0.0
+    upload_limit: float | None = None
+    download_limit: float | None = None
     fetching_folder: Path | None = None
     position_file: Path | None = None

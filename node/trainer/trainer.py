@@ -147,7 +147,7 @@ async def _watch(
     node: Node, collaboration: Collaboration, options: TrainerOptions, session: Session
 ) -> None:
     """Tell of the run, the links and the traffic, until cancelled."""
-    meter = TrafficMeter(options.up_bytes_per_second or None, options.down_bytes_per_second or None)
+    meter = TrafficMeter(options.upload_limit, options.download_limit)
     session.watched = WatchedTraining(node, collaboration, meter)
 
     async def follow_the_run() -> None:

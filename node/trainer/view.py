@@ -33,7 +33,9 @@ class Phase(enum.StrEnum):
 
 
 class PeerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer of the run. `name`: its person's, where the run has an auth server."""
+    """A peer of the run. `name`: its person's, where the run has an auth server. The rates are by
+    which the last round was planned (what its owner allows, or what was measured), and `reduces`
+    is the part of the averaging that the plan gave it, from 0 to 1."""
 
     peer: str = ""
     name: str = ""
@@ -43,6 +45,9 @@ class PeerView(msgspec.Struct, frozen=True, kw_only=True):
     samples: int | None = None  # of the batch that is being filled
     samples_per_second: float | None = None
     round_trip_ms: float | None = None
+    up_bytes_per_second: float | None = None
+    down_bytes_per_second: float | None = None
+    reduces: float | None = None
     ignored: str = ""  # why what it says does not count
 
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+import msgspec
 import trio
 
 from node.node import Node
 from node.trainer.view import BatchView, PeerView, TrafficView
 from protocols.accumulation.collaboration import Collaboration
+from protocols.accumulation.events import StepTaken
 from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot
+from protocols.accumulation.share import Share, reduced_by
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
 
@@ -74,7 +78,8 @@ class WatchedTraining:
         found, slots = self._estimate(), self._collaboration.peers()
         ignored = {} if found is None else {one.peer: one.reason for one in found.ignored}
         names = sorted([*slots, *(peer for peer in ignored if peer not in slots)])
-        return tuple(self._peer(one, slots.get(one), ignored.get(one, "")) for one in names)
+        views = [self._peer(one, slots.get(one), ignored.get(one, "")) for one in names]
+        return tuple(with_parts(views, self._last_shares()))
 
     def traffic(self) -> TrafficView:
         return self._meter.view()
@@ -90,6 +95,13 @@ class WatchedTraining:
     def samples_per_second(self) -> float | None:
         mine = self._collaboration.mine()
         return None if mine is None else round(mine.samples_per_second, 3)
+
+    def _last_shares(self) -> tuple[Share, ...]:
+        """Of the newest step that was made with others."""
+        for event in reversed(self._collaboration.last_events()):
+            if isinstance(event, StepTaken) and event.shares:
+                return event.shares
+        return ()
 
     def _estimate(self) -> Estimate | None:
         try:
@@ -119,6 +131,22 @@ class WatchedTraining:
             samples=slot.samples,
             samples_per_second=round(slot.samples_per_second, 3),
             ignored=ignored,
+        )
+
+
+def with_parts(views: Sequence[PeerView], shares: Sequence[Share]) -> Iterator[PeerView]:
+    """The same, with the part that each had in the round of these shares."""
+    parts, said = reduced_by(shares), {one.peer: one for one in shares}
+    for view in views:
+        one = said.get(PeerId(view.peer))
+        if one is None:
+            yield view
+            continue
+        yield msgspec.structs.replace(
+            view,
+            up_bytes_per_second=one.up_bytes_per_second or None,
+            down_bytes_per_second=one.down_bytes_per_second or None,
+            reduces=round(parts[one.peer], 4),
         )
 
 

@@ -96,5 +96,5 @@ def shares_of(outcome: Committed) -> tuple[Share, ...]:
     if first.verdict is not Verdict.COMMITTED:
         return ()
     averaged = first.averaged_bytes or (0,) * len(first.members)
-    members = zip(first.members, first.weights, averaged, strict=True)
-    return tuple(Share(*one) for one in members)
+    members = zip(first.members, first.weights, averaged, first.rates, strict=True)
+    return tuple(Share(peer, samples, size, *rates) for peer, samples, size, rates in members)

@@ -179,6 +179,10 @@ def _step(group: Group, finished: Finished, began: float, found: float, layout: 
         exchange_ended=course.exchange_ended,
         members=tuple(entries[member].peer for member in members),
         weights=tuple(entries[member].weight for member in members),
+        rates=tuple(
+            (entries[member].up_bytes_per_second, entries[member].down_bytes_per_second)
+            for member in members
+        ),
         averaged_bytes=_averaged_bytes(group, members, finished.cut, layout),
         excluded=_excluded(group, members, finished),
         failures=tuple(course.failures),

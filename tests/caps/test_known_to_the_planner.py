@@ -18,7 +18,11 @@ from node.caps.devices import (
 from node.caps.settings import CAP_KEYS, Caps, caps_of
 from node.configuration import read_configuration
 from node.wrong_use import WrongUse
+from node.trainer.view import PeerView
+from node.trainer.watched import with_parts
 from protocols.accumulation.collaboration import CollaborationSettings
+from protocols.accumulation.share import Share, reduced_by
+from protocols.identity import PeerId
 from protocols.moshpit.plan import fractions_for
 
 
@@ -31,6 +35,22 @@ def test_a_limited_peer_reduces_less_for_others() -> None:
     alike, *_ = fractions_for([10e6, *others], [10e6] * 4, [True] * 4, [True] * 4)
     assert limited < alike
     assert limited < min(shares)
+
+
+def test_others_are_shown_the_rates_and_the_part_of_the_plan() -> None:
+    keeper, free, capped, unseen = (PeerId(name) for name in ("keeper", "free", "capped", "new"))
+    shares = (
+        Share(keeper, 0.0, 140),
+        Share(free, 32.0, 25, 9_000_000, 8_000_000),
+        Share(capped, 32.0, 5, 1_800_000, 0),
+    )
+    assert reduced_by(shares) == {keeper: 0.7, free: 0.25, capped: 0.05}
+    assert set(reduced_by((Share(free, 32.0), Share(capped, 32.0))).values()) == {0.0}
+    shown = {
+        one.peer: one for one in with_parts([PeerView(peer=capped), PeerView(peer=unseen)], shares)
+    }
+    assert shown[capped] == PeerView(peer=capped, up_bytes_per_second=1_800_000, reduces=0.05)
+    assert shown[unseen] == PeerView(peer=unseen)
 
 
 def test_a_plan_counts_on_less_than_the_limit_so_that_the_rest_goes_through_as_well() -> None:
