@@ -21,6 +21,7 @@ def add_parser(subparsers: Subparsers) -> None:
     from node.commands import (
         bench_auth_server,
         bench_averaging,
+        bench_caps,
         bench_interference,
         bench_join,
         bench_revocation,
@@ -49,6 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
     bench_shaped.add_parser(kinds)
     bench_interference.add_parser(kinds)
     bench_state.add_parser(kinds)
+    bench_caps.add_parser(kinds)
     bench_join.add_parser(kinds)
     bench_training.add_parser(kinds)
     bench_training.add_churn_parser(kinds)
@@ -153,6 +155,10 @@ def run(arguments: argparse.Namespace) -> int:
         from node.commands import bench_join
 
         return bench_join.run(arguments)
+    if arguments.kind == "caps":
+        from node.commands import bench_caps
+
+        return bench_caps.run(arguments)
     if arguments.kind == "interference":
         from node.commands import bench_interference
 
