@@ -100,15 +100,17 @@ def start_peer(
     from node.joining.getting_in import own_identity
     from node.run.trusted import trusted_modules
     from node.running_lock import hold_running_lock
+    from node.undisturbed import undisturbed
 
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
     trusted = trusted_modules(arguments.trust_module)
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
     signed = _signed(folder, configuration, trusted, arguments.folder, output)
-    own_identity(configuration)
-    with hold_running_lock(configuration.places, configuration.key_file):
-        pass  # before a code is spent
+    with undisturbed():
+        own_identity(configuration)
+        with hold_running_lock(configuration.places, configuration.key_file):
+            pass  # before a code is spent
     way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
     configuration = listening_as_before(configuration, folder, output)
 
