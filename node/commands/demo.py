@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 from node.commands.output import Output
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from node.commands.parser import Subparsers
 
 
@@ -40,39 +38,33 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import tempfile
-    from pathlib import Path
-
-    from node.commands.exit_codes import DONE
     from node.commands.interruption import run_until_signal
 
     output = Output.of(arguments)
-    folder = Path(tempfile.mkdtemp(prefix="potluck-demo-"))
-    return run_until_signal(lambda: _play(folder, output, keep=arguments.keep), terminated=DONE)
+    return run_until_signal(lambda: _play(output, keep=arguments.keep))
 
 
-async def _play(folder: Path, output: Output, *, keep: bool) -> int:
-    import shutil
-
+async def _play(output: Output, *, keep: bool) -> int:
     from node.commands.exit_codes import DONE, FAILED
     from node.commands.interruption import at_hard_exit
     from node.demo.driver import Demo
+    from node.demo.folder import demo_folder, remove
     from node.demo.summing_up import page_of
 
-    demo = Demo(folder, output.data)
+    with demo_folder(keep=keep) as folder:
+        demo = Demo(folder, output.data)
 
-    def clear() -> None:
-        demo.kill_all()
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+        def clear() -> None:
+            demo.kill_all()
+            if not keep:
+                remove(folder)
 
-    with at_hard_exit(clear):
-        try:
-            summary = await demo.play()
-        finally:
-            clear()
-            if keep and not output.json:
-                output.say(f"everything is in {folder}")
+        with at_hard_exit(clear):
+            try:
+                summary = await demo.play()
+            finally:
+                if keep and not output.json:
+                    output.say(f"everything is in {folder}")
     summary["folder"] = str(folder) if keep else None
     output.data(summary, page_of(summary, keep=keep))
     return FAILED if summary["failures"] else DONE
