@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from types import FrameType
@@ -31,7 +30,7 @@ def received() -> Iterator[list[int]]:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_comes_after_the_block(number: signal.Signals, received: list[int]) -> None:
     with undisturbed():
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         assert received == []
     assert received == [number]
 
@@ -39,7 +38,7 @@ def test_a_signal_comes_after_the_block(number: signal.Signals, received: list[i
 def test_a_signal_comes_after_the_outermost_block(received: list[int]) -> None:
     with undisturbed():
         with undisturbed():
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         assert received == []
     assert received == [signal.SIGINT]
 
@@ -47,5 +46,5 @@ def test_a_signal_comes_after_the_outermost_block(received: list[int]) -> None:
 def test_an_error_gives_signals_back(received: list[int]) -> None:
     with pytest.raises(KeyError), undisturbed():
         raise KeyError
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
     assert received == [signal.SIGTERM]
