@@ -4,94 +4,186 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from node.commands.output import Output, printable
+from node.commands.exit_codes import DONE, FAILED
+from node.commands.output import Output, folded, printable
 
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
 
 GATHERING_SECONDS = 60.0  # asking others takes up to 15, and adding up a long run some more
+CHECKING_SECONDS = 240.0  # up to 15 for each of a few keepers on top
 
-COLUMNS = ("", "who", "samples", "averaged for others", "service", "longest", "devices")
-LONGEST_NAME = 24  # characters; who has no name is shown by the end of the peer id
+COLUMNS = ("", "who", "samples", "averaged", "service", "longest", "devices")
+WHO = 1  # the column that gives way where the terminal is narrow
+LONGEST_NAME = 40  # characters; a username may have a hundred
+SHORTEST_NAME = 12  # below it there is no table any more, but lines
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    subparsers.add_parser(
+    parser = subparsers.add_parser(
         "leaderboard",
         help="show who gave what to the run",
         description="What everybody gave to the run in which the node of this home trains: samples "
-        "that are in steps of the run, bytes averaged for others, hours of service, and the "
+        "that are in steps of the run, bytes averaged for others, time of service, and the "
         "longest service without a break. The devices of one person are added up. Who brings no "
         "samples and helps the others is listed in a table of its own.\n\n"
         "Nobody's own word counts: every peer signs a record of the steps that it was in, and of "
-        "each step that is taken which most of the others confirm. The node asks the peers that "
-        "are there for their records, and for those that they keep of others who have left. Exit "
-        "code 4 when no node trains here.",
-        example="potluck leaderboard\npotluck leaderboard --json",
+        "each step that is taken which most of the others confirm, and no more than this node has "
+        "seen where it was there. The node asks the peers that are there for their records, and "
+        "for those that they keep of others who have left.\n\n"
+        "With --check it also asks the peers that keep the run (`potluck backbone`, `potluck run "
+        "start`) for what they have added up and from which records, adds up the same, and says "
+        "what differs: exit code 1 if anything does, or if there is nobody to check. Exit code 4 "
+        "when no node trains here.",
+        example="potluck leaderboard\npotluck leaderboard --check\npotluck leaderboard --json",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare what the run's keepers have added up with the signed records",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     from node.commands.steering import asking
 
-    with asking(arguments, "trainer leaderboard", silence_seconds=GATHERING_SECONDS) as answers:
+    details = {"check": arguments.check}
+    patience = CHECKING_SECONDS if arguments.check else GATHERING_SECONDS
+    with asking(arguments, "trainer leaderboard", details, silence_seconds=patience) as answers:
         board = next(answers)
     if Output.of(arguments).json:
         print(json.dumps(board), flush=True)
-        return 0
-    for line in board_lines(board):
-        print(printable(line))
-    return 0
+    else:
+        columns = _columns()
+        for line in board_lines(board, columns):
+            print(folded(printable(line), columns, "  "))
+        for line in check_lines(board) if arguments.check else ():
+            print(folded(printable(line), columns, "  "))
+    return DONE if not arguments.check or is_proven(board) else FAILED
 
 
-def board_lines(board: dict[str, Any]) -> Iterator[str]:
-    """For a person."""
+def is_proven(board: dict[str, Any]) -> bool:
+    """Whether there was a keeper to check, and all of them agree with the records."""
+    checks = board["checks"]
+    return bool(checks) and all(map(_agrees, checks))
+
+
+def board_lines(board: dict[str, Any], columns: int | None = None) -> Iterator[str]:
+    """For a person, on a terminal of so many columns."""
     records = "1 record" if board["records"] == 1 else f"{board['records']:,} records"
-    yield f"{board['run']}: {board['steps']:,} steps, from {records}"
+    seen = f"{board['seen_steps']:,} of them seen by this node"
+    yield f"{board['run']}: {board['steps']:,} steps, {seen}; from {records}"
     if not (board["people"] or board["helpers"]):
         yield "Nothing can be credited yet: as far as this node knows, no step of this run was made"
         yield "by several people. If it has not entered the run yet, ask again when it has."
     if board["people"]:
         yield ""
-        yield from _table(board["people"])
+        yield from _table(board["people"], columns)
     if board["helpers"]:
         yield ""
         yield "Helpers, who bring no samples:"
-        yield from _table(board["helpers"])
+        yield from _table(board["helpers"], columns)
     if board["unheard"]:
         yield ""
         count = len(board["unheard"])
         yield f"{count} of {board['asked']} peers gave no record; what they saw may be missing."
 
 
-def _table(ranks: list[dict[str, Any]]) -> Iterator[str]:
+def check_lines(board: dict[str, Any]) -> Iterator[str]:
+    """What came of checking the keepers."""
+    from node.trainer.words import short
+
+    yield ""
+    if not board["checks"]:
+        yield "Checked: nothing. No other peer that keeps this run's records is here."
+    for check in board["checks"]:
+        who = f"the keeper {short(check['keeper'])}"
+        if check["trouble"]:
+            yield f"Not checked: {who}. {check['trouble']}"
+            continue
+        what = f"{check['steps']:,} steps, {check['pages']:,} pages of records"
+        if _agrees(check):
+            people = (
+                "1 person's sum is" if check["people"] == 1 else f"{check['people']:,} sums are"
+            )
+            yield f"Checked: {who} ({what}): {people} what the signed records come to."
+        else:
+            yield f"WRONG: {who} ({what}) says otherwise than the signed records:"
+            for words in check["differences"]:
+                yield f"  {words}"
+            if check["without"]:
+                yield f"  it cannot show {check['without']:,} of the pages that it has added up"
+        if check["left_out"]:
+            yield f"  {check['left_out']:,} pages that are here, it has not added up (yet)"
+
+
+def _agrees(check: dict[str, Any]) -> bool:
+    return not (check["trouble"] or check["differences"] or check["without"])
+
+
+def _columns() -> int | None:
+    """Of the terminal; None where there is none, and whoever reads it breaks the lines."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _table(ranks: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     rows = [COLUMNS, *(_row(one) for one in ranks)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
+    if columns is not None:
+        others = sum(widths) - widths[WHO] + 2 * (len(COLUMNS) - 1)
+        widths[WHO] = min(widths[WHO], columns - others)
+        if widths[WHO] < min(SHORTEST_NAME, max(len(row[WHO]) for row in rows)):
+            yield from _list(ranks)
+            return
     for row in rows:
         cells = [
-            cell.ljust(width) if place == 1 else cell.rjust(width)
+            _clipped(cell, width).ljust(width) if place == WHO else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
 
 
+def _list(ranks: list[dict[str, Any]]) -> Iterator[str]:
+    """Where there is no room for a table."""
+    for one in ranks:
+        rank, name, *figures = _row(one)
+        yield f"{rank}. {name}"
+        told = zip(COLUMNS[2:], figures, strict=True)
+        yield "  " + ", ".join(f"{what} {figure}" for what, figure in told)
+
+
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
     from node.caps.units import in_words
 
-    name = one["person"]
-    name = f"…{name[-8:]}" if len(name) > LONGEST_NAME else name
     return (
         f"{one['rank']:,}",
-        f"{name} (you)" if one["is_me"] else name,
+        _name(one["person"]) + (" (you)" if one["is_me"] else ""),
         f"{one['samples']:,}",
         in_words(one["averaged_bytes"]),
         _hours(one["service_seconds"]),
         _hours(one["longest_seconds"]),
         f"{one['devices']:,}",
     )
+
+
+def _name(person: str) -> str:
+    """Who has no name is shown by the end of the peer id; names have a provider and a colon."""
+    from node.trainer.words import short
+
+    is_peer = ":" not in person and len(person) > LONGEST_NAME
+    return short(person) if is_peer else _clipped(person, LONGEST_NAME)
+
+
+def _clipped(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _hours(seconds: float) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from node.credit.checking import Check
 from node.credit.tally import Standing
 
 MOST_SHOWN: Final = 500  # of each kind
@@ -30,16 +31,19 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True):
-    """`steps`: that the run has made. `records`: how many peers' were added up. `asked`, `unheard`:
-    the peers that were there to be asked, and those of them who did not answer, with why."""
+    """`steps`: that the run has made, and `seen_steps` those that this peer was in. `records`: how
+    many peers' were added up. `asked`, `unheard`: the peers that were there to be asked, and those
+    of them who did not answer, with why. `checks`: of keepers' sums, where that was asked for."""
 
     run: str
     steps: int
     people: tuple[Rank, ...]
     helpers: tuple[Rank, ...]
     records: int
+    seen_steps: int
     asked: int
     unheard: dict[str, str]
+    checks: tuple[Check, ...] = ()
 
 
 def board_of(
@@ -49,8 +53,10 @@ def board_of(
     *,
     mine: str,
     records: int,
+    seen_steps: int,
     asked: int,
     unheard: Mapping[str, str],
+    checks: tuple[Check, ...] = (),
 ) -> Board:
     found = list(standings)
     helpers = [one for one in found if one.helps]
@@ -61,7 +67,9 @@ def board_of(
         people=_ranked([one for one in found if not one.helps], mine),
         helpers=_ranked(helpers, mine),
         records=records,
+        seen_steps=seen_steps,
         asked=asked,
+        checks=checks,
         unheard=dict(sorted(unheard.items())[:MOST_UNHEARD_SHOWN]),
     )
 

@@ -63,7 +63,7 @@ class Gathering:
         place = listed.key, listed.number, listed.digest
         self._asked.add(place)
         try:
-            data = await self._page(peer, listed)
+            data = await fetch_page(self._rpc, peer, self._run, listed.key, listed.number)
         except PotluckError:
             self._asked.discard(place)  # another may have it
             raise
@@ -71,14 +71,16 @@ class Gathering:
             await self._put(data)
         return len(data)
 
-    async def _page(self, peer: PeerId, listed: Listed) -> bytes:
-        request = PageRequest(self._run, listed.key, listed.number)
-        answer = await self._rpc.call(peer, PAGE, request, timeout=CALL_SECONDS)
-        if answer.data:
-            writer, page = read_page(answer.data, self._run)
-            if (writer, page.number) != (peer_id_of(listed.key), listed.number):
-                raise WrongPage("It is another page than the one that was asked for.")
-        return answer.data
+
+async def fetch_page(rpc: Rpc, peer: PeerId, run: str, key: bytes, number: int) -> bytes:
+    """A page as this peer has it, signed by its writer; empty if it has none. WrongPage if what it
+    gave is another."""
+    answer = await rpc.call(peer, PAGE, PageRequest(run, key, number), timeout=CALL_SECONDS)
+    if answer.data:
+        writer, page = read_page(answer.data, run)
+        if (writer, page.number) != (peer_id_of(key), number):
+            raise WrongPage("It is another page than the one that was asked for.")
+    return answer.data
 
 
 async def gather(

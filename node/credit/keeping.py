@@ -1,14 +1,15 @@
 """Credit at a node that takes part: it writes its record, serves it, and adds up what others have.
 
-    async with open_credit(node, session, "poem/ORGANISER", collects=True): ...   # while it trains
+    terms = Terms("poem/ORGANISER", batch=2048, steps=0)
+    async with open_credit(node, session, terms, keeps=True): ...            # while it trains
 
 Every peer writes down the steps that it was in, signs that every few seconds, and gives it to
-whoever asks. A keeper of the run's checkpoints also collects the records of the others every
-minute, for the time after they have left. Anybody adds up the same pages to the same result
-(tally.py), so nobody needs to believe a keeper.
+whoever asks; when it leaves, to the keepers of the run's checkpoints. Those collect the records of
+all (collecting.py), for the time after they have left. Anybody adds up the same pages to the same
+result (tally.py), so nobody needs to believe a keeper (checking.py).
 
 Promises: nothing here holds the training up, and a disk that is full costs the record, not the
-training. It ends with the block, with the last steps written.
+training. It ends with the block, with the last steps written, and half a second after it at most.
 
 Easy to get wrong: our own page has to be on the shelf before anybody adds up, or is asked for it.
 """
@@ -18,31 +19,42 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
+from auth.keyring import Keyring
 from node.control import Answering
 from node.credit.board import Board, board_of
 from node.credit.book import PAGES_HELD, Book
+from node.credit.checking import Check, Checking
+from node.credit.collecting import Collector
 from node.credit.gathering import gather
-from node.credit.people import persons_of, records_of
+from node.credit.people import nobody, persons_of, records_of
 from node.credit.shelf import Shelf
-from node.credit.tally import tally
+from node.credit.summing import sums_of
+from node.credit.tally import MOST_BATCHES, tally
 from node.node import Node
 from node.trainer.happenings import Happening
 from node.trainer.session import Session
-from protocols.accumulation.events import StepTaken
+from protocols.accumulation.events import CaughtUp, StepTaken
+from protocols.accumulation.share import Share
+from protocols.blocking import in_thread
 from protocols.credit.messages import (
     CONTENTS,
+    OFFER,
     PAGE,
+    SUMS,
     Contents,
     ContentsRequest,
+    OfferRequest,
     PageRequest,
     PageResponse,
+    Sums,
 )
 from protocols.credit.record import Page, page_number, sign_page
 from protocols.errors import PotluckError
@@ -52,17 +64,35 @@ from protocols.identity import PeerId
 LEADERBOARD: Final = "trainer leaderboard"
 
 WRITE_SECONDS = 5.0  # how much of the record a kill may cost
-COLLECT_SECONDS = 60.0  # between two collections of a keeper
+HAND_OVER_SECONDS = 0.5  # of the five in which a peer has left
+MOST_KEEPERS = 8  # of a run; it has one or two
+KEEPS: Final = "keeps"  # as watched.py calls them
 
 _log = logging.getLogger("potluck.credit")
 
 
+@dataclass(frozen=True)
+class Terms:
+    """Of a run: its name and its organiser's fingerprint, the samples of a step, and how many steps
+    it has (0: without an end)."""
+
+    run: str
+    batch: int
+    steps: int
+
+    @property
+    def most_samples(self) -> int:
+        """That one peer is credited for one step."""
+        return MOST_BATCHES * self.batch
+
+
 @asynccontextmanager
 async def open_credit(
-    node: Node, session: Session, run: str, *, collects: bool
+    node: Node, session: Session, terms: Terms, *, keeps: bool
 ) -> AsyncIterator[None]:
-    """Keep this peer's record until the block ends. Once in a node's life."""
-    credit = await trio.to_thread.run_sync(Credit, node, session, run)
+    """Keep this peer's record until the block ends; the others', too, if it `keeps`. Once in a
+    node's life."""
+    credit = await in_thread(Credit, node, session, terms)
     session.follow(credit.take)
     node.rpc.serve(CONTENTS, credit.contents)
     node.rpc.serve(PAGE, credit.page)
@@ -70,16 +100,17 @@ async def open_credit(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(credit.write_on)
-            if collects:
-                nursery.start_soon(credit.collect_on)
+            if keeps:
+                collector = credit.collector()
+                session.follow(collector.take)
+                node.rpc.serve(OFFER, collector.offer)
+                node.rpc.serve(SUMS, collector.sums)
+                nursery.start_soon(collector.collect_on)
             yield
             nursery.cancel_scope.cancel()
+        await credit.hand_over()
     finally:
         credit.write()
-
-
-def _nobody(_peer: PeerId) -> None:
-    """What peers show of themselves in an open run."""
 
 
 def shelf_folder(credit_folder: Path, run: str) -> Path:
@@ -92,9 +123,10 @@ def shelf_folder(credit_folder: Path, run: str) -> Path:
 class Credit:
     """The record of one run on this node."""
 
-    def __init__(self, node: Node, session: Session, run: str) -> None:
-        self._node, self._session, self._run = node, session, run
-        self._identity = node.network.identity
+    def __init__(self, node: Node, session: Session, terms: Terms) -> None:
+        self._node, self._session = node, session
+        self._terms, self._run = terms, terms.run
+        run, self._identity = terms.run, node.network.identity
         folder = shelf_folder(node.configuration.places.credit_folder, run)
         self._shelf = Shelf(folder, run, self._identity.public_key)
         self._book = Book(run, self._identity.public_key)
@@ -103,19 +135,28 @@ class Credit:
         self._noting, self._writing = threading.Lock(), threading.Lock()
         self._gathering = trio.Lock()
         self._has_failed = False
+        self._keepers: tuple[PeerId, ...] = ()
 
     def take(self, happening: Happening) -> None:
         """A step was made: write down who brought what."""
-        if isinstance(happening, StepTaken) and happening.shares:
+        if isinstance(happening, CaughtUp):
             with self._noting:
-                self._book.note(
-                    happening.epoch,
-                    happening.history,
-                    happening.shares,
-                    moment=int(self._node.network.wall_time()),
-                    of_samples=happening.samples,
-                    over_a_grid=happening.over_a_grid,
-                )
+                self._book.gave_up_alone()
+        if not isinstance(happening, StepTaken):
+            return
+        shares, me = happening.shares, self._identity.peer_id
+        if not shares and happening.members == (me,):
+            shares = (Share(me, happening.own_samples),)
+        with self._noting:
+            self._book.note(
+                happening.epoch,
+                happening.history,
+                shares,
+                moment=int(self._node.network.wall_time()),
+                of_samples=happening.samples,
+                over_a_grid=happening.over_a_grid,
+            )
+        self._keepers = self._keepers_here() or self._keepers
 
     # -- writing
 
@@ -123,7 +164,7 @@ class Credit:
         """Write what is new every few seconds, for ever."""
         while True:
             await trio.sleep(WRITE_SECONDS)
-            await trio.to_thread.run_sync(self.write)
+            await in_thread(self.write)
 
     def write(self) -> None:
         """Sign what is new, and put it on the shelf. Blocks for some milliseconds."""
@@ -145,32 +186,72 @@ class Credit:
 
     # -- giving it to others
 
-    def contents(self, _caller: Caller, request: ContentsRequest) -> Contents:
-        return Contents(self._shelf.listed()) if request.run == self._run else Contents()
+    async def contents(self, _caller: Caller, request: ContentsRequest) -> Contents:
+        if request.run != self._run:
+            return Contents()
+        await self._write_what_is_new()
+        return Contents(self._shelf.listed())
 
     async def page(self, _caller: Caller, request: PageRequest) -> PageResponse:
         if request.run != self._run:
             return PageResponse()
-        data = await trio.to_thread.run_sync(self._shelf.read, request.key, request.number)
+        data = await in_thread(self._shelf.read, request.key, request.number)
         return PageResponse(data)
+
+    async def hand_over(self) -> None:
+        """This peer leaves: its newest page goes to the keepers that are there."""
+        with trio.move_on_after(HAND_OVER_SECONDS):
+            await self._write_what_is_new()
+            numbers = self._book.numbers
+            key = self._identity.public_key
+            data = self._shelf.read(key, numbers[-1]) if numbers else b""
+            if data:
+                async with trio.open_nursery() as nursery:
+                    for keeper in self._keepers:
+                        nursery.start_soon(self._offer, keeper, data)
+
+    async def _offer(self, keeper: PeerId, data: bytes) -> None:
+        request = OfferRequest(self._run, data)
+        with suppress(PotluckError):  # it has the rest of the record, or it is gone itself
+            await self._node.rpc.call(keeper, OFFER, request, timeout=HAND_OVER_SECONDS)
+
+    def _keepers_here(self) -> tuple[PeerId, ...]:
+        peers = self._session.view().peers
+        return tuple(PeerId(one.peer) for one in peers if one.role == KEEPS)[:MOST_KEEPERS]
+
+    async def _write_what_is_new(self) -> None:
+        if self._book.has_changed:
+            await in_thread(self.write)
 
     # -- adding up
 
-    async def collect_on(self) -> None:
-        """Keep the records of all, for the time after they have left."""
-        while True:
-            await trio.sleep(COLLECT_SECONDS)
-            await self._gather()
+    def collector(self) -> Collector:
+        """For a keeper."""
+        return Collector(
+            self._run,
+            self._shelf,
+            self._gather,
+            self._sums,
+            lambda: self._newest_epoch,
+            self._session.happened,
+            steps=self._terms.steps,
+        )
 
-    async def answer(self, _arguments: Mapping[str, Any], answer: Answering) -> None:
-        """The leaderboard, for the owner of this node."""
+    async def answer(self, arguments: Mapping[str, Any], answer: Answering) -> None:
+        """The leaderboard, for the owner of this node; with `check`, the keepers' sums compared
+        with the records."""
         asked, unheard = await self._gather()
-        await answer(await trio.to_thread.run_sync(self._add_up, asked, unheard))
+        checks = (
+            await self._checking().check(self._keepers_here()) if arguments.get("check") else ()
+        )
+        await answer(await in_thread(self._add_up, asked, unheard, checks))
 
-    async def _gather(self) -> tuple[int, dict[PeerId, str]]:
+    async def _gather(self, only: Collection[PeerId] = ()) -> tuple[int, dict[PeerId, str]]:
+        """Take what these have, or all who are there."""
         peers = [PeerId(one.peer) for one in self._session.view().peers]
+        peers = [one for one in peers if not only or one in only]
         async with self._gathering:
-            await trio.to_thread.run_sync(self.write)
+            await self._write_what_is_new()
             newest = page_number(max(self._newest_epoch, 0))
             unheard = await gather(
                 self._node.rpc, peers, self._run, self._shelf, self._keep, newest_page=newest
@@ -178,23 +259,56 @@ class Credit:
         return len(peers), unheard
 
     async def _keep(self, data: bytes) -> None:
-        await trio.to_thread.run_sync(self._shelf.put, data)
+        await in_thread(self._shelf.put, data)
 
-    def _add_up(self, asked: int, unheard: dict[PeerId, str]) -> Board:
-        member = self._node.membership
-        keyring = None if member is None else member.keyring
-        records = records_of(keyring, self._shelf.pages())
-        persons = persons_of(records, _nobody if member is None else member.access.shown_by)
-        standings = tally(records, persons, newest_epoch=self._newest_epoch)
+    def _checking(self) -> Checking:
+        return Checking(
+            self._node.rpc,
+            self._run,
+            self._shelf,
+            self._keep,
+            self._keyring,
+            self._terms.most_samples,
+            self._newest_epoch,
+        )
+
+    def _sums(self) -> Sums:
+        """What the records here come to, for others. Blocks."""
+        return sums_of(
+            self._keyring,
+            self._shelf.pages(),
+            steps=self._newest_epoch + 1,
+            most_samples=self._terms.most_samples,
+            seen_by=self._identity.peer_id,
+        )
+
+    def _add_up(self, asked: int, unheard: dict[PeerId, str], checks: tuple[Check, ...]) -> Board:
+        member, me = self._node.membership, self._identity.peer_id
+        records = records_of(self._keyring, self._shelf.pages())
+        persons = persons_of(records, nobody if member is None else member.access.shown_by)
+        standings = tally(
+            records,
+            persons,
+            newest_epoch=self._newest_epoch,
+            most_samples=self._terms.most_samples,
+            seen_by=me,
+        )
         return board_of(
             self._session.run,
             self._newest_epoch + 1,
             standings,
-            mine=persons.get(self._identity.peer_id, self._identity.peer_id),
+            mine=persons.get(me, me),
             records=len({record.peer for record in records}),
+            seen_steps=sum(len(record.page.lines) for record in records if record.peer == me),
             asked=asked,
             unheard={str(peer): why for peer, why in unheard.items()},
+            checks=checks,
         )
+
+    @property
+    def _keyring(self) -> Keyring | None:
+        member = self._node.membership
+        return None if member is None else member.keyring
 
     @property
     def _newest_epoch(self) -> int:

@@ -33,6 +33,10 @@ def person_of(keyring: Keyring | None, peer: PeerId, page: Page) -> str:
     return token.username if may_train(token.roles) else ""
 
 
+def nobody(_peer: PeerId) -> None:
+    """What peers have shown of themselves in an open run, or to somebody else."""
+
+
 def records_of(keyring: Keyring | None, pages: Iterable[tuple[PeerId, Page]]) -> list[Record]:
     """The pages, each with its writer's person."""
     return [Record(peer, person_of(keyring, peer, page), page) for peer, page in pages]

@@ -28,7 +28,7 @@ from node.caps.devices import AUTO, choose_device, devices_here, use_threads
 from node.caps.memory import refuse_above
 from node.caps.settings import Caps, caps_of
 from node.caps.watching import WatchedCaps, open_caps
-from node.credit.keeping import open_credit
+from node.credit.keeping import Terms, open_credit
 from node.disk_trouble import disk_trouble
 from node.joining.meeting import definition_of, meet
 from node.joining.will_use import Use, three_lines
@@ -141,11 +141,10 @@ async def _train(node: Node, part: Part, session: Session, prepared: _Prepared) 
     def tell(words: str) -> None:
         session.happened(Notice(words))
 
-    places = node.configuration.places
+    places, training = node.configuration.places, prepared.definition.training
+    terms = Terms(f"{part.run}/{part.organiser}", training.batch, training.steps)
     async with (
-        open_credit(
-            node, session, f"{part.run}/{part.organiser}", collects=part.checkpoints is not None
-        ),
+        open_credit(node, session, terms, keeps=part.checkpoints is not None),
         open_caps(
             prepared.caps, session.gate, places, traffic=node.network.traffic, told=tell
         ) as watched,

@@ -94,6 +94,19 @@ class RunComplete(msgspec.Struct, frozen=True, tag=True):
     parameters: str = ""
 
 
+class RecordsSummed(msgspec.Struct, frozen=True, tag=True):
+    """A keeper has added up the records that it has: what all gave to the run's first `steps`
+    steps, as their records confirm it."""
+
+    steps: int
+    samples: int
+    averaged_bytes: int
+    people: int  # with samples
+    helpers: int  # without
+    writers: int  # of records
+    pages: int
+
+
 class Leaving(msgspec.Struct, frozen=True, tag=True):
     """`at_once`: without waiting for the round that is under way."""
 
@@ -124,6 +137,7 @@ Own = (
     | PeerWent
     | Notice
     | RunComplete
+    | RecordsSummed
     | Leaving
     | Left
 )

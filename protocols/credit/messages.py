@@ -2,8 +2,12 @@
 
     CONTENTS   [run]                 ->  [[key, page number, digest], ...]
     PAGE       [run, key, number]    ->  [signed page]
+    OFFER      [run, signed page]    ->  [taken]
+    SUMS       [run]                 ->  [steps, sums, the pages that were added up]
 
-Whoever asks sees from the digests which pages it has already.
+Whoever asks sees from the digests which pages it has already. Who leaves offers its last page to
+those who keep them. Sums are of a peer that keeps records, and say what they were made of, so that
+anybody adds up the same (node/credit/checking.py).
 
 Easy to get wrong: a peer may give out pages of others (a keeper does, for those who are gone). They
 are believed for their writers' signatures, and not for who brought them.
@@ -16,9 +20,14 @@ from typing import Annotated
 from msgspec import Meta
 
 from protocols.credit.record import (
+    LARGEST_AMOUNT,
+    LARGEST_EPOCH,
     LARGEST_PAGE_BYTES,
+    LONGEST_PERSON,
     LONGEST_RUN,
     PAGE_DIGEST_BYTES,
+    Amount,
+    Epoch,
     Key,
     PageNumber,
     RunKey,
@@ -29,6 +38,8 @@ from protocols.method import Method
 PROTOCOL = "/potluck/credit/1.0.0"
 
 MOST_LISTED = 4096  # pages: at 3 peers those of 40,000 steps, in 250 KiB of an answer
+MOST_SUMMED = 1024  # persons, those with the most first
+LARGEST_SUM = (1 << 63) - 1
 
 
 class ContentsRequest(Message, frozen=True, gc=False):
@@ -61,6 +72,52 @@ class PageResponse(Message, frozen=True, gc=False):
     data: Annotated[bytes, Meta(max_length=LARGEST_PAGE_BYTES)] = b""
 
 
+class OfferRequest(Message, frozen=True, gc=False):
+    """A page of the asking peer's own."""
+
+    run: RunKey
+    data: Annotated[bytes, Meta(max_length=LARGEST_PAGE_BYTES)]
+
+
+class OfferResponse(Message, frozen=True, gc=False):
+    """`taken`: whether it is kept. A peer that does not keep records takes none."""
+
+    taken: bool = False
+
+
+class Sum(Message, frozen=True):
+    """What one person gave."""
+
+    person: Annotated[str, Meta(min_length=1, max_length=LONGEST_PERSON)]
+    samples: Annotated[int, Meta(ge=0, le=LARGEST_SUM)]
+    averaged_bytes: Annotated[int, Meta(ge=0, le=LARGEST_SUM)]
+    steps: Amount
+    service_seconds: Amount
+    longest_seconds: Amount
+    devices: Annotated[int, Meta(ge=0, le=LARGEST_AMOUNT)]
+
+
+class Used(Message, frozen=True):
+    """A page that was added up, with its lines up to `last`."""
+
+    key: Key
+    number: PageNumber
+    last: Epoch
+
+
+class SumsRequest(Message, frozen=True, gc=False):
+    run: RunKey
+
+
+class Sums(Message, frozen=True):
+    """Of the run's first `steps` steps; who has left no record goes by the peer id. All empty where
+    nothing was added up (yet), or this peer keeps no records."""
+
+    steps: Annotated[int, Meta(ge=0, le=LARGEST_EPOCH)] = 0
+    sums: Annotated[tuple[Sum, ...], Meta(max_length=MOST_SUMMED)] = ()
+    used: Annotated[tuple[Used, ...], Meta(max_length=MOST_LISTED)] = ()
+
+
 CONTENTS = Method(
     PROTOCOL,
     "contents",
@@ -77,4 +134,21 @@ PAGE = Method(
     PageResponse,
     request_limit_bytes=4 * LONGEST_RUN + 64,
     response_limit_bytes=LARGEST_PAGE_BYTES + 16,
+)
+
+OFFER = Method(
+    PROTOCOL,
+    "offer",
+    OfferRequest,
+    OfferResponse,
+    request_limit_bytes=4 * LONGEST_RUN + LARGEST_PAGE_BYTES + 16,
+)
+
+SUMS = Method(
+    PROTOCOL,
+    "sums",
+    SumsRequest,
+    Sums,
+    request_limit_bytes=4 * LONGEST_RUN + 16,
+    response_limit_bytes=MOST_SUMMED * (4 * LONGEST_PERSON + 64) + 64 * MOST_LISTED + 64,
 )

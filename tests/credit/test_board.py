@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Any
 
-from node.commands.leaderboard import board_lines
+import msgspec
+import pytest
+
+from node.commands.leaderboard import board_lines, check_lines, is_proven
 from node.credit.board import board_of
+from node.credit.checking import Check
 from node.credit.tally import Standing
 from tests.credit.records import PEERS
 
@@ -19,8 +23,25 @@ HELPER = standing(PEERS["C"], 0, 2_500_000_000)
 
 
 def shown(*standings: Standing, unheard: dict[str, str] | None = None) -> str:
-    board = board_of("poem", 1200, standings, mine="bob", records=3, asked=4, unheard=unheard or {})
-    return "\n".join(board_lines(msgspec.to_builtins(board)))
+    return "\n".join(board_lines(board(*standings, unheard=unheard)))
+
+
+def board(
+    *standings: Standing, unheard: dict[str, str] | None = None, checks: tuple[Check, ...] = ()
+) -> dict[str, Any]:
+    made = board_of(
+        "poem",
+        1200,
+        standings,
+        mine="bob",
+        records=3,
+        seen_steps=1100,
+        asked=4,
+        unheard=unheard or {},
+        checks=checks,
+    )
+    found: dict[str, Any] = msgspec.to_builtins(made)
+    return found
 
 
 def test_people_and_helpers_have_a_rank_each_in_their_own_table() -> None:
@@ -40,3 +61,44 @@ def test_before_anything_was_shared_it_says_so() -> None:
 
 def test_who_gave_no_record_is_counted() -> None:
     assert "1 of 4 peers gave no record" in shown(ALICE, unheard={PEERS["B"]: "no answer"})
+
+
+LONG = standing(f"oidc:{'long.' * 19}", 10**12, 10**15, seconds=10**7)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_table_has_room_on_every_usual_terminal(columns: int) -> None:
+    lines = list(board_lines(board(LONG, ALICE, HELPER), columns))
+    assert max(map(len, lines)) <= columns
+    assert any("oidc:long." in line and line.endswith(" 1") for line in lines)
+
+
+def test_without_room_for_a_table_there_are_lines() -> None:
+    text = "\n".join(board_lines(board(LONG, ALICE), 50))
+    assert "2. alice\n  samples 1,234,567, averaged 5 MB" in text
+
+
+KEEPER = Check(keeper=PEERS["A"], steps=1200, people=2, pages=9)
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        (KEEPER, "2 sums are what the signed records come to."),
+        (
+            msgspec.structs.replace(KEEPER, differences=("bob: 9 samples, and the records say 8",)),
+            "bob: 9 samples, and the records say 8",
+        ),
+        (msgspec.structs.replace(KEEPER, without=1), "cannot show 1 of the pages"),
+        (msgspec.structs.replace(KEEPER, trouble="No answer."), "No answer."),
+    ],
+)
+def test_what_came_of_checking_is_said_and_decides(check: Check, words: str) -> None:
+    found = board(ALICE, checks=(check,))
+    assert words in "\n".join(check_lines(found))
+    assert is_proven(found) == (check is KEEPER)
+
+
+def test_with_no_keeper_nothing_is_proven() -> None:
+    assert "Checked: nothing" in "\n".join(check_lines(board(ALICE)))
+    assert not is_proven(board(ALICE))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.credit.tally import BREAK_SECONDS, Record, Standing, lower_median, tally
@@ -117,6 +117,7 @@ def as_seen_by_a(records: list[Record], **limits: int) -> dict[str, Standing]:
     return {one.person: one for one in found}
 
 
+@settings(max_examples=30)
 @given(
     st.dictionaries(names, amounts, min_size=2, max_size=5).map(lambda one: {"A": (0, 7), **one}),
     st.dictionaries(names, amounts, min_size=2, max_size=9),
