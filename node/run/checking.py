@@ -22,8 +22,10 @@ import msgspec
 from models.errors import ModelsError
 from node.run.definition import RunDefinition, check_version
 from node.run.mistakes import mistakes_in_table, parse
-from node.run.trusted import mistakes_in_module_table
+from node.run.trusted import BrokenModule, mistakes_in_module_table, sha256_of
 from protocols.errors import PotluckError
+
+NAMING = ("name", "size")  # what says which settings the others of a table are
 
 
 def check(
@@ -34,11 +36,13 @@ def check(
     document = parse(text)
     check_version(document)
     mistakes = mistakes_in_table(document, RunDefinition)
-    mistakes += _mistakes_in_tables(document)
-    if mistakes:
-        return None, mistakes
-    definition = msgspec.convert(document, RunDefinition)
-    mistakes = [*_contradictions(definition, trusted or {})]
+    definition = None if mistakes else msgspec.convert(document, RunDefinition)
+    tables = [*_mistakes_in_tables(document)]
+    if definition is not None:
+        mistakes += [*_contradictions_of_sections(definition)]
+        if not tables:
+            mistakes += [*_contradictions_of_tables(definition, trusted or {})]
+    mistakes += tables
     return (None, mistakes) if mistakes else (definition, [])
 
 
@@ -59,31 +63,73 @@ def _mistakes_in_tables(document: Mapping[str, Any]) -> Iterator[str]:
         if name in ("model", "data") and "module" in table:
             yield from mistakes_in_module_table(table, name)
             continue
-        yield from _said_by(partial(read, table), f"[{name}]")
+        mistakes = [one for part in _parts_of(name, table) for one in mistakes_in_table(*part)]
+        yield from mistakes or _said_by(partial(read, table), f"[{name}]")
 
 
-def _contradictions(definition: RunDefinition, trusted: Mapping[str, Path]) -> Iterator[str]:
-    """What no single table shows."""
-    from models.albert import AlbertSettings
-    from models.masking import BYTE_VOCABULARY
-    from models.registry import model_settings
+def _parts_of(
+    name: str, table: Mapping[str, Any]
+) -> Iterator[tuple[Mapping[str, Any], type[msgspec.Struct], str]]:
+    """What is in the table, each with the struct that it becomes: where a value cannot be, or a key
+    is not there, all of that can be said at once. Nothing where the table's own name is wrong."""
+    from models.data.settings import DataSettings, SourceSettings
+    from models.registry import MODELS, OPTIMIZERS
+    from models.schedules import DECAYS, ScheduleSettings
+
+    called = table.get("name")
+    own = {key: value for key, value in table.items() if name == "data" or key not in NAMING}
+    if name == "model" and called in MODELS:
+        kind, size = MODELS[called], table.get("size")
+        known = kind.sizes.get(size) if isinstance(size, str) else None
+        if known is not None:
+            own = {**msgspec.to_builtins(known), **own}
+        if known is not None or size is None:
+            yield own, kind.settings, name
+    elif name == "optimizer" and called in OPTIMIZERS:
+        yield own, OPTIMIZERS[called].settings, name
+    elif name == "schedule" and called in DECAYS and "decay" not in own:
+        yield {"decay": called, **own}, ScheduleSettings, name
+    elif name == "data":
+        sources = table.get("source")
+        listed = sources if isinstance(sources, list) else []
+        if listed and all(isinstance(source, Mapping) for source in listed):
+            own.pop("source")
+            for number, source in enumerate(listed, 1):
+                yield source, SourceSettings, f"data.source, number {number}"
+        yield own, DataSettings, name
+
+
+def _contradictions_of_sections(definition: RunDefinition) -> Iterator[str]:
+    """What no single value of [training] and the like shows."""
     from protocols.accumulation.options import check_options
 
     options = definition.optimizer_options()
     yield from _said_by(lambda: check_options(**options, auxiliary=False), "[training]")
     yield from _said_by(definition.collaboration_settings, "[averaging]")
-    training, schedule = definition.training, definition.schedule
+    training = definition.training
     if training.samples_at_once > training.batch:
         yield (
             f"samples_at_once below [training] is {training.samples_at_once:,}, and the batch of "
             f"all together only {training.batch:,}: one machine would make every step alone."
         )
+
+
+def _contradictions_of_tables(
+    definition: RunDefinition, trusted: Mapping[str, Path]
+) -> Iterator[str]:
+    """What no single table shows, where each is right by itself."""
+    from models.albert import AlbertSettings
+    from models.masking import BYTE_VOCABULARY
+    from models.registry import build_model, model_settings
+
+    training, schedule = definition.training, definition.schedule
     if schedule is not None and training.steps and schedule.get("warmup", 0) >= training.steps:
         yield (
             f"The run is over after {training.steps:,} steps, before the schedule's warm-up of "
             f"{schedule['warmup']:,} is."
         )
     if "module" not in definition.model:
+        yield from _said_by(lambda: build_model(definition.model, seed=None), "[model]")
         settings = model_settings(definition.model)
         own = isinstance(settings, AlbertSettings) and settings.vocabulary != BYTE_VOCABULARY
         if own and "module" not in definition.data:
@@ -91,12 +137,35 @@ def _contradictions(definition: RunDefinition, trusted: Mapping[str, Path]) -> I
                 "This model wants ids of its own vocabulary, and data of text gives bytes: take "
                 "the size base-bytes or large-bytes, or a [data] module that makes the ids."
             )
-    if "module" in definition.model or "module" in definition.data:
+    yield from _mistakes_of_modules(definition, trusted)
+
+
+def _mistakes_of_modules(definition: RunDefinition, trusted: Mapping[str, Path]) -> Iterator[str]:
+    """Loads and calls them, where they were trusted. In words for who has written them."""
+    wrong = False
+    for where, table in (("model", definition.model), ("data", definition.data)):
+        name = table.get("module")
+        if name is None:
+            continue
+        path = trusted.get(name)
+        wanted, digest = table.get("sha256"), "" if path is None else sha256_of(path)
+        if path is None:
+            wrong = True
+            yield (
+                f"[{where}] is the module {name}, which is not part of potluck: say where it is, "
+                f"with --trust-module PATH/{name}.py."
+            )
+        elif wanted not in (None, digest):
+            wrong = True
+            yield (
+                f"sha256 below [{where}] is of another version of {name}.py: this file has "
+                f'sha256 = "{digest}".'
+            )
+    if not wrong and ("module" in definition.model or "module" in definition.data):
         yield from _said_by(lambda: _try_modules(definition, trusted), "modules")
 
 
 def _try_modules(definition: RunDefinition, trusted: Mapping[str, Path]) -> None:
-    """Load and call them, where they were trusted; else that is said."""
     from node.run.building import data_of, model_of
 
     model = model_of(definition, trusted, seed=definition.training.seed)
@@ -106,5 +175,7 @@ def _try_modules(definition: RunDefinition, trusted: Mapping[str, Path]) -> None
 def _said_by(look: Callable[[], object], where: str) -> Iterator[str]:
     try:
         look()
+    except BrokenModule as error:
+        yield " ".join(part for part in (f"{where}: {error.what}", error.why) if part)
     except (ModelsError, PotluckError) as error:
         yield " ".join(part for part in (f"{where}: {error.what}", error.advice) if part)

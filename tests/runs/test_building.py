@@ -249,6 +249,47 @@ def test_mistakes_of_sections_and_tables_are_found_together() -> None:
     assert len(mistakes) == 2
 
 
+def test_every_mistake_in_every_table_is_told_at_once() -> None:
+    text = (
+        changed("width = 16", "width = 3.5")
+        .replace(b"lr = 0.003", b'lr = "fast"\nbetas = 0.9\nmomentum = 0.9')
+        .replace(b"samples_at_once = 4", b"samples_at_once = 4096")
+        + b'[schedule]\nname = "cosine"\nwarmup = -1\nfloor = 3\n'
+        + b'[[data.source]]\nkind = "txt"\nfeild = "text"\n'
+    )
+    _, mistakes = check(text)
+    for place in (
+        "samples_at_once",
+        "width below [model] cannot be 3.5: it must be a whole number",
+        "lr below [optimizer] cannot be 'fast': it must be a number",
+        "betas below [optimizer]",
+        "'momentum' below [optimizer]",
+        "warmup below [schedule]",
+        "floor below [schedule]",
+        "kind below [data.source, number 1] cannot be 'txt': it is one of",
+        "Did you mean field?",
+    ):
+        assert [place in one for one in mistakes].count(True) == 1, (place, mistakes)
+    assert len(mistakes) == 9
+
+
+def test_who_wrote_a_module_is_told_what_is_wrong_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "poem_model.py"
+    file.write_text(POEM_MODEL)
+    trusted = trusted_modules([str(file)])
+    assert check(MODULE, trusted)[1] == []
+    (mistake,) = check(MODULE)[1]
+    assert "--trust-module PATH/poem_model.py" in mistake
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    pinned = MODULE.replace(b"width", f'sha256 = "{digest}"\nwidth'.encode())
+    assert check(pinned, trusted)[1] == []
+    file.write_text("raise ValueError('a slip')\n")
+    (mistake,) = check(pinned, trusted)[1]
+    assert hashlib.sha256(file.read_bytes()).hexdigest() in mistake
+    (mistake,) = check(MODULE, trusted)[1]
+    assert "ValueError: a slip" in mistake
+
+
 def test_what_a_run_costs_follows_from_its_shapes() -> None:
     costs = costs_of(read_definition(TEXT))
     parameters = sum(one.numel() for _, one in task_of().named_parameters)
