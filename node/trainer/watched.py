@@ -115,23 +115,26 @@ class WatchedTraining:
         trip = None if link is None else link.round_trip_seconds
         view = PeerView(
             peer=peer,
+            name=self._name(peer),
             reach=reach,
             round_trip_ms=None if trip is None else round(trip * 1000, 1),
             ignored=ignored,
         )
         if slot is None:
             return view
-        role = "keeps" if slot.keeps else slot.role
-        return PeerView(
-            peer=peer,
-            role=role,
-            reach=reach,
-            round_trip_ms=view.round_trip_ms,
+        return msgspec.structs.replace(
+            view,
+            role="keeps" if slot.keeps else slot.role,
             epoch=slot.epoch,
             samples=slot.samples,
             samples_per_second=round(slot.samples_per_second, 3),
-            ignored=ignored,
         )
+
+    def _name(self, peer: PeerId) -> str:
+        """Its person's, by the token that it has shown us; empty in an open run, or before that."""
+        member = self._node.membership
+        shown = None if member is None else member.access.shown_by(peer)
+        return "" if shown is None else shown.username
 
 
 def with_parts(views: Sequence[PeerView], shares: Sequence[Share]) -> Iterator[PeerView]:
