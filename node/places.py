@@ -58,6 +58,10 @@ class Places:
         return self.data_folder / "traffic.json"
 
     @property
+    def pause_file(self) -> Path:
+        return self.data_folder / "pause.json"
+
+    @property
     def lock_file(self) -> Path:
         return self.run_folder / "node.lock"
 

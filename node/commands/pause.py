@@ -19,8 +19,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="stop computing for a while, and stay in the run",
         description="Have the node that trains in this home compute nothing until `potluck "
         "resume`, or for as long as --for says. The others are told, and nobody waits for it or "
-        "fetches from it; memory stays taken. A batch that is being computed is finished first. "
-        "Pausing again replaces the pause. Exit code 4 when no node trains here.",
+        "fetches from it. A batch that is being computed and a round that is under way are "
+        "finished first, which takes seconds on most links. Memory that only computing needs is "
+        "given back, a GPU's as well; the model and its optimizer's state stay (`potluck leave` "
+        "gives back everything). A pause outlives a restart. Pausing again replaces it. Exit code "
+        "4 when no node trains here.",
         example="potluck pause\npotluck pause --for 2h\npotluck pause --for 30min --json",
     )
     parser.add_argument(
@@ -39,6 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     details = {} if arguments.seconds is None else {"seconds": arguments.seconds}
     paused = ask_trainer(arguments, PAUSE, details)
     words = str(paused["words"]).capitalize()
+    if paused.get("instead_of"):
+        words += f" (before: {paused['instead_of']})"
     back = "`potluck resume` goes on" + (" earlier." if paused["until"] else ".")
+    if paused.get("not_kept"):
+        back += f" A restart would end it: it cannot be written down ({paused['not_kept']})."
     Output.of(arguments).data(paused, f"{words}. {back}")
     return 0

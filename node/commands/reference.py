@@ -48,6 +48,7 @@ _FILES = """\
 | `~/.local/share/potluck/identity.key` |
 | peers that this node has known, to find back through | `HOME/peers.json` | beside the key |
 | bytes sent and received this month, for the quota | `HOME/traffic.json` | beside the key |
+| a pause that is on, so that a restart does not end it | `HOME/pause.json` | beside the key |
 | slots that a backbone keeps across a restart | `HOME/dht.sqlite` | beside the key |
 | access pass of a run, and the newest revocation list | `HOME/access.pass`, \
 `HOME/revocations` | beside the key |

@@ -27,8 +27,11 @@ def run(arguments: argparse.Namespace) -> int:
     from node.trainer.questions import RESUME
 
     resumed = ask_trainer(arguments, RESUME)
-    words = "Going on." if resumed["was_paused"] else "It was not paused."
-    if resumed["still_closed"]:
-        words += f" It still waits: {'; '.join(resumed['still_closed'])}."
+    waits = resumed["still_closed"]
+    if waits:
+        words = "The pause is over." if resumed["was_paused"] else "There was no pause to end."
+        words += f" It still waits: {'; '.join(waits)}."
+    else:
+        words = "Going on." if resumed["was_paused"] else "It was not paused: it trains."
     Output.of(arguments).data(resumed, words)
     return 0

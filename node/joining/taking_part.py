@@ -35,6 +35,7 @@ from node.joining.will_use import Use, three_lines
 from node.node import Node
 from node.run.remembered import runs_folder
 from node.trainer.happenings import Left, Notice, Preparing, WillUse
+from node.trainer.owners_pause import OwnersPause
 from node.trainer.questions import TrainerQuestions
 from node.trainer.session import Session
 from node.trainer.stages import BUILDING, LOADING, WORKING_OUT
@@ -81,7 +82,9 @@ async def take_part(node: Node, part: Part, session: Session) -> Left | None:
     session.run, session.peer = part.run, node.network.peer_id
     session.person = "" if node.membership is None else node.membership.status().username
     node.training = session.view
-    questions = TrainerQuestions(node.control, session)
+    pause = OwnersPause(node.configuration.places.pause_file)
+    questions = TrainerQuestions(node.control, session, pause)
+    await questions.take_up()
     left: Left | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(questions.run)

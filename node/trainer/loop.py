@@ -30,6 +30,7 @@ from models.data.position import Position, read_position, write_position
 from node.trainer.batch_size import BatchSize
 from node.trainer.compiler_kept_out import keep_the_compiler_out
 from node.trainer.departure import ROUND_PATIENCE_SECONDS
+from node.trainer.giving_back import give_back_memory
 from node.trainer.happenings import Began, LossSeen, Paused, Resumed, RunComplete
 from node.trainer.parameters_digest import digest_of
 from node.trainer.phases import NETWORK
@@ -89,7 +90,10 @@ class Loop:
             return
         with suppress(ReadingStopped):
             while self._goes_on(optimizer):
-                self._read_with(optimizer, self._size())
+                if self._rests():
+                    self._rest(optimizer)
+                else:
+                    self._read_with(optimizer, self._size())
         if self._is_complete(optimizer):
             self._wait_for_the_end(optimizer, bridge)
         if not optimizer.see_out(ROUND_PATIENCE_SECONDS) and self._counted:
@@ -121,13 +125,16 @@ class Loop:
                 self._rest(optimizer)
 
     def _read_with(self, optimizer: CollaborativeOptimizer, size: int) -> None:
-        """Batches of this size, until another size is wanted."""
+        """Batches of this size, until another size is wanted, or a pause: nothing is read ahead for
+        it, where one can go on later at the same place."""
         with self._task.open_batches(samples=size, position=self._kept_position()) as batches:
             self._batches = batches
             try:
                 while self._goes_on(optimizer) and self._size() == size:
                     if self._session.gate.is_open:
                         self._batch(optimizer, next(batches))
+                    elif self._rests() and batches.position() is not None:
+                        break
                     else:
                         self._rest(optimizer)
                     self._keep_position(batches)
@@ -155,6 +162,11 @@ class Loop:
             self._session.happened(LossSeen(epoch, mean, self._counted))
         self._losses, self._counted = 0.0, 0
 
+    def _rests(self) -> bool:
+        """Whether there is another reason not to compute than a network that is gone: that comes
+        back at any moment, and is no reason to give anything back."""
+        return any(one.name != NETWORK for one in self._session.gate.reasons())
+
     def _rest(self, optimizer: CollaborativeOptimizer) -> None:
         """The gate is closed: until it opens, nobody counts on this peer."""
         optimizer.see_out(ROUND_PATIENCE_SECONDS)  # or the others would wait for it in vain
@@ -163,6 +175,9 @@ class Loop:
         if reasons:
             session.happened(Paused(reasons))
         with optimizer.away():
+            if reasons:
+                optimizer.zero_grad()
+                give_back_memory()
             session.gate.wait()
         if reasons:
             session.happened(Resumed(round(time.monotonic() - began, 3)))

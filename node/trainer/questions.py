@@ -6,8 +6,8 @@
     trainer leave {"at_once": false}
     trainer lines {"follow": true}          what happened, in words
 
-Pausing lets go of everything but memory: nothing is computed, nobody waits for this peer, nobody
-fetches the run's state from it.
+Pausing lets go of the processor, the network and what memory only computing needs (giving_back.py):
+nobody waits for this peer, nobody fetches the run's state from it.
 
 Easy to get wrong: `pause --for` is over by itself. A second `pause` replaces the first, also where
 it is shorter.
@@ -23,8 +23,10 @@ from typing import Any, Final
 import trio
 
 from node.control import Answering, ControlServer
+from node.trainer.owners_pause import LONGEST_SECONDS, OwnersPause
 from node.trainer.session import LINES_KEPT, Session
 from node.wrong_use import WrongUse
+from protocols.blocking import in_thread
 
 VIEW: Final = "trainer view"
 PAUSE: Final = "trainer pause"
@@ -36,16 +38,15 @@ OWNER: Final = "pause"
 """The name under which the owner closes the gate."""
 
 FASTEST_SECONDS: Final = 0.1  # between two views
-LONGEST_PAUSE_SECONDS: Final = 10 * 365 * 86_400.0  # beyond it a moment cannot be written
 LINES_AT_ONCE: Final = 200  # in one answer: well below the largest that is taken
 
 
 class TrainerQuestions:
     """Answers for one session. `run` ends the pauses that have an end."""
 
-    def __init__(self, control: ControlServer, session: Session) -> None:
+    def __init__(self, control: ControlServer, session: Session, pause: OwnersPause) -> None:
         self._session = session
-        self._until: float | None = None
+        self._pause_now = pause
         self._changed = trio.Event()
         control.add(VIEW, self._view)
         control.add(PAUSE, self._pause)
@@ -53,14 +54,20 @@ class TrainerQuestions:
         control.add(LEAVE, self._leave)
         control.add(LINES, self._lines)
 
+    async def take_up(self) -> None:
+        """Go on with a pause from before this node was started, if one is on."""
+        if await in_thread(self._pause_now.load, time.time()):
+            self._close()
+
     async def run(self) -> None:
         """End pauses when they are over, for ever. By the clock that people go by: whoever pauses
         for two hours and closes the lid means two hours of the day."""
         while True:
             self._changed = trio.Event()
-            left = None if self._until is None else self._until - time.time()
+            until = self._pause_now.until
+            left = None if until is None else until - time.time()
             if left is not None and left <= 0.0:
-                self._open()
+                await self._end()
                 continue
             with trio.move_on_after(min(left, 1.0) if left is not None else float("inf")):
                 await self._changed.wait()
@@ -75,22 +82,22 @@ class TrainerQuestions:
     async def _pause(self, arguments: Mapping[str, Any], answer: Answering) -> None:
         seconds = arguments.get("seconds")
         if seconds is not None and not (
-            isinstance(seconds, int | float) and 0.0 < seconds <= LONGEST_PAUSE_SECONDS
+            isinstance(seconds, int | float) and 0.0 < seconds <= LONGEST_SECONDS
         ):
             raise WrongUse("A pause has a length above zero.", why=f"{seconds!r} was asked for.")
-        self._until = None if seconds is None else time.time() + float(seconds)
-        words = "paused by you"
-        if self._until is not None:
-            words += f" until {_clock(self._until)}"
-        self._session.gate.close(OWNER, words, until=self._until)
+        pause, now = self._pause_now, time.time()
+        instead_of = pause.words(now) if pause.is_on else ""
+        pause.begin(now, None if seconds is None else float(seconds))
+        words = self._close()
         self._changed.set()
-        await answer({"paused": True, "until": self._until, "words": words})
+        not_kept = await in_thread(pause.save)
+        told = {"paused": True, "until": pause.until, "words": words, "instead_of": instead_of}
+        await answer({**told, "not_kept": not_kept})
 
     async def _resume(self, _arguments: Mapping[str, Any], answer: Answering) -> None:
-        gate = self._session.gate
-        was_paused = any(one.name == OWNER for one in gate.reasons())
-        self._open()
-        others = [one.words for one in gate.reasons()]
+        was_paused = self._pause_now.is_on
+        await self._end()
+        others = [one.words for one in self._session.gate.reasons()]
         await answer({"was_paused": was_paused, "still_closed": others})
 
     async def _leave(self, arguments: Mapping[str, Any], answer: Answering) -> None:
@@ -120,14 +127,14 @@ class TrainerQuestions:
             else:
                 return
 
-    def _open(self) -> None:
-        self._until = None
+    def _close(self) -> str:
+        """What is said of the pause that is on."""
+        words = self._pause_now.words(time.time())
+        self._session.gate.close(OWNER, words, until=self._pause_now.until)
+        return words
+
+    async def _end(self) -> None:
+        self._pause_now.end()
         self._session.gate.open(OWNER)
         self._changed.set()
-
-
-def _clock(moment: float) -> str:
-    """The time of day, with the day where it is not today."""
-    there, here = time.localtime(moment), time.localtime()
-    is_today = there[:3] == here[:3]
-    return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", there)
+        await in_thread(self._pause_now.save)
