@@ -28,6 +28,7 @@ COMMANDS = (
     "peers",
     "leaderboard",
     "logs",
+    "service",
     "listen",
     "status",
     "dht",
