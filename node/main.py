@@ -18,6 +18,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from node.stopping_signals import stopping_signals
+
 TYPE_CHECKING = False  # `typing` itself would cost 5 ms of every command
 if TYPE_CHECKING:
     from node.commands.output import Output
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_with_signals(argv: Sequence[str] | None) -> int:
     memory = _SignalMemory()
     try:
-        for number in _stopping_signals():
+        for number in stopping_signals():
             signal.signal(number, memory)
         return _run(list(sys.argv[1:] if argv is None else argv))
     except BaseException as error:
@@ -87,7 +89,7 @@ def _run_with_signals(argv: Sequence[str] | None) -> int:
         return 128 + memory.first
     finally:
         # What is left is the interpreter's own shutdown: let a further Ctrl-C end it silently.
-        for number in _stopping_signals():
+        for number in stopping_signals():
             signal.signal(number, signal.SIG_DFL)
 
 
@@ -95,12 +97,6 @@ def _is_keyboard_interrupt(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(KeyboardInterrupt) is not None
     return isinstance(error, KeyboardInterrupt)
-
-
-def _stopping_signals() -> tuple[signal.Signals, ...]:
-    if sys.platform == "win32":
-        return (signal.SIGINT, signal.SIGTERM)
-    return (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _run(argv: list[str]) -> int:

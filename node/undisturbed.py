@@ -18,6 +18,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
+from node.stopping_signals import stopping_signals
+
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
@@ -25,9 +27,7 @@ def undisturbed() -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping_signals())
     try:
         yield
     finally:

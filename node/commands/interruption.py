@@ -24,6 +24,7 @@ from types import FrameType
 import trio
 
 from node.commands.exit_codes import TERMINATED
+from node.stopping_signals import stopping_signals
 
 # The promise is two seconds from the signal to the shell's prompt.
 PATIENCE_SECONDS = 1.5
@@ -82,7 +83,7 @@ async def _supervise(
             if not (is_first and leave is not None and leave()):
                 nursery.cancel_scope.cancel()
 
-    with trio.open_signal_receiver(*_signals()) as received:
+    with trio.open_signal_receiver(*stopping_signals()) as received:
         patience = PATIENCE_SECONDS if leave is None else LEAVING_SECONDS
         _set_the_alarm_at_once(terminated, patience)
         try:
@@ -95,12 +96,6 @@ async def _supervise(
             if stopped_by is None:
                 raise
     return code if stopped_by is None else _code_of(stopped_by, terminated)
-
-
-def _signals() -> list[signal.Signals]:
-    if sys.platform == "win32":
-        return [signal.SIGINT, signal.SIGTERM]
-    return [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 def _code_of(number: int, terminated: int) -> int:
@@ -124,7 +119,7 @@ def _set_the_alarm_at_once(terminated: int, patience_seconds: float) -> None:
 
         signal.signal(each, receive)
 
-    for each in _signals():
+    for each in stopping_signals():
         to_the_loop = signal.getsignal(each)
         if callable(to_the_loop):
             around(to_the_loop)

@@ -51,6 +51,11 @@ left_behind.touch()
 sys.exit(run_until_signal({gentle, stubborn, busy}[0]))
 """
 
+SIGNALS = """
+from node.stopping_signals import stopping_signals
+print([int(one) for one in stopping_signals()])
+"""
+
 WAYS = [
     "gentle",
     "stubborn",
@@ -88,3 +93,12 @@ def test_other_signals_have_their_own_codes(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     assert interrupt("gentle", tmp_path / "file", number)[0] == code
+
+
+def test_under_nohup_the_end_of_the_terminal_ends_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SIGNALS]
+    with subprocess.Popen(
+        ["nohup", *command], env=environment(tmp_path), stdout=subprocess.PIPE, cwd=tmp_path
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read() == b"[2, 15]\n"
