@@ -26,13 +26,13 @@ import trio
 
 from auth.server.auth_server import AuthServer
 from auth.server.moderation import Moderation
-from auth.server.settings import ListenAddress, listen_address, read_settings
+from auth.server.settings import read_settings
 from auth.server.store import open_store
 from node.auth_places import AuthPlaces, hold_auth_lock
 from node.control import Answering, ControlServer
+from node.listen_flag import listen_flag
 from node.moderating import perform
 from node.version import VERSION
-from node.wrong_use import WrongUse
 from protocols.errors import MalformedMessage
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class AuthService:
         self.places = places
         self.settings = read_settings(places.settings_file)
         if listen:
-            self.settings = replace(self.settings, listen=tuple(map(_listen_flag, listen)))
+            addresses = tuple(listen_flag("--listen", one) for one in listen)
+            self.settings = replace(self.settings, listen=addresses)
         self._insecure_http = insecure_http
         self._acts = trio.CapacityLimiter(MOST_ACTS_AT_ONCE)
 
@@ -113,12 +114,3 @@ class AuthService:
         self, server: AuthServer, _asked: Mapping[str, Any], answer: Answering
     ) -> None:
         await answer(self._status(server))
-
-
-def _listen_flag(text: str) -> ListenAddress:
-    try:
-        return listen_address(text)
-    except ValueError as error:
-        raise WrongUse(
-            f"--listen {text} {error}.", advice="A port of 0 is any that is free."
-        ) from None

@@ -60,6 +60,7 @@ def _families(status: NodeStatus, view: TrainerView, record: BackboneRecord) -> 
     yield _gauge(
         "samples_per_second", "What all peers compute together.", view.batch.samples_per_second
     )
+    yield from _credit(record)
     yield _counter("sent_bytes", "Sent in this session.", view.traffic.sent_bytes)
     yield _counter("received_bytes", "Received in this session.", view.traffic.received_bytes)
     yield _gauge("links", "Open links to other peers.", len(status.links))
@@ -79,8 +80,29 @@ def _families(status: NodeStatus, view: TrainerView, record: BackboneRecord) -> 
     yield _gauge("started_time_seconds", "When this node started, since 1970.", status.started_at)
 
 
+def _credit(record: BackboneRecord) -> Iterator[Metric]:
+    """What the records of all came to when they were added up last. Gauges: a record that is found
+    later may also take something back."""
+    found = record.credit
+    if found is None:
+        return
+    yield _gauge("credited_steps", "Steps of the run that were added up.", found.steps)
+    yield _gauge("credited_samples", "Samples of everybody that others accepted.", found.samples)
+    yield _gauge("credited_averaged_bytes", "What all averaged for others.", found.averaged_bytes)
+    yield _gauge("credited_people", "Persons who brought samples.", found.people)
+    yield _gauge("credited_helpers", "Persons who helped without samples.", found.helpers)
+    yield _gauge("record_writers", "Peers whose signed records are kept here.", found.writers)
+    yield _gauge("record_pages", "Pages of those records.", found.pages)
+
+
 def _peers(view: TrainerView) -> Metric:
-    counted = Counter((peer.role or "unknown", peer.reach) for peer in view.peers)
+    counted = Counter(
+        (
+            peer.role if peer.role in ROLES else "unknown",
+            peer.reach if peer.reach in REACHES else "none",
+        )
+        for peer in view.peers
+    )
     family = GaugeMetricFamily(
         f"{PREFIX}peers", "Other peers of the run.", labels=("role", "reach")
     )

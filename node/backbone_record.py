@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from node.status import NodeStatus
-from node.trainer.happenings import Began, Happening
+from node.trainer.happenings import Began, Happening, RecordsSummed
 from protocols.accumulation.events import (
     CaughtUp,
     CheckpointMissed,
@@ -43,6 +43,7 @@ class BackboneRecord:
         self.checkpoint_at: float | None = None
         self.checkpoint_bytes = 0
         self.missed = ""
+        self.credit: RecordsSummed | None = None
         self._unkept_since: float | None = None
 
     def take(self, happening: Happening) -> None:
@@ -65,6 +66,8 @@ class BackboneRecord:
                 self._unkept_since = None if epoch >= self.epoch else self._clock()
             case CheckpointMissed(reason=reason):
                 self.missed = reason
+            case RecordsSummed():
+                self.credit = happening
             case _:
                 pass
 

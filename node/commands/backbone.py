@@ -13,7 +13,6 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from auth.server.settings import ListenAddress
     from node.commands.line_queue import LineQueue
     from node.commands.parser import Subparsers
     from node.node import Node
@@ -58,10 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     from node.backbone_record import BackboneRecord
     from node.commands.run_start import start_peer
+    from node.listen_flag import listen_flag
     from node.run.definition import read_definition
     from node.run.folder import RunFolder
 
-    address = _http_address(arguments.http)
+    address = listen_flag("--http", arguments.http)
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
     every_seconds = read_definition(folder.text()).checkpoints.every_seconds
     record = BackboneRecord(checkpoint_seconds=every_seconds, clock=time.time)
@@ -79,15 +79,3 @@ def run(arguments: argparse.Namespace) -> int:
         await serve_backbone(address, record, node.status, session.view, listening)
 
     return start_peer(arguments, keeps_only=True, beside=serve)
-
-
-def _http_address(text: str) -> ListenAddress:
-    from auth.server.settings import listen_address
-    from node.wrong_use import WrongUse
-
-    try:
-        return listen_address(text)
-    except ValueError as error:
-        raise WrongUse(
-            f"--http {text} {error}.", advice="A port of 0 is any that is free."
-        ) from None

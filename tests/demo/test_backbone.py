@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from pathlib import Path
 
+import msgspec
 import pytest
 import trio
+from prometheus_client.parser import text_string_to_metric_families
 
 from auth.server.settings import ListenAddress
-from node.backbone import CannotServeHttp, serve_backbone
-from node.backbone_metrics import metrics_text
+from node.backbone import MOST_CONNECTIONS, CannotServeHttp, serve_backbone
+from node.backbone_metrics import PREFIX, metrics_text
 from node.backbone_record import LATE_SECONDS, BackboneRecord
 from node.status import DirectoryStatus, MembershipStatus, NodeStatus
-from node.trainer.happenings import Began
+from node.trainer.happenings import Began, RecordsSummed
 from node.trainer.view import PeerView, TrainerView
 from protocols.accumulation.events import CheckpointMissed, CheckpointSaved
 from tests.demo.told import step_taken
@@ -96,14 +99,35 @@ def test_the_figures_are_the_runs_and_name_nobody(record: BackboneRecord, clock:
         PeerView(peer="12D3KooWann", role="trains", reach="direct"),
         PeerView(peer="12D3KooWeve", role='evil"} 1\n', reach="none"),
     )
+    record.take(RecordsSummed(7, 672, 10**6, 2, 1, 3, 9))
     text = metrics_text(LISTENS, TrainerView(peers=peers), record).decode()
     assert "potluck_backbone_epoch 7.0" in text
     assert "potluck_backbone_steps_total 1.0" in text
     assert "potluck_backbone_samples_total 96.0" in text
     assert "potluck_backbone_checkpoint_age_seconds 12.0" in text
     assert 'potluck_backbone_peers{reach="direct",role="trains"} 1.0' in text
+    assert 'potluck_backbone_peers{reach="none",role="unknown"} 1.0' in text
+    assert "potluck_backbone_credited_samples 672.0" in text
+    assert "potluck_backbone_credited_helpers 1.0" in text
     assert "12D3" not in text
     assert "evil" not in text
+
+
+def test_every_figure_can_be_read_by_prometheus_and_is_described(record: BackboneRecord) -> None:
+    record.take(step_taken(6))
+    record.take(saved(7))
+    record.take(RecordsSummed(7, 672, 10**6, 2, 1, 3, 9))
+    status = msgspec.structs.replace(LISTENS, memory_bytes=5)
+    text = metrics_text(status, TrainerView(), record).decode()
+    described = (Path(__file__).parents[2] / "docs" / "backbone.md").read_text(encoding="utf-8")
+    for family in text_string_to_metric_families(text):
+        assert family.type in ("gauge", "counter")
+        assert family.documentation.endswith(".")
+        for sample in family.samples:
+            assert sample.name.startswith(PREFIX)
+            assert f"`{sample.name.removeprefix(PREFIX)}`" in described, sample.name
+            assert set(sample.labels) <= {"role", "reach"}
+    assert len(text.splitlines()) < 120, "one peer more must be no line more"
 
 
 async def test_healthz_and_metrics_answer_over_http(record: BackboneRecord) -> None:
@@ -120,6 +144,21 @@ async def test_healthz_and_metrics_answer_over_http(record: BackboneRecord) -> N
         assert code == 503
         assert "listening" in json.loads(body)["troubles"]
         assert (await got(f"{url}/anything"))[0] == 404
+        assert (await got(f"{url}/metrics", b"something"))[0] == 405
+        assert (await got(f"{url}/healthz", b"something"))[0] == 405
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_holds_all_connections_keeps_no_health_check_out(record: BackboneRecord) -> None:
+    async with trio.open_nursery() as nursery:
+        url = await serving(nursery, record, lambda: LISTENS)
+        port = int(url.rsplit(":", 1)[1])
+        idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(MOST_CONNECTIONS)]
+        for one in idle:
+            await one.send_all(b"GET /healthz HTTP/1.1\r\nHost: ")  # and no more of it
+        assert (await got(f"{url}/healthz"))[0] == 200
+        for one in idle:
+            await one.aclose()
         nursery.cancel_scope.cancel()
 
 
@@ -146,11 +185,11 @@ async def serving(nursery: trio.Nursery, record: BackboneRecord, status: object)
     return urls[0]
 
 
-async def got(url: str) -> tuple[int, bytes]:
+async def got(url: str, posted: bytes | None = None) -> tuple[int, bytes]:
     def get() -> tuple[int, bytes]:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(url, timeout=30.0) as answer:
+            with opener.open(url, data=posted, timeout=30.0) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:
