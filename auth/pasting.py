@@ -4,7 +4,9 @@
     payload = from_text("potluck:", text)       # MalformedDocument for one that was cut or mistyped
 
 The text may also be a file's contents: lines that begin with # are for people, and white space
-means nothing, so that an invite which a mail program has broken into lines is still one.
+means nothing, so that an invite which a mail program has broken into lines is still one. Nor does
+what else programs do to a text on its way: quotes and brackets around it, the marks of a quoted
+mail, words before it, dashes made typographic, a capital at its beginning, invisible characters.
 
 Easy to get wrong: the checksum is there to find a typing mistake, not a forger.
 """
@@ -13,11 +15,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
+import unicodedata
 
 from auth.errors import MalformedDocument
 
 CHECKSUM_BYTES = 4  # of SHA-256: one in four thousand million mistakes goes unseen
 LONGEST_TEXT_CHARACTERS = 16 << 10  # of a file, with what it says to people
+
+COPY_AGAIN = (
+    "Copy it again, all of it (in quotes if it has several lines), from where you were sent it; or "
+    "ask for a new one."
+)
+QUOTING = ">|"  # before the lines of a quoted mail
+AROUND = (
+    "\"'`<>()[]{}.,;:!?*|\u00ab\u00bb\u00b4\u2018\u2019\u201a\u201c\u201d\u201e\u2026\u2039\u203a"
+)
+"""Quotes, brackets and the ends of sentences: none of them is in an invite, or is its last one."""
+DASHES = dict.fromkeys((*range(0x2010, 0x2016), 0x2212), "-")
+"""Which word processors make of a plain one."""
 
 
 def to_text(scheme: str, payload: bytes) -> str:
@@ -26,21 +42,28 @@ def to_text(scheme: str, payload: bytes) -> str:
 
 
 def joined(text: str) -> str:
-    """The text without white space and lines for people."""
-    lines = [line.strip() for line in text.splitlines()]
-    return "".join("".join(line.split()) for line in lines if not line.startswith("#"))
+    """The text without white space, lines for people, and the marks of quoted mails."""
+    lines = [line.strip().lstrip(QUOTING).lstrip() for line in text.splitlines()]
+    kept = "".join(line for line in lines if not line.startswith("#"))
+    return "".join(char for char in kept.translate(DASHES) if not _is_invisible(char))
+
+
+def holds(scheme: str, text: str) -> bool:
+    """Whether what is written under this scheme is in the text, right or wrong."""
+    return _after(scheme, joined(text[:LONGEST_TEXT_CHARACTERS])) is not None
 
 
 def from_text(scheme: str, text: str) -> bytes:
     """What the text stands for; MalformedDocument, which says what is wrong with it."""
     if len(text) > LONGEST_TEXT_CHARACTERS:
         raise not_an_invite("It is far too long.")
-    whole = joined(text)
-    if not whole.startswith(scheme):
+    encoded = _after(scheme, joined(text))
+    if encoded is None:
         raise not_an_invite(f"It does not begin with {scheme}")
-    encoded = whole[len(scheme) :]
     if not encoded.isascii() or not all(char.isalnum() or char in "-_" for char in encoded):
         raise not_an_invite("There are characters in it that no invite has.")
+    if len(encoded) > CHECKSUM_BYTES and (encoded.isupper() or encoded.islower()):
+        raise not_an_invite("All its letters were made capital, or small: the two are different.")
     try:
         data = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
     except ValueError:
@@ -53,11 +76,21 @@ def from_text(scheme: str, text: str) -> bytes:
     return payload
 
 
+def _after(scheme: str, whole: str) -> str | None:
+    """What follows the scheme, to its end; None where it is nowhere in it."""
+    found = re.search(re.escape(scheme), whole, re.IGNORECASE | re.ASCII)
+    return None if found is None else whole[found.end() :].strip(AROUND)
+
+
+def _is_invisible(char: str) -> bool:
+    return char.isspace() or unicodedata.category(char) in ("Cf", "Cc")
+
+
 def not_an_invite(why: str) -> MalformedDocument:
     return MalformedDocument(
         "This is not an invite.",
         why=why,
-        advice="Copy it again, all of it, from where you were sent it; or ask for a new one.",
+        advice=COPY_AGAIN,
     )
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from protocols.errors import PotluckError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -19,3 +23,21 @@ def disk_trouble(error: OSError, folder: Path) -> tuple[str, str]:
         why = f"This user may not write there: {reason}."
         return why, f"See to the permissions of {folder}, or choose another folder."
     return f"The system says: {reason}.", f"See whether {folder} and its disk are in order."
+
+
+class HomeUnusable(PotluckError):
+    """What a node keeps cannot be kept where its home is."""
+
+
+@contextmanager
+def kept_in(folder: Path) -> Iterator[None]:
+    """What the block writes is kept in this folder of a home: HomeUnusable if that fails."""
+    try:
+        yield
+    except OSError as error:
+        why, advice = disk_trouble(error, folder)
+        raise HomeUnusable(
+            f"This node's home cannot be written to: {folder}.",
+            why=why,
+            advice=f"{advice} Another home: --home DIRECTORY, or POTLUCK_HOME.",
+        ) from None

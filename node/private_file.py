@@ -65,15 +65,33 @@ def check_is_ours(path: Path, status: os.stat_result) -> None:
 
 def replace_private_file(path: Path, content: bytes) -> None:
     """Put a file with this content at `path`, whatever is there. OSError as the system says it."""
-    path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    draft = _draft_of(path)
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(draft, flags, FILE_MODE), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_whole(draft, content)
         os.replace(draft, path)
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             draft.unlink()
+
+
+def check_writable(path: Path, room_bytes: int) -> None:
+    """Whether a file of that size could be put at `path` now; OSError as the system says it."""
+    draft = _draft_of(path)
+    try:
+        _write_whole(draft, bytes(room_bytes))
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+def _draft_of(path: Path) -> Path:
+    path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+
+
+def _write_whole(draft: Path, content: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(draft, flags, FILE_MODE), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -50,7 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "invite",
         metavar="INVITE",
-        nargs="?",
+        nargs="*",
         help="the invite (potluck-run:…), or a file with it; left out, POTLUCK_INVITE or the run "
         "of last time",
     )
@@ -79,21 +79,27 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from node.commands.configured import configuration_for
     from node.commands.login_inputs import read_code
-    from node.joining.getting_in import Need, own_identity, pass_needed
-    from node.joining.invited import keep_invite, read_invited
-    from node.run.invite import check_expiry
+    from node.disk_trouble import kept_in
+    from node.joining.getting_in import Need, check_home, own_identity, pass_needed
+    from node.joining.invited import check_still_good, keep_invite, read_invited
     from node.run.trusted import trusted_modules
     from node.running_lock import hold_running_lock
+    from node.undisturbed import undisturbed
 
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
     trusted = trusted_modules(arguments.trust_module)
-    invite = read_invited(configuration.places, arguments.invite, arguments.invite_file, os.environ)
+    places = configuration.places
+    # several words are one invite: it came in several lines, or something broke it
+    typed = " ".join(arguments.invite) if arguments.invite else None
+    invite = read_invited(places, typed, arguments.invite_file, os.environ)
     code = read_code(arguments.code_file)
-    check_expiry(invite, int(1000 * time.time()))
-    own_identity(configuration)
-    with hold_running_lock(configuration.places, configuration.key_file):
-        pass  # before anybody is asked to log in, who could not join then
+    check_still_good(places, invite, int(1000 * time.time()))
+    check_home(configuration)
+    with undisturbed():
+        own_identity(configuration)
+        with kept_in(places.run_folder), hold_running_lock(places, configuration.key_file):
+            pass  # before anybody is asked to log in, who could not join then
     need = pass_needed(configuration, invite, code)
     if need is Need.PERSON:
         exit_code = _log_in(configuration, invite, code, output)

@@ -7,31 +7,29 @@ command line. A code is never printed, not even in an error.
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 from auth.errors import MalformedDocument
 from auth.invites import LONGEST_TEXT_CHARACTERS, SCHEME, Invite
 from auth.invites import read_invite as parse_invite
-from auth.pasting import joined
+from auth.pasting import holds
+from node.named_text import text_named
 from node.wrong_use import WrongUse
 
 CODE_VARIABLE = "POTLUCK_LOGIN_CODE"
 RUN_SCHEME = "potluck-run:"
-LONGEST_HEAD = 4_096  # characters in which the invite itself begins, behind lines for people
 LONGEST_CODE = 128  # characters; the server's own codes are shorter
+INVITE_ADVICE = f"An invite begins with {SCHEME}; otherwise it has to be a file with one, or -."
+CODE_ADVICE = "Name a file that holds nothing but the code."
 
 
 def read_invite(words: str) -> Invite:
     """The invite that is meant: the text itself, - for standard input, or a file. Of an invite to
     a run (`potluck run invite`), the part that logs in."""
-    if words.strip().startswith((SCHEME, RUN_SCHEME)):
+    if holds(SCHEME, words) or holds(RUN_SCHEME, words):
         text = words
-    elif words == "-":
-        text = sys.stdin.read(LONGEST_TEXT_CHARACTERS + 1)
     else:
-        text = _text_of(words, "invite", LONGEST_TEXT_CHARACTERS)
-    if joined(text[:LONGEST_HEAD]).startswith(RUN_SCHEME):
+        text = text_named(words, "invite", limit=LONGEST_TEXT_CHARACTERS, advice=INVITE_ADVICE)
+    if holds(RUN_SCHEME, text):
         return _of_a_run(text)
     try:
         return parse_invite(text)
@@ -61,10 +59,8 @@ def _of_a_run(text: str) -> Invite:
 
 def read_code(file: str | None) -> str:
     """The enrolment code, from the file if one is named, else from the environment; or empty."""
-    if file == "-":
-        text = sys.stdin.read(LONGEST_CODE + 1)
-    elif file is not None:
-        text = _text_of(file, "code", LONGEST_CODE)
+    if file is not None:
+        text = text_named(file, "code", limit=LONGEST_CODE, advice=CODE_ADVICE)
     else:
         text = os.environ.get(CODE_VARIABLE, "")
     # of what `potluck auth codes new` printed into a file the first line is the code
@@ -81,21 +77,3 @@ def ask_for_code() -> str:
     import getpass
 
     return "".join(getpass.getpass("Enrolment code: ").split())[:LONGEST_CODE]
-
-
-def _text_of(path: str, what: str, limit: int) -> str:
-    try:
-        with Path(path).expanduser().open("rb") as file:
-            content = file.read(4 * limit + 1)
-    except OSError as error:
-        advice = (
-            f"An invite begins with {SCHEME}; otherwise it has to be a file with one, or -."
-            if what == "invite"
-            else "Name a file that holds nothing but the code."
-        )
-        raise WrongUse(
-            f"The {what} cannot be read from {path[:200]}.",
-            why=f"{error.strerror or error}.",
-            advice=advice,
-        ) from None
-    return content.decode("utf-8", errors="replace")[: limit + 1]

@@ -1,5 +1,6 @@
 """Into a closed run: the pass that `potluck join` needs, and how it comes by one.
 
+    check_home(configuration)
     need = pass_needed(configuration, invite, code)
     if need is Need.CODE: await enrol_with_code(configuration, invite, code)
 
@@ -7,7 +8,7 @@ Where the invite (or POTLUCK_LOGIN_CODE) has an enrolment code nobody is asked a
 person has to log in, which `potluck login`'s own code does (node/commands/logging_in.py).
 
 Easy to get wrong: a code may be good for one use only. Whoever has a pass already, even one that
-has run out, renews it rather than spending another code.
+has run out, renews it rather than spending another code; and on a full disk none is spent.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ import msgspec
 from auth.invites import Invite
 from node.access.login import enrol
 from node.access.membership import open_membership
-from node.access.pass_file import load_pass
+from node.access.pass_file import LARGEST_PASS_FILE_BYTES, load_pass
 from node.access.renewal_schedule import Standing
 from node.configuration import Configuration
+from node.disk_trouble import kept_in
 from node.key_file import load_or_create_identity
-from node.private_file import UnusableFile
+from node.private_file import UnusableFile, check_writable
 from node.run.invite import RunInvite
 from node.wrong_use import WrongUse
 from protocols.identity import Identity
 
 ANOTHER_HOME: Final = "For a second run name another home (--home DIRECTORY, or POTLUCK_HOME)."
+
+
+ROOM_BYTES: Final = LARGEST_PASS_FILE_BYTES  # the largest of the small files that a node keeps
 
 
 class Need(enum.Enum):
@@ -39,6 +44,14 @@ class Need(enum.Enum):
     """There is a code, and no pass: nobody has to be asked."""
     PERSON = "person"
     """A person logs in, or the pass that is there has to be renewed."""
+
+
+def check_home(configuration: Configuration) -> None:
+    """HomeUnusable unless what joining keeps can be kept: asked before a code is spent on it."""
+    places = configuration.places
+    for folder in dict.fromkeys((places.data_folder, places.run_folder)):
+        with kept_in(folder):
+            check_writable(folder / "room", ROOM_BYTES)
 
 
 def own_identity(configuration: Configuration) -> Identity:
@@ -80,6 +93,7 @@ def access_of(invite: RunInvite, code: str) -> Invite:
 
 
 async def enrol_with_code(configuration: Configuration, invite: RunInvite, code: str) -> None:
-    """Spend the code, and keep the pass. AccessDenied, Outage."""
-    identity = own_identity(configuration)
-    await enrol(identity, access_of(invite, code), configuration.places.pass_file)
+    """Spend the code, and keep the pass. AccessDenied, Outage, HomeUnusable."""
+    identity, pass_file = own_identity(configuration), configuration.places.pass_file
+    with kept_in(pass_file.parent):
+        await enrol(identity, access_of(invite, code), pass_file)

@@ -11,20 +11,30 @@ Easy to get wrong: what was kept is only for a `join` without an invite. Whoever
 
 from __future__ import annotations
 
-import sys
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from auth.invites import SCHEME as LOGIN_SCHEME
+from auth.pasting import LONGEST_TEXT_CHARACTERS, holds
+from node.disk_trouble import kept_in
+from node.named_text import text_named
 from node.places import Places
-from node.private_file import read_private_file, replace_private_file
-from node.run.invite import SCHEME, RunInvite, read_invite, write_invite
+from node.private_file import UnusableFile, read_private_file, replace_private_file
+from node.run.invite import (
+    SCHEME,
+    NotAnInvite,
+    RunInvite,
+    check_expiry,
+    read_invite,
+    write_invite,
+)
 from node.wrong_use import WrongUse
 
 INVITE_VARIABLE: Final = "POTLUCK_INVITE"
-LONGEST_TEXT_BYTES: Final = 64 << 10  # of a file, with what it says to people
 HAND_THEM_OUT: Final = "The run's organiser hands them out (`potluck run invite`)."
 
 
@@ -38,11 +48,12 @@ def read_invited(
             advice="Leave one of them out.",
         )
     if file is not None:
-        return read_invite(_text_of(file))
+        return read_invite(_text_of(_not_empty(file, "--invite-file")))
     if text is not None:
+        text = _not_empty(text, "INVITE")
         return read_invite(text if _is_invite(text) else _text_of(text))
     if environment.get(INVITE_VARIABLE):
-        return read_invite(environment[INVITE_VARIABLE])
+        return read_invite(_not_empty(environment[INVITE_VARIABLE], INVITE_VARIABLE))
     kept = _kept(places)
     if kept is None:
         raise WrongUse(
@@ -54,41 +65,68 @@ def read_invited(
     return kept
 
 
+def check_still_good(places: Places, invite: RunInvite, now_ms: int) -> None:
+    """InviteExpired, unless this home is in that run already: an invite lets somebody in, and
+    whoever is in may type the same line for ever."""
+    kept = None
+    with contextlib.suppress(UnusableFile, NotAnInvite):
+        kept = _kept(places)
+    if kept is None or (kept.run, kept.organiser) != (invite.run, invite.organiser):
+        check_expiry(invite, now_ms)
+
+
 def keep_invite(places: Places, invite: RunInvite) -> None:
-    """For a `join` without an invite, later; without its code. OSError as the system says it."""
+    """For a `join` without an invite, later; without its code. HomeUnusable."""
     access = invite.access
     if access is not None:
         access = msgspec.structs.replace(access, code="")
     text = write_invite(msgspec.structs.replace(invite, access=access, expires_ms=0))
-    replace_private_file(_file(places), text.encode("ascii"))
+    with kept_in(places.data_folder):
+        replace_private_file(_file(places), text.encode("ascii"))
 
 
 def _kept(places: Places) -> RunInvite | None:
-    data = read_private_file(_file(places), LONGEST_TEXT_BYTES)
-    return None if data is None else read_invite(data.decode("utf-8", "replace"))
+    """That of last time; NotAnInvite for a file that was damaged, UnusableFile for another's."""
+    file = _file(places)
+    data = read_private_file(file, LONGEST_TEXT_CHARACTERS)
+    if data is None:
+        return None
+    try:
+        return read_invite(data.decode("utf-8", "replace"))
+    except NotAnInvite as error:
+        raise NotAnInvite(
+            f"The invite of last time, in {file}, is damaged.",
+            why=error.why,
+            advice=f"Type it once more: `potluck join INVITE`. {HAND_THEM_OUT}",
+        ) from None
 
 
 def _file(places: Places) -> Path:
     return places.data_folder / "run.invite"
 
 
+def _not_empty(text: str, where: str) -> str:
+    if text.strip():
+        return text
+    raise WrongUse(
+        f"There is no invite in {where}: it is empty.",
+        why="It may be a variable of the shell that is not set.",
+        advice=f"An invite begins with {SCHEME}. {HAND_THEM_OUT}",
+    )
+
+
 def _is_invite(text: str) -> bool:
-    """Whether it is the text itself: there is no file whose name begins like this."""
-    return text.strip().partition(":")[0] in ("potluck", SCHEME.rstrip(":")) and ":" in text
+    """Whether it is the text itself, or meant to be: there is no file whose name has this in it."""
+    return holds(SCHEME, text) or holds(LOGIN_SCHEME, text)
 
 
 def _text_of(file: str) -> str:
-    if file == "-":
-        return sys.stdin.read(LONGEST_TEXT_BYTES)
-    try:
-        with Path(file).expanduser().open("rb") as opened:
-            content = opened.read(LONGEST_TEXT_BYTES + 1)
-    except OSError as error:
+    advice = f"An invite begins with {SCHEME}; otherwise it has to be a file with one, or -."
+    text = text_named(file, "invite", limit=LONGEST_TEXT_CHARACTERS, advice=advice)
+    if len(text) > LONGEST_TEXT_CHARACTERS:
         raise WrongUse(
-            f"There is no invite in {file[:200]}.",
-            why=f"It cannot be read: {error.strerror or error}.",
-            advice=f"An invite begins with {SCHEME}; otherwise it has to be a file with one, or -.",
-        ) from None
-    if len(content) > LONGEST_TEXT_BYTES:
-        raise WrongUse(f"{file[:200]} is too long to be a file with an invite.")
-    return content.decode("utf-8", "replace")
+            f"{file[:200]} is too long to be a file with an invite.",
+            why=f"It has more than {LONGEST_TEXT_CHARACTERS:,} characters.",
+            advice="Name the file that you were sent.",
+        )
+    return text

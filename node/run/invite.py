@@ -35,7 +35,7 @@ from auth.fields import MOST_ADDRESSES, PinnedKey, PublicKey, RunName, Url
 from auth.invites import SCHEME as LOGIN_SCHEME
 from auth.invites import Code, Invite, Pin
 from auth.keys import fingerprint_bytes, fingerprint_text, peer_id_of, public_key_of
-from auth.pasting import from_text, joined, to_text
+from auth.pasting import COPY_AGAIN, from_text, holds, to_text
 from node.peer_address import parse_peer_address
 from node.wrong_use import WrongUse
 from protocols.errors import PotluckError
@@ -131,7 +131,7 @@ def write_invite(invite: RunInvite) -> str:
 
 def read_invite(text: str) -> RunInvite:
     """From its text or a file's contents; NotAnInvite. Whether it has expired is not looked at."""
-    if joined(text[:200]).startswith(LOGIN_SCHEME):
+    if holds(LOGIN_SCHEME, text) and not holds(SCHEME, text):
         raise NotAnInvite(
             "This invite lets you log in, and names no run to join.",
             why="It was made with `potluck auth invite`.",
@@ -145,7 +145,7 @@ def read_invite(text: str) -> RunInvite:
         raise NotAnInvite(
             "This is not an invite to a run.",
             why=why,
-            advice="Copy it again, all of it, from where you were sent it; or ask for a new one.",
+            advice=COPY_AGAIN,
         ) from None
     access = None
     if read.access is not None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from auth.invites import Invite
-from node.joining.invited import INVITE_VARIABLE, keep_invite, read_invited
+from node.disk_trouble import HomeUnusable
+from node.joining.invited import (
+    INVITE_VARIABLE,
+    check_still_good,
+    keep_invite,
+    read_invited,
+)
 from node.places import Places, find_places
-from node.run.invite import NotAnInvite, RunInvite, write_invite
+from node.run.invite import InviteExpired, NotAnInvite, RunInvite, write_invite
 from node.wrong_use import WrongUse
 from protocols.identity import Identity
 from tests.runs.definitions import FINGERPRINT
@@ -59,7 +66,53 @@ def test_what_is_none_is_said_by_name(tmp_path: Path) -> None:
         read_invited(places, TEXT[: len(TEXT) // 2], None, {})
     with pytest.raises(NotAnInvite, match="names no run to join"):
         read_invited(places, "potluck:abc", None, {})
-    with pytest.raises(WrongUse, match="There is no invite in"):
-        read_invited(places, str(tmp_path / "missing"), None, {})
     with pytest.raises(WrongUse, match="two invites"):
         read_invited(places, TEXT, "file", {})
+    for text in ("", "  \n"):
+        with pytest.raises(WrongUse, match="no invite in INVITE: it is empty"):
+            read_invited(places, text, None, {})
+    with pytest.raises(WrongUse, match="it is empty"):
+        read_invited(places, None, None, {INVITE_VARIABLE: " "})
+
+
+def test_a_file_that_can_be_no_invite_is_said_by_name(tmp_path: Path) -> None:
+    places = places_in(tmp_path)
+    for file in (str(tmp_path / "missing"), str(tmp_path), "~nobody-here/invite"):
+        with pytest.raises(WrongUse, match="The invite cannot be read from"):
+            read_invited(places, file, None, {})
+    large, binary = tmp_path / "large", tmp_path / "binary"
+    with large.open("wb") as opened:
+        opened.truncate(10 << 30)  # of which no more is read than a file with an invite has
+    with pytest.raises(WrongUse, match="too long to be a file with an invite"):
+        read_invited(places, None, str(large), {})
+    binary.write_bytes(bytes(range(256)))
+    with pytest.raises(NotAnInvite, match="does not begin with potluck-run:"):
+        read_invited(places, None, str(binary), {})
+
+
+def test_whoever_is_in_may_type_the_same_line_when_it_has_expired(tmp_path: Path) -> None:
+    places, later = places_in(tmp_path), INVITE.expires_ms + 1
+    with pytest.raises(InviteExpired):
+        check_still_good(places, INVITE, later)
+    keep_invite(places, INVITE)
+    check_still_good(places, INVITE, later)
+    others = msgspec.structs.replace(INVITE, organiser="a" * len(FINGERPRINT))
+    with pytest.raises(InviteExpired):
+        check_still_good(places, others, later)
+
+
+def test_a_damaged_invite_of_last_time_is_told_as_that(tmp_path: Path) -> None:
+    places = places_in(tmp_path)
+    keep_invite(places, INVITE)
+    file = tmp_path / "run.invite"
+    file.write_text(file.read_text()[:50])
+    with pytest.raises(NotAnInvite, match=r"of last time, in .*run\.invite, is damaged"):
+        read_invited(places, None, None, {})
+    assert read_invited(places, TEXT, None, {}) == INVITE
+
+
+def test_a_home_that_cannot_be_written_to_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HomeUnusable, match="home cannot be written to") as caught:
+        keep_invite(places_in(tmp_path / "file"), INVITE)
+    assert "--home DIRECTORY, or POTLUCK_HOME" in caught.value.advice

@@ -67,11 +67,47 @@ def test_one_that_was_cut_says_so(length: int) -> None:
 
 
 @given(some.integers(0, len(TEXT) - 1), some.characters(codec="utf-8"))
-def test_a_wrong_character_is_noticed(place: int, character: str) -> None:
-    changed = TEXT[:place] + character + TEXT[place + 1 :]
-    if changed.split() != [TEXT]:
-        with pytest.raises(NotAnInvite):
-            read_invite(changed)
+def test_a_wrong_character_never_makes_another_invite_of_it(place: int, character: str) -> None:
+    try:
+        read = read_invite(TEXT[:place] + character + TEXT[place + 1 :])
+    except NotAnInvite:
+        return
+    assert read == OPEN, "as with a capital at its beginning"
+
+
+def test_a_wrong_character_within_it_is_noticed() -> None:
+    other = "A" if TEXT[60] != "A" else "B"
+    with pytest.raises(NotAnInvite, match="a character of it is wrong"):
+        read_invite(TEXT[:60] + other + TEXT[61:])
+
+
+ON_THE_WAY = {
+    "quotes": f'"{TEXT}"',
+    "quotes of a word processor": f"\u201c{TEXT}\u201d",
+    "brackets": f"<{TEXT}>",
+    "code in a chat": f"```\n{TEXT}\n```",
+    "the end of a sentence": f"{TEXT}.",
+    "a sentence before it": f"Join us with {TEXT}!",
+    "the whole command": f"potluck join {TEXT}",
+    "several words": f"{TEXT[:40]} {TEXT[40:90]}\t{TEXT[90:]}",
+    "a quoted mail": f"> {TEXT[:60]}\n> {TEXT[60:]}\n",
+    "a capital": f"P{TEXT[1:]}",
+    "a byte order mark": f"\ufeff{TEXT}\r\n",
+    "invisible characters": f"{TEXT[:30]}\u200b{TEXT[30:60]}\xad{TEXT[60:]}",
+    "another blank": f"\xa0{TEXT}\u3000",
+    "a typographic dash": TEXT.replace("-", "\u2011"),
+}
+
+
+@pytest.mark.parametrize("text", ON_THE_WAY.values(), ids=ON_THE_WAY.keys())
+def test_what_mails_and_chats_do_to_it_does_not_matter(text: str) -> None:
+    assert read_invite(text) == OPEN
+
+
+@pytest.mark.parametrize("changed", [TEXT.upper(), TEXT.lower()], ids=["capital", "small"])
+def test_letters_that_were_all_made_alike_are_told_as_that(changed: str) -> None:
+    with pytest.raises(NotAnInvite, match="All its letters were made capital, or small"):
+        read_invite(changed)
 
 
 @given(some.text(max_size=300))
