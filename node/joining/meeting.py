@@ -31,14 +31,18 @@ from node.trainer.session import Session
 from node.trainer.stages import ASKING, LOOKING
 from protocols.dht.bootstrap import Joined
 from protocols.errors import PotluckError
+from protocols.identity import PeerId
 from protocols.not_allowed import NotAllowed
 from protocols.runs.fetching import fetch_definition
-from protocols.runs.messages import NoDefinition
+from protocols.runs.messages import NoDefinition, NotTheDefinition
 
 QUIET_SECONDS: Final = 5.0  # after which the owner is told that nobody answers yet
 TELL_SECONDS: Final = 2.0  # between two looks at how the addresses fare
 FIRST_RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 15.0  # between two questions for a definition that nobody had
+FORGED_SECONDS: Final = 30.0
+"""How long only forged definitions may come before that is the end of it: whoever answers first may
+be the only one who lies, and the others have yet to be met."""
 
 
 async def meet(node: Node, session: Session) -> None:
@@ -108,13 +112,25 @@ async def _fetched(
     known: SignedDefinition | None,
 ) -> SignedDefinition:
     seconds, told = FIRST_RETRY_SECONDS, ""
+    give_up = trio.current_time() + FORGED_SECONDS
     while True:
-        peers = [link.peer for link in node.network.links()]
+        peers = _to_ask(node)
         try:
             return await fetch_definition(node.rpc, peers, run, accept, known=known)
-        except NoDefinition as error:
+        except (NoDefinition, NotTheDefinition) as error:
+            if isinstance(error, NotTheDefinition) and trio.current_time() >= give_up:
+                raise
             if str(error) != told:
                 told = str(error)
                 session.happened(Notice(f"{error.what} {error.why} It is tried again."))
         await trio.sleep(seconds)
         seconds = min(2.0 * seconds, LONGEST_RETRY_SECONDS)
+
+
+def _to_ask(node: Node) -> list[PeerId]:
+    """Whom there is a link to: those of the invite first, the others in any order, since only some
+    are asked and anybody may have come with many."""
+    named = {at.rpartition("/p2p/")[2] for at in node.configuration.bootstrap_addresses}
+    peers = [link.peer for link in node.network.links()]
+    node.network.random.shuffle(peers)
+    return sorted(peers, key=lambda peer: peer not in named)

@@ -17,19 +17,21 @@ the others are being looked for.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 
 import trio
 
+from models.errors import ModelsError
 from node.caps.devices import AUTO, choose_device, devices_here, use_threads
-from node.caps.memory import refuse_above
 from node.caps.settings import Caps, caps_of
 from node.caps.watching import WatchedCaps, open_caps
 from node.credit.keeping import Terms, open_credit
 from node.disk_trouble import disk_trouble
+from node.joining.fitting import check_fits, machine_memory
 from node.joining.meeting import definition_of, meet
 from node.joining.will_use import Use, three_lines
 from node.node import Node
@@ -126,15 +128,12 @@ async def _prepare(node: Node, part: Part, session: Session) -> _Prepared:
         session.happened(Preparing(LOADING))
     session.happened(Preparing(WORKING_OUT))
     definition = signed.definition
-    costs = await _in_thread_to_let_go(_costs_of, definition, part.trusted)
-    refuse_above(caps.memory_bytes, costs.memory_bytes(1), part.run)
+    costs = await _in_thread_to_let_go(_costs_of, signed, part.trusted)
     devices, threads = await _in_thread_to_let_go(_devices_of, caps)
-    most = definition.training.samples_at_once
-    if caps.memory_bytes is not None:
-        most = max(1, min(most, costs.most_samples(caps.memory_bytes)))
+    most = check_fits(costs, caps, devices, definition, machine_bytes=machine_memory())
     session.happened(WillUse(_lines(part, definition, costs, caps, devices, threads, most)))
     session.happened(Preparing(BUILDING))
-    task = await _in_thread_to_let_go(_built, part, definition, devices, node.network.peer_id)
+    task = await _in_thread_to_let_go(_built, part, signed, devices, node.network.peer_id)
     return _Prepared(definition, task, caps, most)
 
 
@@ -228,10 +227,23 @@ async def _import_torch() -> None:
     await _in_thread_to_let_go(importlib.import_module, "node.trainer.trainer")
 
 
-def _costs_of(definition: RunDefinition, trusted: Mapping[str, Path]) -> Costs:
+def _costs_of(signed: SignedDefinition, trusted: Mapping[str, Path]) -> Costs:
     from node.run.costs import costs_of
 
-    return costs_of(definition, trusted)
+    with _told_as_the_definitions(signed):
+        return costs_of(signed.definition, trusted)
+
+
+@contextmanager
+def _told_as_the_definitions(signed: SignedDefinition) -> Iterator[None]:
+    """What models say of their tables is for whoever wrote them: UnusableDefinition for us."""
+    from node.run.mistakes import WrongDefinition
+    from node.run.signed import unusable
+
+    try:
+        yield
+    except (ModelsError, WrongDefinition) as error:
+        raise unusable(error, signed.version, signed.signed_ms) from None
 
 
 def _devices_of(caps: Caps) -> tuple[tuple[str, ...], int]:
@@ -244,10 +256,11 @@ def _devices_of(caps: Caps) -> tuple[tuple[str, ...], int]:
     return (str(choose_device(caps.device)),), threads
 
 
-def _built(part: Part, definition: RunDefinition, devices: tuple[str, ...], peer: str) -> RunTask:
+def _built(part: Part, signed: SignedDefinition, devices: tuple[str, ...], peer: str) -> RunTask:
     from node.run.building import build_task
 
-    return build_task(definition, device=devices, peer=peer, trusted=part.trusted)
+    with _told_as_the_definitions(signed):
+        return build_task(signed.definition, device=devices, peer=peer, trusted=part.trusted)
 
 
 def _lines(

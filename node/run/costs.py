@@ -68,6 +68,11 @@ class Costs:
     """Of one round, each way, among many equals; fewer keep a part of it to themselves."""
     samples_per_round: int
 
+    @property
+    def built_bytes(self) -> int:
+        """Of memory, until the model is where it will be trained."""
+        return PROCESS_BYTES + FLOAT_BYTES * self.parameters
+
     def memory_bytes(self, samples: int) -> int:
         """Of the whole process that computes so many samples at once."""
         return self.fixed_bytes + samples * self.sample_bytes

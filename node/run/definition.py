@@ -32,9 +32,9 @@ from node.run.mistakes import (
     parse,
 )
 from node.version import VERSION
-from protocols.errors import PotluckError
 from protocols.moshpit.layout import CodecName
 from protocols.moshpit.settings import GROUP_SIZE, MATCHMAKING_SECONDS, ROUND_SECONDS
+from protocols.runs.messages import UnusableDefinition
 
 if TYPE_CHECKING:
     from node.checkpoint_keeper import CheckpointSettings
@@ -56,7 +56,7 @@ OrNone = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
 Seconds = Annotated[float, Meta(gt=0.0, le=LONGEST_SECONDS)]
 
 
-class NewerPotluckNeeded(PotluckError):
+class NewerPotluckNeeded(UnusableDefinition):
     """The run asks for a later version of potluck than this one."""
 
 
@@ -201,15 +201,30 @@ def read_definition(text: bytes) -> RunDefinition:
     return msgspec.convert(document, RunDefinition)
 
 
+def name_in(text: bytes) -> str:
+    """The run's name in a text that may be wrong otherwise; empty if it is not to be found."""
+    try:
+        run = parse(text).get("run")
+    except WrongDefinition:
+        return ""
+    name = run.get("name") if isinstance(run, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
 def check_version(document: Mapping[str, Any]) -> None:
     """NewerPotluckNeeded if the definition says so, whatever else is in it."""
     limits = document.get("limits")
     least = limits.get("least_version") if isinstance(limits, Mapping) else None
-    if isinstance(least, str) and _numbers(least) > _numbers(VERSION):
-        raise _too_old(f"It needs potluck {least} or later.")
+    if isinstance(least, str) and is_later(least):
+        raise too_old(f"It needs potluck {least} or later.")
     format_ = document.get("format")
     if type(format_) is int and format_ > FORMAT:
-        raise _too_old(f"Its definition is of format {format_}, and this one reads {FORMAT}.")
+        raise too_old(f"Its definition is of format {format_}, and this one reads {FORMAT}.")
+
+
+def is_later(version: str) -> bool:
+    """Whether that is a later potluck than this one."""
+    return _numbers(version) > _numbers(VERSION)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -223,7 +238,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _too_old(why: str) -> NewerPotluckNeeded:
+def too_old(why: str) -> NewerPotluckNeeded:
     return NewerPotluckNeeded(
         f"This potluck ({VERSION}) is too old for the run.",
         why=why,

@@ -26,11 +26,18 @@ from protocols.errors import PotluckError
 LARGEST_TEXT_BYTES = 64 << 10  # of run.toml: some hundred shards by name, and room for comments
 MOST_DOTS_IN_A_LINE = 100  # what makes tables deep; an address in quotes has a handful
 DEEPEST = 8  # tables and lists in one another: data.source[0].paths has four
+LONGEST_NUMBER_BITS = 256  # 77 digits, of a whole one: 0x… can have 60,000, more than are printed
+TOO_LONG_A_NUMBER = "it has a whole number of more than 77 digits"
 LONGEST_SHOWN = 60  # characters of a wrong value
+MOST_TOLD = 20  # mistakes in one error; `run check` lists them all
 NEAR_ENOUGH = 0.6  # of difflib: `bacth` still means `batch`
 
-LINE_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"  # it is shown on volunteers' screens
-VERSION_PATTERN = r"^\d{1,9}(\.\d{1,9}){0,3}\Z"
+# It is shown on volunteers' screens: nothing that moves the cursor, turns the order of what is
+# written around, or cannot be seen.
+LINE_PATTERN = (
+    r"^[^\x00-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]*\Z"
+)
+VERSION_PATTERN = r"^[0-9]{1,9}(\.[0-9]{1,9}){0,3}\Z"
 
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
 _EXPECTED = re.compile(r"^Expected `([^`]*)`(?:, got `[^`]*`)?(.*)$")
@@ -65,8 +72,10 @@ class WrongDefinition(PotluckError):
         found = tuple(mistakes)
         what, why = "There is a mistake in the run's definition.", found[0]
         if len(found) > 1:
-            what = f"There are {len(found)} mistakes in the run's definition."
-            why = "".join(f"\n    - {one}" for one in found)
+            what = f"There are {len(found):,} mistakes in the run's definition."
+            why = "".join(f"\n    - {one}" for one in found[:MOST_TOLD])
+            if len(found) > MOST_TOLD:
+                why += f"\n    - and {len(found) - MOST_TOLD:,} more."
         error = WrongDefinition(what, why=why, advice=ADVICE)
         error.mistakes = found
         return error
@@ -89,8 +98,10 @@ def parse(text: bytes) -> dict[str, Any]:
         document = tomllib.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # TOML's own error is a ValueError, too
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        if "integer string conversion" in reason:
+            reason = TOO_LONG_A_NUMBER
         raise WrongDefinition.of([f"It is not TOML: {reason[:200].rstrip('.')}."]) from None
-    _check_depth(document)
+    _check_values(document)
     return document
 
 
@@ -160,11 +171,14 @@ def _choices(type_: Any) -> list[str]:
     return [word for inner in get_args(type_) for word in _choices(inner)]
 
 
-def _check_depth(document: Mapping[str, Any]) -> None:
-    """WrongDefinition if it is deeper than anything that is read. Without recursion."""
+def _check_values(document: Mapping[str, Any]) -> None:
+    """WrongDefinition if it is deeper than anything that is read, or has a number that Python
+    itself would not print. Without recursion."""
     layer: list[Any] = [document]
     for _ in range(DEEPEST):
         layer = [inner for outer in layer for inner in _inside(outer)]
+        if any(isinstance(one, int) and one.bit_length() > LONGEST_NUMBER_BITS for one in layer):
+            raise WrongDefinition.of([f"{TOO_LONG_A_NUMBER.capitalize()}."])
     if layer:
         raise WrongDefinition.of([f"Tables and lists in it are nested more than {DEEPEST} deep."])
 

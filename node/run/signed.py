@@ -3,8 +3,9 @@
     data = sign_definition(text, organiser_key, now_ms=…)                     # at the organiser
     signed = read_signed(data, run="poem", organiser=invite.organiser)        # at a volunteer
 
-A document as those of auth/documents.py: MessagePack of [format, text, organiser's public key, when
-it was signed], and 64 bytes of Ed25519. The text is the very bytes of run.toml.
+A document as those of auth/documents.py: MessagePack of [text, organiser's public key, when it was
+signed, with which version of potluck], and 64 bytes of Ed25519. The text is the very bytes of
+run.toml.
 
 Promises: what `read_signed` returns was signed by the key whose fingerprint was given, is of the
 run that was asked for, and not older than what was seen before; else it raises, by name. Before
@@ -27,20 +28,38 @@ from auth.documents import DocumentType
 from auth.errors import MalformedDocument
 from auth.fields import PublicKey, TimeMs
 from auth.keys import SigningKey, VerifyingKey, fingerprint
-from node.run.definition import RunDefinition, read_definition
-from node.run.mistakes import LARGEST_TEXT_BYTES
-from protocols.runs.messages import LARGEST_DEFINITION_BYTES, NotTheDefinition
+from models.errors import ModelsError
+from node.run.definition import (
+    NewerPotluckNeeded,
+    RunDefinition,
+    is_later,
+    name_in,
+    read_definition,
+    too_old,
+)
+from node.run.mistakes import LARGEST_TEXT_BYTES, VERSION_PATTERN, WrongDefinition
+from node.version import VERSION
+from protocols.runs.messages import (
+    LARGEST_DEFINITION_BYTES,
+    NotTheDefinition,
+    UnusableDefinition,
+)
 
+ONLY_THE_ORGANISER = (
+    "Only the run's organiser can mend that: tell them. Nothing of the run was downloaded."
+)
 DOMAIN = b"potluck run definition 1"
 LIMIT_BYTES = LARGEST_DEFINITION_BYTES
 
 Text = Annotated[bytes, Meta(max_length=LARGEST_TEXT_BYTES)]
+Version = Annotated[str, Meta(max_length=32, pattern=VERSION_PATTERN)]
 
 
 class _Document(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     text: Text
     organiser: PublicKey
     signed_ms: TimeMs
+    version: Version = VERSION
 
 
 _DEFINITIONS = DocumentType(_Document, "run's definition", DOMAIN, LIMIT_BYTES)
@@ -55,6 +74,8 @@ class SignedDefinition(msgspec.Struct, frozen=True):
     """The fingerprint of the organiser's key."""
     signed_ms: int
     """When; a definition with a later one takes its place."""
+    version: str = VERSION
+    """Of the potluck that it was signed with, which understood all of it."""
 
 
 def sign_definition(text: bytes, key: SigningKey, *, now_ms: int, after_ms: int = 0) -> bytes:
@@ -71,7 +92,7 @@ def read_signed(
     the key that must have signed it; `not_before_ms`: of the latest that was seen before. None,
     for either: whichever it names, which only a file of the owner's own may decide.
 
-    NotTheDefinition; and, only for what is genuine, WrongDefinition and NewerPotluckNeeded.
+    NotTheDefinition; and, only for what is genuine, UnusableDefinition (NewerPotluckNeeded is one).
     """
     try:
         document = _DEFINITIONS.read(data)
@@ -90,12 +111,39 @@ def read_signed(
             "It is older than one that was seen before.",
             f"It was signed {_moment(document.signed_ms)}, the other {_moment(not_before_ms)}.",
         )
-    definition = read_definition(document.text)
-    if run is not None and definition.name != run:
-        raise _not_it(
-            "It is another run's.", f"It defines {definition.name}, and {run} was asked for."
-        )
-    return SignedDefinition(data, definition, document.text, signer, document.signed_ms)
+    try:
+        definition = read_definition(document.text)
+    except (WrongDefinition, NewerPotluckNeeded) as error:
+        _check_run(run, name_in(document.text))
+        raise unusable(error, document.version, document.signed_ms) from None
+    _check_run(run, definition.name)
+    return SignedDefinition(
+        data, definition, document.text, signer, document.signed_ms, document.version
+    )
+
+
+def _check_run(asked: str | None, found: str) -> None:
+    if asked is not None and found and found != asked:
+        raise _not_it("It is another run's.", f"It defines {found}, and {asked} was asked for.")
+
+
+def unusable(
+    error: WrongDefinition | NewerPotluckNeeded | ModelsError, version: str, signed_ms: int
+) -> UnusableDefinition:
+    """What is wrong with a genuine definition, as a volunteer needs to hear it: who has to mend it.
+
+    What a later potluck has signed is right there, whatever it looks like here.
+    """
+    reasons = [error.why, error.advice if isinstance(error, ModelsError) else ""]
+    why = " ".join(reason for reason in reasons if reason)
+    if isinstance(error, NewerPotluckNeeded):
+        found: UnusableDefinition = error
+    elif is_later(version):
+        found = too_old(f"The run was signed with potluck {version}. {error.what} {why}".rstrip())
+    else:
+        found = UnusableDefinition(error.what, why=why, advice=ONLY_THE_ORGANISER)
+    found.signed_ms = signed_ms
+    return found
 
 
 def _moment(ms: int) -> str:

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from node.run.mistakes import WrongDefinition
 from node.wrong_use import WrongUse
 from protocols.errors import PotluckError, Refused
 
@@ -84,9 +85,13 @@ def own_settings(table: Mapping[str, Any]) -> dict[str, Any]:
 def load_trusted(table: Mapping[str, Any], trusted: Mapping[str, Path], where: str) -> ModuleType:
     """The module that the table names, from the file that was trusted for it.
 
-    UntrustedModule if none was, or it is another file; BrokenModule if it cannot be loaded.
+    UntrustedModule if none was, or it is another file; BrokenModule if it cannot be loaded;
+    WrongDefinition for what is no name.
     """
-    name = str(table["module"])
+    mistakes = mistakes_in_module_table(table, where)
+    if mistakes:
+        raise WrongDefinition.of(mistakes)
+    name = table["module"]
     path = trusted.get(name)
     if path is None:
         raise UntrustedModule(

@@ -4,7 +4,8 @@
 
 All are asked at once. What one answers is verified by `accept` (node/run/signed.py), which raises
 NotTheDefinition for what is not genuine; the others are then waited for. The first that is genuine
-gives the rest a moment, and the newest of them is taken.
+gives the rest a moment, and the newest of them decides: if this potluck cannot take part by it, an
+older one that it could read is not taken in its place.
 
 Promises: it ends within `timeout`; it takes one peer that answers, whatever the others do.
 
@@ -28,6 +29,7 @@ from protocols.runs.messages import (
     DefinitionResponse,
     NoDefinition,
     NotTheDefinition,
+    UnusableDefinition,
     digest_of,
 )
 
@@ -62,7 +64,7 @@ async def fetch_definition(
     """The newest one that is accepted; `known` if nobody has a newer.
 
     NoDefinition if there is none, and says what each peer answered. NotTheDefinition if all that
-    came was not genuine. Whatever else `accept` raises comes out of here: it is of the genuine one.
+    came was not genuine. UnusableDefinition, which `accept` raised, if the newest is that.
     """
     asked = list(dict.fromkeys(peers))[:MOST_ASKED]
     answers = _Answers(run, accept, known)
@@ -95,7 +97,7 @@ class _Answers(Generic[Accepted]):
         self._accepted: list[Accepted] = []
         self._failures: dict[PeerId, str] = {}
         self._forged: list[NotTheDefinition] = []
-        self._unusable: list[PotluckError] = []  # genuine, and not for this potluck
+        self._unusable: list[UnusableDefinition] = []
 
     def failed(self, peer: PeerId, error: PotluckError) -> None:
         self._failures[peer] = error.what
@@ -113,18 +115,18 @@ class _Answers(Generic[Accepted]):
             self._forged.append(error)
             self._failures[peer] = error.what
             return False
-        except PotluckError as error:
+        except UnusableDefinition as error:
             self._unusable.append(error)
         return True
 
     def newest(self, asked: list[PeerId]) -> Accepted:
-        if self._accepted:
-            found = self._accepted + ([] if self._known is None else [self._known])
-            return max(found, key=lambda one: one.signed_ms)
-        if self._unusable:
-            raise self._unusable[0]
-        if self._known is not None:
-            return self._known
+        found = self._accepted + ([] if self._known is None else [self._known])
+        best = max(found, key=lambda one: one.signed_ms, default=None)
+        worst = max(self._unusable, key=lambda one: one.signed_ms, default=None)
+        if worst is not None and (best is None or worst.signed_ms > best.signed_ms):
+            raise worst
+        if best is not None:
+            return best
         if self._forged:
             raise self._forged[0]
         told = [f"{peer}: {self._failures.get(peer, 'no answer.')}" for peer in asked[:MOST_TOLD]]

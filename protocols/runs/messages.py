@@ -58,6 +58,16 @@ class NotTheDefinition(PotluckError):
     exit_code = 3
 
 
+class UnusableDefinition(PotluckError):
+    """A genuine definition by which this potluck cannot take part: too new, or not right.
+
+    `signed_ms`: when it was signed, so that an older one does not count in its place.
+    """
+
+    exit_code = 3
+    signed_ms: int = 0
+
+
 class NoDefinition(Unreachable):
     """Nobody who could be asked has the run's definition."""
 

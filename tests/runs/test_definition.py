@@ -64,7 +64,17 @@ ONE_MISTAKE = {
     "no TOML": (b"run = [", "It is not TOML"),
     "no text": (b"\xff\xfe", "It is not TOML"),
     "a version that is none": (TEXT + b'[limits]\nleast_version = "one"', "of numbers and dots"),
-    "many digits": (b"x = " + b"9" * 60_000, "It is not TOML"),
+    "letters that turn the order around": (
+        with_line('description = "a\\u202eb"', "run"),
+        "text of one line",
+    ),
+    "digits of another script": (TEXT + '[limits]\nleast_version = "9.٣"'.encode(), "of numbers"),
+    "many digits": (b"x = " + b"9" * 60_000, "more than 77 digits"),
+    "many digits that Python reads": (changed("= 64", "= 0x" + "f" * 50_000), "than 77 digits"),
+    "many digits in a table": (changed('"tiny"', "0x" + "f" * 50_000), "more than 77 digits"),
+    "no number": (changed("batch = 64", "batch = nan"), "batch below [training] cannot be nan"),
+    "beyond all numbers": (changed("batch = 64", "batch = 1e400"), "must be a whole number"),
+    "a norm that is none": (with_line("max_norm = nan"), "max_norm below [training] cannot be nan"),
 }
 
 
@@ -76,6 +86,14 @@ def test_a_mistake_is_told_by_its_place(text: bytes, told: str) -> None:
 def test_all_mistakes_are_told_at_once() -> None:
     text = changed("batch = 64", "batch = 0\nsteps = -1\nlocal_stps = 2").replace(b'"poem"', b"1")
     assert len(mistakes(text)) == 4
+
+
+def test_of_thousands_of_mistakes_some_are_told() -> None:
+    with pytest.raises(WrongDefinition) as caught:
+        read_definition(b"".join(b"batch%d = 1\n" % number for number in range(4_000)) + TEXT)
+    assert len(caught.value.mistakes) == 4_000
+    assert "and 3,980 more" in caught.value.why
+    assert len(str(caught.value)) < 10_000
 
 
 BOMBS = {

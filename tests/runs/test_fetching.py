@@ -106,15 +106,22 @@ def test_only_forgers_is_a_refusal_with_the_reason() -> None:
         fetched(FORGED)
 
 
-def test_what_the_organiser_wants_a_later_potluck_for_is_told_even_to_who_knows_an_older_one() -> (
-    None
-):
+def needing_a_later_potluck(signed_ms: int) -> bytes:
     from node.run.signed import _DEFINITIONS, _Document
 
     text = TEXT + b'[limits]\nleast_version = "99.0"'
-    later = _DEFINITIONS.sign(_Document(text, ORGANISER.public_key, NOW_MS + 9), ORGANISER)
+    return _DEFINITIONS.sign(_Document(text, ORGANISER.public_key, signed_ms), ORGANISER)
+
+
+def test_the_newest_decides_also_where_this_potluck_is_too_old_for_it() -> None:
+    later, earlier = needing_a_later_potluck(NOW_MS + 9), needing_a_later_potluck(NOW_MS - 9)
     with pytest.raises(NewerPotluckNeeded):
         fetched(later, known=accept(OLD))
+    with pytest.raises(NewerPotluckNeeded):
+        fetched(OLD, later)
+    with pytest.raises(NewerPotluckNeeded):
+        fetched(later, OLD)
+    assert fetched(OLD, earlier)[0].data == OLD, "the organiser has taken it back"
 
 
 def test_another_run_is_not_mixed_up_with_this_one() -> None:

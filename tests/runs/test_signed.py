@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from auth.keys import fingerprint
+from auth.keys import SigningKey, fingerprint
 from node.run.definition import NewerPotluckNeeded, WrongDefinition
 from node.run.mistakes import LARGEST_TEXT_BYTES
 from node.run.signed import LIMIT_BYTES, read_signed, sign_definition
-from protocols.runs.messages import NotTheDefinition
+from node.version import VERSION
+from protocols.runs.messages import NotTheDefinition, UnusableDefinition
 from tests.runs.definitions import (
     FINGERPRINT,
     MALLORY,
@@ -85,19 +86,44 @@ def test_what_cannot_be_is_not_signed() -> None:
         sign_definition(changed("batch = 64", "batch = 0"), ORGANISER, now_ms=NOW_MS)
 
 
-def test_a_genuine_one_from_a_later_potluck_says_so() -> None:
+def signed_by_hand(text: bytes, key: SigningKey = ORGANISER, version: str = VERSION) -> bytes:
+    """Without a look at the text: as another potluck does it, or a hostile organiser."""
     from node.run.signed import _DEFINITIONS, _Document
 
-    text = TEXT + b'[limits]\nleast_version = "99.0"'
-    data = _DEFINITIONS.sign(_Document(text, ORGANISER.public_key, NOW_MS), ORGANISER)
-    with pytest.raises(NewerPotluckNeeded, match=r"99\.0"):
-        read(data)
+    return _DEFINITIONS.sign(_Document(text, key.public_key, NOW_MS, version), key)
+
+
+LATER = TEXT + b'[limits]\nleast_version = "99.0"'
+
+
+def test_a_genuine_one_from_a_later_potluck_says_so() -> None:
+    with pytest.raises(NewerPotluckNeeded, match=r"99\.0") as caught:
+        read(signed_by_hand(LATER))
+    assert caught.value.exit_code == 3
+    assert caught.value.signed_ms == NOW_MS
+
+
+def test_what_a_later_potluck_knows_and_this_one_does_not_says_which_version_is_needed() -> None:
+    new_key = changed("batch = 64", "batch = 64\nsparkle = 2")
+    with pytest.raises(NewerPotluckNeeded, match=r"signed with potluck 99\.1") as caught:
+        read(signed_by_hand(new_key, version="99.1"))
+    assert "There is no key 'sparkle' below [training]" in caught.value.why
+    assert "Update potluck" in caught.value.advice
+
+
+def test_a_genuine_one_with_a_mistake_says_whose_it_is_to_mend() -> None:
+    with pytest.raises(UnusableDefinition, match="batch below") as caught:
+        read(signed_by_hand(changed("batch = 64", "batch = 0")))
+    assert "Only the run's organiser can mend that" in caught.value.advice
+    assert "run.toml" not in str(caught.value)
+    assert (caught.value.exit_code, caught.value.signed_ms) == (3, NOW_MS)
+
+
+def test_another_run_of_the_same_organiser_is_refused_whatever_it_needs() -> None:
+    with pytest.raises(NotTheDefinition, match="defines prose"):
+        read(signed_by_hand(LATER.replace(b'"poem"', b'"prose"')))
 
 
 def test_the_text_of_a_forger_is_not_even_parsed() -> None:
-    from node.run.signed import _DEFINITIONS, _Document
-
-    text = TEXT + b'[limits]\nleast_version = "99.0"'
-    data = _DEFINITIONS.sign(_Document(text, MALLORY.public_key, NOW_MS), MALLORY)
     with pytest.raises(NotTheDefinition, match=fingerprint(MALLORY.public_key)):
-        read(data)
+        read(signed_by_hand(LATER, MALLORY))

@@ -1,0 +1,66 @@
+"""Does the run fit: asked before anything but its definition has been downloaded.
+
+    most_samples = check_fits(costs, caps, devices, definition)       # TooLarge, in words
+
+Above the owner's cap it is refused. Without a cap the machine itself is one: a definition is a few
+lines of text, and may ask for a model of terabytes. On a processor all of the estimate has to be in
+the machine's memory; where a GPU computes, that the GPU says; but the parameters are made here.
+
+Easy to get wrong: what a container may have is less than what its machine has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from node.caps.memory import TooLarge, refuse_above
+from node.caps.units import in_words
+
+if TYPE_CHECKING:
+    from node.caps.settings import Caps
+    from node.run.costs import Costs
+    from node.run.definition import RunDefinition
+
+CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # of a container, with version 2
+PROCESSOR: Final = "cpu"
+
+
+def check_fits(
+    costs: Costs,
+    caps: Caps,
+    devices: Sequence[str],
+    definition: RunDefinition,
+    *,
+    machine_bytes: int | None,
+) -> int:
+    """How many samples at once are the most that fit. TooLarge if not even one does."""
+    run, most = definition.name, definition.training.samples_at_once
+    refuse_above(caps.memory_bytes, costs.memory_bytes(1), run)
+    on_processor = tuple(devices) == (PROCESSOR,)
+    needed = costs.memory_bytes(1) if on_processor else costs.built_bytes
+    if machine_bytes is not None and needed > machine_bytes:
+        raise TooLarge(
+            f"{run} needs about {in_words(needed)} of memory; this machine has "
+            f"{in_words(machine_bytes)}.",
+            why="It is worked out from the run's definition.",
+            advice="Join from a larger machine. Nothing was downloaded.",
+        )
+    limits = [caps.memory_bytes, machine_bytes if on_processor else None]
+    known = [limit for limit in limits if limit is not None]
+    return max(1, min([most, *(costs.most_samples(limit) for limit in known)]))
+
+
+def machine_memory() -> int | None:
+    """Bytes that this machine (or container) has; None where the system does not say."""
+    try:
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+    try:
+        limit = CGROUP_LIMIT.read_text("ascii").strip()
+    except (OSError, ValueError):
+        limit = ""
+    return min(found, int(limit)) if limit.isdigit() else found

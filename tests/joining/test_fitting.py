@@ -1,0 +1,78 @@
+"""A run that does not fit is refused by what its few lines say, before anything else is fetched."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.caps.memory import TooLarge
+from node.caps.settings import Caps
+from node.joining.fitting import check_fits, machine_memory
+from node.run.costs import costs_of
+from node.run.definition import RunDefinition, read_definition
+from tests.runs.definitions import TEXT, changed
+
+GB = 1_000_000_000
+GPU = ("cuda:0",)
+SMALL = read_definition(TEXT)
+SIXTEEN_GIGABYTES = read_definition(
+    changed("context = 16\nwidth = 16\nlayers = 1", "width = 4096\nlayers = 20")
+)
+LARGEST = read_definition(
+    changed(
+        "context = 16\nwidth = 16\nlayers = 1\nheads = 2",
+        "context = 65536\nwidth = 16384\nlayers = 256\nheads = 2\nvocabulary = 1000000",
+    )
+)
+HUNGRY_BATCHES = read_definition(
+    changed("batch = 64\nsamples_at_once = 4", "batch = 1048576\nsamples_at_once = 1048576")
+)
+
+
+def most_samples(
+    definition: RunDefinition,
+    machine_gb: float | None,
+    *,
+    cap_gb: float | None = None,
+    devices: tuple[str, ...] = ("cpu",),
+) -> int:
+    return check_fits(
+        costs_of(definition),
+        Caps(memory_bytes=None if cap_gb is None else int(cap_gb * GB)),
+        devices,
+        definition,
+        machine_bytes=None if machine_gb is None else int(machine_gb * GB),
+    )
+
+
+def test_what_fits_computes_as_many_samples_at_once_as_the_run_says() -> None:
+    assert most_samples(SMALL, 4) == most_samples(SMALL, None, cap_gb=4) == 4
+
+
+def test_above_the_owners_cap_it_is_refused() -> None:
+    with pytest.raises(TooLarge, match=r"needs about 432 MB .* may hold 300 MB"):
+        most_samples(SMALL, 4, cap_gb=0.3)
+
+
+def test_without_a_cap_it_is_the_machine_that_it_has_to_fit() -> None:
+    for definition in (SIXTEEN_GIGABYTES, LARGEST):
+        with pytest.raises(TooLarge, match="this machine has 8 GB") as caught:
+            most_samples(definition, 8)
+        assert "Nothing was downloaded" in caught.value.advice
+        assert caught.value.exit_code == 3
+
+
+def test_where_a_gpu_computes_the_machine_has_to_hold_the_parameters() -> None:
+    assert most_samples(SIXTEEN_GIGABYTES, 24, devices=GPU) == 4
+    with pytest.raises(TooLarge):
+        most_samples(SIXTEEN_GIGABYTES, 8, devices=GPU)
+
+
+def test_batches_are_made_smaller_to_fit_with_and_without_a_cap() -> None:
+    capped, uncapped = most_samples(HUNGRY_BATCHES, 8, cap_gb=1), most_samples(HUNGRY_BATCHES, 1)
+    assert capped == uncapped
+    assert 1 < capped < HUNGRY_BATCHES.training.samples_at_once
+
+
+def test_this_machine_says_how_much_it_has() -> None:
+    found = machine_memory()
+    assert found is None or found > GB / 10
