@@ -78,6 +78,8 @@ def unreachable(peer: PeerId, failures: list[DialFailure]) -> Unreachable:
             advice="Give a whole address, ending in /p2p/<peer id>; `potluck id` over there "
             "prints some.",
         )
+    # in one order, whichever failed first: so the same trouble is always told in the same words
+    failures = sorted(failures, key=lambda failure: failure.address)
     tried = "; ".join(str(failure) for failure in failures)
     advice = " ".join(dict.fromkeys(failure.reason.advice for failure in failures))
     plural = "its address" if len(failures) == 1 else f"any of its {len(failures)} addresses"

@@ -21,6 +21,7 @@ from node.libp2p.dial_failure import DialFailure, DialReason
 from node.transport import YamuxConnection
 from node.transport.traffic import Traffic
 from node.transport.wires import CountedTcpStream
+from protocols.errors import MalformedMessage
 
 
 class TcpStream(CountedTcpStream):
@@ -99,5 +100,7 @@ def handshake_failure(address: str, error: Exception) -> DialFailure:
     # patterns.py:349), its upgrader another with these words (transport/upgrader.py:69).
     if "PeerIDMismatch" in said or "Peer ID mismatch" in said:
         return DialFailure(address, DialReason.WRONG_PEER, "another node answers there")
+    if any(isinstance(each, MalformedMessage) for each in chain):
+        return DialFailure(address, DialReason.NOT_LIBP2P, "what answers there is no potluck node")
     detail = f"the handshake failed ({type(chain[-1]).__name__})"
     return DialFailure(address, DialReason.NOT_LIBP2P, detail)

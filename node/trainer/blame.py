@@ -15,7 +15,8 @@ from typing import Final
 
 from protocols.dht.bootstrap import BootstrapState
 
-THEIRS: Final = ("connection refused", "another node answers", "listens there", "not allowed")
+ELSEWHERE: Final = ("another node answers", "no potluck node")
+THEIRS: Final = (*ELSEWHERE, "connection refused", "listens there", "not allowed")
 OURS: Final = ("no route", "does not resolve", "network is unreachable")
 MOST_SHOWN: Final = 3
 LONGEST_CHARACTERS: Final = 160  # of one address and its failure
@@ -40,6 +41,11 @@ def _whose(failures: Iterable[str]) -> str:
     said = [one.lower() for one in failures]
     if not said:
         return "This machine may be offline, or the others are."
+    if all(any(sign in one for sign in ELSEWHERE) for one in said):
+        return (
+            "This machine is online: the fault is at the other end, where something else runs at "
+            "that address now. An invite of today would lead to the right one."
+        )
     if any(sign in one for one in said for sign in THEIRS):
         return "This machine is online: the fault is at the other end, where no node is running."
     if all(any(sign in one for sign in OURS) for one in said):
