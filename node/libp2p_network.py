@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractContextManager, asynccontextmanager
 
 import trio
 
+from node.access.server_time import machine_clocks
 from node.libp2p import negotiation
 from node.libp2p.address_book import AddressBook
 from node.libp2p.connection import PeerConnection
@@ -102,6 +102,8 @@ class Libp2pNetwork(Network):
         self._settings = settings
         self._nursery = nursery
         self._random = random.SystemRandom()
+        self._clocks = machine_clocks()
+        self._began_at = self._clocks.wall() - self._clocks.elapsed()
         self._book = AddressBook(
             peers=settings.known_peers, addresses_per_peer=settings.addresses_per_peer
         )
@@ -181,7 +183,11 @@ class Libp2pNetwork(Network):
         return self._random
 
     def wall_time(self) -> float:
-        return time.time()
+        """As this machine's clock was when the node began, and on from there: a clock that is set
+        meanwhile, by NTP or by hand, would make everything that others say seem over, or early.
+        (Where no clock goes on through a suspend, it is the machine's as it is.)"""
+        clocks = self._clocks
+        return self._began_at + clocks.elapsed() if clocks.counts_sleep else clocks.wall()
 
     def addresses(self) -> tuple[str, ...]:
         return self._own.all()

@@ -38,6 +38,7 @@ from node.control import Answering, ControlServer, remove_socket
 from node.dht_questions import Asked, add_questions
 from node.directory import open_directory
 from node.key_file import load_or_create_identity
+from node.machine_changes import MachineWatch
 from node.running_lock import hold_running_lock
 from node.status import (
     MembershipStatus,
@@ -89,6 +90,7 @@ class Node:
     rpc: Rpc
     dht: Dht
     control: ControlServer
+    machine: MachineWatch
     membership: Membership | None
     """None in an open run."""
     training: Callable[[], TrainerView] | None
@@ -153,6 +155,8 @@ class Node:
         self.control.add("status", self._answer_status)
         add_questions(self.control, Asked(self.dht, self.network))
         add_access_questions(self.control, member, self.dht)
+        self.machine = MachineWatch(self.network, self.dht)
+        nursery.start_soon(self.machine.run)
         if member is not None:
             nursery.start_soon(member.run, self.network, self.rpc, self.dht)
         await nursery.start(self.control.serve)

@@ -66,19 +66,24 @@ async def meet(node: Node, session: Session) -> None:
 
 
 async def _tell_of_silence(node: Node, session: Session) -> None:
-    """Nobody answers: say so, and keep saying how it goes; until cancelled."""
+    """Nobody answers: say so, and keep saying how it goes; until cancelled.
+
+    Not before all have been tried once: a machine that is busy with starting (torch is loaded
+    meanwhile) takes its time for a first dial, and that is no loss."""
+    began, is_told = time.monotonic(), False
     await trio.sleep(QUIET_SECONDS)
-    began = time.monotonic()
-    words = blame_of(node.dht.bootstrap_state())
-    session.happened(NetworkLost(words))
     try:
         while True:
-            words = blame_of(node.dht.bootstrap_state())
-            session.gate.close(NETWORK, words)
+            state = node.dht.bootstrap_state()
+            if is_told or state.rounds_failed:
+                if not is_told:
+                    session.happened(NetworkLost(blame_of(state)))
+                    is_told = True
+                session.gate.close(NETWORK, blame_of(state))
             await trio.sleep(TELL_SECONDS)
     finally:
         session.gate.open(NETWORK)
-        if node.dht.bootstrap_state().joined is not Joined.TRYING:
+        if is_told and node.dht.bootstrap_state().joined is not Joined.TRYING:
             session.happened(NetworkBack(round(time.monotonic() - began, 3)))
 
 

@@ -84,6 +84,7 @@ async def take_part(node: Node, part: Part, session: Session) -> Left | None:
     session.run, session.peer = part.run, node.network.peer_id
     session.person = "" if node.membership is None else node.membership.status().username
     node.training = session.view
+    node.machine.follow(lambda words: session.happened(Notice(words)))
     pause = OwnersPause(node.configuration.places.pause_file)
     questions = TrainerQuestions(node.control, session, pause)
     await questions.take_up()

@@ -32,7 +32,7 @@ from protocols.not_allowed import NotAllowed
 
 GREETED_AT_ONCE = 8
 CACHED_PEERS = 128  # of the cache, tried while nobody is known
-REJOINED_RARER = 10  # how much more rarely an address is tried once the swarm is joined
+REJOINED_RARER = 30  # how much more rarely an address is tried once the swarm is joined
 
 # After a failed round, a random part of the delay is left out, so that those who fell out of the
 # swarm together do not come back together.
@@ -62,6 +62,8 @@ class BootstrapState:
     addresses: tuple[AddressState, ...]
     cached_peers: int
     """How many peers of the cache are tried beside the addresses."""
+    rounds_failed: int = 0
+    """How often in a row all of them were tried and none has answered."""
 
     def __str__(self) -> str:
         if self.joined is not Joined.TRYING:
@@ -96,8 +98,9 @@ class Bootstrap:
         self._places = [one for one in self._places if one.contact.peer != state.peer_id]
         self._cached: list[Contact] = []
         self._rounds_failed = 0
+        self._complaints: set[str] = set()
         self._is_new_here = True
-        self._met_somebody = trio.Event()
+        self._changed = trio.Event()
         self.joined = trio.Event()
         """Set when this node has met somebody and looked itself up for the first time."""
         self._turned_away = trio.Event()
@@ -117,7 +120,7 @@ class Bootstrap:
             AddressState(one.address, one.answered, one.attempts, one.failure)
             for one in self._places
         )
-        return BootstrapState(joined, addresses, len(self._cached))
+        return BootstrapState(joined, addresses, len(self._cached), self._rounds_failed)
 
     async def turned_away(self) -> NotAllowed:
         """Until the last word of all who were greeted is that this node may not take part."""
@@ -131,7 +134,7 @@ class Bootstrap:
         if not self._places and not self._cached:
             self.joined.set()  # the first of a new swarm: whoever comes will find it complete
         while True:
-            self._met_somebody = trio.Event()
+            self._changed = trio.Event()
             await self._try_all()
             if state.is_alone:
                 self._is_new_here = True
@@ -139,12 +142,24 @@ class Bootstrap:
                 self._is_new_here = False
                 await self._look_around()
             with trio.move_on_after(self._seconds_until_next_round()):
-                await self._met_somebody.wait()
+                await self._changed.wait()
+
+    def try_again_now(self) -> None:
+        """Something is other than it was: what has failed may work, and need not wait its turn."""
+        self._rounds_failed = 0
+        for place in self._places:
+            place.attempts, place.next_try = 0, 0.0
+        self._changed.set()
 
     def met_somebody(self) -> None:
         """Somebody is in the table who was not: if we are new here, that is the way in."""
         if self._is_new_here:
-            self._met_somebody.set()
+            self._changed.set()
+
+    def lost_somebody(self) -> None:
+        """Somebody does not answer any more: if that was the last one, it begins anew."""
+        if self._state.is_alone and not self._is_new_here:
+            self._changed.set()
 
     async def _look_around(self) -> None:
         """Look ourselves up, and then everything farther away."""
@@ -175,7 +190,7 @@ class Bootstrap:
         for place in due:
             self._note(place, failures.get(place.contact.peer))
         if len(failures) < len(contacts):
-            self._rounds_failed = 0
+            self._rounds_failed, self._complaints = 0, set()
             return
         self._rounds_failed += 1
         refusals = [one for one in failures.values() if isinstance(one, NotAllowed)]
@@ -215,15 +230,21 @@ class Bootstrap:
         place.next_try = trio.current_time() + self._shortened(delay)
 
     def _complain(self) -> None:
-        """Say whose fault it is; every time that the number of attempts has doubled."""
+        """Say whose fault it is, what has not been said yet; every time that the number of attempts
+        has doubled. The addresses of one peer fail together."""
         rounds = self._rounds_failed
         if rounds & (rounds - 1):
             return
+        failures: dict[str, list[str]] = {}
         for place in self._places:
             if place.failure:
-                log.warning("cannot join at %s: %s", place.address, place.failure)
+                failures.setdefault(place.failure, []).append(place.address)
+        said = {f"cannot join at {', '.join(at)}: {why}" for why, at in failures.items()}
         if self._cached:
-            log.warning("none of %d peers known from before answers either", len(self._cached))
+            said.add(f"none of {len(self._cached)} peers known from before answers either")
+        for words in sorted(said - self._complaints):
+            log.warning("%s", words)
+        self._complaints = said
 
     def _seconds_until_next_round(self) -> float:
         settings = self._state.settings

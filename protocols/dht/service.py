@@ -221,6 +221,10 @@ class Dht:
         """
         return await self._bootstrap.turned_away()
 
+    def try_again_now(self) -> None:
+        """This machine was away, or is elsewhere: whoever did not answer is asked anew, at once."""
+        self._bootstrap.try_again_now()
+
     def bootstrap_state(self) -> BootstrapState:
         return self._bootstrap.state()
 
@@ -257,7 +261,13 @@ class Dht:
 
     def _ask_whether_there(self, contact: Contact) -> None:
         """Somebody in the table may be gone."""
-        self._state.chore(self._asker.is_there, contact)
+        self._state.chore(self._find_out, contact)
+
+    async def _find_out(self, contact: Contact) -> None:
+        try:
+            await self._asker.is_there(contact)
+        finally:
+            self._bootstrap.lost_somebody()
 
     async def _follow_links(self, events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
         async for event in events:

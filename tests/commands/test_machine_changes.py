@@ -1,0 +1,79 @@
+"""A machine that slept, or has another address: dead links go, and the others are looked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import trio
+
+from node.machine_changes import ASLEEP_SECONDS, LOOK_SECONDS, SIGN_OF_LIFE_SECONDS, MachineWatch
+from node.simulated_network import SimulatedWorld
+from tests.dht.members import Member, joined, member, simulated
+
+NIGHT_SECONDS = 8 * 3600.0
+SOON_SECONDS = 2 * LOOK_SECONDS + SIGN_OF_LIFE_SECONDS
+
+
+@dataclass
+class Laptop:
+    """A member on a machine whose clock says how long it has slept in all."""
+
+    one: Member
+    slept: float = 0.0
+    told: list[str] = field(default_factory=list)
+
+    def watched(self, world: SimulatedWorld) -> Laptop:
+        watch = MachineWatch(
+            self.one.network, self.one.dht, elapsed=lambda: trio.current_time() + self.slept
+        )
+        watch.follow(self.told.append)
+        world.nursery.start_soon(watch.run)
+        return self
+
+
+async def swarm(world: SimulatedWorld) -> tuple[Member, Laptop]:
+    keeper = member(world, "keeper")
+    await joined(keeper)
+    volunteer = member(world, "volunteer", [keeper])
+    await joined(volunteer)
+    laptop = Laptop(volunteer).watched(world)
+    await trio.sleep(LOOK_SECONDS)  # it has looked once
+    return keeper, laptop
+
+
+@simulated
+async def test_links_that_died_in_its_sleep_are_given_up_and_the_others_found(
+    world: SimulatedWorld,
+) -> None:
+    keeper, laptop = await swarm(world)
+    cuts = world.partition([keeper.network], [laptop.one.network])  # nothing arrives, none says so
+    laptop.slept = NIGHT_SECONDS
+    await trio.sleep(SOON_SECONDS)
+    assert laptop.told == ["this machine slept for 8 h 0 min: looking who is still there"]
+    assert laptop.one.network.links() == ()
+    world.heal(cuts)
+    await trio.sleep(LOOK_SECONDS)
+    laptop.slept += NIGHT_SECONDS  # and now it wakes where there is a network
+    await trio.sleep(SOON_SECONDS)
+    assert [link.peer for link in laptop.one.network.links()] == [keeper.network.peer_id]
+
+
+@simulated
+async def test_links_that_live_stay_as_they_are(world: SimulatedWorld) -> None:
+    keeper, laptop = await swarm(world)
+    before = laptop.one.network.link(keeper.network.peer_id)
+    laptop.slept = NIGHT_SECONDS
+    await trio.sleep(SOON_SECONDS)
+    after = laptop.one.network.link(keeper.network.peer_id)
+    assert before is not None
+    assert after is not None
+    assert after.connected_at == before.connected_at
+
+
+@simulated
+async def test_a_busy_machine_has_not_slept(world: SimulatedWorld) -> None:
+    _, laptop = await swarm(world)
+    for _ in range(20):
+        laptop.slept += ASLEEP_SECONDS / 3
+        await trio.sleep(LOOK_SECONDS)
+    assert laptop.told == []
