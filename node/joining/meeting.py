@@ -14,13 +14,13 @@ others has a newer one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import trio
 
 from node.disk_trouble import disk_trouble
+from node.joining.asking import DefinitionAsker
 from node.node import Node
 from node.run.remembered import remember, remembered, runs_folder
 from node.run.signed import SignedDefinition, read_signed
@@ -31,18 +31,10 @@ from node.trainer.session import Session
 from node.trainer.stages import ASKING, LOOKING
 from protocols.dht.bootstrap import Joined
 from protocols.errors import PotluckError
-from protocols.identity import PeerId
 from protocols.not_allowed import NotAllowed
-from protocols.runs.fetching import fetch_definition
-from protocols.runs.messages import NoDefinition, NotTheDefinition
 
 QUIET_SECONDS: Final = 5.0  # after which the owner is told that nobody answers yet
 TELL_SECONDS: Final = 2.0  # between two looks at how the addresses fare
-FIRST_RETRY_SECONDS: Final = 1.0
-LONGEST_RETRY_SECONDS: Final = 15.0  # between two questions for a definition that nobody had
-FORGED_SECONDS: Final = 30.0
-"""How long only forged definitions may come before that is the end of it: whoever answers first may
-be the only one who lies, and the others have yet to be met."""
 
 
 async def meet(node: Node, session: Session) -> None:
@@ -98,7 +90,11 @@ async def definition_of(node: Node, session: Session, run: str, organiser: str) 
         not_before_ms=0 if known is None else known.signed_ms,
     )
     session.happened(Preparing(ASKING))
-    signed = await _fetched(node, session, run, accept, known)
+    bootstrap = node.configuration.bootstrap_addresses
+    asker = DefinitionAsker(
+        node.network, node.rpc, bootstrap, lambda words: session.happened(Notice(words))
+    )
+    signed = await asker.until_known(run, accept, known)
     try:
         await trio.to_thread.run_sync(remember, places, signed)
     except OSError as error:
@@ -107,35 +103,3 @@ async def definition_of(node: Node, session: Session, run: str, organiser: str) 
             "The run's definition cannot be kept on this machine.", why=why, advice=advice
         ) from None
     return signed
-
-
-async def _fetched(
-    node: Node,
-    session: Session,
-    run: str,
-    accept: Callable[[bytes], SignedDefinition],
-    known: SignedDefinition | None,
-) -> SignedDefinition:
-    seconds, told = FIRST_RETRY_SECONDS, ""
-    give_up = trio.current_time() + FORGED_SECONDS
-    while True:
-        peers = _to_ask(node)
-        try:
-            return await fetch_definition(node.rpc, peers, run, accept, known=known)
-        except (NoDefinition, NotTheDefinition) as error:
-            if isinstance(error, NotTheDefinition) and trio.current_time() >= give_up:
-                raise
-            if str(error) != told:
-                told = str(error)
-                session.happened(Notice(f"{error.what} {error.why} It is tried again."))
-        await trio.sleep(seconds)
-        seconds = min(2.0 * seconds, LONGEST_RETRY_SECONDS)
-
-
-def _to_ask(node: Node) -> list[PeerId]:
-    """Whom there is a link to: those of the invite first, the others in any order, since only some
-    are asked and anybody may have come with many."""
-    named = {at.rpartition("/p2p/")[2] for at in node.configuration.bootstrap_addresses}
-    peers = [link.peer for link in node.network.links()]
-    node.network.random.shuffle(peers)
-    return sorted(peers, key=lambda peer: peer not in named)

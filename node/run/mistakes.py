@@ -29,7 +29,7 @@ DEEPEST = 8  # tables and lists in one another: data.source[0].paths has four
 LONGEST_NUMBER_BITS = 256  # 77 digits, of a whole one: 0x… can have 60,000, more than are printed
 TOO_LONG_A_NUMBER = "it has a whole number of more than 77 digits"
 LONGEST_SHOWN = 60  # characters of a wrong value
-MOST_TOLD = 20  # mistakes in one error; `run check` lists them all
+MOST_TOLD = 20  # mistakes in one error: whoever has more has not read the page
 NEAR_ENOUGH = 0.6  # of difflib: `bacth` still means `batch`
 
 # It is shown on volunteers' screens: nothing that moves the cursor, turns the order of what is
