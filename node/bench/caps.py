@@ -203,19 +203,20 @@ class _Stage:
 
     async def _see_schedule(self, midnight: Midnight) -> dict[str, Any]:
         """It trains over midnight, rests for the minute in which it is closed, and goes on."""
-        paused = await self._paused(midnight.closes_at - time.time() + LEEWAY_SECONDS)
-        late = time.time() - (time.monotonic() - paused["at"]) - midnight.closes_at
-        rest = await self._rest(paused, MINUTE)
-        opened = time.time() - (time.monotonic() - rest.resumed_at) - midnight.opens_at
-        again = await self._accepted_again(rest.resumed_at)
+        to_monotonic = time.monotonic() - time.time()
+        closes, opens = midnight.closes_at + to_monotonic, midnight.opens_at + to_monotonic
+        paused = await self._paused(opens - time.monotonic())
+        late = paused["at"] - closes
+        rest = await self._rest(paused, opens)
+        again = await self._accepted_again(opens)
         return {
             "schedule": midnight.schedule,
             "trained_over_midnight": self._trained_at(midnight.at),
             "closed_after_seconds": round(late, 2),
-            "opened_after_seconds": round(opened, 2),
+            "opened_after_seconds": round(rest.resumed_at - opens, 2),
             **rest.figures(),
-            "accepted_again_after_seconds": round(again["at"] - rest.resumed_at, 1),
-            "kept": rest.is_rest and max(abs(late), abs(opened)) <= LEEWAY_SECONDS / 2,
+            "accepted_again_after_seconds": round(again["at"] - opens, 1),
+            "kept": rest.is_rest and 0.0 <= late <= LEEWAY_SECONDS,
         }
 
     def _trained_at(self, moment: float) -> bool:
@@ -229,31 +230,30 @@ class _Stage:
         typed = time.monotonic()
         answer = await self.capped.command("pause", "--for", f"{seconds:g}s")
         answered = time.monotonic()
-        paused = await self._paused(LEEWAY_SECONDS, after=typed)
-        rest = await self._rest(paused, seconds)
-        again = await self._accepted_again(rest.resumed_at)
+        paused = await self._paused(seconds, after=typed)
+        rest = await self._rest(paused, answered + seconds)
+        again = await self._accepted_again(answered + seconds)
         before = pace_of(self.free.told, typed - self.effort.train_seconds, typed)
-        during = pace_of(self.free.told, paused["at"], rest.resumed_at)
+        during = pace_of(self.free.told, paused["at"], again["at"])
         return {
             "words": answer["words"],
             "began_after_seconds": round(paused["at"] - typed, 2),
-            "ended_after_seconds": round(rest.resumed_at - answered, 2),
+            "ended_after_seconds": round(rest.resumed_at - answered - seconds, 2),
             **rest.figures(),
             "others_samples_per_second_before": round(before, 1),
             "others_samples_per_second_meanwhile": round(during, 1),
-            "accepted_again_after_seconds": round(again["at"] - rest.resumed_at, 1),
+            "accepted_again_after_seconds": round(again["at"] - answered - seconds, 1),
             "kept": rest.is_rest and during >= SLOWED * before,
         }
 
     async def _paused(self, seconds: float, after: float = 0.0) -> Told:
         return await self.capped.until(_is("paused"), "paused", seconds, after)
 
-    async def _rest(self, paused: Told, seconds: float) -> Rest:
-        """What it used from that moment until it went on by itself."""
-        resumed = await self.capped.until(
-            _is("resumed"), "gone on", seconds + LEEWAY_SECONDS, paused["at"]
-        )
-        return rest_of(self._readings(), paused["at"], resumed["at"])
+    async def _rest(self, paused: Told, opens: float) -> Rest:
+        """What it used from then until it may go on, which it says when it has caught up."""
+        seconds = opens - time.monotonic() + ACCEPTED_SECONDS
+        resumed = await self.capped.until(_is("resumed"), "gone on", seconds, paused["at"])
+        return rest_of(self._readings(), paused["at"], opens, resumed["at"])
 
     async def _accepted_again(self, after: float) -> Told:
         def is_accepted(one: Told) -> bool:
@@ -341,14 +341,14 @@ class Rest:
         }
 
 
-def rest_of(readings: Sequence[Reading], paused: float, resumed: float) -> Rest:
-    began, ended = paused + EDGE_SECONDS, resumed - EDGE_SECONDS
+def rest_of(readings: Sequence[Reading], paused: float, opens: float, resumed: float = 0.0) -> Rest:
+    began, ended = paused + EDGE_SECONDS, opens - EDGE_SECONDS
     seconds = max(ended - began, 1e-9)
     inside = between(readings, began, ended)
     before = between(readings, paused - 10.0, paused)
     return Rest(
-        resumed - paused,
-        resumed,
+        opens - paused,
+        resumed or opens,
         used_between(readings, began, ended, "processor_seconds") / seconds,
         used_between(readings, began, ended, "sent_bytes") / seconds,
         used_between(readings, began, ended, "received_bytes") / seconds,

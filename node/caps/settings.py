@@ -40,9 +40,11 @@ class PlannerRates:
     down_bytes_per_second: float = 0.0
 
 
-PLANNED_SHARE = 0.9
-"""Of a limit, what a round may count on. Packets and frames take a hundredth, the directory, signs
-of life and the state that newcomers fetch the rest."""
+PLANNED_SHARE = 0.6
+"""Of a limit, what a round may count on. Packets, frames, the directory and the state that others
+fetch take a tenth. And whoever has no limit is known only by what it carried in earlier rounds: as
+much as their slowest member let it. Declared in full, a limit would make everybody look as slow as
+this node, and the plan would give it as much to do as them; so its word is below what it shows."""
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,15 @@
         watched.used()            # for the screen and for `status`
         watched.batch_share       # 1.0, or less when memory is short: the trainer shrinks its batch
         watched.must_leave        # None, or the error with which to leave (memory), set once
+    watched.expect(bytes, run)   # what has to be fetched first: a quota may not have that much left
 
 The gate is closed under the names `schedule`, `quota` and `idle`, with words for the owner and the
 moment at which it goes on where that is known.
 
 Promises: the gate is right when the block is entered (a peer outside of its schedule does not
 train one batch), and open as far as the caps are concerned when it is left. The ledger of the
-quota is written when it is left.
+quota has all that the process has carried, from its first byte on, and is written when it is left.
+The process is kept to as many processor cores as threads are allowed (cores.py).
 
 Easy to get wrong: a closed gate stops computing; traffic goes on as far as the trainer lets it.
 Byte limits are enforced in the transport whatever the gate does.
@@ -27,11 +29,12 @@ from contextlib import asynccontextmanager
 import msgspec
 import trio
 
+from node.caps.cores import kept_to_cores
 from node.caps.idleness import LOOK_SECONDS as IDLE_LOOK_SECONDS
 from node.caps.idleness import Idleness, Seen
 from node.caps.ledger import Ledger, Standing, month_after, month_of
 from node.caps.ledger_file import LedgerFile
-from node.caps.memory import LOOK_SECONDS, BackStop, MemoryWatch
+from node.caps.memory import LOOK_SECONDS, BackStop, MemoryWatch, TooLarge
 from node.caps.other_load import OtherLoad
 from node.caps.settings import Caps
 from node.caps.timetable import ALWAYS, Wall, wall_clock
@@ -40,6 +43,7 @@ from node.caps.used import CapsUsed
 from node.places import Places
 from node.status import memory_in_use
 from node.trainer.gate import Gate
+from node.trainer.happenings import Began
 from protocols.blocking import in_thread
 from protocols.errors import PotluckError
 from protocols.network import TrafficFacts
@@ -79,6 +83,7 @@ class WatchedCaps:
         self.back_stop = BackStop(caps.memory_bytes)
         self._idleness = Idleness()
         self._standing = Standing.FINE
+        self._expected_bytes = 0
         self._closed: dict[str, float | None] = {}
         self._readings: deque[tuple[float, TrafficFacts]] = deque()
         self._counted_at: float | None = None
@@ -90,6 +95,26 @@ class WatchedCaps:
     @property
     def must_leave(self) -> PotluckError | None:
         return self._memory.must_leave
+
+    def expect(self, state_bytes: int, run: str) -> None:
+        """So much has to be fetched before it trains. TooLarge if no month's quota has that; and
+        where only this month's has not, it is waited for the next."""
+        quota = self.caps.quota_bytes
+        if quota is not None and state_bytes > quota:
+            raise TooLarge(
+                f"{run} begins with a download of {in_words(state_bytes)}; this node may carry "
+                f"{in_words(quota)} a month.",
+                why="limits.quota (--quota) says so.",
+                advice="Allow some times as much, for the rounds come on top. Nothing was "
+                "downloaded.",
+            )
+        self._expected_bytes = state_bytes
+        self.count()
+
+    def hear(self, happening: object) -> None:
+        """What happens to the trainer."""
+        if isinstance(happening, Began):  # the state is here
+            self._expected_bytes = 0
 
     def used(self) -> CapsUsed:
         """For the screen and for `status`."""
@@ -170,9 +195,16 @@ class WatchedCaps:
             used = f"{in_words(self.ledger.used_bytes)} of {in_words(quota)}"
             self._say(f"the quota for {month} is nearly used up: {used}")
         self._standing = standing
+        left = quota - self.ledger.used_bytes
+        until = None if self.ledger.doubts_clock else month_after(wall).timestamp()
         if standing is Standing.USED_UP:
-            until = None if self.ledger.doubts_clock else month_after(wall).timestamp()
             self._close("quota", f"the quota of {in_words(quota)} for {month} is used up", until)
+        elif left < self._expected_bytes:
+            words = (
+                f"{in_words(left)} of the quota for {month} are left, and the run's state has "
+                f"{in_words(self._expected_bytes)}"
+            )
+            self._close("quota", words, until)
         else:
             self._open("quota", "there is quota again: training goes on")
 
@@ -232,10 +264,10 @@ async def open_caps(
     if trouble:
         told(trouble)
     clocks = clocks or Clocks()
-    ledger = Ledger(accounts, caps.quota_bytes, traffic())
+    ledger = Ledger(accounts, caps.quota_bytes)
     watched = WatchedCaps(caps, gate, ledger, traffic, told, clocks)
     failure: BaseException | None = None
-    with watched.back_stop:
+    with watched.back_stop, kept_to_cores(caps.threads):
         watched.look()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_keep_looking, watched, file, told)

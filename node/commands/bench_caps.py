@@ -18,7 +18,7 @@ MEMORY = "900MB"
 THREADS = 1
 TRAIN_SECONDS = 60.0
 PAUSE_SECONDS = 30.0
-MIDNIGHT_SECONDS = 75.0
+MIDNIGHT_SECONDS = 110.0
 
 
 def add_parser(kinds: Subparsers) -> None:

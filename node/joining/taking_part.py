@@ -98,27 +98,48 @@ async def take_part(node: Node, part: Part, session: Session) -> Left | None:
 
 
 async def _take_part(node: Node, part: Part, session: Session) -> Left | None:
+    """With the owner's caps, from the first byte on."""
+
+    def tell(words: str) -> None:
+        session.happened(Notice(words))
+
+    caps, places = caps_of(node.configuration), node.configuration.places
+    async with (
+        open_caps(caps, session.gate, places, traffic=node.network.traffic, told=tell) as watched,
+        trio.open_nursery() as nursery,
+    ):
+        node.caps = watched.used
+        session.follow(watched.hear)
+        nursery.start_soon(_leave_when_memory_is_short, watched, session)
+        left = await _prepare_and_train(node, part, session, watched)
+        nursery.cancel_scope.cancel()
+    if watched.must_leave is not None:
+        raise watched.must_leave
+    return left
+
+
+async def _prepare_and_train(
+    node: Node, part: Part, session: Session, watched: WatchedCaps
+) -> Left | None:
     found: list[_Prepared] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_when_told, session, nursery.cancel_scope)
-        found.append(await _prepare(node, part, session))
+        found.append(await _prepare(node, part, session, watched))
         nursery.cancel_scope.cancel()
     session.trains = bool(found)
-    return await _train(node, part, session, found[0]) if found else None
+    return await _train(node, part, session, found[0], watched) if found else None
 
 
 @dataclass(frozen=True)
 class _Prepared:
     definition: RunDefinition
     task: RunTask
-    caps: Caps
     most_samples: int
 
 
-async def _prepare(node: Node, part: Part, session: Session) -> _Prepared:
+async def _prepare(node: Node, part: Part, session: Session, watched: WatchedCaps) -> _Prepared:
     """Everything up to the built model."""
-    served = serve_definitions(node.rpc)
-    caps = caps_of(node.configuration)
+    served, caps = serve_definitions(node.rpc), watched.caps
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_import_torch)
         signed = part.signed
@@ -132,41 +153,30 @@ async def _prepare(node: Node, part: Part, session: Session) -> _Prepared:
     costs = await _in_thread_to_let_go(_costs_of, signed, part.trusted)
     devices, threads = await _in_thread_to_let_go(_devices_of, caps)
     most = check_fits(costs, caps, devices, definition, machine_bytes=machine_memory())
+    if not part.begins:
+        watched.expect(costs.state_bytes, part.run)
     session.happened(WillUse(_lines(part, definition, costs, caps, devices, threads, most)))
     session.happened(Preparing(BUILDING))
     task = await _in_thread_to_let_go(_built, part, signed, devices, node.network.peer_id)
-    return _Prepared(definition, task, caps, most)
+    return _Prepared(definition, task, most)
 
 
-async def _train(node: Node, part: Part, session: Session, prepared: _Prepared) -> Left | None:
+async def _train(
+    node: Node, part: Part, session: Session, prepared: _Prepared, watched: WatchedCaps
+) -> Left | None:
     from node.trainer.trainer import train_run
 
-    def tell(words: str) -> None:
-        session.happened(Notice(words))
-
-    places, training = node.configuration.places, prepared.definition.training
+    training = prepared.definition.training
     terms = Terms(f"{part.run}/{part.organiser}", training.batch, training.steps)
-    async with (
-        open_credit(node, session, terms, keeps=part.checkpoints is not None),
-        open_caps(
-            prepared.caps, session.gate, places, traffic=node.network.traffic, told=tell
-        ) as watched,
-        trio.open_nursery() as nursery,
-    ):
-        node.caps = watched.used
-        nursery.start_soon(_leave_when_memory_is_short, watched, session)
+    async with open_credit(node, session, terms, keeps=part.checkpoints is not None):
         options = _options(node, part, prepared, watched)
-        left = await train_run(node, prepared.definition, prepared.task, options, session)
-        nursery.cancel_scope.cancel()
-    if watched.must_leave is not None:
-        raise watched.must_leave
-    return left
+        return await train_run(node, prepared.definition, prepared.task, options, session)
 
 
 def _options(node: Node, part: Part, prepared: _Prepared, watched: WatchedCaps) -> TrainerOptions:
     from node.trainer.options import TrainerOptions
 
-    caps, definition = prepared.caps, prepared.definition
+    caps, definition = watched.caps, prepared.definition
     rates = caps.planner_rates()
     folder = _made(runs_folder(node.configuration.places))
     checkpoints = None

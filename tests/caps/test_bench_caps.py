@@ -32,7 +32,7 @@ def test_a_window_that_is_not_whole_says_nothing() -> None:
 
 def test_a_rest_is_looked_at_without_its_edges() -> None:
     sent = [10_000 * i for i in range(10)] + [90_000] * 21
-    rest = rest_of(readings(sent), paused=10.0, resumed=30.0)
+    rest = rest_of(readings(sent), paused=10.0, opens=30.0)
     assert (rest.seconds, rest.sent_per_second, rest.is_rest) == (20.0, 0.0, True)
     assert used_between(readings(sent), 0.0, 5.0, "sent_bytes") == 50_000
     assert not rest_of(readings([50_000 * i for i in range(40)]), 10.0, 30.0).is_rest

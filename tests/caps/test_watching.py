@@ -27,6 +27,7 @@ from node.caps.used import CapsUsed, used_rows
 from node.caps.watching import Clocks, WatchedCaps, open_caps
 from node.places import Places, find_places
 from node.trainer.gate import Gate
+from node.trainer.happenings import Began
 from protocols.blocking import do_at_once
 from protocols.network import TrafficFacts
 
@@ -110,9 +111,47 @@ async def test_what_was_used_is_known_after_a_restart(
     machine = Machine(tmp_path)
     async with machine.caps(Caps(quota_bytes=100 * GB)):
         machine.carried = TrafficFacts(99 * GB, 0)
+    machine.carried = TrafficFacts()  # of another process
     async with machine.caps(Caps(quota_bytes=100 * GB)) as watched:
         assert not machine.gate.is_open  # before one batch was computed
         assert watched.used().month_bytes == 99 * GB
+
+
+async def test_what_was_carried_before_anybody_looked_counts(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path)
+    machine.carried = TrafficFacts(1 * GB, 2 * GB)
+    async with machine.caps(Caps(quota_bytes=100 * GB)) as watched:
+        assert watched.used().month_bytes == 3 * GB
+
+
+async def test_a_state_that_no_quota_has_room_for_is_refused(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path)
+    async with machine.caps(Caps(quota_bytes=2 * GB)) as watched:
+        with pytest.raises(TooLarge, match=r"poem begins with .* 3 GB; .* 2 GB a month.*--quota"):
+            watched.expect(3 * GB, "poem")
+
+
+async def test_a_state_that_only_this_month_has_no_room_for_is_waited_for(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path)
+    async with machine.caps(Caps(quota_bytes=100 * GB)) as watched:
+        machine.carried = TrafficFacts(60 * GB, 0)
+        watched.expect(50 * GB, "poem")
+        assert machine.reasons() == [
+            "40 GB of the quota for 2026-11 are left, and the run's state has 50 GB"
+        ]
+        machine.starts += 10 * 24 * 3600
+        await trio.sleep(1)
+        assert machine.gate.is_open
+        watched.hear(Began("poem", 3))
+        machine.carried = TrafficFacts(120 * GB, 0)
+        await trio.sleep(1)
+        assert machine.gate.is_open
 
 
 async def test_a_kill_loses_some_seconds_of_counting_and_no_more(
