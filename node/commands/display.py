@@ -39,8 +39,10 @@ class Display(Protocol):
     def logging(self) -> contextlib.AbstractContextManager[None]:
         """While this is entered, the log is shown here."""
 
-    async def finish(self, seconds: float) -> None:
-        """Nothing comes any more: show what is left, in at most so long. Also when cancelled."""
+    async def finish(self, seconds: float) -> bool:
+        """Nothing comes any more: show what is left, in at most so long; also when cancelled.
+        Whether a person has now seen how it ended, with what to do: else an error has to be said.
+        """
 
 
 @contextlib.contextmanager
@@ -70,8 +72,9 @@ class LineDisplay:
     def logging(self) -> contextlib.AbstractContextManager[None]:
         return self.lines.logging()
 
-    async def finish(self, seconds: float) -> None:
+    async def finish(self, seconds: float) -> bool:
         await self.lines.finish(seconds)
+        return False
 
 
 class ScreenDisplay:
@@ -99,10 +102,11 @@ class ScreenDisplay:
         finally:
             logging.captureWarnings(False)
 
-    async def finish(self, seconds: float) -> None:
+    async def finish(self, seconds: float) -> bool:
         with trio.CancelScope(shield=True):
             await self.lines.finish(seconds)
-            await self._screen.end(seconds)
+            has_ended = await self._screen.end(seconds)
+        return has_ended and not self._stderr_is_elsewhere
 
     def _warn(self, line: str) -> None:
         self._screen.warn(line)

@@ -7,9 +7,11 @@ second at once; either way everything is given back within five seconds. Before 
 there is no round, and the first one is enough.
 
 What happens is shown on a screen, or as lines or objects (display.py), so that a reader who pauses
-does not stop the training.
+does not stop the training. What ends a session by itself (thrown out, a full disk) is the last
+thing shown.
 
 Easy to get wrong: the five seconds hold for `potluck leave`, too, where no signal sets the alarm.
+And what comes out of nurseries are groups of errors: `except PotluckError` sees none of them.
 """
 
 from __future__ import annotations
@@ -20,17 +22,18 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from node.commands.descriptor_limit import raise_descriptor_limit
-from node.commands.display import display_for
-from node.commands.exit_codes import DONE
+from node.commands.display import Display, display_for
+from node.commands.exit_codes import BROKEN_PIPE, DONE, REFUSED
 from node.commands.interruption import at_hard_exit, bound_the_end, run_until_signal
 from node.commands.line_queue import LineQueue
 from node.commands.log_output import log_to_stderr
 from node.commands.output import Output
 from node.configuration import Configuration
+from node.failure import Failure, failure_of
 from node.joining.taking_part import Part, take_part
 from node.node import Node
+from node.trainer.happenings import Failed
 from node.trainer.session import Session
-from protocols.errors import PotluckError
 
 LAST_LINES_SECONDS = 0.3  # to print what happened last, for a reader who reads
 
@@ -60,41 +63,87 @@ def train_in_foreground(
     started: Started = _say_nothing,
     beside: Beside = nothing_beside,
 ) -> int:
-    """The exit code: 0 also after SIGTERM and `potluck leave`, 130 after Ctrl-C. `before` is done
-    first, shown like everything else; `started` is called when the node listens; `beside` runs as
-    long as the node takes part, and ends it when it fails."""
+    """The exit code: 0 also after SIGTERM and `potluck leave`, 130 after Ctrl-C. BrokenPipeError
+    when the reader of the output has gone. `before` is done first, shown like everything else;
+    `started` is called when the node listens; `beside` runs as long as the node takes part, and
+    ends it when it fails."""
     log_to_stderr(debug=output.debug)
     raise_descriptor_limit()
     sessions: list[Session] = []
+    signals = 0
 
     async def main() -> int:
         session = Session(display.shown, begins=part.begins)
+        session.run = part.run
         sessions.append(session)
         session.entered()
         session.departure.watch(_bound_the_end)
-        async with trio.open_nursery() as showing:
-            showing.start_soon(display.run)
-            try:
-                with display.logging():
-                    await before(session)
 
-                    async def accompany(node: Node) -> None:
-                        started(node, display.lines)
-                        await beside(node, session, display.lines)
+        async def accompany(node: Node) -> None:
+            started(node, display.lines)
+            await beside(node, session, display.lines)
 
-                    await _train(configuration, part, session, accompany)
-            finally:
-                await display.finish(LAST_LINES_SECONDS)
-            showing.cancel_scope.cancel()
-        return DONE
+        async def train() -> None:
+            await before(session)
+            await _train(configuration, part, session, accompany)
+
+        def failed(failure: Failure) -> None:
+            if not signals:  # else it fails because it was told to end
+                session.happened(_happening_of(failure))
+
+        return await _shown(display, train, failed, leave)
 
     def leave() -> bool:
+        nonlocal signals
+        signals += 1
         for session in sessions:
             session.departure.leave()
         return any(session.trains for session in sessions)
 
     with display_for(output) as display:
         return run_until_signal(main, terminated=DONE, leave=leave)
+
+
+async def _shown(
+    display: Display,
+    work: Callable[[], Awaitable[None]],
+    failed: Callable[[Failure], None],
+    leave: Callable[[], bool],
+) -> int:
+    """Do it while the display runs; the exit code. What fails is told to `failed`, and raised
+    where the display has not shown it in full. `leave` is called when the reader has gone."""
+    error: Exception | None = None
+
+    async def show() -> None:
+        nonlocal error
+        try:
+            await display.run()
+        except BrokenPipeError as gone:
+            error = gone
+            bound_the_end(BROKEN_PIPE)
+            if not leave():
+                showing.cancel_scope.cancel()
+
+    async with trio.open_nursery() as showing:
+        showing.start_soon(show)
+        try:
+            with display.logging():
+                await work()
+        except Exception as raised:  # noqa: BLE001 - shown, and raised below
+            error = raised
+            failed(failure_of(error))
+        finally:
+            has_shown = await display.finish(LAST_LINES_SECONDS)
+        showing.cancel_scope.cancel()
+    if error is None:
+        return DONE
+    if has_shown:
+        return failure_of(error).exit_code
+    raise error
+
+
+def _happening_of(failure: Failure) -> Failed:
+    return Failed(failure.what, failure.why, failure.advice, failure.exit_code == REFUSED)
 
 
 async def _train(
@@ -105,14 +154,10 @@ async def _train(
 ) -> None:
     node = Node(configuration)
     with at_hard_exit(node.remove_run_files):
-        try:
-            async with node, trio.open_nursery() as nursery:
-                nursery.start_soon(accompany, node)
-                await take_part(node, part, session)
-                nursery.cancel_scope.cancel()
-        except PotluckError as error:
-            session.refuse(error)
-            raise
+        async with node, trio.open_nursery() as nursery:
+            nursery.start_soon(accompany, node)
+            await take_part(node, part, session)
+            nursery.cancel_scope.cancel()
 
 
 def _bound_the_end() -> None:

@@ -6,8 +6,9 @@ and the alternate screen is not used: an invite, a warning, the picture itself s
 scrollback.
 
 Nothing flickers: a line is written over, never cleared first; one that has not changed is not
-written at all; and terminals that can (mode 2026) show the whole change at once. Nothing wraps:
-the terminal is told not to (mode 7) while a picture is written.
+written at all; the cursor (mode 25) is not seen on its way; and terminals that can (mode 2026) show
+the whole change at once. Nothing wraps: the terminal is told not to (mode 7) while a picture is
+written. What begins a picture and what ends it are in one write.
 
 Easy to get wrong: after a resize a terminal breaks our old lines itself, and the picture takes
 more rows than it has lines. Terminals that cut instead (xterm) lose as many rows of what stands
@@ -25,8 +26,8 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.text import Text
 
-BEGIN: Final = "\x1b[?2026h\x1b[?7l"
-END: Final = "\x1b[?7h\x1b[?2026l"
+BEGIN: Final = "\x1b[?2026h\x1b[?25l\x1b[?7l"
+END: Final = "\x1b[?7h\x1b[?25h\x1b[?2026l"
 CLEAR_TO_END_OF_LINE: Final = "\x1b[K"
 CLEAR_BELOW: Final = "\x1b[K\x1b[C\x1b[J\r"
 """Not from the corner: tmux takes that for clearing the screen, and keeps what was there."""
@@ -39,14 +40,23 @@ _ASCII: Final = str.maketrans(
         **{"█": "#", "▓": "=", "░": ".", "…": "~", "·": "-", "↑": "^", "↓": "v"},
     }
 )
+_OF_A_CONSOLE: Final = str.maketrans("▁▂▃▄▅▆▇…", "__▄▄▄██~")
+"""The font of Linux's own console has the characters of the first PCs."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a terminal can show."""
+    """What a terminal can show. `console`: in UTF-8, but with few characters."""
 
     colour: bool = True
     encoding: str = "utf-8"
+    console: bool = False
+
+    def shown(self, text: str) -> str:
+        """The text with the characters that there are."""
+        if self.encoding.lower().startswith("utf"):
+            return text.translate(_OF_A_CONSOLE) if self.console else text
+        return text.translate(_ASCII).encode(self.encoding, "replace").decode(self.encoding)
 
 
 @dataclass(frozen=True)
@@ -60,10 +70,9 @@ class Painted:
 def paint(line: Text, look: Look) -> Painted:
     """A line for a terminal of this look: without colour no escape sequence at all."""
     shown = line.copy()
-    if not look.encoding.lower().startswith("utf"):
-        plain = line.plain.translate(_ASCII).encode(look.encoding, "replace").decode(look.encoding)
-        if len(plain) == len(line.plain):  # else a style would stand on the wrong characters
-            shown.plain = plain
+    plain = look.shown(line.plain)
+    if plain != line.plain and len(plain) == len(line.plain):  # else a style would stand wrongly
+        shown.plain = plain
     if not look.colour:
         return Painted(shown.plain, shown.cell_len)
     shown.end = ""

@@ -1,7 +1,12 @@
-"""The block of peers: how many, how each is reached, what each does. Pure."""
+"""The block of peers: how many, how each is reached, what each does; and their names. Pure.
+
+Easy to get wrong: a name is what an auth server says of a peer, and an open run has none. Who has
+no name is shown by the end of its id, which is never cut.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -13,7 +18,7 @@ from node.screen.cells import clean, clip, count, fit, pad
 from node.screen.layout import Block
 from node.screen.numbers import named, within
 from node.trainer.view import PeerView, TrainerView
-from node.trainer.words import short
+from node.trainer.words import SHORT_ID, short
 
 MOST_PEERS: Final = 12
 """Lines of the list; `potluck peers` has them all."""
@@ -26,6 +31,10 @@ BETWEEN: Final = "  "
 LAST: Final = "\U0010ffff"  # sorts behind every name
 _REACHED: Final = {"direct": "direct", "relayed": "relayed"}
 UNREACHED: Final = "not reached"
+
+_BASE58: Final = "[1-9A-HJ-NP-Za-km-z]"
+_ID: Final = re.compile(rf"\b12D3KooW{_BASE58}{{44}}\b")
+_SHORT_ID: Final = re.compile(rf"…{_BASE58}{{{SHORT_ID}}}\b")
 
 
 def peers_block(view: TrainerView, room: int) -> Block:
@@ -44,6 +53,17 @@ def peers_block(view: TrainerView, room: int) -> Block:
                 lines.append(named("", more, room))
             variants.append(lines)
     return Block(9, variants, apart=True)
+
+
+def with_names(words: str, peers: Sequence[PeerView]) -> str:
+    """The words with names for the peers of the run in it, and short ids for others."""
+    names = {one.peer: clip(clean(one.name), NAME_MOST) for one in peers if one.name}
+    shortened = {short(peer): name for peer, name in names.items()}
+
+    def said(found: re.Match[str]) -> str:
+        return names.get(found[0]) or short(found[0])
+
+    return _SHORT_ID.sub(lambda found: shortened.get(found[0], found[0]), _ID.sub(said, words))
 
 
 def _order(peer: PeerView) -> tuple[bool, bool, str, str]:
@@ -88,6 +108,6 @@ def _rows(peers: Sequence[PeerView], room: int) -> list[Text]:
         row = Text(clip(line, room), "" if peer.reach in _REACHED else "dim")
         ignored = f"{BETWEEN}ignored: {clean(peer.ignored)}" if peer.ignored else ""
         if ignored and row.cell_len + 12 <= room:
-            row.append(clip(ignored, room - row.cell_len), "yellow")
+            row.append(clip(ignored, room - row.cell_len), "bold")
         rows.append(row)
     return rows

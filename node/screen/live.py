@@ -6,14 +6,17 @@
 
 A picture is drawn when something has changed, at most four times a second, in a thread: a terminal
 that is paused stops no training. What has to stay (what this machine will be used for) is printed
-above the picture; warnings of the log are events in it.
+above the picture; warnings of the log are events in it. Steps come fast: of them the newest only,
+or nothing else would be seen for long.
 
 Easy to get wrong: the size of the terminal is asked for in the moment of drawing. SIGWINCH says
-only that it is time to draw.
+only that it is time to draw. And after Ctrl-Z the process has to be stopped by the kernel itself,
+which does not stop one that no shell could continue.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections import deque
@@ -27,9 +30,10 @@ from node.screen.picture import render
 from node.screen.scene import EVENTS_KEPT, Scene, SceneEvent
 from node.screen.summary import summary
 from node.screen.terminal import Terminal
-from node.trainer.happenings import Happening, Left, WillUse
+from node.trainer.happenings import Failed, Happening, Left, LossSeen, WillUse
 from node.trainer.view import TrainerView
 from node.trainer.words import words_of
+from protocols.accumulation.events import StepTaken
 
 LEAST_SECONDS = 0.25
 """Between two pictures: nobody reads faster, and a slow link to the terminal carries that."""
@@ -42,18 +46,19 @@ class Screen:
         self._terminal, self._stays = terminal, stays
         self._view = TrainerView()
         self._events: deque[SceneEvent] = deque(maxlen=EVENTS_KEPT)
-        self._left: Left | None = None
         self._changed = trio.Event()
 
     def happened(self, happening: Happening) -> None:
-        if isinstance(happening, Left):
-            self._left = happening
-            return
         words = words_of(happening)
-        if isinstance(happening, WillUse):
-            self._stays(words)
-        elif words:
-            self._add(words)
+        match happening:
+            case Left() | Failed() | LossSeen():
+                pass  # in the view
+            case WillUse():
+                self._stays(words)
+            case StepTaken():
+                self._add(words, instead_of="step")
+            case _ if words:
+                self._add(words)
 
     def show(self, view: TrainerView) -> None:
         if view.traffic.sent_bytes < self._view.traffic.sent_bytes:
@@ -67,7 +72,8 @@ class Screen:
 
     async def run(self) -> None:
         """Draw until cancelled."""
-        with trio.open_signal_receiver(signal.SIGWINCH, signal.SIGCONT) as received:
+        following = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
+        with trio.open_signal_receiver(*following) as received:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._follow_the_terminal, received)
                 while True:
@@ -76,25 +82,32 @@ class Screen:
                     await _in_a_thread(self._terminal.draw, self._picture())
                     await trio.sleep(LEAST_SECONDS)
 
-    async def end(self, seconds: float) -> None:
-        """Leave a summary in the picture's place; not longer than this, also when cancelled."""
+    async def end(self, seconds: float) -> bool:
+        """Leave a summary in the picture's place; not longer than this, also when cancelled.
+        Whether it stands there."""
         with trio.move_on_after(seconds) as scope:
             scope.shield = True
-            scene, left = self._scene(), self._left
-            await _in_a_thread(self._terminal.end, lambda columns: summary(scene, left, columns))
+            scene, clock = self._scene(), time.strftime("%H:%M:%S")
+            await _in_a_thread(
+                self._terminal.end, lambda columns, rows: summary(scene, clock, columns, rows)
+            )
+        return not scope.cancelled_caught
 
     async def _follow_the_terminal(self, received: AsyncIterator[int]) -> None:
         async for number in received:
-            if number == signal.SIGCONT:
+            if number == signal.SIGTSTP:
+                self._terminal.restore()
+                _stop_as_by_default()
+            elif number == signal.SIGCONT:
                 await _in_a_thread(self._terminal.begin_anew)
             self._changed.set()
 
-    def _add(self, words: str, *, warns: bool = False) -> None:
-        """Said again, it takes the place of the time before."""
-        said_before = next((one for one in self._events if one.words == words), None)
-        if said_before is not None:
-            self._events.remove(said_before)
-        self._events.append(SceneEvent(time.strftime("%H:%M:%S"), words, warns))
+    def _add(self, words: str, *, warns: bool = False, instead_of: str = "") -> None:
+        """Said again, or the next of its kind, it takes the place of the one before."""
+        for one in tuple(self._events):
+            if one.words == words or (instead_of and one.kind == instead_of):
+                self._events.remove(one)
+        self._events.append(SceneEvent(time.strftime("%H:%M:%S"), words, warns, instead_of))
         self._changed.set()
 
     def _scene(self) -> Scene:
@@ -103,6 +116,15 @@ class Screen:
     def _picture(self) -> Callable[[int, int], Sequence[Text]]:
         scene = self._scene()
         return lambda columns, rows: render(scene, columns, rows)
+
+
+def _stop_as_by_default() -> None:
+    """What Ctrl-Z does to a program that does not listen for it. In trio's thread, the main one."""
+    handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    try:
+        os.kill(os.getpid(), signal.SIGTSTP)  # comes back when we are continued
+    finally:
+        signal.signal(signal.SIGTSTP, handler)
 
 
 async def _in_a_thread(function: Callable[..., None], *arguments: object) -> None:

@@ -28,6 +28,8 @@ CURVE_ROWS_IF_TALL: Final = 5
 BAR_MOST: Final = 48
 FIGURES_CELLS: Final = 22
 MINE, OTHERS, FREE = "█", "▓", "░"
+MINE_STYLE, OTHERS_STYLE = "green", "bright_blue"
+"""Seen on black and on white, also as a console shows them."""
 
 
 def named(name: str, text: Text, room: int) -> Text:
@@ -80,10 +82,9 @@ def batch_block(view: TrainerView, room: int) -> Block:
     batch, free = view.batch, within(room)
     if batch.target < 1:
         return Block(3, [])
+    apart = view.loss is None and not view.losses and not view.epoch  # the first of the numbers
     percent = f"{min(max(100.0 * batch.samples / batch.target, 0.0), 100.0):.0f} %"
-    due = "step due" if batch.seconds_to_step == 0 else f"in {time_span(batch.seconds_to_step)}"
-    if batch.seconds_to_step is None:
-        due = ""
+    due = _due(batch.seconds_to_step)
     full = f"{count(batch.samples)} of {count(batch.target)} samples"
     wide = room >= NAMED_FROM
     behind = fit((percent, full) if wide else (percent, due), free, "  ")
@@ -92,19 +93,20 @@ def batch_block(view: TrainerView, room: int) -> Block:
     if columns >= CURVE_FROM:
         mine = min(float(batch.mine), batch.samples)
         cells = shares((mine, batch.samples - mine), batch.target, columns)
-        line.append(MINE * cells[0], "green").append(OTHERS * cells[1], "blue")
+        line.append(MINE * cells[0], MINE_STYLE).append(OTHERS * cells[1], OTHERS_STYLE)
         line.append(FREE * (columns - sum(cells)), "dim").append(" ")
     line.append(behind)
     if not wide:
-        return Block(3, [[line]])
+        return Block(3, [[line]], apart=apart)
     details = (
         f"next step {due}" if batch.seconds_to_step else due or "next step: nobody can tell yet",
         f"{MINE} {count(batch.mine)} from here",
         f"{count(batch.samples_per_second, 1)} samples/s together",
     )
-    more = named("", Text(fit(details, free)), room)
+    legend = Text(fit(details, free))
+    legend.highlight_words([MINE], MINE_STYLE)
     first = named("batch", line, room)
-    return Block(3, [[first], [first, more]])
+    return Block(3, [[first], [first, named("", legend, room)]], apart=apart)
 
 
 def given_block(view: TrainerView, room: int) -> Block:
@@ -117,10 +119,11 @@ def given_block(view: TrainerView, room: int) -> Block:
     if room < NAMED_FROM:
         return Block(5, [[Text(fit((f"given {count(given.samples)}", share, steps), room))]])
     rate = given.samples_per_second
+    accepted = f"{count(given.samples)} accepted samples in {steps}"
     parts = (
-        f"{count(given.samples)} accepted samples in {steps}",
+        accepted if given.steps else "no samples are accepted yet: that comes with a step",
         share and f"{share} of them",
-        "" if rate is None else f"{count(rate, 1)} samples/s",
+        f"{count(rate, 1)} samples/s" if rate else "",
         f"{count(given.lost_samples)} in none" if given.lost_samples else "",
     )
     return Block(5, [[named("given", Text(fit(parts, within(room))), room)]])
@@ -148,6 +151,15 @@ def traffic_block(view: TrainerView, room: int) -> Block:
     return Block(10, [[named("traffic", Text(line), room)]])
 
 
+def carried_block(view: TrainerView, room: int) -> Block:
+    """The traffic of all the session."""
+    traffic = view.traffic
+    if not (traffic.sent_bytes or traffic.received_bytes):
+        return Block(10, [])
+    sums = (f"↑ {in_words(traffic.sent_bytes)}", f"↓ {in_words(traffic.received_bytes)} in all")
+    return Block(10, [[named("traffic", Text(fit(sums, within(room), "   ")), room)]])
+
+
 def device_block(view: TrainerView, room: int) -> Block:
     if not view.device:
         return Block(11, [])
@@ -159,6 +171,14 @@ def device_block(view: TrainerView, room: int) -> Block:
         return Block(11, [lines])
     saved = named("saved", Text(clip(clean(view.checkpoint), within(room))), room)
     return Block(11, [lines, [*lines, saved]])
+
+
+def _due(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds == 0:
+        return "step due"
+    return "in a moment" if 0 < seconds < 1 else f"in {time_span(seconds)}"
 
 
 def _limits(traffic: TrafficView) -> tuple[str, str]:

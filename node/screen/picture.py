@@ -8,6 +8,7 @@ device, traffic, the list of peers. What the state is, and what can be done abou
 
 Easy to get wrong: no text of a run, a person or an error may come into a line but through
 `cells.clean`, and never as rich's markup, where a peer could write what looks like our own words.
+And colours have to be read on black and on white: words on a ground of their own are.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Final
 from rich.text import Text
 
 from node.screen.cells import clean, clip, fit, pad, time_span, wrap
-from node.screen.company import peers_block
+from node.screen.company import peers_block, with_names
 from node.screen.layout import Block, arrange
 from node.screen.numbers import batch_block, device_block, given_block, loss_block, traffic_block
 from node.screen.scene import Scene, SceneEvent
-from node.trainer.view import Phase, TrainerView
+from node.trainer.view import ENDED, Phase, TrainerView
 from node.trainer.words import short
 
 MARGIN_FROM: Final = 40
@@ -31,21 +32,27 @@ MARGIN_FROM: Final = 40
 WIDEST: Final = 140
 """Columns: a wider line is no easier to read."""
 
+_WELL: Final = "black on green"
+_BUSY: Final = "bright_white on blue"
+_RESTS: Final = "black on yellow"
+_WRONG: Final = "bright_white on red"
 _STYLES: Final = {
-    Phase.TRAINING: "bold green",
-    Phase.AVERAGING: "bold cyan",
-    Phase.PREPARING: "bold blue",
-    Phase.CATCHING_UP: "bold blue",
-    Phase.PAUSED: "bold yellow",
-    Phase.LEAVING: "bold yellow",
-    Phase.NETWORK_LOST: "bold red",
-    Phase.REFUSED: "bold red",
+    Phase.TRAINING: _WELL,
+    Phase.AVERAGING: "black on cyan",
+    Phase.COMPLETE: _WELL,
+    Phase.LEFT: _WELL,
+    Phase.PREPARING: _BUSY,
+    Phase.CATCHING_UP: _BUSY,
+    Phase.PAUSED: _RESTS,
+    Phase.LEAVING: _RESTS,
+    Phase.NETWORK_LOST: _WRONG,
+    Phase.REFUSED: _WRONG,
+    Phase.FAILED: _WRONG,
 }
 
 _IN_SHORT: Final = {
     Phase.PAUSED: "potluck resume",
     Phase.NETWORK_LOST: "back by itself",
-    Phase.REFUSED: "see below",
     Phase.LEAVING: "Ctrl-C: at once",
 }
 """What to do, where there is no room for it in full."""
@@ -58,61 +65,71 @@ TALL_FROM: Final = 30
 LINES_OF_DOING: Final = 3
 LINES_OF_ADVICE: Final = 4
 LINES_OF_NEWEST: Final = 3
+EVENTS_AT_FIRST: Final = 3
+"""While the node gets ready: the three lines of what it will use stand above, to be read."""
 
 
 def render(scene: Scene, width: int, height: int) -> list[Text]:
     """At most `height` lines, none wider than `width` cells."""
-    margin = 1 if width >= MARGIN_FROM else 0
-    room = max(1, min(width - 2 * margin, WIDEST))
-    view = scene.view
+    room, view = room_of(width), scene.view
+    since = (f"for {time_span(view.phase_seconds)}",) if view.phase_seconds >= 1 else ()
     blocks = [
-        Block(1, [[_title(view, room)]]),
-        _state(view, room),
+        Block(1, [[title(view, room, since)]]),
+        state_block(view, room, LINES_OF_DOING, LINES_OF_ADVICE),
         loss_block(view, room, is_tall=height >= TALL_FROM),
         batch_block(view, room),
         given_block(view, room),
         traffic_block(view, room),
         device_block(view, room),
         peers_block(view, room),
-        _events([one for one in scene.events if one.words != view.doing], room),
+        _events(_worth_saying(scene), room),
         _stopping(view, room),
     ]
-    return [_placed(line, margin, width) for line in arrange(blocks, max(height, 0))]
+    return [placed(line, width) for line in arrange(blocks, max(height, 0))]
 
 
-def _placed(line: Text, margin: int, width: int) -> Text:
+def room_of(width: int) -> int:
+    """Columns that are written in."""
+    return max(1, min(width - 2 * _margin(width), WIDEST))
+
+
+def placed(line: Text, width: int) -> Text:
+    """The line as it stands on the terminal."""
     line.rstrip()
-    placed = Text(" " * margin if line.plain else "", no_wrap=True, end="").append_text(line)
-    placed.truncate(max(width, 0))
-    return placed
+    whole = Text(" " * _margin(width) if line.plain else "", no_wrap=True, end="")
+    whole.append_text(line).truncate(max(width, 0))
+    return whole
 
 
-def _title(view: TrainerView, room: int) -> Text:
-    """The run and the phase; on the right who this is."""
+def title(view: TrainerView, room: int, since: Sequence[str]) -> Text:
+    """The run and the phase, the first of `since` that has room, and on the right who this is."""
     phase = view.phase.value
-    run = clip(clean(view.run) or "potluck", room - len(phase) - 3)
-    left = f"{run} · " if run else ""
-    duration = f" for {time_span(view.phase_seconds)}" if view.phase_seconds >= 1 else ""
+    run = clip(clean(view.run) or "potluck", room - len(phase) - 4)
+    line = Text().append(f"{run} ·" if run else "", "bold")
+    ground = f" {phase} " if run else phase
+    line.append(clip(ground, room - line.cell_len), _STYLES[view.phase])
+    line.append(next((one for one in since if line.cell_len + len(one) <= room), ""))
     person, peer = clip(clean(view.person), room // 4), short(clean(view.peer))
     who = " ".join(one for one in (person, peer) if one)
-    title = Text().append(left, "bold").append(clip(phase, room), _STYLES[view.phase])
-    if title.cell_len + len(duration) <= room:
-        title.append(duration)
-    free = room - title.cell_len - Text(who).cell_len
+    free = room - line.cell_len - Text(who).cell_len
     if who and free >= 2:
-        title.append(" " * free).append(who, "dim")
-    return title
+        line.append(" " * free).append(who, "dim")
+    return line
 
 
-def _state(view: TrainerView, room: int) -> Block:
-    doing, advice = clean(view.doing), clean(view.advice)
+def state_block(view: TrainerView, room: int, most_doing: int, most_advice: int) -> Block:
+    """What the state means, and what can be done about it."""
+    doing = clean(with_names(view.doing, view.peers))
+    advice = clean(view.advice)
     label = "next: " if room >= MARGIN_FROM else ""
-    says = [Text(one) for one in wrap(doing, room, LINES_OF_DOING)]
-    in_full = wrap(advice, room - len(label), LINES_OF_ADVICE)
+    says = [Text(one) for one in wrap(doing, room, most_doing)]
+    in_full = wrap(advice, room - len(label), most_advice)
     to_do = [
         Text().append(label if number == 0 else " " * len(label), "bold").append(one)
         for number, one in enumerate(in_full)
     ]
+    if view.phase in ENDED:
+        return Block(2, _growing([*says, *to_do]), grows_first=True)
     in_short = _IN_SHORT.get(view.phase, "") if advice else ""
     if not in_short:
         full = [*says, *to_do]
@@ -126,30 +143,50 @@ def _state(view: TrainerView, room: int) -> Block:
     )
 
 
+def event_lines(event: SceneEvent, room: int, most: int) -> list[Text]:
+    """The time of day, and beside it the words, in at most so many lines."""
+    clock_width = 9 if room >= MARGIN_FROM else 0
+    style = "bold" if event.warns else ""
+    texts = wrap(clean(event.words), room - clock_width, most)
+    return [
+        Text()
+        .append(pad(clean(event.clock) if number == 0 else "", clock_width), "dim")
+        .append(one, style)
+        for number, one in enumerate(texts)
+    ]
+
+
+def _margin(width: int) -> int:
+    return 1 if width >= MARGIN_FROM else 0
+
+
+def _growing(lines: Sequence[Text]) -> list[Sequence[Text]]:
+    return [lines[: many + 1] for many in range(len(lines))]
+
+
+def _worth_saying(scene: Scene) -> list[SceneEvent]:
+    view = scene.view
+    said = [
+        SceneEvent(one.clock, with_names(one.words, view.peers), one.warns)
+        for one in scene.events
+        if one.words != view.doing
+    ]
+    is_ready = view.phase not in (Phase.PREPARING, Phase.CATCHING_UP)
+    return said if is_ready else said[-EVENTS_AT_FIRST:]
+
+
 def _events(events: Sequence[SceneEvent], room: int) -> Block:
     """The newest in full, if it has room, and those before it in one line each."""
     if not events:
         return Block(8, [])
-    clock_width = 9 if room >= MARGIN_FROM else 0
-
-    def lines(event: SceneEvent, most: int) -> list[Text]:
-        style = "yellow" if event.warns else ""
-        texts = wrap(clean(event.words), room - clock_width, most)
-        return [
-            Text()
-            .append(pad(clean(event.clock) if number == 0 else "", clock_width), "dim")
-            .append(one, style)
-            for number, one in enumerate(texts)
-        ]
-
-    variants = [lines(events[-1], most) for most in range(1, LINES_OF_NEWEST + 1)]
+    variants = [event_lines(events[-1], room, most) for most in range(1, LINES_OF_NEWEST + 1)]
     newest = variants[-1]
-    older = [line for event in events[:-1] for line in lines(event, 1)]
+    older = [line for event in events[:-1] for line in event_lines(event, room, 1)]
     variants += [[*older[-many:], *newest] for many in range(1, len(older) + 1)]
     return Block(8, [one for one in variants if one], apart=True)
 
 
 def _stopping(view: TrainerView, room: int) -> Block:
-    if view.phase in (Phase.LEAVING, Phase.REFUSED) or "Ctrl-C" in view.advice:
+    if view.phase in (Phase.LEAVING, *ENDED) or "Ctrl-C" in view.advice:
         return Block(6, [])
     return Block(6, [[Text(fit(_STOPPING, room), "dim")]], apart=True)

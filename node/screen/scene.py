@@ -13,11 +13,13 @@ EVENTS_KEPT: Final = 8
 
 @dataclass(frozen=True)
 class SceneEvent:
-    """One line of what happened. `clock`: the time of day. `warns`: it came from the log."""
+    """One line of what happened. `clock`: the time of day. `warns`: it came from the log.
+    `kind`: of which the newest only is shown."""
 
     clock: str
     words: str
     warns: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ Everything here may wait for a terminal that is paused (Ctrl-S): it is called in
 be left behind, never in trio's. `restore` alone never waits.
 
 While the picture is there, typed characters are not echoed over it; Ctrl-C works as ever. In the
-background (`Ctrl-Z`, `bg`) nothing is drawn over what the shell does.
+background (`Ctrl-Z`, `bg`) nothing is drawn over what the shell does. A shell that was left by
+Ctrl-Z has its echo back, which most shells see to themselves, and not all.
 
 Easy to get wrong: whoever is in the background and changes the terminal's settings is stopped by
 the kernel (SIGTTOU).
@@ -42,8 +43,19 @@ def can_show(descriptor: int, environment: Mapping[str, str]) -> bool:
 
 
 def look_of(environment: Mapping[str, str], encoding: str | None) -> Look:
-    """NO_COLOR with any value takes the colour away (no-color.org)."""
-    return Look(colour=not environment.get("NO_COLOR"), encoding=encoding or "ascii")
+    """NO_COLOR with any value takes the colour away (no-color.org). Who has asked for a locale that
+    is not UTF-8's gets ASCII: Python itself writes UTF-8 in C's all the same."""
+    variables = ("LC_ALL", "LC_CTYPE", "LANG")
+    locale = next((environment[one] for one in variables if environment.get(one)), "utf-8")
+    is_utf = "utf" in locale.lower() or bool(environment.get("PYTHONIOENCODING"))
+    written = encoding or "ascii"
+    if written.lower().startswith("utf") and not is_utf:
+        written = "ascii"
+    return Look(
+        colour=not environment.get("NO_COLOR"),
+        encoding=written,
+        console=environment.get("TERM") == "linux",
+    )
 
 
 class Terminal:
@@ -67,7 +79,7 @@ class Terminal:
         """Print a line that stays, above the picture; too long, it is broken between words."""
         with self._lock:
             columns, _ = self._size()
-            text = folded(line, columns).replace("\n", "\r\n")
+            text = self._look.shown(folded(line, columns)).replace("\n", "\r\n")
             self._write(f"{self._canvas.erase(columns)}{text}\r\n{self._drawn()}")
 
     def begin_anew(self) -> None:
@@ -75,12 +87,13 @@ class Terminal:
         with self._lock:
             self._canvas.forget()
 
-    def end(self, summary: Callable[[int], Sequence[str]]) -> None:
-        """Replace the picture by lines for so many columns, and give the terminal back."""
+    def end(self, last: Picture) -> None:
+        """Replace the picture by the last one, which stays, and give the terminal back."""
         with self._lock:
             self._ended, self._picture = True, _nothing
-            columns, _ = self._size()
-            text = "".join(f"{line}\r\n" for line in summary(columns))
+            columns, rows = self._size()
+            lines = [paint(line, self._look) for line in last(columns, max(rows - 1, 1))]
+            text = "".join(f"{line.written}\r\n" for line in lines)
             self.restore()
             with contextlib.suppress(OSError):  # gone: nobody is there to read it
                 self._write(f"{self._canvas.erase(columns)}{text}")

@@ -107,6 +107,16 @@ class RecordsSummed(msgspec.Struct, frozen=True, tag=True):
     pages: int
 
 
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """What ended the session, and no waiting mends. `refused`: this node is not let in, or its
+    owner does not allow what the run needs."""
+
+    what: str
+    why: str
+    advice: str
+    refused: bool
+
+
 class Leaving(msgspec.Struct, frozen=True, tag=True):
     """`at_once`: without waiting for the round that is under way."""
 
@@ -138,6 +148,7 @@ Own = (
     | Notice
     | RunComplete
     | RecordsSummed
+    | Failed
     | Leaving
     | Left
 )

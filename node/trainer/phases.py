@@ -1,7 +1,8 @@
 """What the trainer does now, and what its owner can do about it: one phase, two sentences. Pure.
 
-Order is the point: whoever leaves is leaving, whatever else is true; a network that is gone matters
-more than a pause; and a round is shown only where nothing is in the way of it.
+Order is the point: a session that has ended stays ended; whoever leaves is leaving, whatever else
+is true; a network that is gone matters more than a pause; and a round is shown only where nothing
+is in the way of it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from node.trainer.gate import Closed
+from node.trainer.happenings import Failed, Left
 from node.trainer.view import Phase
+from node.trainer.words import given_by, said_of
 
 NETWORK = "network"
 """The name under which the gate is closed while no peer can be reached."""
@@ -21,8 +24,8 @@ class Facts:
 
     leaving: bool = False
     leaving_at_once: bool = False
-    refused: str = ""
-    refused_advice: str = ""
+    failed: Failed | None = None
+    left: Left | None = None
     closed: tuple[Closed, ...] = ()
     preparing: str = ""  # what is being done before the loop begins; empty when it has begun
     behind: bool = False
@@ -42,8 +45,11 @@ class Told:
 def told_of(facts: Facts) -> Told:
     """The one thing to show."""
     network = next((one for one in facts.closed if one.name == NETWORK), None)
-    if facts.refused:
-        return Told(Phase.REFUSED, facts.refused, facts.refused_advice)
+    if facts.failed is not None:
+        phase = Phase.REFUSED if facts.failed.refused else Phase.FAILED
+        return Told(phase, " ".join(said_of(facts.failed)), facts.failed.advice)
+    if facts.left is not None:
+        return _left(facts.left, facts)
     if facts.leaving:
         return _leaving(facts)
     if network is not None:
@@ -62,11 +68,7 @@ def told_of(facts: Facts) -> Told:
     if facts.averaging:
         return Told(Phase.AVERAGING, "averaging with the others")
     if facts.complete:
-        return Told(
-            Phase.TRAINING,
-            "the run has made all its steps; its state is served to whoever asks",
-            "Ctrl-C ends it.",
-        )
+        return _complete(facts)
     if facts.alone:
         others = "volunteers" if facts.begins else "the others"
         return Told(
@@ -75,6 +77,24 @@ def told_of(facts: Facts) -> Told:
             "`potluck run invite` makes an invite for them." if facts.begins else "",
         )
     return Told(Phase.TRAINING, "computing samples for the next step")
+
+
+def _left(left: Left, facts: Facts) -> Told:
+    gave = f"{given_by(left)}. Thank you!"
+    if facts.complete:
+        return Told(Phase.LEFT, f"the run has made all its steps; {gave}")
+    again = "`potluck run start` goes on with it" if facts.begins else "`potluck join` takes part"
+    return Told(Phase.LEFT, gave, f"{again} again.")
+
+
+def _complete(facts: Facts) -> Told:
+    if not facts.begins:  # a volunteer has nothing more to do, and leaves by itself
+        return Told(Phase.COMPLETE, "the run has made all its steps", "Ctrl-C leaves.")
+    return Told(
+        Phase.COMPLETE,
+        "the run has made all its steps; its state is served to whoever asks",
+        "Ctrl-C ends it.",
+    )
 
 
 def _leaving(facts: Facts) -> Told:
@@ -88,9 +108,10 @@ def _leaving(facts: Facts) -> Told:
 
 
 def _paused(closed: tuple[Closed, ...]) -> Told:
+    yours = [one for one in closed if one.name == "pause"]
     advice = "It goes on by itself."
-    if any(one.name == "pause" for one in closed):
-        advice = "`potluck resume` goes on" + (
-            " earlier." if any(one.until is not None for one in closed) else "."
-        )
+    if len(yours) < len(closed) and yours:
+        advice = "`potluck resume` takes back your pause; the rest ends by itself."
+    elif yours:
+        advice = f"`potluck resume` goes on{'' if yours[0].until is None else ' earlier'}."
     return Told(Phase.PAUSED, "; ".join(one.words for one in closed), advice)

@@ -30,6 +30,7 @@ from node.trainer.departure import Departure
 from node.trainer.gate import Gate
 from node.trainer.happenings import (
     Began,
+    Failed,
     FirstSamplesAccepted,
     Happening,
     Left,
@@ -42,7 +43,6 @@ from node.trainer.shown import Shown
 from node.trainer.view import BatchView, PeerView, TrafficView, TrainerView
 from node.trainer.words import words_of
 from protocols.accumulation.events import CaughtUp, CheckpointSaved, FellBehind, StepTaken
-from protocols.errors import PotluckError
 
 LINES_KEPT: Final = 2_000
 """Of what happened, for `potluck logs`: some hours, at most half a megabyte."""
@@ -71,11 +71,9 @@ class Session:
         self.watched: Watched | None = None
         self.lines: deque[tuple[float, str]] = deque(maxlen=LINES_KEPT)
         self.lines_told = 0
-        self.refused = ""
         self.left: Left | None = None
         self.trains = False
         """Whether there may be a round to see out."""
-        self._refused_advice = ""
         self._shown = shown
         self._began_at = time.monotonic()
         self._facts = Facts(preparing="starting", begins=begins)
@@ -120,12 +118,6 @@ class Session:
             self._refresh()
             await trio.sleep(every_seconds)
 
-    def refuse(self, error: PotluckError) -> None:
-        """This ends the session: show it, with what to do."""
-        self.refused = " ".join(one for one in (error.what, error.why) if one)
-        self._refused_advice = error.advice
-        self._refresh()
-
     def follow(self, tell: Tell) -> None:
         """Be told everything that happens from now on, in trio's thread. It must not wait."""
         self._followers.append(tell)
@@ -146,8 +138,7 @@ class Session:
             self._facts,
             leaving=departure.wanted,
             leaving_at_once=departure.at_once,
-            refused=self.refused,
-            refused_advice=self._refused_advice,
+            left=self.left,
             closed=self.gate.reasons(),
             averaging=watched is not None and watched.averaging(),
             alone=watched is not None and watched.alone(),
@@ -220,6 +211,8 @@ class Session:
                 facts = replace(facts, behind=False)
             case RunComplete():
                 facts = replace(facts, complete=True)
+            case Failed():
+                facts = replace(facts, failed=happening)
             case Left():
                 self.left = happening
             case CheckpointSaved(path=path):

@@ -28,8 +28,15 @@ class Phase(enum.StrEnum):
     AVERAGING = "averaging"
     PAUSED = "paused"
     NETWORK_LOST = "network lost"
-    REFUSED = "refused"
+    COMPLETE = "complete"
     LEAVING = "leaving"
+    LEFT = "left"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+ENDED: Final = frozenset({Phase.LEFT, Phase.REFUSED, Phase.FAILED})
+"""Nothing comes after these."""
 
 
 class PeerView(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ import msgspec
 
 from node.trainer.happenings import (
     Began,
+    Failed,
     FirstSamplesAccepted,
     Happening,
     Leaving,
@@ -27,6 +28,7 @@ from node.trainer.happenings import (
     PeerCame,
     PeerWent,
     Preparing,
+    RecordsSummed,
     Resumed,
     RunComplete,
     WillUse,
@@ -88,12 +90,18 @@ def words_of(happening: Happening) -> str:
             return words
         case RunComplete(epoch=epoch):
             return f"the run is complete: {epoch:,} steps"
+        case RecordsSummed(steps=steps, samples=samples, people=people):
+            return (
+                f"the records of {people:,} with samples add up to {samples:,} up to step {steps:,}"
+            )
+        case Failed(refused=refused):
+            return f"{'refused' if refused else 'failed'}: {' '.join(said_of(happening))}"
         case Leaving(at_once=True):
             return "leaving now"
         case Leaving():
             return "leaving after this round; Ctrl-C again leaves at once"
         case Left():
-            return _left(happening)
+            return f"left after {span(happening.seconds)}: {given_by(happening)}. Thank you!"
         case _:
             return _words_of_run(happening)
 
@@ -143,6 +151,11 @@ def object_of(happening: Happening) -> dict[str, Any]:
     return {"event": words, **plain}
 
 
+def said_of(failed: Failed) -> tuple[str, ...]:
+    """What happened, and why if that is known."""
+    return tuple(one for one in (failed.what, failed.why) if one)
+
+
 def span(seconds: float) -> str:
     """A time for a person: 8 s, 3 min 20 s, 2 h 5 min."""
     whole = int(seconds)
@@ -160,8 +173,8 @@ def _caught_up(event: CaughtUp) -> str:
     return f"caught up with step {event.epoch:,}: {size}{replayed}"
 
 
-def _left(left: Left) -> str:
+def given_by(left: Left) -> str:
+    """What the session gave."""
     steps = "1 step" if left.steps == 1 else f"{left.steps:,} steps"
-    gave = f"{left.samples:,} samples of yours are in {steps} of the run"
     lost = f"; {left.lost_samples:,} are in none" if left.lost_samples else ""
-    return f"left after {span(left.seconds)}: {gave}{lost}. Thank you!"
+    return f"{left.samples:,} samples of yours are in {steps} of the run{lost}"

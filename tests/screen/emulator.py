@@ -12,7 +12,8 @@ import re
 from rich.cells import cell_len
 
 _PARTS = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])|([\s\S])")
-WRAPPING, AT_ONCE = 7, 2026
+WRAPPING, CURSOR, AT_ONCE = 7, 25, 2026
+AT_REST = {WRAPPING: True, CURSOR: True, AT_ONCE: False}
 
 
 class Emulator:
@@ -23,7 +24,7 @@ class Emulator:
         self.cells: list[list[str]] = [[] for _ in range(rows)]
         self.scrollback: list[str] = []
         self.row = self.column = 0
-        self.modes = {WRAPPING: True, AT_ONCE: False}
+        self.modes = dict(AT_REST)
         self.wrapped = 0
         """How often a character came at a margin, in whatever mode."""
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace as changed
 
 from node.screen.scene import Scene, SceneEvent
 from node.trainer.gate import Closed
+from node.trainer.happenings import Failed, Left
 from node.trainer.phases import NETWORK, Facts, told_of
 from node.trainer.view import (
     BatchView,
@@ -20,8 +21,14 @@ from node.trainer.view import (
 )
 
 LOST = "no peer answers at 3 known addresses: connection refused by the machine at 203.0.113.7"
-DENIED = "alice may not take part in poem. The run's moderators took alice off the list."
-ASK = "Ask the run's moderators; `potluck whoami` says as whom this node is known."
+DENIED = Failed(
+    "This node is no longer let into poem: Your access was revoked.",
+    "A moderator of the run decided so.",
+    "Ask the run's moderators; `potluck whoami` says as whom this node is known.",
+    refused=True,
+)
+DISK = Failed("poem.signed cannot be kept.", "The disk is full.", "Free 5 MB.", refused=False)
+GAVE = Left(samples=28_160, steps=84, seconds=4210.0, lost_samples=96)
 
 
 def _peer(number: int, name: str, reach: str, milliseconds: float, rate: float) -> PeerView:
@@ -74,8 +81,7 @@ TRAINING = TrainerView(
 
 EVENTS = (
     SceneEvent("21:04:31", "…DqWzXn03 came (direct)"),
-    SceneEvent("21:04:48", "step 312 with 4 peers: 344 of 1,024 samples are yours"),
-    SceneEvent("21:04:48", "step 312: loss 2.0713"),
+    SceneEvent("21:04:48", "step 312 with 4 peers: 344 of 1,024 samples are yours", kind="step"),
 )
 
 
@@ -86,6 +92,8 @@ def _told(facts: Facts, view: TrainerView) -> Scene:
 
 START = TrainerView(run="poem", peer=TRAINING.peer, phase_seconds=2.0)
 BY_YOU = Closed("pause", "paused by you until 14:00", 1.0)
+QUOTA = Closed("quota", "the quota of 200 GB for 2026-11 is used up", 2.0)
+SCHEDULE = Closed("schedule", "outside of the schedule (22:00-07:00): goes on at 22:00", 2.0)
 
 STATES = {
     "starting": replace(
@@ -95,10 +103,16 @@ STATES = {
     "training": Scene(TRAINING, EVENTS),
     "alone": _told(Facts(alone=True, begins=True), changed(TRAINING, peers=())),
     "averaging": _told(Facts(averaging=True), TRAINING),
-    "complete": _told(Facts(complete=True), TRAINING),
+    "complete": _told(Facts(complete=True, begins=True), TRAINING),
     "paused": _told(Facts(closed=(BY_YOU,)), TRAINING),
     "network lost": _told(Facts(closed=(Closed(NETWORK, LOST, None),)), TRAINING),
-    "refused": _told(Facts(refused=DENIED, refused_advice=ASK), TRAINING),
+    "paused twice": _told(Facts(closed=(BY_YOU, QUOTA)), TRAINING),
+    "out of schedule": _told(Facts(closed=(SCHEDULE,)), START),
+    "refused": _told(Facts(failed=DENIED), TRAINING),
+    "refused at the door": _told(Facts(failed=DENIED), START),
+    "failed": _told(Facts(failed=DISK), START),
+    "left": _told(Facts(left=GAVE), TRAINING),
+    "completed": _told(Facts(left=GAVE, complete=True), TRAINING),
     "leaving": _told(Facts(leaving=True), TRAINING),
     "leaving at once": _told(Facts(leaving=True, leaving_at_once=True), TRAINING),
 }

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from node.screen.canvas import BEGIN, END, Canvas, Look, Painted, paint
 from node.screen.picture import render
-from tests.screen.emulator import AT_ONCE, WRAPPING, Emulator
+from tests.screen.emulator import AT_REST, Emulator
 from tests.screen.scenes import STATES
 
 
@@ -25,7 +25,7 @@ def test_a_picture_stands_below_what_was_said_and_gives_way_to_the_next() -> Non
     terminal.write(canvas.draw(painted("1", "two"), 20))
     assert terminal.lines() == ["said before", "1", "two"]
     assert (terminal.row, terminal.column) == (3, 0), "where the prompt would be"
-    assert terminal.modes == {WRAPPING: True, AT_ONCE: False}
+    assert terminal.modes == AT_REST
 
 
 def test_only_what_has_changed_is_written() -> None:

@@ -20,7 +20,7 @@ from node.commands.output import Output
 from node.screen.canvas import BEGIN, Look
 from node.screen.live import Screen
 from node.screen.terminal import LOCAL_FLAGS, Terminal, can_show, look_of
-from node.trainer.happenings import Left, Notice, WillUse
+from node.trainer.happenings import Notice, WillUse
 from node.trainer.view import TrafficView
 from tests.screen.emulator import Emulator
 from tests.screen.scenes import STATES, TRAINING
@@ -99,7 +99,7 @@ def test_what_is_printed_stays_above_and_the_summary_instead_of_the_picture(
     terminal.print_above("that words stay whole")
     assert pseudo.read()[3:] == ["that words stay", "whole", "16 by 23", "second"]
     pseudo.resize(80, 24)
-    terminal.end(lambda columns: [f"left, {columns} wide"])
+    terminal.end(lambda columns, _rows: [Text(f"left, {columns} wide")])
     terminal.draw(picture)  # too late
     assert pseudo.read()[-2:] == ["whole", "left, 80 wide"]
     assert pseudo.emulator.row == len(pseudo.read()), "the prompt is on a line of its own"
@@ -124,7 +124,7 @@ def test_a_terminal_that_has_gone_does_not_keep_us() -> None:
     terminal = Terminal(pseudo.descriptor, Look())
     terminal.draw(picture)
     os.close(pseudo.outside)
-    terminal.end(lambda _columns: ["left"])
+    terminal.end(lambda _columns, _rows: [Text("left")])
     terminal.restore()
     os.close(pseudo.descriptor)
 
@@ -162,12 +162,12 @@ async def test_the_screen_follows_the_training_and_leaves_a_summary(pseudo: Pseu
         pseudo.resize(40, 12)
         signal.raise_signal(signal.SIGWINCH)
         await pseudo.until("given 28,160 · 33 %")
-        screen.happened(Left(samples=28_160, steps=84, seconds=61.0))
-        await screen.end(PATIENCE_SECONDS)
+        screen.show(STATES["left"].view)
+        assert await screen.end(PATIENCE_SECONDS)
         nursery.cancel_scope.cancel()
     shown = " ".join(pseudo.read())
-    assert "28,160 samples of yours are in 84 steps of the run. Thank you!" in shown
-    assert "412 MB sent, 433 MB received" in shown
+    assert "poem · left at" in shown
+    assert "28,160 samples of yours are in 84" in shown
     assert "poem · training" not in shown
     assert pseudo.echoes()
 
@@ -198,7 +198,7 @@ async def test_a_paused_terminal_stops_neither_the_training_nor_the_leaving() ->
             nursery.start_soon(screen.run)
             screen.show(TRAINING)
             await trio.testing.wait_all_tasks_blocked()
-            await screen.end(0.05)
+            assert not await screen.end(0.05), "nobody has seen it"
             nursery.cancel_scope.cancel()
     termios.tcflow(pseudo.descriptor, termios.TCOON)
     os.close(pseudo.outside)

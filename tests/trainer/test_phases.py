@@ -7,11 +7,15 @@ from dataclasses import replace
 import pytest
 
 from node.trainer.gate import Closed
+from node.trainer.happenings import Failed, Left
 from node.trainer.phases import NETWORK, Facts, told_of
 from node.trainer.view import Phase
 
 PAUSE = Closed("pause", "paused by you")
 LOST = Closed(NETWORK, "none of 2 known addresses answers. They may be off.")
+LEFT = Left(samples=1200, steps=3, seconds=75.0)
+NOT_LET_IN = Failed("Not allowed.", "A moderator decided so.", "Ask the moderators.", refused=True)
+DISK_FULL = Failed("No page could be kept.", "The disk is full.", "Make room.", refused=False)
 TRAINS = Facts()
 
 
@@ -25,7 +29,11 @@ TRAINS = Facts()
         (Facts(averaging=True, closed=(PAUSE,)), Phase.PAUSED),
         (Facts(averaging=True, closed=(PAUSE, LOST)), Phase.NETWORK_LOST),
         (Facts(closed=(LOST,), leaving=True), Phase.LEAVING),
-        (Facts(leaving=True, refused="Not allowed."), Phase.REFUSED),
+        (Facts(complete=True, begins=True), Phase.COMPLETE),
+        (Facts(complete=True, leaving=True), Phase.LEAVING),
+        (Facts(leaving=True, left=LEFT), Phase.LEFT),
+        (Facts(leaving=True, left=LEFT, failed=NOT_LET_IN), Phase.REFUSED),
+        (Facts(preparing="building the model", failed=DISK_FULL), Phase.FAILED),
     ],
 )
 def test_what_matters_more_is_shown(facts: Facts, phase: Phase) -> None:
@@ -41,7 +49,12 @@ def test_what_matters_more_is_shown(facts: Facts, phase: Phase) -> None:
         Facts(closed=(Closed("schedule", "outside of 22:00-07:00", 1e9),)),
         Facts(closed=(LOST,)),
         Facts(leaving=True),
-        Facts(refused="Not allowed.", refused_advice="Ask the moderators."),
+        Facts(left=LEFT),
+        Facts(left=LEFT, begins=True),
+        Facts(complete=True),
+        Facts(complete=True, begins=True),
+        Facts(failed=NOT_LET_IN),
+        Facts(failed=DISK_FULL),
     ],
 )
 def test_where_training_stands_still_it_is_said_what_can_be_done(facts: Facts) -> None:
@@ -52,3 +65,24 @@ def test_whoever_is_alone_is_told_how_to_have_company() -> None:
     told = told_of(replace(TRAINS, alone=True, begins=True))
     assert "no other peer" in told.doing
     assert "potluck run invite" in told.advice
+
+
+def test_the_end_says_what_was_given_and_how_to_come_back() -> None:
+    told = told_of(Facts(left=LEFT))
+    assert told.doing == "1,200 samples of yours are in 3 steps of the run. Thank you!"
+    assert "potluck join" in told.advice
+    assert "potluck run start" in told_of(Facts(left=LEFT, begins=True)).advice
+    complete = told_of(Facts(left=LEFT, complete=True))
+    assert complete.doing.startswith("the run has made all its steps; 1,200 samples")
+
+
+def test_what_failed_is_said_with_its_reason() -> None:
+    assert told_of(Facts(failed=NOT_LET_IN)).doing == "Not allowed. A moderator decided so."
+    assert told_of(Facts(failed=NOT_LET_IN)).advice == "Ask the moderators."
+
+
+def test_several_reasons_for_a_pause_end_in_several_ways() -> None:
+    quota = Closed("quota", "the quota for 2026-11 is used up", 1e9)
+    told = told_of(Facts(closed=(PAUSE, quota)))
+    assert told.doing == "paused by you; the quota for 2026-11 is used up"
+    assert told.advice == "`potluck resume` takes back your pause; the rest ends by itself."

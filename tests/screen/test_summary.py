@@ -1,0 +1,74 @@
+"""What stays on the terminal says how it ended, whatever its size."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace as changed
+
+from node.screen.scene import Scene, SceneEvent
+from node.screen.summary import summary
+from node.trainer.view import ENDED, Phase, TrainerView
+from tests.screen.scenes import EVENTS, SIZES, STATES
+
+AT = "21:05:12"
+WARNED = tuple(
+    SceneEvent("21:05:00", f"warning: {number} disks are full", warns=True) for number in range(5)
+)
+
+
+def text(scene: Scene, columns: int = 80, rows: int = 23) -> list[str]:
+    return [line.plain for line in summary(scene, AT, columns, rows)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("state", [one for one in STATES if STATES[one].view.phase in ENDED])
+def test_every_end_fits_and_is_said_in_full(state: str, size: tuple[int, int]) -> None:
+    scene = STATES[state]
+    lines = summary(Scene(scene.view, WARNED), AT, *size)
+    assert max(line.cell_len for line in lines) <= size[0]
+    shown = " ".join(" ".join(line.plain for line in lines).split())
+    assert shown.startswith(f"poem · {scene.view.phase.value}")
+    assert scene.view.doing in shown
+    assert scene.view.advice in shown
+
+
+def test_who_is_thrown_out_sees_what_happened_why_and_what_to_do() -> None:
+    lines = text(STATES["refused"])
+    assert lines[0] == f" poem · refused at {AT}, after 1 h 10 min{'alice …WzXn7Rde':>34}"
+    assert lines[1:4] == [
+        " This node is no longer let into poem: Your access was revoked. A moderator of",
+        " the run decided so.",
+        " next: Ask the run's moderators; `potluck whoami` says as whom this node is",
+    ]
+    assert any(line.startswith(" given    28,160 accepted samples in 84 steps") for line in lines)
+    assert lines[-1] == " traffic  ↑ 412 MB   ↓ 433 MB in all"
+
+
+def test_who_left_sees_what_was_given_and_where_the_run_stands() -> None:
+    lines = text(STATES["left"], 50, 10)
+    assert lines[0].startswith(f" poem · left at {AT}")
+    assert " ".join(" ".join(lines[1:4]).split()) == (
+        "28,160 samples of yours are in 84 steps of the run; 96 are in none. Thank you! "
+        "next: `potluck join` takes part again."
+    )
+    assert any("step 312  loss 2.0713" in line for line in lines)
+
+
+def test_a_second_ctrl_c_still_leaves_what_was_given() -> None:
+    view = changed(STATES["leaving at once"].view)
+    lines = text(Scene(view, EVENTS))
+    assert lines[0].startswith(f" poem · left at {AT}")
+    assert "leaving" not in "".join(lines)
+    assert any("28,160 accepted samples in 84 steps" in line for line in lines)
+
+
+def test_nothing_is_left_of_a_session_that_gave_nothing() -> None:
+    assert text(STATES["starting"]) == []
+    left = changed(TrainerView(run="poem"), phase=Phase.LEFT)
+    assert text(Scene(left)) == []
+
+
+def test_the_newest_warnings_stay() -> None:
+    lines = text(Scene(STATES["starting"].view, WARNED))
+    assert lines[0].startswith(" poem · left")
+    assert lines[-3:] == [f" 21:05:00 warning: {number} disks are full" for number in (2, 3, 4)]
