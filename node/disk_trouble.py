@@ -10,7 +10,8 @@ from pathlib import Path
 from protocols.errors import PotluckError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_CLOSED = {errno.EACCES, errno.EPERM}
+_IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 
 
 def disk_trouble(error: OSError, folder: Path) -> tuple[str, str]:
@@ -19,6 +20,12 @@ def disk_trouble(error: OSError, folder: Path) -> tuple[str, str]:
     if error.errno in _FULL:
         why = f"There is no room: {reason}."
         return why, f"Make room where {folder} is, or choose another folder."
+    if error.errno == errno.EROFS:
+        why = f"It can only be read there: {reason}."
+        return why, f"Make {folder} writable, or choose another folder."
+    if error.errno in _IN_THE_WAY:
+        why = f"Something that is no folder, or no file, is in the way: {reason}."
+        return why, f"Look at what is at {folder}, and move it away; or choose another folder."
     if error.errno in _CLOSED:
         why = f"This user may not write there: {reason}."
         return why, f"See to the permissions of {folder}, or choose another folder."

@@ -69,7 +69,7 @@ def check_still_good(places: Places, invite: RunInvite, now_ms: int) -> None:
     """InviteExpired, unless this home is in that run already: an invite lets somebody in, and
     whoever is in may type the same line for ever."""
     kept = None
-    with contextlib.suppress(UnusableFile, NotAnInvite):
+    with contextlib.suppress(NotAnInvite):
         kept = _kept(places)
     if kept is None or (kept.run, kept.organiser) != (invite.run, invite.organiser):
         check_expiry(invite, now_ms)
@@ -86,17 +86,15 @@ def keep_invite(places: Places, invite: RunInvite) -> None:
 
 
 def _kept(places: Places) -> RunInvite | None:
-    """That of last time; NotAnInvite for a file that was damaged, UnusableFile for another's."""
+    """That of last time; NotAnInvite for a file that was damaged, or is not ours."""
     file = _file(places)
-    data = read_private_file(file, LONGEST_TEXT_CHARACTERS)
-    if data is None:
-        return None
     try:
-        return read_invite(data.decode("utf-8", "replace"))
-    except NotAnInvite as error:
+        data = read_private_file(file, LONGEST_TEXT_CHARACTERS)
+        return None if data is None else read_invite(data.decode("utf-8", "replace"))
+    except (NotAnInvite, UnusableFile) as error:
         raise NotAnInvite(
-            f"The invite of last time, in {file}, is damaged.",
-            why=error.why,
+            f"The invite of last time, in {file}, cannot be used.",
+            why=error.why or error.what,
             advice=f"Type it once more: `potluck join INVITE`. {HAND_THEM_OUT}",
         ) from None
 

@@ -106,7 +106,7 @@ def test_a_damaged_invite_of_last_time_is_told_as_that(tmp_path: Path) -> None:
     keep_invite(places, INVITE)
     file = tmp_path / "run.invite"
     file.write_text(file.read_text()[:50])
-    with pytest.raises(NotAnInvite, match=r"of last time, in .*run\.invite, is damaged"):
+    with pytest.raises(NotAnInvite, match=r"of last time, in .*run\.invite, cannot be used"):
         read_invited(places, None, None, {})
     assert read_invited(places, TEXT, None, {}) == INVITE
 
