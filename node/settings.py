@@ -238,8 +238,8 @@ def value_from_toml(setting: Setting, value: object) -> Value:
             return value
         case kind, str() if kind in _AS_WRITTEN:
             return _amount(setting, value)
-        case Kind.THREADS, int():
-            if not isinstance(value, bool):
+        case Kind.THREADS | Kind.RATE | Kind.SIZE | Kind.QUOTA, int():
+            if not isinstance(value, bool):  # an amount without its unit is told what it may mean
                 return _amount(setting, str(value))
         case _:
             pass

@@ -101,8 +101,22 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
+def check_threads(threads: int | None) -> None:
+    """WrongUse for more threads than there are cores: more likely a slip than a wish, and it would
+    only be slower. (Not in the settings: their file may be another machine's as well.)"""
+    cores = os.cpu_count() or 1
+    if threads is not None and threads > cores:
+        raise WrongUse(
+            f"{threads:,} threads cannot compute on this machine.",
+            why=f"It has {cores} processor {'core' if cores == 1 else 'cores'}; limits.threads "
+            "(--threads) says how many of them are used at most.",
+            advice=f"Give a number from 1 to {cores}, or leave it out.",
+        )
+
+
 def use_threads(threads: int | None) -> int:
-    """Let torch compute with so many threads (None: as many as it thinks good); how many it is.
+    """Let torch compute with so many threads (None: as many as it thinks good), or as many as this
+    container may use, if those are fewer; how many it is.
 
     The libraries under torch (OpenMP, MKL) follow: what is started later by this process sees the
     number in its environment as well.
@@ -111,6 +125,7 @@ def use_threads(threads: int | None) -> int:
 
     if threads is None:
         return torch.get_num_threads()
+    threads = min(threads, available_cores())
     torch.set_num_threads(threads)
     with contextlib.suppress(RuntimeError):  # it can be set once, and somebody was earlier
         torch.set_num_interop_threads(1)

@@ -70,13 +70,8 @@ def as_written(text: str, measure: Measure) -> str:
         return NONE
     number, unit = _parsed(text, measure)
     amount = number * _UNITS[measure][unit]
-    least = _LEAST[measure]
-    if amount < least:
-        raise WrongUse(
-            f"{text.strip()} is too little.",
-            why=f"Below {in_words(least)}{_per(measure)} a node cannot take part.",
-            advice=f'Give at least that, or "{NONE}" for no limit.',
-        )
+    if amount < _LEAST[measure]:
+        raise _too_little(text, measure)
     if amount > MOST:
         raise WrongUse(
             f"{text.strip()} is more than any machine has.", advice=f'"{NONE}" is no limit.'
@@ -106,6 +101,8 @@ def _parsed(text: str, measure: Measure) -> tuple[float, str]:
     if found is None:
         raise _refused(text, measure, ())
     number, unit = found.groups()
+    if not float(number):
+        raise _too_little(text, measure)
     units = _UNITS[measure]
     if unit not in units:
         # "8gb" can only be one thing; "2mb/s" can be two
@@ -121,6 +118,8 @@ def _meant(unit: str, measure: Measure) -> tuple[str, ...]:
     suffix = {Measure.RATE: "/s", Measure.SIZE: "", Measure.QUOTA: "/month"}[measure]
     word = unit.lower().removesuffix("/s").removesuffix("/month").removesuffix("/mo")
     word = word.removesuffix("ps")
+    if word.endswith("bs"):  # "MBs"
+        word = word.removesuffix("s")
     letter = next((one for one in _STEPS if word[:1] == one.lower()), "")
     if word in ("", "b", "bytes", "byte"):
         if measure is Measure.RATE:
@@ -132,7 +131,7 @@ def _meant(unit: str, measure: Measure) -> tuple[str, ...]:
         return (f"{letter.upper()}iB{suffix}",)
     if not letter or word not in (letter.lower(), f"{letter.lower()}b"):
         return ()
-    if measure is Measure.RATE and unit != f"{letter}B":
+    if measure is Measure.RATE and unit.removesuffix("s") != f"{letter}B":
         return (f"{letter}B/s", f"{letter}bit/s")
     return (f"{letter}B{suffix}",)
 
@@ -145,6 +144,14 @@ def _refused(text: str, measure: Measure, meant: tuple[str, ...]) -> WrongUse:
         advice = f"Did you mean {meant[0]}?" if meant else ""
     return WrongUse(
         f"{text.strip()!r} is not an amount.", why=f"It has to be {measure.value}.", advice=advice
+    )
+
+
+def _too_little(text: str, measure: Measure) -> WrongUse:
+    return WrongUse(
+        f"{text.strip()} is too little.",
+        why=f"Below {in_words(_LEAST[measure])}{_per(measure)} a node cannot take part.",
+        advice=f'Give at least that, or "{NONE}" for no limit.',
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from node.configuration import Configuration, read_configuration
 from node.settings import BY_KEY, LISTS, Kind, Value, value_from_text
+from node.wrong_use import WrongUse
 
 if TYPE_CHECKING:
     from node.commands.parser import CommandParser
@@ -36,7 +37,7 @@ _METAVARS = {
 def add_setting_flag(parser: CommandParser, key: str, flag: str | None = None) -> None:
     """Add the flag of the setting `key`: by default its last part with dashes."""
     setting = BY_KEY[key]
-    flag = flag or "--" + key.split(".")[1].replace("_", "-")
+    flag = flag or _flag_of(key)
     again = "; may be given several times" if setting.kind in LISTS else ""
     what = f"{setting.what}{again} ({key}, {setting.variable})"
     destination = _DESTINATION + key
@@ -56,7 +57,10 @@ def configuration_for(arguments: argparse.Namespace) -> Configuration:
             key = destination.removeprefix(_DESTINATION)
             setting = BY_KEY[key]
             text = ",".join(words) if setting.kind in LISTS else words[-1]
-            flags[key] = value_from_text(setting, text)
+            try:
+                flags[key] = value_from_text(setting, text)
+            except WrongUse as error:
+                raise _of_flag(error, key) from None
     configuration = read_configuration(
         flags,
         home=getattr(arguments, "home", None),
@@ -65,3 +69,13 @@ def configuration_for(arguments: argparse.Namespace) -> Configuration:
     for warning in configuration.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return configuration
+
+
+def _flag_of(key: str) -> str:
+    return "--" + key.split(".")[1].replace("_", "-")
+
+
+def _of_flag(error: WrongUse, key: str) -> WrongUse:
+    """Who has typed a flag is told of that, and not of a setting."""
+    what = error.what.replace(f"{key} cannot be ", f"{_flag_of(key)} cannot be ", 1)
+    return WrongUse(what, why=error.why, advice=error.advice)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 import trio
 
 from models.errors import ModelsError
-from node.caps.devices import AUTO, choose_device, devices_here, use_threads
+from node.caps.devices import AUTO, check_threads, choose_device, devices_here, use_threads
 from node.caps.settings import Caps, caps_of
 from node.caps.watching import WatchedCaps, open_caps
 from node.credit.keeping import Terms, open_credit
@@ -104,6 +104,7 @@ async def _take_part(node: Node, part: Part, session: Session) -> Left | None:
         session.happened(Notice(words))
 
     caps, places = caps_of(node.configuration), node.configuration.places
+    check_threads(caps.threads)
     async with (
         open_caps(caps, session.gate, places, traffic=node.network.traffic, told=tell) as watched,
         trio.open_nursery() as nursery,

@@ -9,6 +9,7 @@ import pytest
 from node.caps.devices import (
     NoSuchDevice,
     available_cores,
+    check_threads,
     choose_device,
     device_as_written,
     devices_here,
@@ -148,6 +149,13 @@ def test_devices_are_written_in_small_letters() -> None:
 def test_what_is_no_number_of_threads_is_refused_with_the_cores_there_are(text: str) -> None:
     with pytest.raises(WrongUse, match=f"{available_cores()} processor cores"):
         threads_as_written(text)
+
+
+def test_more_threads_than_there_are_cores_are_refused() -> None:
+    check_threads(None)
+    check_threads(1)
+    with pytest.raises(WrongUse, match=r"1,000 threads .* It has \d+ processor cores?"):
+        check_threads(1000)
 
 
 def test_a_device_that_is_not_here_is_refused_with_those_that_are() -> None:

@@ -44,6 +44,8 @@ def test_an_amount_is_what_its_unit_says(text: str, measure: Measure, expected: 
         ("16Mbps", RATE, "16MB/s (bytes) or 16Mbit/s (bits)"),
         ("2M", RATE, "2MB/s (bytes) or 2Mbit/s (bits)"),
         ("2MB", RATE, "2MB/s"),
+        ("2MBs", RATE, "2MB/s"),
+        ("2mbs", RATE, "2MB/s (bytes) or 2Mbit/s (bits)"),
         ("2", RATE, "2MB/s (bytes) or 2Mbit/s (bits)"),
         ("8G", SIZE, "8GB"),
         ("8", SIZE, "8GB"),
@@ -70,7 +72,8 @@ def test_what_is_no_amount_at_all_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "measure"), [("1B/s", RATE), ("100MB", SIZE), ("5MB/month", QUOTA)]
+    ("text", "measure"),
+    [("1B/s", RATE), ("100MB", SIZE), ("5MB/month", QUOTA), ("0", RATE), ("0", SIZE), ("0", QUOTA)],
 )
 def test_too_little_to_take_part_with_is_refused_with_the_least(
     text: str, measure: Measure

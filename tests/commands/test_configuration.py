@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.commands.configured import add_setting_flag, configuration_for
+from node.commands.parser import CommandParser
 from node.configuration import Configuration, Origin, line_of, read_configuration
 from node.settings import SETTINGS, Kind, Value, plain, value_from_text, value_from_toml
 from node.wrong_use import WrongUse
@@ -112,6 +114,31 @@ def test_a_wrong_value_is_named_with_its_line(tmp_path: Path) -> None:
         configured(tmp_path, file=file)
     assert "limits.upload_limit cannot be '2mb/s'" in str(caught.value)
     assert "Did you mean 2MB/s (bytes) or 2Mbit/s (bits)?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("max_memory = 8", "8GB"),
+        ("upload_limit = 2", "2MB/s (bytes)"),
+        ("quota = 200", "200GB/month"),
+    ],
+)
+def test_an_amount_without_its_unit_is_told_what_it_may_mean(
+    line: str, meant: str, tmp_path: Path
+) -> None:
+    with pytest.raises(WrongUse, match=r"line 2") as caught:
+        configured(tmp_path, file=f"[limits]\n{line}")
+    assert f"Did you mean {meant}" in str(caught.value)
+
+
+def test_who_typed_a_flag_is_told_of_that() -> None:
+    parser = CommandParser(prog="potluck")
+    add_setting_flag(parser, "limits.max_memory")
+    with pytest.raises(WrongUse) as caught:
+        configuration_for(parser.parse_args(["--max-memory", "10"]))
+    assert caught.value.what == "--max-memory cannot be '10'. '10' is not an amount."
+    assert caught.value.advice == "Did you mean 10GB?"
 
 
 @pytest.mark.parametrize(
