@@ -29,12 +29,14 @@ ENDINGS = {
 def shard_names(paths: tuple[str, ...], kind: Kind, folder: Path) -> tuple[str, ...]:
     """The shards of these paths; those on the disk are looked up beneath `folder`."""
     found: dict[str, None] = {}
+    named = 0  # also those that were named before: who writes the same a thousand times waits, too
     for written in paths:
         before = len(found)
         for path in _counted(written):
             for name in [path] if is_address(path) else _on_disk(path, kind, folder):
                 found[name] = None
-                if len(found) > MOST_SHARDS:
+                named += 1
+                if named > MOST_SHARDS:
                     raise DataSettingsError(
                         f"{written[:200]!r} names more than {MOST_SHARDS:,} shards.",
                         advice="Pack the documents into fewer files.",

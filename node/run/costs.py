@@ -133,7 +133,7 @@ def _round_bytes(definition: RunDefinition, model: Trainable) -> int:
 
 
 def _buffer_bytes(data: DataSettings | object, model: Trainable) -> int:
-    """Of the shuffle buffers of all sources, full."""
+    """Of the shuffle buffers of all sources, full, and of a document of each as it is read."""
     from models.data.opening import PIECE_BYTES
     from models.data.settings import DataSettings
 
@@ -141,4 +141,7 @@ def _buffer_bytes(data: DataSettings | object, model: Trainable) -> int:
         return 0
     piece = data.piece_bytes or model.window or PIECE_BYTES
     examples = data.shuffle_examples * len(data.source)
-    return min(data.shuffle_bytes, examples * piece) + examples * EXAMPLE_OVERHEAD_BYTES
+    shuffled = min(data.shuffle_bytes, examples * piece) + examples * EXAMPLE_OVERHEAD_BYTES
+    usual = DataSettings().largest_document_bytes  # is in what was measured of a process
+    larger = max(0, data.largest_document_bytes - usual)
+    return shuffled + larger * len(data.source)

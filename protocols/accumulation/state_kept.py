@@ -136,7 +136,9 @@ class KeptPieces:
         memory = raw_bytes(self._memory)
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o600)
+            # never through a link, which somebody else might have put there
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._file, flags, 0o600)
             try:
                 for number in unwritten:
                     _write_at(descriptor, memory, self.span(number))

@@ -254,6 +254,17 @@ async def test_a_disk_that_cannot_be_written_costs_the_keeping_and_not_the_downl
     assert sum("not kept on disk" in record.message for record in caplog.records) == 1
 
 
+async def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    state, precious = pieces_of(1), tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / FILE_NAME).symlink_to(precious)
+    kept = KeptPieces(tmp_path)
+    await kept.begin(state.manifest)
+    kept.put(0, state.piece(0))
+    await kept.write_down()
+    assert precious.read_text() == "mine"
+
+
 # Who may touch the parameters
 
 

@@ -210,3 +210,9 @@ def test_braces_that_cannot_be_counted_are_an_error(path: str) -> None:
 def test_more_shards_than_fit_into_memory_are_an_error() -> None:
     with pytest.raises(DataSettingsError, match="more than 100,000"):
         shard_names(("https://x/{0..99999}", "https://y/{0..9}"), "text", Path("/"))
+
+
+@pytest.mark.slow
+def test_the_same_shards_named_again_and_again_take_no_longer() -> None:
+    with pytest.raises(DataSettingsError, match="more than 100,000"):
+        shard_names(("https://x/{0..99998}",) * 2_000, "text", Path("/"))

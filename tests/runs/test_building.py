@@ -314,6 +314,12 @@ def test_the_organiser_may_ask_for_more_memory_than_was_worked_out() -> None:
     assert costs.memory_bytes(1) == 4_000_000_000
 
 
+def test_a_document_as_large_as_memory_is_counted_as_that() -> None:
+    plain = costs_of(read_definition(TEXT)).fixed_bytes
+    large = costs_of(read_definition(TEXT + b"[data]\nlargest_document_bytes = 1_000_000_000"))
+    assert large.fixed_bytes - plain > 900_000_000
+
+
 def test_a_run_of_a_terabyte_is_looked_at_without_its_memory() -> None:
     huge = changed("width = 16\nlayers = 1\nheads = 2", "width = 16384\nlayers = 24\nheads = 64")
     assert costs_of(read_definition(huge)).memory_bytes(1) > 1e12
