@@ -79,7 +79,7 @@ def words_of(happening: Happening) -> str:
         case Resumed(seconds=seconds):
             return f"going on after {span(seconds)}"
         case NetworkLost(reason=reason):
-            return f"network lost: {reason}"
+            return f"network lost: {reason} It is tried again and again."
         case NetworkBack(seconds=seconds):
             return f"the network is back after {span(seconds)}"
         case PeerCame(peer=peer, reach=reach):
