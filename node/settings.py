@@ -149,7 +149,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "limits.threads",
         Kind.THREADS,
-        "how many threads compute; auto is as many as torch thinks good",
+        "how many cores are used; auto is as many as torch thinks good",
         AUTO,
     ),
     Setting(
