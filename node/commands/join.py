@@ -81,15 +81,24 @@ def run(arguments: argparse.Namespace) -> int:
     from node.commands.login_inputs import read_code
     from node.disk_trouble import kept_in
     from node.joining.getting_in import Need, check_home, own_identity, pass_needed
-    from node.joining.invited import check_still_good, keep_invite, read_invited
+    from node.joining.invited import (
+        check_still_good,
+        keep_invite,
+        other_run_before,
+        read_invited,
+    )
+    from node.named_text import STANDARD_INPUT
     from node.run.trusted import trusted_modules
     from node.running_lock import hold_running_lock
     from node.undisturbed import undisturbed
+    from node.wrong_use import WrongUse
 
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
     trusted = trusted_modules(arguments.trust_module)
     places = configuration.places
+    if arguments.invite_file == arguments.code_file == STANDARD_INPUT:
+        raise WrongUse("Invite and code cannot both come from standard input.")
     # several words are one invite: it came in several lines, or something broke it
     typed = " ".join(arguments.invite) if arguments.invite else None
     invite = read_invited(places, typed, arguments.invite_file, os.environ)
@@ -110,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     from node.commands.training import train_in_foreground
     from node.joining.getting_in import enrol_with_code
     from node.joining.taking_part import Part
-    from node.trainer.happenings import Preparing
+    from node.trainer.happenings import Notice, Preparing
     from node.trainer.session import Session
     from node.trainer.stages import LOGGING_IN, STARTING
 
@@ -118,7 +127,11 @@ def run(arguments: argparse.Namespace) -> int:
         if need is Need.CODE:
             session.happened(Preparing(LOGGING_IN))
             await enrol_with_code(configuration, invite, code)
-        keep_invite(configuration.places, invite)
+        before = other_run_before(places, invite)
+        keep_invite(places, invite)
+        if before:
+            words = f"This home was in the run {before}; from now on it is in {invite.run}."
+            session.happened(Notice(words))
         session.happened(Preparing(STARTING))
 
     part = Part(invite.run, invite.organiser, trusted=trusted)

@@ -68,11 +68,21 @@ def read_invited(
 def check_still_good(places: Places, invite: RunInvite, now_ms: int) -> None:
     """InviteExpired, unless this home is in that run already: an invite lets somebody in, and
     whoever is in may type the same line for ever."""
-    kept = None
-    with contextlib.suppress(NotAnInvite):
-        kept = _kept(places)
-    if kept is None or (kept.run, kept.organiser) != (invite.run, invite.organiser):
+    kept = _kept_if_readable(places)
+    if kept is None or not _same_run(kept, invite):
         check_expiry(invite, now_ms)
+
+
+def other_run_before(places: Places, invite: RunInvite) -> str:
+    """The run that this home was in until now, if that is another one; else empty."""
+    kept = _kept_if_readable(places)
+    if kept is None or _same_run(kept, invite):
+        return ""
+    return kept.run if kept.run != invite.run else f"{kept.run} of another organiser"
+
+
+def _same_run(one: RunInvite, other: RunInvite) -> bool:
+    return (one.run, one.organiser) == (other.run, other.organiser)
 
 
 def keep_invite(places: Places, invite: RunInvite) -> None:
@@ -97,6 +107,12 @@ def _kept(places: Places) -> RunInvite | None:
             why=error.why or error.what,
             advice=f"Type it once more: `potluck join INVITE`. {HAND_THEM_OUT}",
         ) from None
+
+
+def _kept_if_readable(places: Places) -> RunInvite | None:
+    with contextlib.suppress(NotAnInvite):
+        return _kept(places)
+    return None
 
 
 def _file(places: Places) -> Path:

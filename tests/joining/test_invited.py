@@ -13,6 +13,7 @@ from node.joining.invited import (
     INVITE_VARIABLE,
     check_still_good,
     keep_invite,
+    other_run_before,
     read_invited,
 )
 from node.places import Places, find_places
@@ -99,6 +100,16 @@ def test_whoever_is_in_may_type_the_same_line_when_it_has_expired(tmp_path: Path
     others = msgspec.structs.replace(INVITE, organiser="a" * len(FINGERPRINT))
     with pytest.raises(InviteExpired):
         check_still_good(places, others, later)
+
+
+def test_a_home_that_was_in_another_run_says_so(tmp_path: Path) -> None:
+    places = places_in(tmp_path)
+    assert other_run_before(places, INVITE) == ""
+    keep_invite(places, INVITE)
+    assert other_run_before(places, INVITE) == ""
+    assert other_run_before(places, msgspec.structs.replace(INVITE, run="prose")) == "poem"
+    others = msgspec.structs.replace(INVITE, organiser="a" * len(FINGERPRINT))
+    assert other_run_before(places, others) == "poem of another organiser"
 
 
 def test_a_damaged_invite_of_last_time_is_told_as_that(tmp_path: Path) -> None:
