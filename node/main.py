@@ -132,6 +132,8 @@ def _run_command(argv: list[str], output: Output) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - the last place: every error becomes an exit code
+        if isinstance(error, ExceptionGroup) and error.split(BrokenPipeError)[1] is None:
+            raise BrokenPipeError from None  # wrapped by the nurseries of a loop
         from node.failure import failure_of
 
         failure = failure_of(error)
