@@ -81,9 +81,9 @@ class ScreenDisplay:
     """What is said stays above the picture; what is logged is an event in it, and goes to stderr
     as well where that is a file."""
 
-    def __init__(self, output: Output, terminal: Terminal) -> None:
+    def __init__(self, output: Output, terminal: Terminal, stderr: int = STDERR) -> None:
         self._terminal = terminal
-        self._stderr_is_elsewhere = not os.isatty(STDERR)
+        self._stderr_is_elsewhere = not os.isatty(stderr)
         self.lines = LineQueue(output, self._print)
         self._screen = Screen(terminal, lambda text: self.lines.data({}, text))
         self.shown: Shown = self._screen

@@ -89,9 +89,9 @@ def train_in_foreground(
 
         def failed(failure: Failure) -> None:
             if not signals:  # else it fails because it was told to end
-                session.happened(_happening_of(failure))
+                session.happened(happening_of(failure))
 
-        return await _shown(display, train, failed, leave)
+        return await show_to_the_end(display, train, failed, leave)
 
     def leave() -> bool:
         nonlocal signals
@@ -104,7 +104,7 @@ def train_in_foreground(
         return run_until_signal(main, terminated=DONE, leave=leave)
 
 
-async def _shown(
+async def show_to_the_end(
     display: Display,
     work: Callable[[], Awaitable[None]],
     failed: Callable[[Failure], None],
@@ -142,7 +142,7 @@ async def _shown(
     raise error
 
 
-def _happening_of(failure: Failure) -> Failed:
+def happening_of(failure: Failure) -> Failed:
     return Failed(failure.what, failure.why, failure.advice, failure.exit_code == REFUSED)
 
 

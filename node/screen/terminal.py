@@ -7,6 +7,9 @@ While the picture is there, typed characters are not echoed over it; Ctrl-C work
 background (`Ctrl-Z`, `bg`) nothing is drawn over what the shell does. A shell that was left by
 Ctrl-Z has its echo back, which most shells see to themselves, and not all.
 
+A terminal that has gone (its window closed, and nobody told us to end) shows nothing any more, and
+ends nothing.
+
 Easy to get wrong: whoever is in the background and changes the terminal's settings is stopped by
 the kernel (SIGTTOU).
 """
@@ -95,8 +98,7 @@ class Terminal:
             lines = [paint(line, self._look) for line in last(columns, max(rows - 1, 1))]
             text = "".join(f"{line.written}\r\n" for line in lines)
             self.restore()
-            with contextlib.suppress(OSError):  # gone: nobody is there to read it
-                self._write(f"{self._canvas.erase(columns)}{text}")
+            self._write(f"{self._canvas.erase(columns)}{text}")
 
     def restore(self) -> None:
         """Echo what is typed again, and forget what was typed blindly. Never waits."""
@@ -132,8 +134,11 @@ class Terminal:
 
     def _write(self, text: str) -> None:
         left = memoryview(text.encode(self._look.encoding, "replace"))
-        while left:
-            left = left[os.write(self._descriptor, left) :]
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError:  # gone: nobody is there to read it
+            self._ended = True
 
 
 def _is_in_foreground(descriptor: int) -> bool:

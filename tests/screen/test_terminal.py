@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import select
 import signal
-import struct
 import termios
 from collections.abc import Iterator, Sequence
 
@@ -19,48 +16,13 @@ from rich.text import Text
 from node.commands.output import Output
 from node.screen.canvas import BEGIN, Look
 from node.screen.live import Screen
-from node.screen.terminal import LOCAL_FLAGS, Terminal, can_show, look_of
+from node.screen.terminal import Terminal, can_show, look_of
 from node.trainer.happenings import Notice, WillUse
 from node.trainer.view import TrafficView
 from tests.screen.emulator import Emulator
+from tests.screen.pseudo import Pseudo
 from tests.screen.scenes import STATES, TRAINING
-from tests.waiting import PATIENCE_SECONDS, until
-
-
-class Pseudo:
-    """Both ends of one: ours is `descriptor`; what comes out of it is shown by `emulator`."""
-
-    def __init__(self, columns: int = 80, rows: int = 24) -> None:
-        self.outside, self.descriptor = os.openpty()
-        self.emulator = Emulator(columns, rows)
-        self.written = ""
-        self.set_size(columns, rows)
-
-    def set_size(self, columns: int, rows: int) -> None:
-        size = struct.pack("HHHH", rows, columns, 0, 0)
-        fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, size)
-
-    def resize(self, columns: int, rows: int) -> None:
-        self.read()
-        self.emulator.resize(columns, rows)
-        self.set_size(columns, rows)
-
-    def read(self) -> list[str]:
-        """What is seen when all that has been written is there."""
-        got = b""
-        while select.select([self.outside], [], [], 0)[0]:
-            got += os.read(self.outside, 65536)
-        text = got.decode()
-        self.written += text
-        self.emulator.write(text.replace("\r\r\n", "\r\n"))  # the line discipline adds its own
-        return self.emulator.lines()
-
-    async def until(self, words: str) -> list[str]:
-        await until(lambda: words in "\n".join(self.read()), PATIENCE_SECONDS)
-        return self.emulator.lines()
-
-    def echoes(self) -> bool:
-        return bool(termios.tcgetattr(self.descriptor)[LOCAL_FLAGS] & termios.ECHO)
+from tests.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -124,6 +86,8 @@ def test_a_terminal_that_has_gone_does_not_keep_us() -> None:
     terminal = Terminal(pseudo.descriptor, Look())
     terminal.draw(picture)
     os.close(pseudo.outside)
+    terminal.print_above("nobody reads it")
+    terminal.draw(picture)
     terminal.end(lambda _columns, _rows: [Text("left")])
     terminal.restore()
     os.close(pseudo.descriptor)

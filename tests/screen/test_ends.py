@@ -1,0 +1,88 @@
+"""What ends a session by itself is the last thing shown, with its exit code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from node.access.membership_ended import MembershipEnded
+from node.commands.display import Display, LineDisplay, ScreenDisplay
+from node.commands.output import Output
+from node.commands.training import happening_of, show_to_the_end
+from node.failure import Failure
+from node.screen.canvas import Look
+from node.screen.terminal import Terminal
+from node.trainer.session import Session
+from tests.screen.pseudo import Pseudo
+
+THROWN_OUT = MembershipEnded(
+    "This node is no longer let into poem: Your access was revoked.",
+    why="A moderator of the run decided so.",
+    advice="Ask the run's moderators.",
+)
+
+
+@pytest.fixture
+def pseudo() -> Iterator[Pseudo]:
+    made = Pseudo()
+    yield made
+    os.close(made.outside)
+    os.close(made.descriptor)
+
+
+async def train_until_thrown_out(display: Display) -> int:
+    """As a node ends: what its nursery raises is a group, in another one."""
+    session = Session(display.shown)
+    session.run = "poem"
+    session.entered()
+
+    async def work() -> None:
+        async with trio.open_nursery(), trio.open_nursery():
+            raise THROWN_OUT
+
+    def failed(failure: Failure) -> None:
+        session.happened(happening_of(failure))
+
+    return await show_to_the_end(display, work, failed, lambda: False)
+
+
+async def test_who_is_thrown_out_is_left_with_a_picture_of_it(pseudo: Pseudo) -> None:
+    display = ScreenDisplay(Output(), Terminal(pseudo.descriptor, Look()), pseudo.descriptor)
+    assert await train_until_thrown_out(display) == 3
+    lines = pseudo.read()
+    assert lines[0].startswith(" poem · refused at ")
+    assert lines[1:] == [
+        " This node is no longer let into poem: Your access was revoked. A moderator of",
+        " the run decided so.",
+        " next: Ask the run's moderators.",
+    ]
+    assert pseudo.echoes()
+    assert pseudo.emulator.row == len(lines), "the prompt is on a line of its own"
+
+
+async def test_it_is_raised_as_well_where_stderr_is_elsewhere(pseudo: Pseudo) -> None:
+    reading, writing = os.pipe()
+    display = ScreenDisplay(Output(), Terminal(pseudo.descriptor, Look()), writing)
+    with pytest.raises(ExceptionGroup):
+        await train_until_thrown_out(display)
+    assert "poem · refused" in pseudo.read()[0]
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("json", [False, True])
+async def test_a_pipe_gets_a_line_of_it(json: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ExceptionGroup):
+        await train_until_thrown_out(LineDisplay(Output(json=json)))
+    (line,) = capfd.readouterr().out.splitlines()
+    if json:
+        assert '"event": "failed"' in line
+        assert '"refused": true' in line
+    else:
+        assert line.endswith(
+            "refused: This node is no longer let into poem: Your access was revoked. "
+            "A moderator of the run decided so."
+        )

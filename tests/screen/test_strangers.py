@@ -1,0 +1,84 @@
+"""Whatever peers, organisers and servers call themselves, no word of theirs moves the cursor.
+
+What is written goes to a terminal that fails at anything but our own few sequences, and that counts
+what would have wrapped.
+"""
+
+from __future__ import annotations
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace as changed
+from rich.cells import cell_len
+
+from node.screen.canvas import Canvas, Look, paint
+from node.screen.cells import clean
+from node.screen.company import with_names
+from node.screen.picture import render
+from node.screen.scene import Scene, SceneEvent
+from node.screen.summary import summary
+from node.trainer.view import PeerView, Phase
+from node.trainer.words import short
+from tests.screen.emulator import AT_REST, Emulator
+from tests.screen.scenes import TRAINING
+
+ESCAPES = (
+    "\x1b[2J\x1b[H",
+    "\x1b]0;title\x07",
+    "\x9b31m",
+    "\x1bP1;2q\x1b\\",
+    "\r",
+    "\n",
+    "\b",
+    "\x0e",
+)
+TURNS = ("\u202e", "\u2066", "\u200f", "\u061c", "\u200b", "\u200d", "\ufeff", "\ufe0f")
+WIDE = ("漢", "👩\u200d👧", "🇩🇪", "e\u0301\u0301\u0301", "ﷺ", "ก็็็็", "\u1160", "\U0001f1e9")
+words = st.lists(st.sampled_from((*ESCAPES, *TURNS, *WIDE)) | st.text(max_size=12), max_size=12)
+LONGEST = "x" * 10_000 + "漢" * 10_000
+LOOKS = (Look(), Look(colour=False, encoding="ascii"), Look(encoding="latin-1"), Look(console=True))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    said=words.map("".join),
+    columns=st.integers(1, 160),
+    rows=st.integers(1, 50),
+    phase=st.sampled_from(Phase),
+    look=st.sampled_from(LOOKS),
+)
+@example(LONGEST, 80, 23, Phase.TRAINING, Look())
+@example(LONGEST, 20, 4, Phase.REFUSED, Look(encoding="ascii"))
+def test_nothing_that_is_said_leaves_its_place(
+    said: str, columns: int, rows: int, phase: Phase, look: Look
+) -> None:
+    peer = PeerView(peer=said, name=said, role=said, reach="direct", ignored=said, samples=10**20)
+    view = changed(TRAINING, phase=phase, run=said, person=said, doing=said, advice=said)
+    view = changed(view, device=said, checkpoint=said, peer=said, peers=(peer,) * 3)
+    scene = Scene(view, (SceneEvent("21:00:00", said, warns=True),) * 3)
+    terminal, canvas = Emulator(columns, rows + 1), Canvas()
+    lines = [paint(line, look) for line in render(scene, columns, rows)]
+    terminal.write(canvas.draw(lines, columns))
+    assert terminal.modes == AT_REST
+    assert (terminal.row, terminal.column) == (len(lines), 0)
+    assert terminal.wrapped == 0
+    for line in summary(scene, "21:05:12", columns, rows):
+        assert line.cell_len <= columns
+        terminal.write(paint(line, look).written)
+        terminal.write("\r\n")
+    assert terminal.wrapped == 0
+
+
+@settings(max_examples=100)
+@given(words.map("".join))
+def test_a_clean_word_is_clean_and_no_wider_than_it_was(said: str) -> None:
+    cleaned = clean(said)
+    assert clean(cleaned) == cleaned
+    assert all(one.isprintable() or cell_len(one) == 0 for one in cleaned)
+
+
+def test_a_peer_is_called_by_its_name_and_by_the_end_of_its_id_without() -> None:
+    bob, stranger = ("12D3KooW" + letter * 44 for letter in "bZ")
+    peers = (PeerView(peer=bob, name="bob"), PeerView(peer=stranger))
+    said = f"{bob} came; {stranger} did not; {short(bob)} went, and 12D3KooWbb"
+    assert with_names(said, peers) == f"bob came; …{'Z' * 8} did not; bob went, and 12D3KooWbb"
