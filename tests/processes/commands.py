@@ -22,7 +22,7 @@ from tests.leaving import LEAVE_SECONDS, Leaving
 from tests.processes.children import START_SECONDS, Child, PeerProcess, started
 
 SIGNALS: Final = [signal.SIGINT, signal.SIGTERM]
-_OUR_CODES: Final = {signal.SIGINT: {130}, signal.SIGTERM: {0, 143}}
+_OUR_CODES: Final = {signal.SIGINT: {130}, signal.SIGTERM: {0, 143}, signal.SIGHUP: {129}}
 _PYTHON_NEVER_STARTED: Final = "Fatal Python error: init"
 
 
@@ -54,8 +54,9 @@ async def running_listener(place: Path, *arguments: str) -> AsyncIterator[PeerPr
 
 async def leaves_in_time(
     child: Child, number: signal.Signals, within_seconds: float = LEAVE_SECONDS
-) -> None:
-    """Send the signal; insist that the process is gone in time, with the right code and words."""
+) -> float:
+    """Send the signal; insist that the process is gone in time, with the right code and words.
+    The seconds that it took."""
     leaving = Leaving(child.process_id)
     child.send_signal(number)
     with trio.fail_after(START_SECONDS):
@@ -67,6 +68,7 @@ async def leaves_in_time(
         assert "Traceback" not in said
     else:
         assert code == -number or _PYTHON_NEVER_STARTED in said, f"exit code {code}: {said}"
+    return seconds
 
 
 def nothing_on_disk_but_a_key(place: Path) -> None:

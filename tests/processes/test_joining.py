@@ -2,14 +2,12 @@
 
 Real processes over real connections: one organiser, and volunteers in homes of their own.
 
-Easy to get wrong: what may be left in a home. The key, the invite of last time, the peers known,
-the run's definition and the place in the data are for the next start; anything else is a leak.
+Easy to get wrong: what may be left. Files for the next start, and nothing else (left_behind.py).
 """
 
 from __future__ import annotations
 
 import json
-import re
 import signal
 from pathlib import Path
 from typing import Any, Final
@@ -17,23 +15,21 @@ from typing import Any, Final
 import pytest
 import trio
 
-from tests.processes.commands import SIGNALS, leaves_in_time
-from tests.processes.training_runs import TestRun, Trainer, files_of, potluck, started_run
+from node.commands.exit_codes import BROKEN_PIPE
+from tests.processes.commands import leaves_in_time
+from tests.processes.training_runs import TestRun, Trainer, potluck, started_run
 from tests.waiting import PATIENCE_SECONDS, until
 
 LEAVE_SECONDS: Final = 5.0
 TEST_SECONDS: Final = 5 * PATIENCE_SECONDS  # some thirty on a quiet machine
-KEPT: Final = re.compile(
-    r"identity\.key|peers\.json|run\.invite|runs/poem-\w+\.(signed|position)|traffic\.json"
-    r"|credit/\w+/\w+-\d+\.page"
+MOMENTS: Final = (
+    ("preparing", signal.SIGTERM),
+    ("will_use", signal.SIGINT),
+    ("began", signal.SIGHUP),  # its terminal is closed
 )
-"""What a volunteer's home may hold when nothing runs in it."""
+"""By what was told last, so that they are the same on every machine. A hundred of them are in
+tests/soak/test_leaving_a_run.py."""
 
-MOMENTS: Final = ("preparing", "will_use", "began")
-"""By what was told last, so that they are the same on every machine."""
-
-MOST_SECONDS: Final = 12.0  # by then it trains, also where the machine is slow
-SOAK_MOMENTS: Final = 100
 ACCEPTED: Final = "first_samples_accepted"
 
 
@@ -45,12 +41,9 @@ async def ask(home: Path, *words: str) -> Any:
 
 
 async def leaves(one: Trainer, number: signal.Signals) -> None:
+    one.traces.look()
     await leaves_in_time(one.child, number, LEAVE_SECONDS)
-    nothing_is_left(one.home)
-
-
-def nothing_is_left(home: Path) -> None:
-    assert [name for name in files_of(home) if not KEPT.fullmatch(name)] == []
+    one.traces.insist_on_nothing()
 
 
 @pytest.mark.slow
@@ -63,7 +56,7 @@ async def test_a_volunteer_joins_is_accepted_rests_leaves_and_comes_back(tmp_pat
                 left = await ask(alice.home, "leave")
                 assert left["samples"] > 0
                 assert await alice.child.exit_code() == 0
-                nothing_is_left(alice.home)
+                alice.traces.insist_on_nothing()
             async with run.joining("alice", invite="") as alice:  # that of last time
                 await alice.until(ACCEPTED)
                 second = await trio.to_thread.run_sync(potluck, alice.home, "join")
@@ -73,7 +66,9 @@ async def test_a_volunteer_joins_is_accepted_rests_leaves_and_comes_back(tmp_pat
                 await alice.child.exit_code()
             async with run.joining("alice", invite="") as alice:
                 await alice.until(ACCEPTED)
-                await leaves(alice, signal.SIGINT)
+                await alice.child.standard_output.aclose()  # `potluck join --plain | head`
+                assert await alice.child.exit_code() == BROKEN_PIPE
+                alice.traces.insist_on_nothing()
 
 
 async def _what_others_and_commands_see(run: TestRun, alice: Trainer) -> None:
@@ -107,24 +102,12 @@ async def test_a_volunteer_leaves_at_any_moment_within_five_seconds(tmp_path: Pa
     """F22"""
     with trio.fail_after(TEST_SECONDS):
         async with started_run(tmp_path) as run:
-            for number, moment in enumerate(MOMENTS):
+            for moment, number in MOMENTS:
                 async with run.joining("alice") as one:
                     await one.until(moment)
-                    await leaves(one, SIGNALS[number % 2])
+                    await leaves(one, number)
             async with run.joining("alice") as impatient:
                 await impatient.until("began")
                 impatient.child.send_signal(signal.SIGINT)
                 await leaves(impatient, signal.SIGINT)
             assert not run.organiser.has_ended
-
-
-@pytest.mark.soak
-async def test_a_volunteer_leaves_at_a_hundred_moments_within_five_seconds(
-    tmp_path: Path,
-) -> None:
-    """F22: the home is the same, so every start meets what the one before has left."""
-    async with started_run(tmp_path) as run:
-        for number in range(SOAK_MOMENTS):
-            async with run.joining("alice") as one:
-                await trio.sleep(MOST_SECONDS * number / SOAK_MOMENTS)
-                await leaves(one, SIGNALS[number % 2])

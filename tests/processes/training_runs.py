@@ -4,8 +4,8 @@
         async with run.joining("alice") as alice:
             await alice.until("first_samples_accepted")
 
-Every peer has a home of its own under the folder, listens on loopback, computes with one thread,
-and prints JSON, which is read as it comes: what happened is in `told`.
+Every peer has a home and a temporary folder of its own, listens on loopback, computes with one
+thread, and prints JSON, which is read as it comes: what happened is in `told`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Final
 import trio
 
 from tests.processes.children import Child, started
+from tests.processes.left_behind import Traces
 from tests.runs.definitions import BEGINNING
 from tests.waiting import PATIENCE_SECONDS
 
@@ -46,6 +47,7 @@ class Trainer:
 
     child: Child
     home: Path
+    traces: Traces
     told: list[dict[str, Any]] = field(default_factory=list)
     has_ended: bool = False
     _news: trio.Event = field(default_factory=trio.Event)
@@ -107,12 +109,20 @@ async def trainer(
 ) -> AsyncIterator[Trainer]:
     """A `potluck … --json` that trains. Killed, if it still runs, when the block is left."""
     command = [sys.executable, "-m", "node", *words, "--json"]
-    variables = {"OMP_NUM_THREADS": "1", "POTLUCK_HOME": str(home), **(environment or {})}
     home.parent.mkdir(exist_ok=True)
+    temporary = home.with_suffix(".temporary")
+    temporary.mkdir(exist_ok=True)
+    traces = Traces(home, temporary)
+    variables = {
+        "OMP_NUM_THREADS": "1",
+        "POTLUCK_HOME": str(home),
+        "TMPDIR": str(temporary),
+        **(environment or {}),
+    }
     with (errors or home.with_suffix(".errors")).open("ab") as to:
         async with started(command, variables, errors_to=to.fileno()) as child:
             child.errors_file = Path(to.name)
-            one = Trainer(child, home)
+            one = Trainer(child, home, traces)
             try:
                 nursery.start_soon(one.read_on)
                 yield one
@@ -144,8 +154,3 @@ async def started_run(folder: Path, definition: str = SMALL, *words: str) -> Asy
                 told = await organiser.until("started")
             yield TestRun(folder, organiser, told["invite"], nursery)
         nursery.cancel_scope.cancel()
-
-
-def files_of(home: Path) -> set[str]:
-    """Every file below it, by its path there; sockets and pipes as well."""
-    return {str(one.relative_to(home)) for one in home.rglob("*") if not one.is_dir()}
