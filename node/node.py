@@ -39,6 +39,8 @@ from node.dht_questions import Asked, add_questions
 from node.directory import open_directory
 from node.key_file import load_or_create_identity
 from node.machine_changes import MachineWatch
+from node.private_file import remove_drafts
+from node.run.remembered import runs_folder
 from node.running_lock import hold_running_lock
 from node.status import (
     MembershipStatus,
@@ -136,6 +138,8 @@ class Node:
         starting.callback(self._forget_lock)
         starting.enter_context(hold_running_lock(places, key_file))
         self._holds_lock = True
+        for folder in {places.data_folder, runs_folder(places), key_file.parent}:
+            remove_drafts(folder)  # of an earlier life that was killed
         self.membership = open_membership(self.configuration, identity, clocks=self._clocks)
         self.network = await starting.enter_async_context(
             self._open_network(identity, self.configuration)

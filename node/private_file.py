@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
@@ -22,6 +23,9 @@ from protocols.errors import PotluckError
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 WRITABLE_BY_OTHERS = 0o022
+_DRAFT = re.compile(
+    r"\..+\.([1-9][0-9]*)\.[0-9a-f]{8}"
+)  # as `_draft_of` names them, and key_file.py
 
 
 class UnusableFile(PotluckError):
@@ -82,6 +86,25 @@ def check_writable(path: Path, room_bytes: int) -> None:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
+
+
+def remove_drafts(folder: Path) -> None:
+    """What processes that were killed have left of files that they were writing there."""
+    with contextlib.suppress(OSError):
+        for one in folder.iterdir():
+            draft = _DRAFT.fullmatch(one.name)
+            if draft is not None and not _lives(int(draft[1])):
+                one.unlink(missing_ok=True)
+
+
+def _lives(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True
 
 
 def _draft_of(path: Path) -> Path:

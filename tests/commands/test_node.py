@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -128,6 +129,19 @@ async def test_cancelling_at_any_moment_of_a_start_leaves_nothing(
     assert nursery.cancel_scope.cancel_called
     assert trio.lowlevel.current_statistics().tasks_living == tasks_before
     assert files_of_a_running_node(tmp_path) == []
+
+
+async def test_what_a_killed_node_left_half_written_is_removed_by_the_next_one(
+    world: SimulatedWorld, configuration: Configuration, tmp_path: Path
+) -> None:
+    nobody = (1 << 31) - 1  # no process has this id
+    left = tmp_path / f".identity.key.{nobody}.0123abcd"
+    theirs = tmp_path / f".access.pass.{os.getpid()}.0123abcd"  # of one who is writing now
+    for draft in (left, theirs):
+        draft.touch()
+    async with Node(configuration, open_network=network_in(world)):
+        assert theirs.exists()
+        assert not left.exists()
 
 
 async def test_files_of_another_node_are_not_removed_by_force(
