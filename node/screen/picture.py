@@ -51,16 +51,21 @@ _STYLES: Final = {
 }
 
 _IN_SHORT: Final = {
-    Phase.PAUSED: "potluck resume",
+    Phase.PAUSED: "back by itself",
     Phase.NETWORK_LOST: "back by itself",
     Phase.LEAVING: "Ctrl-C: at once",
 }
 """What to do, where there is no room for it in full."""
 
+RESUME: Final = "potluck resume"
+
 _STOPPING: Final = ("Ctrl-C leaves", "in another terminal: potluck status, peers, pause, leave")
 
 TALL_FROM: Final = 30
 """Lines: from here on the curve of the loss may be five rows high."""
+
+WITH_REASON_FROM: Final = 8
+"""Lines: from here on the reason of a state matters more than the device, traffic and peers."""
 
 LINES_OF_DOING: Final = 3
 LINES_OF_ADVICE: Final = 4
@@ -75,7 +80,7 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
     since = (f"for {time_span(view.phase_seconds)}",) if view.phase_seconds >= 1 else ()
     blocks = [
         Block(1, [[title(view, room, since)]]),
-        state_block(view, room, LINES_OF_DOING, LINES_OF_ADVICE),
+        _state(view, room, height),
         loss_block(view, room, is_tall=height >= TALL_FROM),
         batch_block(view, room),
         given_block(view, room),
@@ -117,30 +122,17 @@ def title(view: TrainerView, room: int, since: Sequence[str]) -> Text:
     return line
 
 
-def state_block(view: TrainerView, room: int, most_doing: int, most_advice: int) -> Block:
+def state_lines(
+    view: TrainerView, room: int, most_doing: int, most_advice: int
+) -> tuple[list[Text], list[Text]]:
     """What the state means, and what can be done about it."""
-    doing = clean(with_names(view.doing, view.peers))
-    advice = clean(view.advice)
     label = "next: " if room >= MARGIN_FROM else ""
-    says = [Text(one) for one in wrap(doing, room, most_doing)]
-    in_full = wrap(advice, room - len(label), most_advice)
-    to_do = [
+    says = wrap(clean(with_names(view.doing, view.peers)), room, most_doing)
+    to_do = wrap(clean(view.advice), room - len(label), most_advice)
+    return [Text(one) for one in says], [
         Text().append(label if number == 0 else " " * len(label), "bold").append(one)
-        for number, one in enumerate(in_full)
+        for number, one in enumerate(to_do)
     ]
-    if view.phase in ENDED:
-        return Block(2, _growing([*says, *to_do]), grows_first=True)
-    in_short = _IN_SHORT.get(view.phase, "") if advice else ""
-    if not in_short:
-        full = [*says, *to_do]
-        variants = [[Text(clip(doing, room))], full] if len(full) > 1 else [says]
-        return Block(7 if not advice else 2, [one for one in variants if one])
-    hint = Text(clip(in_short, room)) if len(in_full) > 1 else to_do[0]
-    return Block(
-        2,
-        [[hint], [Text(clip(doing, room)), hint], [*says[:1], *to_do], [*says, *to_do]],
-        grows_first=True,
-    )
 
 
 def event_lines(event: SceneEvent, room: int, most: int) -> list[Text]:
@@ -160,8 +152,19 @@ def _margin(width: int) -> int:
     return 1 if width >= MARGIN_FROM else 0
 
 
-def _growing(lines: Sequence[Text]) -> list[Sequence[Text]]:
-    return [lines[: many + 1] for many in range(len(lines))]
+def _state(view: TrainerView, room: int, height: int) -> Block:
+    says, to_do = state_lines(view, room, LINES_OF_DOING, LINES_OF_ADVICE)
+    full = [*says, *to_do]
+    if view.phase in ENDED:
+        return Block(2, [full[:many] for many in range(1, len(full) + 1)], grows_first=True)
+    says_in_short = Text(clip(clean(with_names(view.doing, view.peers)), room))
+    if view.phase not in _IN_SHORT or not to_do:
+        variants = [[says_in_short], full] if len(full) > 1 else [says]
+        return Block(2 if to_do else 7, [one for one in variants if one])
+    in_short = RESUME if RESUME in view.advice else _IN_SHORT[view.phase]
+    hint = Text(clip(in_short, room)) if len(to_do) > 1 else to_do[0]
+    variants = [[hint], [says_in_short, hint], [*says[:1], *to_do], full]
+    return Block(2, variants[1:] if height >= WITH_REASON_FROM else variants, grows_first=True)
 
 
 def _worth_saying(scene: Scene) -> list[SceneEvent]:

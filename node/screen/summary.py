@@ -20,7 +20,7 @@ from rich.text import Text
 from node.screen.cells import time_span
 from node.screen.layout import Block, arrange
 from node.screen.numbers import carried_block, given_block, loss_block
-from node.screen.picture import event_lines, placed, room_of, state_block, title
+from node.screen.picture import event_lines, placed, room_of, state_lines, title
 from node.screen.scene import Scene, SceneEvent
 from node.trainer.view import ENDED, Phase, TrainerView
 
@@ -43,11 +43,12 @@ def summary(scene: Scene, clock: str, width: int, height: int) -> list[Text]:
     if not (gave or failed or warnings or (view.phase is Phase.LEFT and view.epoch)):
         return []
     room = room_of(width)
-    state = state_block(view, room, LINES_TO_BE_READ, LINES_TO_BE_READ)
+    says, to_do = state_lines(view, room, LINES_TO_BE_READ, LINES_TO_BE_READ)
+    state = [*says, *to_do]
     since = (f"at {clock}, after {time_span(view.session_seconds)}", f"at {clock}")
     blocks = [
         Block(1, [[title(view, room, since)]]),
-        Block(state.priority, state.variants[-1:]),
+        Block(2, [state] if state else []),
     ]
     if gave or view.epoch:
         loss = loss_block(view, room, is_tall=False)
@@ -56,8 +57,7 @@ def summary(scene: Scene, clock: str, width: int, height: int) -> list[Text]:
             blocks.append(given_block(view, room))
         blocks.append(carried_block(view, room))
     blocks.append(Block(6, _variants(warnings, room), apart=True))
-    least = 1 + (len(state.variants[-1]) if state.variants else 0)
-    return [placed(line, width) for line in arrange(blocks, max(height, least))]
+    return [placed(line, width) for line in arrange(blocks, max(height, 1 + len(state)))]
 
 
 def _as_ended(view: TrainerView) -> TrainerView:

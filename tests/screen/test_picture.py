@@ -58,6 +58,8 @@ def test_every_state_says_in_full_what_it_is_and_what_to_do(
     ("state", "hint"),
     [
         ("paused", "potluck resume"),
+        ("paused twice", "potluck resume"),
+        ("out of schedule", "back by itself"),
         ("network lost", "back by itself"),
         ("leaving", "Ctrl-C: at once"),
         ("training", "Ctrl-C leaves"),
@@ -68,6 +70,14 @@ def test_the_smallest_terminal_says_it_in_short(state: str, hint: str) -> None:
     lines = text(STATES[state], 20, 5)
     assert lines[0] == f"poem · {STATES[state].view.phase.value}"
     assert any(hint in line for line in lines)
+
+
+@pytest.mark.parametrize("state", ["paused", "paused twice", "out of schedule", "network lost"])
+def test_a_small_terminal_says_why_nothing_is_trained(state: str) -> None:
+    scene = STATES[state]
+    lines = text(scene, 40, 9)
+    assert scene.view.doing[:30] in lines[1]
+    assert any(hint in " ".join(lines[2:4]) for hint in ("resume", "back by", "by itself"))
 
 
 def test_training_shows_all_that_a_volunteer_asks_for() -> None:
@@ -182,6 +192,8 @@ def test_colours_are_dropped_and_so_are_characters_that_a_terminal_lacks() -> No
     assert "\x1b" not in without
     assert "####" in ascii_only
     assert "?" not in ascii_only
+    on_a_console = "".join(paint(line, Look(console=True)).written for line in lines)
+    assert set(on_a_console) & set("▁▂▃▄▅▆▇█▓░…") == set("▄█▓░"), "those of the first PCs"
 
 
 def test_no_traffic_and_no_limits_are_not_shown() -> None:

@@ -103,7 +103,24 @@ def test_who_shows_a_screen_and_who_does_not(pseudo: Pseudo) -> None:
     os.close(writing)
     assert not look_of({"NO_COLOR": "1"}, "utf-8").colour
     assert look_of({"NO_COLOR": ""}, None) == Look(colour=True, encoding="ascii")
+    assert look_of({"TERM": "linux"}, "utf-8").console
     assert not Output().plain
+
+
+@pytest.mark.parametrize(
+    ("variables", "encoding"),
+    [
+        ({}, "utf-8"),
+        ({"LANG": "de_DE.UTF-8"}, "utf-8"),
+        ({"LC_ALL": "C.utf8", "LANG": "C"}, "utf-8"),
+        ({"LC_ALL": "C"}, "ascii"),
+        ({"LC_ALL": "C", "LANG": "de_DE.UTF-8"}, "ascii"),
+        ({"LC_ALL": "C", "PYTHONIOENCODING": "utf-8"}, "utf-8"),
+    ],
+)
+def test_who_asks_for_ascii_gets_it(variables: dict[str, str], encoding: str) -> None:
+    assert look_of(variables, "utf-8").encoding == encoding
+    assert look_of({"LANG": "de_DE.ISO-8859-1"}, "iso8859-1").encoding == "iso8859-1"
 
 
 async def test_the_screen_follows_the_training_and_leaves_a_summary(pseudo: Pseudo) -> None:
