@@ -98,7 +98,10 @@ def run(arguments: argparse.Namespace) -> int:
     trusted = trusted_modules(arguments.trust_module)
     places = configuration.places
     if arguments.invite_file == arguments.code_file == STANDARD_INPUT:
-        raise WrongUse("Invite and code cannot both come from standard input.")
+        raise WrongUse(
+            "Invite and code cannot both come from standard input.",
+            advice="Put one of them into a file, or into POTLUCK_INVITE or POTLUCK_LOGIN_CODE.",
+        )
     # several words are one invite: it came in several lines, or something broke it
     typed = " ".join(arguments.invite) if arguments.invite else None
     invite = read_invited(places, typed, arguments.invite_file, os.environ)

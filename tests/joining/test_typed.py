@@ -1,0 +1,84 @@
+"""`potluck join` with what cannot be right, as it is typed: what it says, its exit code, and that
+nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from auth.invites import Invite
+from auth.invites import write_invite as write_login_invite
+from node.main import main
+from node.run.invite import RunInvite, write_invite
+from tests.runs.definitions import FINGERPRINT, NAME
+from tests.runs.test_invites import BOOTSTRAP
+
+OPEN = RunInvite(NAME, BOOTSTRAP[:1], FINGERPRINT)
+TEXT = write_invite(OPEN)
+EXPIRED = write_invite(msgspec.structs.replace(OPEN, expires_ms=1_000))
+LOGIN = write_login_invite(Invite(NAME, (), "https://auth.example", FINGERPRINT))
+
+TYPED = {
+    "cut in half": ([TEXT[: len(TEXT) // 2]], 2, "cut short"),
+    "one character changed": (
+        [f"{TEXT[:70]}{'A' if TEXT[70] != 'A' else 'B'}{TEXT[71:]}"],
+        2,
+        "wrong",
+    ),
+    "expired": ([EXPIRED], 3, "It was good until 1970-01-01 00:00 UTC"),
+    "in several words": ([EXPIRED[:40], EXPIRED[40:90], EXPIRED[90:]], 3, "has expired"),
+    "one to log in with": ([LOGIN], 2, "names no run to join"),
+    "empty": ([""], 2, "it is empty"),
+    "two": ([TEXT, "--invite-file", "x"], 2, "two invites"),
+    "a folder": (["--invite-file", "/"], 2, "Is a directory"),
+    "no such file": (["no-such-file"], 2, "No such file"),
+    "no code": ([TEXT, "--code-file", "/no-such-file"], 2, "The code cannot be read"),
+    "both from standard input": (["--invite-file", "-", "--code-file", "-"], 2, "cannot both"),
+    "none": ([], 2, "no invite to join with"),
+    "a flag that there is not": ([TEXT, "--max-memroy", "4GB"], 2, "Did you mean --max-memory?"),
+    "a module that is no file": ([TEXT, "--trust-module", "os"], 2, "names no Python file"),
+}
+
+
+@pytest.mark.parametrize(("words", "code", "told"), TYPED.values(), ids=TYPED.keys())
+def test_it_says_what_is_wrong_and_leaves_nothing(
+    words: list[str],
+    code: int,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("POTLUCK_INVITE", raising=False)
+    home = tmp_path / "home"
+    assert main(["join", "--home", str(home), *words]) == code
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert told in error
+    assert error.startswith("error: ")
+    assert "  next: " in error
+    assert not home.exists()
+
+
+def test_for_a_program_it_is_an_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["join", "--json", "--home", str(tmp_path / "home"), EXPIRED]) == 3
+    out, error = capsys.readouterr()
+    assert error == ""
+    told = json.loads(out)["error"]
+    assert sorted(told) == ["advice", "exit_code", "what", "why"]
+    assert told["exit_code"] == 3
+
+
+def test_a_home_that_cannot_be_one_is_told_before_anything_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    home.write_text("a file")
+    assert main(["join", "--home", str(home), TEXT]) == 1
+    error = capsys.readouterr().err
+    assert f"This node's home cannot be written to: {home}" in error
+    assert "in the way" in error
+    assert home.read_text() == "a file"
