@@ -64,6 +64,7 @@ from protocols.identity import PeerId
 LEADERBOARD: Final = "trainer leaderboard"
 
 WRITE_SECONDS = 5.0  # how much of the record a kill may cost
+PAGES_HANDED_OVER = 2  # a keeper collects every minute: what it lacks is on the newest ones
 HAND_OVER_SECONDS = 0.5  # of the five in which a peer has left
 MOST_KEEPERS = 8  # of a run; it has one or two
 KEEPS: Final = "keeps"  # as watched.py calls them
@@ -199,21 +200,20 @@ class Credit:
         return PageResponse(data)
 
     async def hand_over(self) -> None:
-        """This peer leaves: its newest page goes to the keepers that are there."""
+        """This peer leaves: its newest pages go to the keepers that are there."""
         with trio.move_on_after(HAND_OVER_SECONDS):
             await self._write_what_is_new()
-            numbers = self._book.numbers
-            key = self._identity.public_key
-            data = self._shelf.read(key, numbers[-1]) if numbers else b""
-            if data:
-                async with trio.open_nursery() as nursery:
-                    for keeper in self._keepers:
-                        nursery.start_soon(self._offer, keeper, data)
+            async with trio.open_nursery() as nursery:
+                for keeper in self._keepers:
+                    nursery.start_soon(self._offer_to, keeper)
 
-    async def _offer(self, keeper: PeerId, data: bytes) -> None:
-        request = OfferRequest(self._run, data)
-        with suppress(PotluckError):  # it has the rest of the record, or it is gone itself
-            await self._node.rpc.call(keeper, OFFER, request, timeout=HAND_OVER_SECONDS)
+    async def _offer_to(self, keeper: PeerId) -> None:
+        key = self._identity.public_key
+        for number in sorted(self._book.numbers, reverse=True)[:PAGES_HANDED_OVER]:
+            data = self._shelf.read(key, number)
+            request = OfferRequest(self._run, data)
+            with suppress(PotluckError):  # it has the rest of the record, or it is gone itself
+                await self._node.rpc.call(keeper, OFFER, request, timeout=HAND_OVER_SECONDS)
 
     def _keepers_here(self) -> tuple[PeerId, ...]:
         peers = self._session.view().peers

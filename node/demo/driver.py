@@ -4,7 +4,7 @@
 
 In order: an auth server with a fresh key; a definition; a backbone peer; codes for four people;
 three volunteers; a fourth who comes late; one of the three is killed; the run completes by itself;
-what is left is compared.
+who gave what is added up from the records of all; what is left is compared.
 
 Promises: whatever happens, no process that was started here is left when `play` ends (`kill_all`
 also does it from a signal's handler). A part that fails ends the demo, with its name and what it
@@ -103,6 +103,13 @@ class Demo:
         survivors = [child for name, child in volunteers.items() if name != KILLED]
         await self._until(lambda: all(one.exit_code == 0 for one in survivors), "the last steps")
         self._tell("complete", f"the run has made its {STEPS} steps, and the volunteers have left")
+        board = await self._do("leaderboard", "leaderboard")
+        self._tell(
+            "credit",
+            "the backbone peer has added up who gave what, from what "
+            f"{board['records']} peers have signed of one another",
+            records=board["records"],
+        )
         checkpoint = await self._last_checkpoint(backbone)
         auth.terminate()
         from node.demo.judging import judge
@@ -113,7 +120,9 @@ class Demo:
             checkpoint,
             abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
         )
-        return summary_of(self._story, found, checkpoint, health, late=LATE, seconds=self._seconds)
+        return summary_of(
+            self._story, found, checkpoint, health, board, late=LATE, seconds=self._seconds
+        )
 
     # -- the parts, in order
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from node.caps.units import in_words
 from node.demo.story import Story, sparkline
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ def summary_of(
     judged: Judged,
     checkpoint: Path,
     health: dict[str, Any],
+    board: dict[str, Any],
     *,
     late: str,
     seconds: float,
 ) -> dict[str, Any]:
-    """All that the demo claims. `failures` names what was not met; empty is success."""
+    """All that the demo claims; `board` is what `potluck leaderboard` says at the backbone peer.
+    `failures` names what was not met; empty is success."""
     digests = {one.name: one.parameters for one in story.survivors()}
     digests["checkpoint"] = judged.digest
     newcomer = story.person(late)
@@ -42,6 +45,7 @@ def summary_of(
         "loss_ratio": round(judged.loss_last / judged.loss_first, 4),
         "curve": [[epoch, round(loss, 4)] for epoch, loss in story.curve()],
         "contributions": story.contributions(),
+        "credit": {kind: [_credited(one) for one in board[kind]] for kind in ("people", "helpers")},
         "killed": [{"name": one.name, "epoch": one.killed_at} for one in killed],
         "late": {
             "name": late,
@@ -68,6 +72,7 @@ def failures(summary: dict[str, Any]) -> list[str]:
         wrong.append(f"the loss fell to {summary['loss_ratio']:.0%} of the first one only")
     if not summary["digests_equal"]:
         wrong.append("the survivors do not hold the same parameters")
+    wrong += _credit_failures(summary)
     if summary["checkpoint_epoch"] != summary["steps"]:
         wrong.append("the last checkpoint is not of the last step")
     if not summary["killed"]:
@@ -76,6 +81,26 @@ def failures(summary: dict[str, Any]) -> list[str]:
         wrong.append("who came late brought nothing")
     if summary["health"].get("status") != 200:
         wrong.append(f"the backbone peer was not healthy: {summary['health'].get('troubles')}")
+    return wrong
+
+
+def _credited(rank: dict[str, Any]) -> dict[str, Any]:
+    """What the records say of one person. Who logged in with a code is `code:NAME` to all."""
+    kept = ("samples", "steps", "averaged_bytes", "service_seconds", "devices")
+    return {"name": rank["person"].removeprefix("code:"), **{key: rank[key] for key in kept}}
+
+
+def _credit_failures(summary: dict[str, Any]) -> list[str]:
+    """Whether the records that all have signed say what each volunteer said of itself. Who was
+    killed may have been in a step that it could not tell of any more."""
+    credited = {one["name"]: one["samples"] for one in summary["credit"]["people"]}
+    wrong = []
+    for one in summary["contributions"]:
+        told, found = one["samples"], credited.get(one["name"], 0)
+        if found < told or (found > told and not one["killed"]):
+            wrong.append(
+                f"{one['name']} told of {told:,} samples, and the others' records say {found:,}"
+            )
     return wrong
 
 
@@ -111,9 +136,14 @@ def page_of(summary: dict[str, Any], *, keep: bool) -> str:
 
 
 def _shares(summary: dict[str, Any]) -> str:
-    late = summary["late"]["name"]
+    """By the records, and not by what anybody says of itself."""
+    late, killed = summary["late"]["name"], {one["name"] for one in summary["killed"]}
+    people, helpers = summary["credit"]["people"], summary["credit"]["helpers"]
+    whole = sum(one["samples"] for one in people) or 1
     told = []
-    for one in summary["contributions"]:
-        note = " (killed)" if one["killed"] else " (late)" if one["name"] == late else ""
-        told.append(f"{one['name']}{note} {one['samples']:,} samples, {one['share']:.0%}")
-    return "; ".join(told)
+    for one in people:
+        name, samples = one["name"], one["samples"]
+        note = " (killed)" if name in killed else " (late)" if name == late else ""
+        told.append(f"{name}{note} {samples:,} samples, {samples / whole:.0%}")
+    told += [f"{one['name']} averaged {in_words(one['averaged_bytes'])}" for one in helpers]
+    return f"\n{' ' * 14}".join(told)

@@ -43,12 +43,29 @@ def a_story(late_holds: str = "5f0c") -> Story:
     return story
 
 
-def a_summary(story: Story, loss_last: float = 2.0) -> dict[str, Any]:
+def rank(name: str, samples: int, averaged: int = 0) -> dict[str, Any]:
+    """As `potluck leaderboard --json` has it."""
+    return {
+        "person": f"code:{name}",
+        "samples": samples,
+        "averaged_bytes": averaged,
+        "steps": 2,
+        "service_seconds": 9.0,
+        "longest_seconds": 9.0,
+        "devices": 1,
+    }
+
+
+def a_summary(story: Story, loss_last: float = 2.0, **credited: int) -> dict[str, Any]:
     from pathlib import Path
+
+    said = {"ann": 60, "dora": 20, "cleo": 10, **credited}
+    people = [rank(name, samples) for name, samples in said.items()]
+    board = {"people": people, "helpers": [rank("organiser", 0, 5_000_000)]}
 
     judged = Judged(1000, 5.0, loss_last, "5f0c", STEPS, "def \x1b[2J\n  ")
     health = {"status": 200}
-    return summary_of(story, judged, Path("/c"), health, late="dora", seconds=9.0)
+    return summary_of(story, judged, Path("/c"), health, board, late="dora", seconds=9.0)
 
 
 def test_the_demos_run_is_a_new_run_with_some_values_changed() -> None:
@@ -95,6 +112,9 @@ def test_a_demo_that_went_well_claims_all_of_it() -> None:
         (a_summary(a_story(late_holds="0000")), "not hold the same"),
         (a_summary(a_story(late_holds="")), "not hold the same"),
         ({**a_summary(a_story()), "killed": []}, "nobody was killed"),
+        (a_summary(a_story(), ann=90), "ann told of 60 samples, and the others' records say 90"),
+        (a_summary(a_story(), dora=0), "dora told of 20 samples, and the others' records say 0"),
+        (a_summary(a_story(), cleo=9), "cleo told of 10"),
         ({**a_summary(a_story()), "health": {"status": 503}}, "not healthy"),
         ({**a_summary(a_story()), "checkpoint_epoch": 3}, "not of the last step"),
     ],
@@ -105,10 +125,15 @@ def test_what_was_not_met_is_said(summary: dict[str, Any], said: str) -> None:
     assert f"FAILED: {failure}" in page_of({**summary, "failures": [failure]}, keep=False)
 
 
+def test_who_was_killed_may_have_been_in_a_step_that_it_could_not_tell_of() -> None:
+    assert a_summary(a_story(), cleo=12)["failures"] == []
+
+
 def test_the_page_names_the_killed_the_late_and_where_things_are() -> None:
     page = page_of(a_summary(a_story()), keep=True)
     assert "cleo (killed) 10 samples" in page
     assert "dora (late) 20 samples" in page
+    assert "organiser averaged 5 MB" in page
     assert "checkpoint  /c" in page
     assert page_of(a_summary(a_story()), keep=False).count("/c") == 0
 
