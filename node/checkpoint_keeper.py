@@ -179,6 +179,7 @@ def _copy_of(holder: StateHolder) -> TrainingState:
 
 
 def _newest_of(checkpoints: Checkpoints, run: str) -> TrainingState | None:
+    checkpoints.clean_up()
     found = checkpoints.newest()
     if found is None:
         broken = checkpoints.paths()

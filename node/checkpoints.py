@@ -87,7 +87,7 @@ class Checkpoints:
         `model` is what the model was built from, for `potluck export --format hf`.
         CheckpointFailed, with advice, if it could not be written; all others are there then.
         """
-        self._clean_up()
+        self.clean_up()
         written = datetime.now(UTC).isoformat(timespec="seconds")
         path = write_checkpoint(self.folder, state, model or {}, written)
         paths = self.paths()
@@ -106,8 +106,8 @@ class Checkpoints:
                 say(f"passing over a checkpoint: {error.what}")
         return None
 
-    def _clean_up(self) -> None:
-        """Remove what a crash left half written or half removed."""
+    def clean_up(self) -> None:
+        """Remove what a crash left half written or half removed. Only for who writes there."""
         with contextlib.suppress(OSError):
             for one in self.folder.iterdir():
                 if one.name.startswith((WRITING, REMOVING)):

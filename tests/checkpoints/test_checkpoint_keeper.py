@@ -77,6 +77,12 @@ async def test_checkpoints_are_written_every_so_often_and_the_last_step_at_the_e
     assert not again.events, "there was no step"
 
 
+async def test_what_a_kill_left_half_written_is_gone_when_the_keeper_begins(tmp_path: Path) -> None:
+    (tmp_path / ".writing-0123").mkdir()
+    async with training(CheckpointSettings(tmp_path)):
+        assert list(tmp_path.iterdir()) == []
+
+
 async def test_the_last_step_is_written_also_where_the_keeper_is_cancelled_from_outside(
     tmp_path: Path,
     autojump_clock: MockClock,  # noqa: ARG001
