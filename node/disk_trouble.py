@@ -11,6 +11,7 @@ from protocols.errors import PotluckError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CLOSED = {errno.EACCES, errno.EPERM}
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP}
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 
 
@@ -23,6 +24,9 @@ def disk_trouble(error: OSError, folder: Path) -> tuple[str, str]:
     if error.errno == errno.EROFS:
         why = f"It can only be read there: {reason}."
         return why, f"Make {folder} writable, or choose another folder."
+    if error.errno in _NO_LOCKS:
+        why = f"That file system has no locks, which keep a second node out: {reason}."
+        return why, f"Choose a folder on a disk of this machine instead of {folder}."
     if error.errno in _IN_THE_WAY:
         why = f"Something that is no folder, or no file, is in the way: {reason}."
         return why, f"Look at what is at {folder}, and move it away; or choose another folder."

@@ -17,6 +17,8 @@ from auth.errors import AuthError
 from models.errors import ModelsError
 from protocols.errors import PotluckError
 
+WRONG_USE = 2
+NO_HOME = "home directory"  # in the words of Python, of `~` and `~name` where there is none
 REPORT_IT = "Run it again with --debug for the traceback, and report it: this is a bug in potluck."
 
 
@@ -40,6 +42,14 @@ def failure_of(error: BaseException) -> Failure:
     for cause in causes:
         if isinstance(cause, OSError):
             return _failure_of_system(cause)
+    for cause in causes:
+        if isinstance(cause, RuntimeError) and NO_HOME in str(cause).lower():
+            return Failure(
+                "There is no home directory to look into.",
+                why=f"{str(cause).rstrip('.')}.",
+                advice="Set HOME, or name a place of your own: --home DIRECTORY, or POTLUCK_HOME.",
+                exit_code=WRONG_USE,
+            )
     cause = causes[0] if causes else error
     name = type(cause).__name__
     return Failure(f"Something unforeseen happened: {name}: {cause}", advice=REPORT_IT)

@@ -3,7 +3,9 @@ nothing is left behind."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,7 @@ import pytest
 
 from auth.invites import Invite
 from auth.invites import write_invite as write_login_invite
+from node.disk_trouble import HomeUnusable, kept_in
 from node.main import main
 from node.run.invite import RunInvite, write_invite
 from tests.runs.definitions import FINGERPRINT, NAME
@@ -72,6 +75,13 @@ def test_for_a_program_it_is_an_object(tmp_path: Path, capsys: pytest.CaptureFix
     assert told["exit_code"] == 3
 
 
+def test_a_home_of_nobody_is_told_as_that(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["join", "--home", "~nobody-here/potluck", TEXT]) == 2
+    error = capsys.readouterr().err
+    assert "There is no home directory" in error
+    assert "--home DIRECTORY, or POTLUCK_HOME" in error
+
+
 def test_a_home_that_cannot_be_one_is_told_before_anything_is_tried(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,3 +92,23 @@ def test_a_home_that_cannot_be_one_is_told_before_anything_is_tried(
     assert f"This node's home cannot be written to: {home}" in error
     assert "in the way" in error
     assert home.read_text() == "a file"
+
+
+TROUBLE = {
+    errno.ENOSPC: ("There is no room", "Make room"),
+    errno.EROFS: ("It can only be read there", "writable"),
+    errno.EACCES: ("This user may not write there", "permissions"),
+    errno.ENOLCK: ("has no locks", "on a disk of this machine"),
+    errno.ENOTDIR: ("in the way", "move it away"),
+    errno.EIO: ("The system says", "its disk"),
+}
+
+
+@pytest.mark.parametrize(("number", "told"), TROUBLE.items(), ids=map(errno.errorcode.get, TROUBLE))
+def test_every_trouble_of_a_disk_has_its_own_words(number: int, told: tuple[str, str]) -> None:
+    why, advice = told
+    with pytest.raises(HomeUnusable) as caught, kept_in(Path("/somewhere")):
+        raise OSError(number, os.strerror(number))
+    assert why in caught.value.why
+    assert advice in caught.value.advice
+    assert "POTLUCK_HOME" in caught.value.advice
