@@ -23,7 +23,9 @@ from __future__ import annotations
 import hashlib
 import importlib.abc
 import importlib.util
+import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -120,9 +122,16 @@ def sha256_of(path: Path) -> str:
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
             source = file.read(LARGEST_MODULE_BYTES + 1)
     except OSError as error:
         raise WrongUse(f"{path} cannot be read: {error.strerror}.") from None
+    if mode & stat.S_IWOTH and os.name == "posix":
+        raise UntrustedModule(
+            f"Everybody on this machine may write to {path}.",
+            why="What you have read in it need not be what is in it now.",
+            advice=f"Read it again, and run `chmod o-w {path}`.",
+        )
     if len(source) > LARGEST_MODULE_BYTES:
         raise WrongUse(f"{path} has more than {LARGEST_MODULE_BYTES:,} bytes: that is no module.")
     return source

@@ -14,7 +14,7 @@ from models.errors import ModelsError
 from node.run.building import RunTask, build_task
 from node.run.checking import check
 from node.run.costs import costs_of
-from node.run.definition import read_definition
+from node.run.definition import WrongDefinition, read_definition
 from node.run.spreading import parts_of, weighted_mean
 from node.run.trusted import BrokenModule, UntrustedModule, trusted_modules
 from node.wrong_use import WrongUse
@@ -177,6 +177,21 @@ def test_a_module_must_be_the_file_that_the_organiser_meant(tmp_path: Path) -> N
     file.write_text('raise SystemExit("executed")')
     with pytest.raises(UntrustedModule, match="is not the module poem_model of this run"):
         task_of(text, trusted=trusted)
+
+
+def test_a_module_that_everybody_may_write_to_is_not_trusted(tmp_path: Path) -> None:
+    file = tmp_path / "poem_model.py"
+    file.write_text('raise SystemExit("executed")')
+    file.chmod(0o666)
+    with pytest.raises(UntrustedModule, match="Everybody on this machine may write to"):
+        task_of(MODULE, trusted={"poem_model": file})
+
+
+@pytest.mark.parametrize("name", ["../poem_model", "/etc/passwd", "os.path", "a" * 65])
+def test_what_a_definition_calls_a_module_never_becomes_a_path(name: str, tmp_path: Path) -> None:
+    text = MODULE.replace(b'"poem_model"', f'"{name}"'.encode())
+    with pytest.raises(WrongDefinition, match="must be a name"):
+        task_of(text, trusted={name: tmp_path})
 
 
 def test_a_module_whose_batches_end_is_told(tmp_path: Path) -> None:
