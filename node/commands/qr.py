@@ -37,12 +37,20 @@ def qr_lines(text: str, *, colour: bool) -> list[str]:
 
 
 def draw_qr(text: str, *, wanted: bool | None) -> None:
-    """Draw it on stderr: if it is wanted, or nothing was said and a terminal has the room."""
-    is_terminal = sys.stderr.isatty()
-    if wanted is False or (wanted is None and not is_terminal):
-        return
-    lines = qr_lines(text, colour=is_terminal and not os.environ.get("NO_COLOR"))
-    width = len(lines[0]) - (len(BLACK_ON_WHITE) + len(PLAIN)) * lines[0].startswith("\033")
-    if wanted is None and width > shutil.get_terminal_size().columns:
-        return
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    """Draw it on stderr: if it is wanted, or nothing was said and this is a terminal."""
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    for line in lines_that_fit(text, wanted=wanted, colour=colour):
+        print(line, file=sys.stderr)
+    sys.stderr.flush()
+
+
+def lines_that_fit(text: str, *, wanted: bool | None, colour: bool) -> list[str]:
+    """The lines that draw it, as `draw_qr` would; in a terminal that is too narrow one that says
+    so, because a code whose lines are broken is none."""
+    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+        return []
+    lines = qr_lines(text, colour=False)
+    columns = shutil.get_terminal_size().columns
+    if sys.stderr.isatty() and len(lines[0]) > columns:
+        return [f"(Its QR code is {len(lines[0])} columns wide, and this terminal has {columns}.)"]
+    return qr_lines(text, colour=True) if colour else lines

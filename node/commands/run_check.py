@@ -7,6 +7,7 @@ it is said for a number of machines like this one, and both numbers can be given
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from node.run.costs import Costs, Traffic
     from node.run.definition import RunDefinition
 
-NEXT = "No mistake was found. next: `potluck run start`"
 MEGA = 1_000_000
 SLOW_LINK_MBPS = 10  # what is said of the download; a bad home connection
 HIGH_TRAFFIC_PER_HOUR = 10_000 * MEGA  # a month's quota of many home lines in a day
@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     traffic = costs.traffic(volunteers=arguments.volunteers, samples_per_second=speed)
     most = definition.training.samples_at_once
     pins = unpinned(definition, trusted)
+    typed = shlex.quote(arguments.folder)
+    next_ = f"No mistake was found. next: `potluck run start {typed}`"
     output.data(
         {
             "run": definition.name,
@@ -62,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             "run_seconds": _run_seconds(definition, traffic),
             "sha256_of_modules": dict(pins),
         },
-        "\n".join([*_lines(definition, costs, traffic, speed, arguments), *_advice(pins), NEXT]),
+        "\n".join([*_lines(definition, costs, traffic, speed, arguments), *_advice(pins), next_]),
     )
     return 0
 

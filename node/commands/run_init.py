@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 
 from node.commands.output import Output
+from node.disk_trouble import disk_trouble
 from node.run.folder import RunFolder, organiser_key, organiser_key_file
 from node.wrong_use import WrongUse
+from protocols.errors import PotluckError
 
 FILE_MODE = 0o644  # it is no secret: every volunteer reads it
 
@@ -32,9 +35,15 @@ def run(arguments: argparse.Namespace) -> int:
     key_file = organiser_key_file(configuration.places)
     is_new = not key_file.exists()
     key = organiser_key(configuration.places, make=True)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    _write(folder.definition_file, new_definition(name))
-    organiser = fingerprint(key.public_key)
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        _write(folder.definition_file, new_definition(name))
+    except OSError as error:
+        why, advice = disk_trouble(error, folder.path)
+        raise PotluckError(
+            f"No run can be made in {folder.path}.", why=why, advice=advice
+        ) from None
+    organiser, typed = fingerprint(key.public_key), shlex.quote(arguments.folder)
     output.data(
         {
             "run": name,
@@ -51,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
                 "",
                 "next:",
                 "  1. change run.toml: as it is, it trains a small GPT on Python's own source code",
-                f"  2. `potluck run check {arguments.folder}` says what it costs a volunteer",
-                f"  3. `potluck run start {arguments.folder}` signs it and is its first peer",
-                f"  4. `potluck run invite {arguments.folder}` prints what volunteers paste",
+                f"  2. `potluck run check {typed}` says what it costs a volunteer",
+                f"  3. `potluck run start {typed}` signs it and is its first peer",
+                f"  4. `potluck run invite {typed}` prints what volunteers paste",
                 f"  keep a copy of {key_file.name}: whoever has it can change the run",
             ]
         ),

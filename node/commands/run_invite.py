@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise WrongUse(
             f"The run in {folder.path} is not signed yet.",
             why="Volunteers verify the organiser's signature before anything else.",
-            advice=f"`potluck run start {arguments.folder}` signs it and starts its first peer.",
+            advice=f"`potluck run start {shlex.quote(arguments.folder)}` signs it and starts its "
+            "first peer.",
         )
     name = signed.definition.name
     bootstrap = tuple(arguments.bootstrap) or addresses_of_node_here(configuration)
