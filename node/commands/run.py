@@ -116,11 +116,19 @@ def _add_sign(actions: Subparsers) -> None:
         description="Check DIR/run.toml and sign it, byte by byte, with the organiser's key. From "
         "then on it is what peers give out and volunteers verify; one that was signed later takes "
         "its place at whoever starts after that, and an older one is refused. Those who train go "
-        "on with theirs until they are started again. Signing what is signed already changes "
-        "nothing.",
+        "on with theirs until they are started again, and are told of it within a few minutes. "
+        "Signing what is signed already changes nothing.\n\n"
+        "Who trains with another model, optimizer, schedule, batch or codec is apart from the "
+        "others. So such a change of a run that has been trained already is refused, unless "
+        "--apart says that it is meant: when everybody has left, and before they start again.",
         example="potluck run sign poem",
     )
     add_folder(sign)
+    sign.add_argument(
+        "--apart",
+        action="store_true",
+        help="sign it although those who take it will not train with those who have not",
+    )
     add_trust(sign)
 
 

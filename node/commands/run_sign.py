@@ -11,6 +11,7 @@ from node.commands.configured import configuration_for
 from node.commands.output import Output
 from node.run.folder import RunFolder, organiser_key
 from node.run.mistakes import WrongDefinition
+from node.wrong_use import WrongUse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
     key = organiser_key(places, make=not folder.signed_file.exists())
     before = last_signed(folder, key)
+    if before is not None and not arguments.apart:
+        _refuse_to_part(folder, before)
     signed = sign(folder, key, before, trusted_modules(arguments.trust_module))
     is_new = before is None or before.data != signed.data
     output.data(
@@ -43,10 +46,28 @@ def run(arguments: argparse.Namespace) -> int:
     if is_new and before is not None and not output.json:
         output.say(
             "Those who start from now on take it, `potluck run start` included. Who trains goes on "
-            "with the old one until then: with another model, optimizer or batch they would not "
-            "train together, so have them start again."
+            "with the one before until then, and is told of it within a few minutes."
         )
     return 0
+
+
+def _refuse_to_part(folder: RunFolder, before: SignedDefinition) -> None:
+    """WrongUse for a change after which those who train and those who come would not be one run."""
+    from node.run.changes import parts_that_part, said
+    from node.run.definition import read_definition
+
+    if not any(folder.checkpoints.glob("epoch-*")):
+        return  # nobody has trained in it
+    changed = parts_that_part(before.definition, read_definition(folder.text()))
+    if changed:
+        raise WrongUse(
+            f"This would be another run: {said(changed)} changed, and {before.definition.name} has "
+            "been trained already.",
+            why="Who trains by the definition of before and who starts by this one would not train "
+            "together, and each would refuse the other.",
+            advice="Give it another name below [run]; or, when everybody has left, sign it with "
+            "--apart and start it again.",
+        )
 
 
 def last_signed(folder: RunFolder, key: SigningKey) -> SignedDefinition | None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,7 +106,7 @@ def start_peer(
     configuration = configuration_for(arguments)
     trusted = trusted_modules(arguments.trust_module)
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
-    signed = _signed(folder, configuration, trusted, arguments.folder, output)
+    signed = _signed(folder, configuration, trusted, shlex.quote(arguments.folder), output)
     with undisturbed():
         own_identity(configuration)
         with hold_running_lock(configuration.places, configuration.key_file):
@@ -132,6 +132,7 @@ def start_peer(
         signed.definition.name,
         signed.organiser,
         signed=signed,
+        signed_file=folder.signed_file,
         trusted=trusted,
         checkpoints=folder.checkpoints,
         keeps_only=keeps_only,
@@ -264,7 +265,7 @@ def _introduce(
 ) -> None:
     """The node listens: remember where, and say what volunteers paste."""
     from auth.invites import Invite
-    from node.commands.qr import qr_lines
+    from node.commands.qr import lines_that_fit
     from node.commands.run_invite import worth_naming
     from node.run.invite import RunInvite, write_invite
 
@@ -297,12 +298,10 @@ def _introduce(
     )
     if getattr(arguments, "json", False):
         return
-    for line in _for_people(access is not None, arguments.folder):
+    for line in _for_people(access is not None, shlex.quote(arguments.folder)):
         lines.say(line)
-    is_terminal = sys.stderr.isatty()
-    if arguments.qr or (arguments.qr is None and is_terminal):
-        for line in qr_lines(text, colour=False):
-            lines.say(line)
+    for line in lines_that_fit(text, wanted=arguments.qr, colour=False):
+        lines.say(line)
 
 
 def _for_people(is_closed: bool, folder: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
@@ -33,16 +33,17 @@ from node.credit.keeping import Terms, open_credit
 from node.disk_trouble import disk_trouble
 from node.joining.fitting import check_fits, machine_memory
 from node.joining.meeting import definition_of, meet
+from node.joining.newer import NewerDefinition
 from node.joining.will_use import Use, three_lines
 from node.node import Node
-from node.run.remembered import runs_folder
+from node.run.remembered import remember, runs_folder
 from node.trainer.happenings import Left, Notice, Preparing, WillUse
 from node.trainer.owners_pause import OwnersPause
 from node.trainer.questions import TrainerQuestions
 from node.trainer.session import Session
 from node.trainer.stages import BUILDING, LOADING, WORKING_OUT
 from protocols.errors import PotluckError
-from protocols.runs.serving import serve_definitions
+from protocols.runs.serving import ServedDefinitions, serve_definitions
 
 if TYPE_CHECKING:
     from node.run.building import RunTask
@@ -61,6 +62,7 @@ MEMORY_SECONDS = 1.0  # between two looks at whether memory forces this peer to 
 class Part:
     """- `run`, `organiser`: which run, and the fingerprint of the key that defines it.
     - `signed`: its definition, where this is the organiser's own peer; else it is fetched.
+    - `signed_file`: where the organiser signs another one, where this is the organiser's own peer.
     - `trusted`: modules from this machine's disk (--trust-module).
     - `checkpoints`: the folder in which this peer keeps the run's.
     - `begins`: this peer may begin the run: the organiser's first one.
@@ -70,6 +72,7 @@ class Part:
     run: str
     organiser: str
     signed: SignedDefinition | None = None
+    signed_file: Path | None = None
     trusted: Mapping[str, Path] = field(default_factory=dict)
     checkpoints: Path | None = None
     begins: bool = False
@@ -136,6 +139,7 @@ class _Prepared:
     definition: RunDefinition
     task: RunTask
     most_samples: int
+    newer: NewerDefinition
 
 
 async def _prepare(node: Node, part: Part, session: Session, watched: WatchedCaps) -> _Prepared:
@@ -159,7 +163,21 @@ async def _prepare(node: Node, part: Part, session: Session, watched: WatchedCap
     session.happened(WillUse(_lines(part, definition, costs, caps, devices, threads, most)))
     session.happened(Preparing(BUILDING))
     task = await _in_thread_to_let_go(_built, part, signed, devices, node.network.peer_id)
-    return _Prepared(definition, task, most)
+    newer = _newer_than(signed, served, node, session)
+    return _Prepared(definition, task, most, newer)
+
+
+def _newer_than(
+    signed: SignedDefinition, served: ServedDefinitions, node: Node, session: Session
+) -> NewerDefinition:
+    def tell(words: str) -> None:
+        session.happened(Notice(words))
+
+    async def keep(found: SignedDefinition) -> None:
+        with suppress(OSError):  # the disk may be full; then the next start asks for it again
+            await trio.to_thread.run_sync(remember, node.configuration.places, found)
+
+    return NewerDefinition(node.network, node.rpc, served, signed, tell=tell, keep=keep)
 
 
 async def _train(
@@ -169,9 +187,15 @@ async def _train(
 
     training = prepared.definition.training
     terms = Terms(f"{part.run}/{part.organiser}", training.batch, training.steps)
-    async with open_credit(node, session, terms, keeps=part.checkpoints is not None):
+    async with (
+        open_credit(node, session, terms, keeps=part.checkpoints is not None),
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(prepared.newer.run, part.signed_file)
         options = _options(node, part, prepared, watched)
-        return await train_run(node, prepared.definition, prepared.task, options, session)
+        left = await train_run(node, prepared.definition, prepared.task, options, session)
+        nursery.cancel_scope.cancel()
+    return left
 
 
 def _options(node: Node, part: Part, prepared: _Prepared, watched: WatchedCaps) -> TrainerOptions:
