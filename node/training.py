@@ -73,6 +73,10 @@ async def _nothing(_collaboration: Collaboration) -> None:
     """What is done beside a loop that nobody watches."""
 
 
+def _wakes_nothing() -> None:
+    """For a loop that waits for nothing but the collaboration."""
+
+
 @contextmanager
 def collaborate(
     *,
@@ -176,12 +180,15 @@ async def train_in_thread(
     checkpoints: CheckpointSettings | None = None,
     *,
     beside: Callable[[Collaboration], Awaitable[object]] = _nothing,
+    wake: Callable[[], None] = _wakes_nothing,
 ) -> Result:
     """Run a training loop in a worker thread and take part in a run with it; what it returned.
     `beside` runs as long as the loop does, for whoever watches.
 
     Cancelling ends the collaboration first, which wakes the loop with CollaborationEnded wherever
-    it waits, and then waits for the thread: no thread is ever left behind.
+    it waits for that, and then waits for the thread: no thread is ever left behind. A loop that
+    waits for other things as well is woken by `wake`, which is called when the collaboration has
+    ended, whatever ended it.
     """
     returned: list[Result] = []
     over, is_ending = trio.Event(), False
@@ -198,6 +205,7 @@ async def train_in_thread(
     with _unwrapped():
         async with (
             trio.open_nursery() as threads,
+            _waking(wake),
             open_training(node, settings, checkpoints) as collaboration,
         ):
             threads.start_soon(run_thread, collaboration.bridge)
@@ -210,6 +218,14 @@ async def train_in_thread(
                 is_ending = True
                 raise
     return returned[0]
+
+
+@asynccontextmanager
+async def _waking(wake: Callable[[], None]) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        wake()
 
 
 class _NodeThread:

@@ -17,6 +17,7 @@ may wait for (the gate, data, the bridge) is woken; a batch that is being comput
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -78,11 +79,17 @@ async def train_run(
     async def beside(collaboration: Collaboration) -> None:
         await _watch(node, collaboration, options, session)
 
+    def wake() -> None:  # also where the node ends by itself, and nobody has said to leave
+        session.gate.end()
+        loop.stop_reading()
+
     async with trio.open_nursery() as nursery:
         training = trio.CancelScope()
-        nursery.start_soon(_end_when_told, session, loop, training, options.keeps_only)
+        nursery.start_soon(_end_when_told, session, wake, training, options.keeps_only)
         with training:
-            await train_in_thread(node, settings, loop.run, options.checkpoints, beside=beside)
+            await train_in_thread(
+                node, settings, loop.run, options.checkpoints, beside=beside, wake=wake
+            )
         session.watched = None
         nursery.cancel_scope.cancel()
     account = session.account
@@ -168,7 +175,7 @@ async def _watch(
 
 
 async def _end_when_told(
-    session: Session, loop: Loop, training: trio.CancelScope, keeps_only: bool
+    session: Session, wake: Callable[[], None], training: trio.CancelScope, keeps_only: bool
 ) -> None:
     departure = session.departure
     await departure.until_wanted()
@@ -176,8 +183,7 @@ async def _end_when_told(
     watched = session.watched
     averages = watched is not None and watched.averaging()
     has_something = session.gate.is_open and (averages or not keeps_only)
-    session.gate.end()
-    loop.stop_reading()
+    wake()
     if has_something:
         with trio.move_on_after(ROUND_PATIENCE_SECONDS):
             await departure.until_at_once()
