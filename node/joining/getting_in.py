@@ -25,6 +25,7 @@ from node.access.pass_file import LARGEST_PASS_FILE_BYTES, load_pass
 from node.access.renewal_schedule import Standing
 from node.configuration import Configuration
 from node.disk_trouble import kept_in
+from node.joining.invited import was_anothers
 from node.key_file import load_or_create_identity
 from node.private_file import UnusableFile, check_writable
 from node.run.invite import RunInvite
@@ -70,6 +71,12 @@ def pass_needed(configuration: Configuration, invite: RunInvite, code: str) -> N
         raise WrongUse(
             f"This home is in the run {kept.run}; the invite is for {invite.run}.",
             why="One home is one node in one run.",
+            advice=ANOTHER_HOME,
+        )
+    if kept is not None and was_anothers(configuration.places, invite):
+        raise WrongUse(
+            f"This home is in a run {invite.run} already, and the invite is another organiser's.",
+            why="Two runs may have the same name; the pass that is here counts in one of them.",
             advice=ANOTHER_HOME,
         )
     if access is None:

@@ -78,7 +78,13 @@ def other_run_before(places: Places, invite: RunInvite) -> str:
     kept = _kept_if_readable(places)
     if kept is None or _same_run(kept, invite):
         return ""
-    return kept.run if kept.run != invite.run else f"{kept.run} of another organiser"
+    return f"{kept.run} of another organiser" if was_anothers(places, invite) else kept.run
+
+
+def was_anothers(places: Places, invite: RunInvite) -> bool:
+    """Whether this home was in a run of the same name, which another organiser has signed."""
+    kept = _kept_if_readable(places)
+    return kept is not None and kept.run == invite.run and kept.organiser != invite.organiser
 
 
 def _same_run(one: RunInvite, other: RunInvite) -> bool:
