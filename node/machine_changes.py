@@ -35,7 +35,7 @@ ASLEEP_SECONDS: Final = 8.0
 """So much later than due, this task has slept: a loaded machine is late by two or three seconds. By
 the keep-alive, peers give up a connection that was silent for thirteen."""
 
-SIGN_OF_LIFE_SECONDS: Final = 3.0  # for an answer, where the link was not measured to be slower
+SIGN_OF_LIFE_SECONDS: Final = 2.0  # for an answer, where the link was not measured to be slower
 ROUND_TRIPS: Final = 4.0  # of the slowest kind: a queue may be full of what was sent before
 
 log = logging.getLogger("potluck.network")

@@ -2,7 +2,7 @@
 
 Listening on 0.0.0.0 is no address that anybody could dial; what others can dial are the addresses
 of the interfaces. Those change while a laptop moves, so they are read when asked for, but not
-more often than every few seconds, for reading them costs a third of a millisecond.
+more often than every second, for reading them costs a third of a millisecond.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ipaddress
 import ifaddr
 import trio
 
-FRESH_SECONDS = 5.0
+FRESH_SECONDS = 1.0
 
 
 class InterfaceAddresses:

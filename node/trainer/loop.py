@@ -171,7 +171,10 @@ class Loop:
         """The gate is closed: until it opens, nobody counts on this peer."""
         optimizer.see_out(ROUND_PATIENCE_SECONDS)  # or the others would wait for it in vain
         session, began = self._session, time.monotonic()
-        reasons = tuple(one.words for one in session.gate.reasons() if one.name != NETWORK)
+        closed = session.gate.reasons()
+        if not any(one.name == NETWORK for one in closed):  # else nobody can be brought anything
+            optimizer.see_out(ROUND_PATIENCE_SECONDS)  # or the others would wait for it in vain
+        reasons = tuple(one.words for one in closed if one.name != NETWORK)
         if reasons:
             session.happened(Paused(reasons))
         with optimizer.away():

@@ -152,7 +152,9 @@ class NetworkSide:
 
     async def _take_part(self, entry: Entry, answer: Answer[None]) -> None:
         """Say and read progress, and serve the state, until the collaboration ends."""
-        settings = TrackerSettings(self._settings.run, entry.target_samples)
+        settings = TrackerSettings(
+            self._settings.run, entry.target_samples, counts_silence=self._settings.begins
+        )
         first = self._completed(entry.slot)
         async with open_tracker(self._network, self._dht, settings, first) as tracker:
             self._slot, self._tracker = entry.slot, tracker

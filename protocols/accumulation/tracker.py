@@ -67,11 +67,14 @@ WITHDRAW_SECONDS: Final = 1.0  # at the end; a slot that stays is over soon anyw
 @dataclass(frozen=True)
 class TrackerSettings:
     """- `run`: the name of the run. - `target_samples`: of one round.
-    - `carries_forward`: see ProgressSettings; all peers of a run say the same."""
+    - `carries_forward`: see ProgressSettings; all peers of a run say the same.
+    - `counts_silence`: False: what is read while nobody answers says nothing. So a volunteer whose
+      own network is gone takes nobody for gone, and makes no step alone."""
 
     run: str
     target_samples: int
     carries_forward: bool = True
+    counts_silence: bool = True
 
 
 @asynccontextmanager
@@ -111,6 +114,7 @@ class Tracker:
         self._network, self._dht = network, dht
         self._key = progress_key(settings.run)
         self._settings = ProgressSettings(settings.target_samples, settings.carries_forward)
+        self._counts_silence = settings.counts_silence
         self._jitter = _share(network.peer_id, settings.run)
         self._token, self._thread = trio.lowlevel.current_trio_token(), threading.get_ident()
         self._mine = mine
@@ -299,10 +303,13 @@ class Tracker:
 
     async def _read(self) -> None:
         is_full, is_first = self._seen.begins(), not self._seen.number
+        began = trio.current_time()
         try:
             found, gone = await self._dht.get_and_gone(self._key, latest_enough=not is_full)
         except PotluckError as error:
             log.debug("progress could not be read: %s", error)
+            return
+        if not self._counts_silence and self._dht.heard_at < began:
             return
         own = found.pop(self._network.peer_id, None)
         if own is not None and not is_first and not self.publishing.is_own(own.value):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+import trio
+
 from auth.refusals import Reason
 from protocols.dht.acquaintances import Acquaintances
 from protocols.dht.contacts import Contact
@@ -112,6 +114,7 @@ class Asker:
                     state.lost.add(contact)
                 state.table.failed(contact)
             raise
+        state.heard_at = trio.current_time()
         self._acquaintances.answered(peer, response, asked_ms, request.sender)
         if is_ours_to_open:
             self._acquaintances.we_opened(peer)

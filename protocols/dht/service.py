@@ -210,6 +210,12 @@ class Dht:
 
     # -- how it is
 
+    @property
+    def heard_at(self) -> float:
+        """When anybody has answered this node last (trio's clock); minus infinity before that. What
+        is read while nobody answers is what this node has kept itself."""
+        return self._state.heard_at
+
     async def joined(self) -> None:
         """Until this node has met others and looked itself up."""
         await self._bootstrap.joined.wait()

@@ -65,6 +65,8 @@ class DhtState:
         self.swarm_time = SwarmTime()
         self.counts = DhtStatistics()
         self.lost = LostPeers(network.random)
+        self.heard_at = float("-inf")
+        """When somebody has answered last, whatever was asked."""
         self.unsaved: UnsavedSlots | None = None
         """Slots that a keeper has not been given yet; None where there is none."""
         self.was_kept: Callable[[str], None] = _nobody_cares

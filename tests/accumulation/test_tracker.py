@@ -142,6 +142,31 @@ async def test_nobody_counts_on_a_peer_that_is_away_and_all_do_when_it_is_back(
 
 
 @simulated
+async def test_a_volunteer_whose_network_swallows_everything_takes_nobody_for_gone(
+    world: SimulatedWorld,
+) -> None:
+    """F5: it would make a step alone, which nobody else has."""
+    first, other = await trackers(world, 2)
+    network = world.add_node("volunteer")
+    addresses = [one.network.address for one in (first, other)]
+    volunteer = TrackingPeer(world, network, addresses, slot(), counts_silence=False)
+    await volunteer.ready.wait()
+    with trio.fail_after(10):
+        while len(volunteer.tracker.estimate.peers) < 2:
+            await volunteer.tracker.changed()
+    cuts = world.partition([first.network, other.network], [network])
+    await trio.sleep(3 * SLOT_SECONDS)
+    assert len(volunteer.tracker.estimate.peers) == 2
+    assert volunteer.tracker.estimate.company == 2
+    assert len(first.tracker.estimate.peers) == 1  # as nobody waits for it
+    world.heal(cuts)
+    other.kill()
+    with trio.fail_after(30 + SLOT_SECONDS):
+        while len(volunteer.tracker.estimate.peers) > 1:
+            await volunteer.tracker.changed()
+
+
+@simulated
 async def test_a_peer_that_restarts_counts_with_what_it_has_now(world: SimulatedWorld) -> None:
     peers = await trackers(world, 3)
     peers[1].counts(400)

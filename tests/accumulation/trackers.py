@@ -30,7 +30,10 @@ class TrackingPeer:
         network: SimulatedNetwork,
         bootstrap: Sequence[str],
         first: ProgressSlot,
+        *,
+        counts_silence: bool = True,
     ) -> None:
+        self._settings = TrackerSettings("poem", TARGET, counts_silence=counts_silence)
         self.world, self.network = world, network
         self._bootstrap = tuple(bootstrap)
         self._first = first
@@ -75,13 +78,14 @@ class TrackingPeer:
 
     async def _run(self, network: SimulatedNetwork) -> None:
         dht = DhtSettings(bootstrap=self._bootstrap)
-        settings = TrackerSettings("poem", TARGET)
         async with (
             open_rpc(network) as rpc,
             open_dht(network, rpc, families=[PROGRESS], settings=dht) as self._dht,
         ):
             with self._scope:
-                async with open_tracker(network, self._dht, settings, self._first) as self._tracker:
+                async with open_tracker(
+                    network, self._dht, self._settings, self._first
+                ) as self._tracker:
                     self.ready.set()
                     await self._leave.wait()
         self.ended.set()
