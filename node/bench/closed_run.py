@@ -11,8 +11,8 @@ Promises: no process that was started here outlives the block. A part that ends 
 not is named, with what it said last.
 
 Easy to get wrong: a machine of two cores plays all of the volunteers' machines at once, and who is
-measured would wait for the others' computing. So all the others share one core, where there are
-several, and whoever joins with `alone` has the rest.
+measured would wait for the others' computing. With `one_is_alone` all the others share one core,
+where there are several, and whoever joins with `alone` has the rest.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import trio
 
+from node.bench.own_certificate import write_certificate
 from node.bench.processes import BenchFailed
 from node.demo.free_port import free_port
 from node.demo.processes import Child, Event
@@ -113,16 +114,22 @@ def accepted(one: Heard, after: int = 0) -> tuple[float, Event] | None:
 class ClosedRun:
     """Made by `open_closed_run`."""
 
-    def __init__(self, folder: Path, nursery: trio.Nursery, hub: Place) -> None:
+    def __init__(
+        self, folder: Path, nursery: trio.Nursery, hub: Place, *, one_is_alone: bool
+    ) -> None:
         self.invite = ""
         self._folder, self._nursery, self._hub = folder, nursery, hub
+        self._one_is_alone = one_is_alone
         self._heard: list[Heard] = []
         self._changed = trio.Event()
 
     async def open(self, definition: str) -> None:
-        url = f"http://{self._hub.host}:{free_port()}"
+        plain = () if self._hub.through else ("--insecure-http",)  # it never leaves this machine
+        url = f"http{'' if plain else 's'}://{self._hub.host}:{free_port()}"
+        if not plain:
+            write_certificate(self._folder / ORGANISER, self._hub.host)
         await self._do("auth", "init", "--run", RUN, "--public-url", url)
-        server = self._start("auth", ("auth", "serve", "--insecure-http", "--json"))
+        server = self._start("auth", ("auth", "serve", *plain, "--json"))
         await self.until(lambda: has(server, "serving"), "the auth server's start", server)
         run = self._folder / "run"
         run.mkdir()
@@ -153,7 +160,7 @@ class ClosedRun:
             ("join", "--json", "--threads", "1", "--listen", listen, *words),
             home=self._folder / name,
             variables=variables,
-            through=(*place.through, *_processors(alone=alone)),
+            through=(*place.through, *self._processors(alone=alone)),
         )
 
     async def ask(self, name: str, *words: str, place: Place = HERE) -> Event:
@@ -199,7 +206,7 @@ class ClosedRun:
             home=home or self._folder / ORGANISER,
             folder=self._folder,
             variables={"OMP_NUM_THREADS": "1", **(variables or {})},
-            through=(*self._hub.through, *_processors()) if through is None else through,
+            through=(*self._hub.through, *self._processors()) if through is None else through,
         )
         one = Heard(child, time.monotonic())
         self._heard.append(one)
@@ -224,28 +231,27 @@ class ClosedRun:
             raise BenchFailed(f"`{one.child.command}` failed.", why=one.child.last_lines())
         return one.events[-1][1]
 
+    def _processors(self, *, alone: bool = False) -> tuple[str, ...]:
+        """What keeps a process on the first processor, or on the others, where that can be done."""
+        usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        if not self._one_is_alone or len(usable) < 2 or shutil.which("taskset") is None:
+            return ()
+        which = usable[1:] if alone else usable[:1]
+        return ("taskset", "-c", ",".join(map(str, which)))
+
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 
 
-def _processors(*, alone: bool = False) -> tuple[str, ...]:
-    """What keeps a process on the first processor, or on all the others, where that can be done."""
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if len(usable) < 2 or shutil.which("taskset") is None:
-        return ()
-    which = usable[1:] if alone else usable[:1]
-    return ("taskset", "-c", ",".join(map(str, which)))
-
-
 @asynccontextmanager
 async def open_closed_run(
-    folder: Path, definition: str, hub: Place = HERE
+    folder: Path, definition: str, hub: Place = HERE, *, one_is_alone: bool = False
 ) -> AsyncIterator[ClosedRun]:
     """The run in a folder that is there and empty; its auth server and its organiser's peer run at
-    `hub` until the block is left."""
+    `hub` until the block is left. `one_is_alone`: somebody joins `alone`, see there."""
     async with trio.open_nursery() as nursery:
-        run = ClosedRun(folder, nursery, hub)
+        run = ClosedRun(folder, nursery, hub, one_is_alone=one_is_alone)
         try:
             await run.open(definition)
             yield run

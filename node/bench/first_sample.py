@@ -73,7 +73,9 @@ async def measure_first_sample(
     began, machine = time.monotonic(), machine_facts()
     measured: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="potluck-bench-") as folder:
-        async with open_closed_run(Path(folder), effort.size.definition()) as run:
+        async with open_closed_run(
+            Path(folder), effort.size.definition(), one_is_alone=True
+        ) as run:
             say(f"{effort.volunteers} join, and train")
             others = [await _volunteer(run, f"volunteer{n}") for n in range(effort.volunteers)]
             for one in others:

@@ -24,6 +24,7 @@ def add_parser(subparsers: Subparsers) -> None:
         bench_caps,
         bench_interference,
         bench_join,
+        bench_outage,
         bench_revocation,
         bench_shaped,
         bench_state,
@@ -52,6 +53,7 @@ def add_parser(subparsers: Subparsers) -> None:
     bench_state.add_parser(kinds)
     bench_caps.add_parser(kinds)
     bench_join.add_parser(kinds)
+    bench_outage.add_parser(kinds)
     bench_training.add_parser(kinds)
     bench_training.add_churn_parser(kinds)
 
@@ -151,6 +153,10 @@ def run(arguments: argparse.Namespace) -> int:
         from node.commands import bench_state
 
         return bench_state.run(arguments)
+    if arguments.kind == "outage":
+        from node.commands import bench_outage
+
+        return bench_outage.run(arguments)
     if arguments.kind == "join":
         from node.commands import bench_join
 
