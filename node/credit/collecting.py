@@ -1,6 +1,6 @@
 """What a keeper of the run's checkpoints does for the others' credit: it keeps their records too.
 
-    collector = Collector(gather, add_up, shelf, run, newest_epoch, told)
+    collector = Collector(run, shelve, gather, add_up, newest_epoch, tell, steps=0)
     collector.take(happening)              # each thing that happens
     await collector.collect_on()           # for ever
 
@@ -21,7 +21,6 @@ from typing import Final
 
 import trio
 
-from node.credit.shelf import Shelf
 from node.trainer.happenings import Happening, RecordsSummed
 from protocols.accumulation.events import StepTaken
 from protocols.blocking import in_thread
@@ -39,13 +38,14 @@ MOST_KNOWN: Final = 4096  # members that were seen; more begin anew
 
 
 class Collector:
-    """`gather` collects what these have, or everybody where nobody is named; `add_up` blocks for
-    seconds in a long run. `steps`: of the whole run, 0 without an end."""
+    """`shelve` keeps a page, and `gather` collects what these peers have, or all where nobody is
+    named; `add_up` blocks for seconds in a long run. `steps`: of the whole run, 0 without an
+    end."""
 
     def __init__(
         self,
         run: str,
-        shelf: Shelf,
+        shelve: Callable[[bytes], bool],
         gather: Callable[[Collection[PeerId]], Awaitable[object]],
         add_up: Callable[[], Sums],
         newest_epoch: Callable[[], int],
@@ -53,7 +53,7 @@ class Collector:
         *,
         steps: int,
     ) -> None:
-        self._run, self._shelf, self._steps = run, shelf, steps
+        self._run, self._shelve, self._steps = run, shelve, steps
         self._gather, self._add_up, self._tell = gather, add_up, tell
         self._newest_epoch = newest_epoch
         self._known: set[PeerId] = set()
@@ -115,7 +115,7 @@ class Collector:
             raise WrongPage("It is not a page of the peer that offers it.")
         if page.number > page_number(max(self._newest_epoch(), 0)):
             raise WrongPage("It is of steps that nobody can have made.")
-        return self._shelf.put(data)
+        return self._shelve(data)
 
     async def sums(self, _caller: Caller, request: SumsRequest) -> Sums:
         return await self.newest_sums() if request.run == self._run else Sums()

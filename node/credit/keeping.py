@@ -34,7 +34,7 @@ from node.credit.book import PAGES_HELD, Book
 from node.credit.checking import Check, Checking
 from node.credit.collecting import Collector
 from node.credit.gathering import gather
-from node.credit.people import nobody, persons_of, records_of
+from node.credit.people import nobody, person_of, persons_of, records_of
 from node.credit.shelf import Shelf
 from node.credit.summing import sums_of
 from node.credit.tally import MOST_BATCHES, tally
@@ -56,7 +56,7 @@ from protocols.credit.messages import (
     PageResponse,
     Sums,
 )
-from protocols.credit.record import Page, page_number, sign_page
+from protocols.credit.record import Page, page_number, read_page, sign_page
 from protocols.errors import PotluckError
 from protocols.guard import Caller
 from protocols.identity import PeerId
@@ -229,7 +229,7 @@ class Credit:
         """For a keeper."""
         return Collector(
             self._run,
-            self._shelf,
+            self.shelve,
             self._gather,
             self._sums,
             lambda: self._newest_epoch,
@@ -258,8 +258,13 @@ class Credit:
             )
         return len(peers), unheard
 
-    async def _keep(self, data: bytes) -> None:
-        await in_thread(self._shelf.put, data)
+    async def _keep(self, data: bytes) -> bool:
+        return await in_thread(self.shelve, data)
+
+    def shelve(self, data: bytes) -> bool:
+        """Keep somebody's page, if that is somebody of this run. WrongPage if it is no page."""
+        peer, page = read_page(data, self._run)
+        return bool(person_of(self._keyring, peer, page)) and self._shelf.put(data)
 
     def _checking(self) -> Checking:
         return Checking(

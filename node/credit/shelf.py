@@ -7,7 +7,9 @@
 A page is one file, replaced whole: `kill -9` loses the steps since the last write and no more.
 
 Promises: only what its writer has signed for this run is on the shelf; it holds up to
-LARGEST_SHELF_BYTES in MOST_LISTED pages, and makes room at the cost of whoever takes most of it.
+LARGEST_SHELF_BYTES in MOST_LISTED pages, and makes room at the cost of whoever takes most of it:
+first of writers whom no page of our own names, so that nobody drives out the others' records with
+those of writers that were made up.
 
 Easy to get wrong: of two versions of a page the one with the later step counts, not the one that
 came last. Otherwise an old one that somebody gives out again would take steps away.
@@ -61,6 +63,7 @@ class Shelf:
     def __init__(self, folder: Path, run: str, own: bytes) -> None:
         self._folder, self._run, self._own = folder, run, own
         self._kept: dict[Place, Kept] = {}
+        self._met: set[bytes] = {own}  # who was in a step with us
         self._putting = threading.Lock()
         self._load()
 
@@ -106,7 +109,7 @@ class Shelf:
             if is_older and place[0] != self._own:
                 return False
             replace_private_file(self._file(*place), data)
-            self._kept[place] = Kept(page_digest(data), len(data), newness)
+            self._note(place, page, data)
             self._make_room()
             return place in self._kept
 
@@ -124,8 +127,13 @@ class Shelf:
                     peer, page = read_page(data, self._run)
                     place = public_key_of(peer), page.number
                     if file == self._file(*place):
-                        self._kept[place] = Kept(page_digest(data), len(data), _newness(page))
+                        self._note(place, page, data)
         self._make_room()
+
+    def _note(self, place: Place, page: Page, data: bytes) -> None:
+        self._kept[place] = Kept(page_digest(data), len(data), _newness(page))
+        if place[0] == self._own:
+            self._met.update(page.members)
 
     def _pages(self, places: Iterable[Place]) -> Iterator[tuple[PeerId, Page]]:
         for key, number in places:
@@ -145,8 +153,9 @@ class Shelf:
             with contextlib.suppress(OSError):
                 self._file(largest, number).unlink()
 
-    def _weight(self, key: bytes, held: int) -> int:
-        return held if key != self._own or held > LARGEST_OWN_BYTES else 0
+    def _weight(self, key: bytes, held: int) -> tuple[bool, int]:
+        is_within = key == self._own and held <= LARGEST_OWN_BYTES
+        return key not in self._met, 0 if is_within else held
 
     def _file(self, key: bytes, number: int) -> Path:
         return self._folder / f"{peer_id_of(key)}-{number:019d}{SUFFIX}"

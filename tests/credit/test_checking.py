@@ -133,7 +133,7 @@ def test_a_keeper_asks_newcomers_soon_and_everybody_at_the_end(tmp_path: Path) -
     async def scenario(_pair: Pair) -> None:
         shelf = shelf_of(tmp_path / "shelf", page_by("K", 2), page_by("B", 2))
         collector = Collector(
-            RUN, shelf, gather, lambda: sums_from(shelf, 2), lambda: 1, told.append, steps=2
+            RUN, shelf.put, gather, lambda: sums_from(shelf, 2), lambda: 1, told.append, steps=2
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(collector.collect_on)
@@ -161,7 +161,7 @@ def test_who_leaves_hands_over_its_own_page_and_no_other(tmp_path: Path) -> None
 
     async def scenario(pair: Pair) -> None:
         collector = Collector(
-            RUN, shelf, gather, lambda: Sums(), lambda: 40, lambda _one: None, steps=0
+            RUN, shelf.put, gather, lambda: Sums(), lambda: 40, lambda _one: None, steps=0
         )
         pair.answering.serve(OFFER, collector.offer)
 
@@ -187,7 +187,13 @@ def test_sums_are_of_this_run_only(tmp_path: Path) -> None:
         async def gather(_peers: object) -> None: ...
 
         collector = Collector(
-            RUN, shelf, gather, lambda: sums_from(shelf, 2), lambda: 1, lambda _one: None, steps=0
+            RUN,
+            shelf.put,
+            gather,
+            lambda: sums_from(shelf, 2),
+            lambda: 1,
+            lambda _one: None,
+            steps=0,
         )
         pair.answering.serve(SUMS, collector.sums)
         peer = pair.bob_id

@@ -98,6 +98,21 @@ def test_whoever_takes_most_room_makes_room(
     assert len(list(tmp_path.iterdir())) == len(kept)
 
 
+def test_writers_that_were_made_up_drive_nobody_out_whom_we_have_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelves, "MOST_LISTED", 6)
+    shelf = open_shelf(tmp_path)
+    shelf.put(signed("A", page()))  # names B
+    for number in range(3):
+        shelf.put(signed("B", page(number * PAGE_EPOCHS)))
+    for name in "CDEFGHIJ":
+        brought = {name: (1, 0)}
+        shelf.put(signed(name, page_of(brought, line_of(brought, moment=10**9))))
+    kept = [one.key for one in shelf.listed()]
+    assert (kept.count(KEYS["A"]), kept.count(KEYS["B"]), len(kept)) == (1, 3, 6)
+
+
 def test_a_page_of_another_run_is_not_on_this_shelf(tmp_path: Path) -> None:
     other = msgspec.structs.replace(page(), run="another/organiser")
     with pytest.raises(WrongPage, match="another run"):
