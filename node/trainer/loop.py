@@ -169,7 +169,6 @@ class Loop:
 
     def _rest(self, optimizer: CollaborativeOptimizer) -> None:
         """The gate is closed: until it opens, nobody counts on this peer."""
-        optimizer.see_out(ROUND_PATIENCE_SECONDS)  # or the others would wait for it in vain
         session, began = self._session, time.monotonic()
         closed = session.gate.reasons()
         if not any(one.name == NETWORK for one in closed):  # else nobody can be brought anything
