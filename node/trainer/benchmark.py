@@ -10,17 +10,21 @@ no, or a batch would be a large part of the whole run's.
 Promises: nothing is learnt in it. Gradients are dropped, and buffers (batch norm's) are put back.
 
 Easy to get wrong: the first pass on any device is many times slower than the second. Every size is
-therefore tried twice, and the second time counts.
+therefore tried twice, and the second time counts. And a size that memory has refused here must not
+be taken later either, however quick the batches are: `fits` says where that ends.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import torch
+
+from node.caps.memory import TooLarge
+from node.trainer.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from node.run.building import RunTask
@@ -36,8 +40,11 @@ what is over is wasted."""
 
 @dataclass(frozen=True)
 class Measurement:
+    """`fits`: the most samples at once that memory has room for, as far as that was seen."""
+
     micro_batch: int
     batch_seconds: float
+    fits: int
 
     @property
     def samples_per_second(self) -> float:
@@ -52,7 +59,10 @@ def measure(
     goes_on: Callable[[], bool] = lambda: True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
-    """In a worker thread. `most`: by the definition and memory; `target`: of the run's steps."""
+    """In a worker thread. `most`: by the definition and memory; `target`: of the run's steps.
+
+    TooLarge where there is no room for one sample.
+    """
     limit = limit_of(most, target)
     kept = [(buffer, buffer.clone()) for _name, buffer in task.buffers]
     try:
@@ -73,38 +83,56 @@ def choose(
     goes_on: Callable[[], bool] = lambda: True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
-    """The size to take, by trying sizes up to `limit`. `seconds_of` raises MemoryError (or torch's
-    OutOfMemoryError) for one that does not fit."""
+    """The size to take, by trying sizes up to `limit`. `seconds_of` raises what is_out_of_memory
+    knows for one that does not fit; TooLarge if that is the first."""
     began = clock()
-    best = Measurement(1, seconds_of(1))
+    first = _tried(seconds_of, 1)
+    if first is None:
+        raise TooLarge(
+            "There is no room for one sample of this run in memory.",
+            why="The model fits, and computing with it does not.",
+            advice="Join from a larger machine; if a GPU's memory is too small, --device cpu takes "
+            "the machine's own.",
+        )
+    best = Measurement(1, first, limit)
     while best.batch_seconds < ENOUGH_SECONDS and best.micro_batch < limit and goes_on():
         size = min(limit, 2 * best.micro_batch)
         if best.batch_seconds * size / best.micro_batch > LONGEST_SECONDS:
             break
-        try:
-            found = Measurement(size, seconds_of(size))
-        except (MemoryError, torch.OutOfMemoryError):
+        seconds = _tried(seconds_of, size)
+        if seconds is None:
+            return replace(best, fits=best.micro_batch)
+        if seconds > LONGEST_SECONDS:
             break
-        if found.batch_seconds > LONGEST_SECONDS:
-            break
-        best = found
+        best = Measurement(size, seconds, limit)
         if clock() - began > MOST_SECONDS:
             break
     return best
 
 
+def _tried(seconds_of: Callable[[int], float], size: int) -> float | None:
+    """How long it takes; None if it does not fit."""
+    try:
+        return seconds_of(size)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+
+
 def _seconds(task: RunTask, size: int, clock: Callable[[], float]) -> float:
     """Of one forward and backward pass, the second of two."""
     began = 0.0
-    for _ in range(2):
-        batch = task.made_up_batch(size)
-        began = clock()
-        task.loss(batch).backward()  # type: ignore[no-untyped-call]  # torch's own
-        _wait_for_device(task)
-    seconds = clock() - began
-    for _name, one in task.named_parameters:
-        one.grad = None
-    return seconds
+    try:
+        for _ in range(2):
+            batch = task.made_up_batch(size)
+            began = clock()
+            task.loss(batch).backward()  # type: ignore[no-untyped-call]  # torch's own
+            _wait_for_device(task)
+        return clock() - began
+    finally:
+        for _name, one in task.named_parameters:
+            one.grad = None
 
 
 def _wait_for_device(task: RunTask) -> None:

@@ -55,15 +55,16 @@ async def train_run(
     await _until_open(session)
     target = definition.training.batch
     most = options.most_samples or definition.training.samples_at_once
-    size = options.micro_batch
+    size, limit = options.micro_batch, limit_of(most, target)
     if not (size or options.keeps_only):
-        size = (await _measured(task, most, target, session)).micro_batch
+        measured = await _measured(task, most, target, session)
+        size, limit = measured.micro_batch, measured.fits
     session.happened(Preparing(ENTERING))
     loop = Loop(
         definition,
         task,
         session,
-        batch_size=BatchSize(size, limit_of(most, target)),
+        batch_size=BatchSize(size, limit),
         keeps_only=options.keeps_only,
         share=options.batch_share,
         position_file=options.position_file,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
+from node.caps.memory import TooLarge
 from node.trainer.batch_size import QUICK_SECONDS, SLOW_SECONDS, STEADY, BatchSize
 from node.trainer.benchmark import (
     ENOUGH_SECONDS,
@@ -15,6 +17,7 @@ from node.trainer.benchmark import (
     choose,
     limit_of,
 )
+from node.trainer.out_of_memory import is_out_of_memory
 
 
 class Machine:
@@ -58,6 +61,31 @@ def test_a_batch_is_long_enough_unless_something_is_in_the_way(
 def test_who_is_told_to_leave_tries_no_further() -> None:
     machine = Machine(0.0, 1e-4)
     assert choose(machine.seconds, 512, lambda: False, machine.clock).micro_batch == 1
+
+
+def test_what_memory_has_refused_once_is_not_taken_because_batches_are_quick() -> None:
+    machine = Machine(0.0, QUICK_SECONDS / 20, room=11)
+    found = choose(machine.seconds, 32, clock=machine.clock)
+    assert (found.micro_batch, found.fits) == (8, 8)
+    size = BatchSize(found.micro_batch, found.fits)
+    for _ in range(5 * STEADY):
+        size.took(machine.seconds(size.size))
+
+
+def test_a_run_of_which_no_sample_fits_is_too_large() -> None:
+    with pytest.raises(TooLarge) as refused:
+        choose(Machine(0.0, 1e-4, room=0).seconds, 32)
+    assert "--device cpu" in refused.value.advice
+
+
+def test_that_memory_is_out_is_told_from_other_errors() -> None:
+    with pytest.raises(RuntimeError) as of_torch:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(of_torch.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))
 
 
 @pytest.mark.parametrize(("most", "target", "limit"), [(32, 1024, 32), (32, 64, 8), (32, 4, 1)])
