@@ -267,22 +267,24 @@ async def open_caps(
     ledger = Ledger(accounts, caps.quota_bytes)
     watched = WatchedCaps(caps, gate, ledger, traffic, told, clocks)
     failure: BaseException | None = None
-    with watched.back_stop, kept_to_cores(caps.threads):
-        watched.look()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_keep_looking, watched, file, told)
-            if caps.when_idle:
-                nursery.start_soon(_look_at_others, watched)
-            try:
-                yield watched
-            except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
-                failure = error
-            finally:
-                nursery.cancel_scope.cancel()
-    watched.count()
-    watched.end()
-    with trio.CancelScope(shield=True):
-        await _save(watched, file, told)
+    try:
+        with watched.back_stop, kept_to_cores(caps.threads):
+            watched.look()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_keep_looking, watched, file, told)
+                if caps.when_idle:
+                    nursery.start_soon(_look_at_others, watched)
+                try:
+                    yield watched
+                except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+                    failure = error
+                finally:
+                    nursery.cancel_scope.cancel()
+    finally:  # where the block was cancelled from outside, so was the nursery, which says so here
+        watched.count()
+        watched.end()
+        with trio.CancelScope(shield=True):
+            await _save(watched, file, told)
     if failure is not None:
         raise failure
 

@@ -166,6 +166,20 @@ async def test_a_kill_loses_some_seconds_of_counting_and_no_more(
         assert on_disk.now.sent_bytes >= machine.carried.sent_bytes - 7 * 2_000_000
 
 
+async def test_whoever_leaves_at_once_has_counted_everything(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path)
+    with trio.CancelScope() as scope:
+        async with machine.caps(Caps(quota_bytes=GB)):
+            machine.carried = TrafficFacts(5_000_000, 6_000_000)
+            scope.cancel()  # as a second Ctrl-C does, from outside
+            await trio.sleep(1)
+    on_disk, _ = LedgerFile(machine.places.traffic_file).load()
+    assert on_disk.now.total_bytes == 11_000_000
+    assert machine.gate.is_open
+
+
 async def test_rates_are_of_the_last_ten_seconds(autojump_clock: MockClock, tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     async with machine.caps(Caps(upload_bytes_per_second=2e6)) as watched:
