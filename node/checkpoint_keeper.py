@@ -49,6 +49,7 @@ class CheckpointSettings:
     - `folder`: of this run, and of this process only.
     - `every_seconds`: how often one is written, if there was a step; 0 is after every step.
     - `policy`: which ones stay. One whose epoch `keep_every` divides is written at once.
+    - `last_epoch`: with which the run is complete; it is written at once as well. 0: it has no end.
     - `model`: what the model was built from, for `potluck export --format hf`.
     """
 
@@ -56,6 +57,7 @@ class CheckpointSettings:
     every_seconds: float = EVERY_SECONDS
     policy: KeepPolicy = field(default_factory=KeepPolicy)
     model: Mapping[str, Any] = field(default_factory=dict)
+    last_epoch: int = 0
 
     def __post_init__(self) -> None:
         if not self.every_seconds >= 0.0:
@@ -146,9 +148,11 @@ class CheckpointKeeper:
             return
 
     def _is_marked(self) -> bool:
-        """Whether the state is one of those that stay for ever."""
-        every, holder = self._settings.policy.keep_every, self._holder
-        return bool(every) and holder is not None and holder.at[0] % every == 0
+        """Whether the state is one of those that stay for ever, or the run's last."""
+        if self._holder is None:
+            return False
+        epoch, every = self._holder.at[0], self._settings.policy.keep_every
+        return bool(every and epoch % every == 0) or 0 < epoch == self._settings.last_epoch
 
     async def _write(self) -> None:
         holder, tell = self._holder, self._tell

@@ -187,7 +187,9 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
         from node.checkpoints import KeepPolicy
 
         policy = KeepPolicy(self.checkpoints.keep_last, self.checkpoints.keep_every)
-        return CheckpointSettings(folder, self.checkpoints.every_seconds, policy, model)
+        return CheckpointSettings(
+            folder, self.checkpoints.every_seconds, policy, model, self.training.steps
+        )
 
 
 def read_definition(text: bytes) -> RunDefinition:

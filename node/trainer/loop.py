@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("potluck.trainer")
 
 NEWS_SECONDS = 5.0  # between two looks of a peer that only waits, where nothing happens
+KEPT_SECONDS = 30.0  # that a volunteer waits for the run's keeper to have its last step, too
 POSITION_SECONDS = 60.0  # how many seconds of data a kill makes this peer read again
 
 
@@ -86,7 +87,7 @@ class Loop:
         optimizer = self._enter(bridge)
         self._session.happened(Began(self._definition.name, optimizer.epoch))
         if self._keeps_only:
-            self._assist(optimizer)
+            self._assist(optimizer, bridge)
             return
         with suppress(ReadingStopped):
             while self._goes_on(optimizer):
@@ -115,14 +116,16 @@ class Loop:
             **options,
         )
 
-    def _assist(self, optimizer: CollaborativeOptimizer) -> None:
-        """Help with the others' rounds. It ends with the collaboration: who waits in it has no
-        other end."""
-        while not self._session.departure.wanted:
+    def _assist(self, optimizer: CollaborativeOptimizer, bridge: Bridge) -> None:
+        """Help with the others' rounds until the run is complete. Before that it ends with the
+        collaboration: who waits in it has no other end."""
+        while self._goes_on(optimizer):
             if self._session.gate.is_open:
                 optimizer.assist(epochs=1)
             else:
                 self._rest(optimizer)
+        if self._is_complete(optimizer):
+            self._wait_for_the_end(optimizer, bridge)
 
     def _read_with(self, optimizer: CollaborativeOptimizer, size: int) -> None:
         """Batches of this size, until another size is wanted, or a pause: nothing is read ahead for
@@ -185,12 +188,17 @@ class Loop:
             session.happened(Resumed(round(time.monotonic() - began, 3)))
 
     def _wait_for_the_end(self, optimizer: CollaborativeOptimizer, bridge: Bridge) -> None:
-        """The run is complete. Volunteers leave; the keeper stays, for whoever wants the result."""
+        """The run is complete. The keeper stays, for whoever wants the result; volunteers leave,
+        but not with the last step while the keeper is without it."""
         self._session.happened(RunComplete(optimizer.epoch, self._parameters()))
-        if bridge.keeper is not None:
-            while not self._session.departure.wanted:
-                with bridge.waiting():
-                    bridge.wait_for_news(NEWS_SECONDS).wait()
+        until = math.inf if bridge.keeper is not None else time.monotonic() + KEPT_SECONDS
+        while not (self._session.departure.wanted or time.monotonic() > until):
+            found = bridge.estimate
+            is_kept = found.keepers_here or not found.keepers
+            if bridge.keeper is None and found.epoch == optimizer.epoch and is_kept:
+                return
+            with bridge.waiting():
+                bridge.wait_for_news(NEWS_SECONDS).wait()
 
     def _parameters(self) -> str:
         return digest_of(dict([*self._task.named_parameters, *self._task.buffers]))

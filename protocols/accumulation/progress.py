@@ -107,7 +107,8 @@ class Estimate:
     - `behind`: others are ahead, and enough of them say so.
     - `fork`: others have another history, and this peer is on the side that gives way.
     - `peers`: all others that are known to live and fit, wherever they are.
-    - `keepers`: those of them who keep the run's checkpoints.
+    - `keepers`: those of them who keep the run's checkpoints; `keepers_here`, who of these is in
+      this epoch and history.
     - `ignored`: whose slots do not count, and why.
     """
 
@@ -132,6 +133,7 @@ class Estimate:
     fork: Elsewhere | None = None
     peers: tuple[PeerId, ...] = ()
     keepers: tuple[PeerId, ...] = ()
+    keepers_here: tuple[PeerId, ...] = ()
     ignored: tuple[Ignored, ...] = ()
 
     def is_due_with(self, own_samples: int) -> bool:
@@ -231,6 +233,7 @@ def estimate(
         fork=lost,
         peers=tuple(fitting),
         keepers=tuple(peer for peer, one in fitting.items() if one.slot.keeps),
+        keepers_here=tuple(one.peer for one in here if one.slot.keeps),
         ignored=tuple(ignored),
     )
 

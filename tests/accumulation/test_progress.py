@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,15 @@ def test_a_step_is_due_when_the_samples_of_all_reach_the_target() -> None:
     assert found.is_due
     assert found.due_in_seconds == 0.0
     assert (found.samples, found.others_samples, found.expected) == (100, 40, 2)
+
+
+def test_a_keeper_has_a_step_when_it_says_to_be_where_the_step_led() -> None:
+    def keeper(epoch: int, at: int = 0) -> ProgressSlot:
+        return msgspec.structs.replace(slot(epoch=epoch, at=at), keeps=True)
+
+    found = estimated(seen(keeper(4), keeper(5), keeper(5, at=1), slot(epoch=5)), slot(epoch=5))
+    assert found.keepers == peers(0, 1, 2)
+    assert found.keepers_here == peers(1)
 
 
 def test_a_batch_that_the_estimate_does_not_know_yet_brings_the_step_nearer() -> None:

@@ -113,6 +113,18 @@ async def test_what_stays_for_ever_is_written_when_it_comes(
     assert left == [25, 20, 10]
 
 
+async def test_the_step_that_completes_the_run_is_written_at_once(
+    tmp_path: Path,
+    autojump_clock: MockClock,  # noqa: ARG001
+) -> None:
+    """Its volunteers leave with it, and a keeper that was killed then would be left without."""
+    async with training(CheckpointSettings(tmp_path, 1000.0, last_epoch=3)) as one:
+        for _ in range(3):
+            await one.step(seconds=1.0)
+        await trio.sleep(1.0)
+        assert one.saved() == [3]
+
+
 async def test_what_could_not_be_written_is_told_and_tried_again_when_due(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
