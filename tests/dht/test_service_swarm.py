@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -229,11 +230,32 @@ async def test_who_cannot_join_says_which_address_failed_how_and_goes_on_trying(
     (address,) = state.addresses
     assert address.address == late.address
     assert "refused" in address.failure
-    assert 8 < address.attempts < 30  # ever more rarely, and at least once a minute
+    assert 8 < address.attempts < 80  # ever more rarely, and at least four times a minute
     assert not one.dht._bootstrap.joined.is_set()
     Member(world, world.restart(late), DhtSettings())
     with trio.fail_after(61):
         await joined(one)
+
+
+@simulated
+async def test_what_was_complained_of_is_not_said_again(world: SimulatedWorld) -> None:
+    away = [world.add_node(name) for name in ("first", "second")]
+    for one in away:
+        world.crash(one)
+    settings = DhtSettings(bootstrap=tuple(one.address for one in away))
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("potluck.dht")
+    logger.addHandler(handler)
+    try:
+        one = member(world, "one", settings=settings)
+        await one.ready.wait()
+        await trio.sleep(600)
+    finally:
+        logger.removeHandler(handler)
+    assert len(heard) == len(away), heard
+    assert all(said.startswith("cannot join at ") for said in heard)
 
 
 @simulated
