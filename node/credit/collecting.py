@@ -31,7 +31,7 @@ from protocols.identity import PeerId
 
 COLLECT_SECONDS: Final = 60.0  # between two collections
 SOON_SECONDS: Final = 5.0  # at least, where newcomers ask for one
-SUM_SECONDS: Final = 5.0  # how old sums may be
+SUM_SECONDS: Final = 1.0  # how old sums may be
 SUM_REST: Final = 20.0  # times as long as adding up took it is not done again
 OFFERS_AT_ONCE: Final = 4  # each is verified and written to the disk, in a thread
 MOST_KNOWN: Final = 4096  # members that were seen; more begin anew
@@ -60,7 +60,7 @@ class Collector:
         self._newcomers: set[PeerId] = set()
         self._came, self._completed = trio.Event(), trio.Event()
         self._adding_up, self._offers = trio.Lock(), trio.CapacityLimiter(OFFERS_AT_ONCE)
-        self._sums, self._sums_until = Sums(), float("-inf")
+        self._sums, self._sums_until = Sums(), 0.0
 
     def take(self, happening: Happening) -> None:
         """Notice newcomers, and the end of the run."""
@@ -99,6 +99,7 @@ class Collector:
 
     async def _collect(self, peers: Collection[PeerId]) -> None:
         await self._gather(peers)
+        await trio.sleep_until(self._sums_until)
         await self.newest_sums()
 
     async def offer(self, caller: Caller, request: OfferRequest) -> OfferResponse:

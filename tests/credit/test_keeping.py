@@ -1,0 +1,162 @@
+"""Three nodes keep their records, the keeper has all of them, and everybody comes to the same."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from node.configuration import read_configuration
+from node.control_client import ask_once
+from node.credit.keeping import LEADERBOARD, Terms, open_credit, shelf_folder
+from node.credit.shelf import Shelf
+from node.node import Node
+from node.simulated_network import SimulatedWorld
+from node.trainer.session import Session
+from node.trainer.view import BatchView, PeerView, TrafficView
+from protocols.accumulation.events import StepTaken
+from protocols.accumulation.share import Share
+from protocols.credit.record import Page
+from protocols.identity import PeerId
+from tests.access.members import introduce, running_node, write_key
+from tests.trainer.recorded import Recorded
+from tests.waiting import PATIENCE_SECONDS, until
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+STEPS = 4
+TERMS = Terms("poem/organiser", batch=100, steps=STEPS)
+
+
+@dataclass
+class Company:
+    """What a trainer sees of the others; here the test says who is there."""
+
+    here: tuple[PeerView, ...]
+
+    def peers(self) -> tuple[PeerView, ...]:
+        return self.here
+
+    def batch(self) -> BatchView:
+        return BatchView()
+
+    def traffic(self) -> TrafficView:
+        return TrafficView()
+
+    def averaging(self) -> bool:
+        return False
+
+    def alone(self) -> bool:
+        return False
+
+    def samples_per_second(self) -> float | None:
+        return None
+
+
+@dataclass
+class Member:
+    node: Node
+    session: Session
+    shown: Recorded
+    wants_to_leave: trio.Event = field(default_factory=trio.Event)
+    has_left: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def peer(self) -> PeerId:
+        return self.node.network.peer_id
+
+    async def takes_part(
+        self, keeps: bool, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        async with open_credit(self.node, self.session, TERMS, keeps=keeps):
+            task_status.started()
+            await self.wants_to_leave.wait()
+        self.has_left.set()
+
+    async def leaves(self) -> None:
+        self.wants_to_leave.set()
+        await self.has_left.wait()
+
+    def page_of(self, other: Member) -> Page:
+        """As it lies on the disk."""
+        folder = shelf_folder(self.node.configuration.places.credit_folder, TERMS.run)
+        shelf = Shelf(folder, TERMS.run, self.node.network.identity.public_key)
+        return dict(shelf.pages())[other.peer]
+
+    async def board(self, **arguments: object) -> dict[str, Any]:
+        socket = self.node.configuration.places.control_socket
+        found: dict[str, Any] = await trio.to_thread.run_sync(
+            lambda: ask_once(socket, LEADERBOARD, arguments)
+        )
+        return found
+
+
+@asynccontextmanager
+async def a_run(folder: Path, *names: str) -> AsyncIterator[list[Member]]:
+    """Nodes that know each other and keep their records; the first one keeps the run."""
+    async with SimulatedWorld(seed=5) as world, AsyncExitStack() as running:
+        members = []
+        for name in names:
+            home = read_configuration(environment={"POTLUCK_HOME": str(folder / name)})
+            write_key(home.key_file, world.identity_of(name))
+            node = await running.enter_async_context(running_node(world, name, home))
+            shown = Recorded()
+            session = Session(shown)
+            session.entered()
+            members.append(Member(node, session, shown))
+        introduce(*(one.node for one in members))
+        views = [
+            PeerView(peer=one.peer, role="trains" if number else "keeps")
+            for number, one in enumerate(members)
+        ]
+        for one in members:
+            one.session.watched = Company(tuple(v for v in views if v.peer != one.peer))
+        async with trio.open_nursery() as nursery:
+            for one in members:
+                await nursery.start(one.takes_part, one is members[0])
+            yield members
+            nursery.cancel_scope.cancel()
+
+
+def step(epoch: int, brought: dict[PeerId, int]) -> StepTaken:
+    shares = tuple(Share(peer, float(samples), 7) for peer, samples in brought.items())
+    samples = float(sum(brought.values()))
+    members = tuple(brought)
+    return StepTaken(epoch, samples, 0, members, (), bytes(16), 0.0, 0.0, 0.0, 0.0, shares=shares)
+
+
+@pytest.mark.slow
+async def test_a_short_run_is_credited_whole_and_its_keeper_can_be_checked(tmp_path: Path) -> None:
+    async with a_run(tmp_path, "keeper", "ann", "ben") as (keeper, ann, ben):
+        brought = {keeper.peer: 0, ann.peer: 60, ben.peer: 50}
+
+        def happens(epoch: int, *members: Member) -> None:
+            there = {one.peer: brought[one.peer] for one in members}
+            for one in members:
+                one.session.happened(step(epoch, there))
+
+        happens(0, keeper, ann, ben)
+        await until(lambda: keeper.shown.kinds().count("RecordsSummed") == 1, PATIENCE_SECONDS)
+        for epoch in range(1, STEPS - 1):  # of which the keeper would hear in a minute
+            happens(epoch, keeper, ann, ben)
+        await ann.leaves()
+        assert len(keeper.page_of(ann).lines) == STEPS - 1
+        happens(STEPS - 1, keeper, ben)
+        await until(lambda: keeper.shown.kinds().count("RecordsSummed") == 2, PATIENCE_SECONDS)
+
+        board = await keeper.board()
+        assert (board["records"], board["steps"], board["seen_steps"]) == (3, STEPS, STEPS)
+        people = {one["person"]: (one["samples"], one["steps"]) for one in board["people"]}
+        assert people == {ann.peer: (180, STEPS - 1), ben.peer: (200, STEPS)}
+        (helper,) = board["helpers"]
+        assert (helper["person"], helper["steps"], helper["averaged_bytes"]) == (keeper.peer, 4, 28)
+
+        (check,) = (await ben.board(check=True))["checks"]
+        assert (check["trouble"], check["differences"], check["without"]) == ("", [], 0)
+        assert (check["people"], check["steps"]) == (3, STEPS)
