@@ -14,6 +14,7 @@ And colours have to be read on black and on white: words on a ground of their ow
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from rich.text import Text
@@ -138,12 +139,13 @@ def state_lines(
 def event_lines(event: SceneEvent, room: int, most: int) -> list[Text]:
     """The time of day, and beside it the words, in at most so many lines."""
     clock_width = 9 if room >= MARGIN_FROM else 0
-    style = "bold" if event.warns else ""
-    texts = wrap(clean(event.words), room - clock_width, most)
+    texts = [Text(one) for one in wrap(clean(event.words), room - clock_width, most)]
+    if texts and event.warns:
+        texts[0].stylize("bold", 0, texts[0].plain.find(":") + 1)
     return [
         Text()
         .append(pad(clean(event.clock) if number == 0 else "", clock_width), "dim")
-        .append(one, style)
+        .append_text(one)
         for number, one in enumerate(texts)
     ]
 
@@ -163,17 +165,17 @@ def _state(view: TrainerView, room: int, height: int) -> Block:
         return Block(2 if to_do else 7, [one for one in variants if one])
     in_short = RESUME if RESUME in view.advice else _IN_SHORT[view.phase]
     hint = Text(clip(in_short, room)) if len(to_do) > 1 else to_do[0]
-    variants = [[hint], [says_in_short, hint], [*says[:1], *to_do], full]
+    variants = [[hint], [says_in_short, hint], [says_in_short, *to_do], full]
     return Block(2, variants[1:] if height >= WITH_REASON_FROM else variants, grows_first=True)
+
+
+def events_with_names(scene: Scene) -> list[SceneEvent]:
+    return [replace(one, words=with_names(one.words, scene.view.peers)) for one in scene.events]
 
 
 def _worth_saying(scene: Scene) -> list[SceneEvent]:
     view = scene.view
-    said = [
-        SceneEvent(one.clock, with_names(one.words, view.peers), one.warns)
-        for one in scene.events
-        if one.words != view.doing
-    ]
+    said = [one for one in events_with_names(scene) if one.words != view.doing]
     is_ready = view.phase not in (Phase.PREPARING, Phase.CATCHING_UP)
     return said if is_ready else said[-EVENTS_AT_FIRST:]
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from node.screen.cells import time_span
 from node.screen.layout import Block, arrange
 from node.screen.numbers import carried_block, given_block, loss_block
-from node.screen.picture import event_lines, placed, room_of, state_lines, title
+from node.screen.picture import event_lines, events_with_names, placed, room_of, state_lines, title
 from node.screen.scene import Scene, SceneEvent
 from node.trainer.view import ENDED, Phase, TrainerView
 
@@ -37,7 +37,7 @@ def summary(scene: Scene, clock: str, width: int, height: int) -> list[Text]:
     """None wider than `width` cells, and at most `height` lines, but for how it ended: that is said
     in full. `clock`: when it ended."""
     view = _as_ended(scene.view)
-    warnings = [one for one in scene.events if one.warns][-WARNINGS_KEPT:]
+    warnings = [one for one in events_with_names(scene) if one.warns][-WARNINGS_KEPT:]
     gave = bool(view.contribution.steps or view.contribution.lost_samples)
     failed = view.phase in (Phase.REFUSED, Phase.FAILED)
     if not (gave or failed or warnings or (view.phase is Phase.LEFT and view.epoch)):
@@ -61,6 +61,7 @@ def summary(scene: Scene, clock: str, width: int, height: int) -> list[Text]:
 
 
 def _as_ended(view: TrainerView) -> TrainerView:
+    view = replace(view, contribution=replace(view.contribution, samples_per_second=None))
     if view.phase in ENDED:
         return view
     return replace(view, phase=Phase.LEFT, doing="", advice="")
