@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("potluck.trainer")
 
 NEWS_SECONDS = 5.0  # between two looks of a peer that only waits, where nothing happens
-KEPT_SECONDS = 30.0  # that a volunteer waits for the run's keeper to have its last step, too
+KEPT_SECONDS = 60.0  # that a volunteer waits for the run's keeper to have its last step, too
 POSITION_SECONDS = 60.0  # how many seconds of data a kill makes this peer read again
 
 
