@@ -44,7 +44,7 @@ LEEWAY_SECONDS: Final = 20.0  # for what should happen at a moment
 EDGE_SECONDS: Final = 1.0  # at both ends of a rest, for what was under way
 REST_PROCESSOR_SHARE: Final = 0.1  # of one core: signs of life, the directory
 REST_BYTES_PER_SECOND: Final = 10_000.0
-SLOWED: Final = 0.7  # of the others' pace, to which a pause of somebody else may not bring them
+WAITED: Final = 0.1  # of the others' time, that a pause of somebody else may make them wait more
 MINUTE: Final = 60.0
 CLOSED: Final = "00:01", "00:02"  # of the schedule that is open for all the rest of the day
 
@@ -233,17 +233,17 @@ class _Stage:
         paused = await self._paused(seconds, after=typed)
         rest = await self._rest(paused, answered + seconds)
         again = await self._accepted_again(answered + seconds)
-        before = pace_of(self.free.told, typed - self.effort.train_seconds, typed)
-        during = pace_of(self.free.told, paused["at"], again["at"])
+        before = waited_share(self.free.told, typed - self.effort.train_seconds, typed)
+        meanwhile = waited_share(self.free.told, paused["at"], again["at"])
         return {
             "words": answer["words"],
             "began_after_seconds": round(paused["at"] - typed, 2),
             "ended_after_seconds": round(rest.resumed_at - answered - seconds, 2),
             **rest.figures(),
-            "others_samples_per_second_before": round(before, 1),
-            "others_samples_per_second_meanwhile": round(during, 1),
+            "others_waited_percent_before": round(100 * before, 1),
+            "others_waited_percent_meanwhile": round(100 * meanwhile, 1),
             "accepted_again_after_seconds": round(again["at"] - answered - seconds, 1),
-            "kept": rest.is_rest and during >= SLOWED * before,
+            "kept": rest.is_rest and meanwhile <= before + WAITED,
         }
 
     async def _paused(self, seconds: float, after: float = 0.0) -> Told:
@@ -386,11 +386,14 @@ def parts_of(shares: Sequence[Told]) -> dict[str, float]:
     return {peer: part / total for peer, part in reduced.items()}
 
 
-def pace_of(told: Sequence[Told], began: float, ended: float) -> float:
-    """Its own samples in steps of the run, per second of that time."""
+def waited_share(told: Sequence[Told], began: float, ended: float) -> float:
+    """Of the time between two steps of that time, how much its training did nothing but wait."""
     steps = [one for one in told if one["event"] == "step_taken" and began <= one["at"] <= ended]
-    samples: int = sum(one["own_samples"] for one in steps)
-    return samples / max(ended - began, 1e-9)
+    if len(steps) < 2:
+        return 0.0
+    waited: float = sum(one["waiting_seconds"] for one in steps[1:])
+    seconds: float = steps[-1]["at"] - steps[0]["at"]
+    return waited / seconds
 
 
 def _kept_rate(worst: float, limit: float) -> dict[str, Any]:

@@ -57,9 +57,11 @@ class LedgerFile:
         )
 
     def save(self, accounts: Accounts, now: float) -> str:
-        """Write it, which waits for the disk; what to tell the owner if that failed."""
+        """Write it, which waits for the disk; what to tell the owner if that failed. There is no
+        file before there is anything to count."""
         try:
-            replace_private_file(self.path, msgspec.json.encode(accounts))
+            if accounts.now.total_bytes or accounts.before.total_bytes:
+                replace_private_file(self.path, msgspec.json.encode(accounts))
         except OSError as error:
             return (
                 f"What was used of the quota could not be written to {self.path}: {error.strerror}."

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node.bench.caps import Told, midnight_at, parts_of, plan_figures, rest_of
+from node.bench.caps import Told, midnight_at, parts_of, plan_figures, rest_of, waited_share
 from node.bench.caps_meter import Meter, family, network_bytes
 from node.bench.caps_readings import Reading, over, used_between, worst_window
 
@@ -61,6 +61,12 @@ def test_a_part_of_the_plan_is_counted_once() -> None:
         pytest.approx(1 / 6, abs=1e-4),
         True,
     )
+
+
+def test_who_waits_between_steps_is_seen() -> None:
+    told = [{"event": "step_taken", "at": 10.0 * i, "waiting_seconds": 2.5} for i in range(5)]
+    assert waited_share(told, 0.0, 40.0) == 0.25
+    assert waited_share(told, 5.0, 12.0) == 0.0
 
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="needs time.tzset")

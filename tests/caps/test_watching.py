@@ -126,6 +126,15 @@ async def test_what_was_carried_before_anybody_looked_counts(
         assert watched.used().month_bytes == 3 * GB
 
 
+async def test_there_is_no_ledger_before_there_is_anything_to_count(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path)
+    async with machine.caps(Caps(quota_bytes=100 * GB)):
+        await trio.sleep(70)
+    assert not machine.places.traffic_file.exists()
+
+
 async def test_a_state_that_no_quota_has_room_for_is_refused(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
