@@ -155,7 +155,9 @@ def test_what_is_no_ledger_is_said_and_counted_from_zero(content: bytes, tmp_pat
 
 def test_a_disk_that_takes_nothing_is_said_and_does_not_raise(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("no folder")
-    said = LedgerFile(tmp_path / "taken" / "traffic.json").save(Accounts(Account("2026-11", 1)), 0.0)
+    said = LedgerFile(tmp_path / "taken" / "traffic.json").save(
+        Accounts(Account("2026-11", 1)), 0.0
+    )
     assert "could not be written" in said
 
 
