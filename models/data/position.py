@@ -19,6 +19,7 @@ first of them are already trained on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -130,13 +131,19 @@ def position_from_json(data: bytes) -> Position:
 
 
 def write_position(position: Position, path: Path) -> None:
-    """Written whole or not at all: under another name, synced, and renamed."""
+    """Written whole or not at all: under another name, synced, and renamed. OSError, with nothing
+    left behind and the position of before in its place."""
     unfinished = path.with_name(path.name + ".unfinished")
-    with open(unfinished, "wb") as stream:
-        stream.write(position.to_json())
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(unfinished, path)
+    try:
+        with open(unfinished, "wb") as stream:
+            stream.write(position.to_json())
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(unfinished, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
 
 
 def read_position(path: Path) -> Position:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from auth.invites import Invite
 from node.access.pass_file import KeptPass, keep_pass
 from node.configuration import Configuration, read_configuration
+from node.disk_trouble import HomeUnusable
 from node.joining.getting_in import Need, access_of, check_home, pass_needed
 from node.joining.invited import keep_invite
 from node.run.invite import RunInvite
@@ -60,4 +62,15 @@ def test_a_run_of_the_same_name_is_not_the_same_run(invite: RunInvite, tmp_path:
 
 def test_looking_whether_a_home_can_be_one_leaves_nothing_in_it(tmp_path: Path) -> None:
     check_home(home(tmp_path / "new"))
+    assert [one for one in (tmp_path / "new").rglob("*") if not one.is_dir()] == []
+
+
+def test_on_a_full_disk_no_code_is_spent(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
+    try:
+        with pytest.raises(HomeUnusable, match="There is no room"):
+            check_home(home(tmp_path / "new"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [one for one in (tmp_path / "new").rglob("*") if not one.is_dir()] == []

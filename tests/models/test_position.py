@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import resource
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -242,3 +243,17 @@ def test_owed_places_come_back_as_they_were() -> None:
     back = {(one.passing, one.shard, *place) for one in owed for place in one.places()}
     assert back == {place[1:5] for place in places}
     assert all(one.byte == one.document * 9 for one in owed)
+
+
+def test_a_disk_that_is_full_leaves_the_position_of_before_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "position"
+    write_position(Position([], 7), path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_position(Position([], 8), path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert read_position(path).drawn == 7
+    assert list(tmp_path.iterdir()) == [path]
