@@ -81,9 +81,9 @@ class CapsEffort:
     upload: float = 2e6
     download: float = 2e6
     threads: int = 1
-    memory: int = 900_000_000
+    memory: int = 650_000_000
     batch: int = 512
-    midnight_in: float = 75.0  # seconds after the capped process is started
+    midnight_in: float = 110.0  # seconds after the capped process is started
     train_seconds: float = 60.0  # before the pause
     pause_seconds: float = 30.0
 
