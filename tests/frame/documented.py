@@ -39,6 +39,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_ANY_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_TYPED = re.compile(r"^(?:[$#] )?(?:\w+=\S+ )?(?:\./scripts/)?(potluck [a-z].*)$", re.MULTILINE)
+_BETWEEN_WORDS = re.compile(r"`(?:\./scripts/)?(potluck [a-z][^`]*)`")
 _ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
 _INVITE = re.compile(r"^potluck(?:-run)?:\S+$", re.MULTILINE)
 _TRAINS = re.compile(r"training in ")
@@ -70,6 +73,16 @@ def commands_in(text: str) -> list[str]:
     """Every command line in the `sh` blocks of a document, without comments."""
     lines = [line for block in _BLOCK.findall(text) for line in block.splitlines()]
     return [line for line in lines if shlex.split(line, comments=True)]
+
+
+def commands_named_in(text: str) -> list[str]:
+    """Every `potluck …` of a document: in blocks of any mark but another language's, then between
+    words. What ends in … is no whole command."""
+    blocks = [block for mark, block in _ANY_BLOCK.findall(text) if mark in ("", "sh", "console")]
+    typed = [line for block in blocks for line in _TYPED.findall(block)]
+    between = _ANY_BLOCK.sub("", text).replace("\n", " ")
+    found = [command.partition(" | ")[0].partition(" < ")[0] for command in typed]
+    return [one for one in [*found, *_BETWEEN_WORDS.findall(between)] if "…" not in one]
 
 
 def is_example(words: list[str]) -> bool:

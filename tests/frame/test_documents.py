@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from node.commands.catalogue import build_parser
+from node.commands.parser import CommandParser
+from node.wrong_use import WrongUse
 from tests.demonstrated import Played
 from tests.frame.documented import (
     ROOT,
     DocumentedCommandFailed,
     Sitting,
     commands_in,
+    commands_named_in,
     runs_until_stopped,
 )
 
 MOST_COMMANDS = 10  # from a checkout to the accepted samples of a second volunteer
 
+# Of the domains of what is signed, which docs/protocols.md names, some look like commands.
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "protocols.md"),
+]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -50,6 +61,31 @@ def test_the_readme_brings_a_second_volunteers_samples_in_with_ten_commands() ->
     assert [words[1] for words in typed].count("join") == 2
     assert set(homes) == {"~/moderator", "~/organiser", "~/alice", "~/bob"}
     assert len(typed) <= MOST_COMMANDS
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
+def test_a_command_that_a_page_only_names_can_be_typed(document: Path) -> None:
+    """Its flags and words are there. What it is given may be left out: `potluck plan`."""
+    parser = build_parser()
+    named = commands_named_in(document.read_text(encoding="utf-8"))
+    wrong = {command: wrong_use(parser, command) for command in named}
+    wrong = {command: words for command, words in wrong.items() if words}
+    assert all("arguments are required" in words for words in wrong.values()), wrong
+
+
+def wrong_use(parser: CommandParser, command: str) -> str:
+    """What is wrong with it, or nothing."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        try:
+            parser.parse_args(shlex.split(command, comments=True)[1:])
+        except WrongUse as error:
+            return error.what
+    return ""
+
+
+def test_commands_are_found_in_blocks_and_between_words() -> None:
+    text = "Type `potluck id --json`, or\n```\n$ POTLUCK_HOME=~/x ./scripts/potluck listen\n```\n"
+    assert commands_named_in(text) == ["potluck listen", "potluck id --json"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
