@@ -19,8 +19,8 @@ def add_parser(subparsers: Subparsers) -> None:
         help="stop computing for a while, and stay in the run",
         description="Have the node that trains in this home compute nothing until `potluck "
         "resume`, or for as long as --for says. The others are told, and nobody waits for it or "
-        "fetches from it. A batch that is being computed and a round that is under way are "
-        "finished first, which takes seconds on most links. Memory that only computing needs is "
+        "fetches from it. What is under way is finished first (a batch, a round, a state that is "
+        "being fetched), which takes seconds on most links. Memory that only computing needs is "
         "given back, a GPU's as well; the model and its optimizer's state stay (`potluck leave` "
         "gives back everything). A pause outlives a restart. Pausing again replaces it. Exit code "
         "4 when no node trains here.",

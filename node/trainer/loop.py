@@ -84,6 +84,8 @@ class Loop:
 
         CollaborationEnded when the collaboration ends first.
         """
+        if self._rests():  # since a moment ago: nothing is fetched for it
+            self._session.gate.wait()
         optimizer = self._enter(bridge)
         self._session.happened(Began(self._definition.name, optimizer.epoch))
         if self._keeps_only:
@@ -238,4 +240,5 @@ class Loop:
                 try:
                     write_position(position, self._position_file)
                 except OSError as error:  # training does not need it
-                    logger.warning("where in the data this peer is, is not kept: %s", error)
+                    why = error.strerror or error
+                    logger.warning("where in the data this peer is, is not kept: %s", why)
