@@ -119,7 +119,8 @@ def _not_connected(path: Path, error: OSError) -> PotluckError:
         return NoRunningNode(
             "No node is running here.",
             why=f"Nobody answers at {path}.",
-            advice="`potluck listen` starts one. If it has a home of its own, say which: --home.",
+            advice="`potluck join INVITE` starts one that trains, `potluck listen` one that does "
+            "not. If it has a home of its own, say which: --home.",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return Refused(

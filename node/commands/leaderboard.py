@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from node.commands.exit_codes import DONE, FAILED
-from node.commands.output import Output, folded, printable
+from node.commands.output import Output, columns_of, folded, printable
 
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if Output.of(arguments).json:
         print(json.dumps(board), flush=True)
     else:
-        columns = _columns()
+        columns = columns_of(sys.stdout)
         for line in board_lines(board, columns):
             print(folded(printable(line), columns, "  "))
         for line in check_lines(board) if arguments.check else ():
@@ -124,14 +123,6 @@ def check_lines(board: dict[str, Any]) -> Iterator[str]:
 
 def _agrees(check: dict[str, Any]) -> bool:
     return not (check["trouble"] or check["differences"] or check["without"])
-
-
-def _columns() -> int | None:
-    """Of the terminal; None where there is none, and whoever reads it breaks the lines."""
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or None
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 def _table(ranks: list[dict[str, Any]], columns: int | None) -> Iterator[str]:

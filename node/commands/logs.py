@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from typing import TYPE_CHECKING
 
-from node.commands.output import Output, printable
+from node.commands.output import Output, columns_of, hung, printable
 
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
@@ -60,4 +61,4 @@ def _show(moment: float, words: str, *, is_json: bool) -> None:
         print(json.dumps({"time": moment, "words": words}), flush=True)
         return
     clock = time.strftime("%H:%M:%S", time.localtime(moment))
-    print(printable(f"{clock} {words}"), flush=True)
+    print(hung(f"{clock} ", printable(words), columns_of(sys.stdout)), flush=True)

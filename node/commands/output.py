@@ -17,7 +17,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from node.failure import Failure
 
@@ -57,15 +57,15 @@ class Output:
         return json.dumps(value) if self.json else printable(text)
 
     def say(self, text: str) -> None:
-        """Something for a person, beside the result. On stderr."""
-        print(printable(text), file=sys.stderr, flush=True)
+        """Something for a person, beside the result. On stderr; a terminal gets whole words."""
+        print(folded(printable(text), columns_of(sys.stderr)), file=sys.stderr, flush=True)
 
     def failure(self, failure: Failure) -> None:
         """Why the command failed: on stderr for a person, on stdout for a program."""
         if self.json:
             print(json.dumps({"error": failure.as_mapping()}), flush=True)
             return
-        columns = _columns_of_stderr()
+        columns = columns_of(sys.stderr)
         for label, text in (
             ("error: ", failure.what),
             ("  why:  ", failure.why),
@@ -99,11 +99,21 @@ def folded(text: str, columns: int | None, hanging: str = "") -> str:
     )
 
 
-def _columns_of_stderr() -> int | None:
+def columns_of(stream: TextIO) -> int | None:
+    """Of the terminal behind it; None where there is none: whoever reads it breaks the lines."""
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or None
+        return os.get_terminal_size(stream.fileno()).columns or None
     except (OSError, ValueError, AttributeError):
-        return None  # no terminal: whoever reads it breaks the lines
+        return None
+
+
+def hung(first: str, text: str, columns: int | None) -> str:
+    """Text after `first`, with its other lines below its beginning: whatever somebody else has
+    written there, no line of it begins where ours do."""
+    margin = " " * len(first)
+    lines = (first + text).split("\n")
+    told = [lines[0], *(margin + line for line in lines[1:])]
+    return "\n".join(folded(line, columns, margin) for line in told)
 
 
 def printable(text: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from node.caps.units import in_words
-from node.commands.output import Output, printable
+from node.commands.output import Output, columns_of, folded, hung, printable
 
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
@@ -42,12 +43,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(view: dict[str, Any]) -> None:
     """Lines and no table: a peer id with its end missing is of no use on a narrow terminal."""
+    columns = columns_of(sys.stdout)
     if not view["peers"]:
         print(printable(f"{view['run']}: nobody else is in the run at the moment."))
     for peer in view["peers"]:
-        name = f" ({peer['name']})" if peer["name"] else ""
-        print(printable(f"{peer['peer']}{name}"))
-        print(printable(f"  {', '.join(_facts(peer))}"))
+        who = f"{peer['name']}, {peer['peer']}" if peer["name"] else peer["peer"]
+        print(folded(_one_line(who), columns))
+        print(hung("  ", _one_line(", ".join(_facts(peer))), columns))
+
+
+def _one_line(text: str) -> str:
+    """Whatever others have written in it."""
+    return printable(" ".join(text.split()))
 
 
 def _facts(peer: dict[str, Any]) -> Iterator[str]:

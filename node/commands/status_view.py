@@ -21,7 +21,7 @@ from rich.text import Text
 
 from node.caps.used import used_rows
 from node.commands.membership_view import clock_words, in_one_line
-from node.commands.output import printable
+from node.commands.output import hung, printable
 from node.commands.training_view import training_rows
 
 if TYPE_CHECKING:  # commands that only borrow a duration from here are not to load the network
@@ -62,7 +62,7 @@ def _typed(status: dict[str, Any]) -> NodeStatus:
 
 def drawing(status: NodeStatus, console: Console) -> RenderableType:
     """What is shown of a status on this console."""
-    parts: list[RenderableType] = [_heading(status)]
+    parts: list[RenderableType] = [_heading(status, console.width if console.is_terminal else None)]
     if not status.links:
         parts.append(Text("No links. Another node can ping one of the addresses above."))
     elif console.is_terminal and console.width >= WIDTH_FOR_TABLE:
@@ -72,7 +72,7 @@ def drawing(status: NodeStatus, console: Console) -> RenderableType:
     return Group(*parts)
 
 
-def _heading(status: NodeStatus) -> Text:
+def _heading(status: NodeStatus, columns: int | None) -> Text:
     text = Text()
     uptime = duration(status.uptime_seconds)
     cannot_join = status.directory.cannot_join
@@ -93,8 +93,9 @@ def _heading(status: NodeStatus) -> Text:
         ("links", str(len(status.links))),
     ]
     for name, value in rows:
-        text.append(f"{name:<9}", style="yellow" if name == "warning" else "bold")
-        text.append(printable(value) + "\n")
+        first = f"{name:<9}"
+        text.append(first, style="yellow" if name == "warning" else "bold")
+        text.append(hung(first, printable(value), columns)[len(first) :] + "\n")
     text.rstrip()
     return text
 

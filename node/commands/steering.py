@@ -1,7 +1,7 @@
 """Asking the node that trains in this home: what pause, resume, leave, peers and logs share.
 
-Easy to get wrong: a node may run here and not train (`potluck listen`). It does not know these
-questions, and its owner is told that, and not that a command is unknown.
+Easy to get wrong: a node may run here and not train (`potluck listen`), or not yet. It does not
+know these questions, and its owner is told that, and not that a command is unknown.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from node.commands.configured import configuration_for
-from node.control_client import ANSWER_SECONDS, ControlFailure, NoRunningNode, ask
-from protocols.errors import Unreachable
+from node.control_client import ANSWER_SECONDS, ControlFailure, NoRunningNode, ask, ask_once
+from protocols.errors import PotluckError, Unreachable
 
 
 class NothingTrains(Unreachable):
@@ -43,11 +44,26 @@ def asking(
     except ControlFailure as error:
         if "does not know the command" not in error.what:
             raise
-        raise NothingTrains(
+        raise _not_yet(socket) or NothingTrains(
             "The node that runs here does not train.",
             why="It was not started by `potluck join` or `potluck run start`, or by an older one.",
             advice="`potluck status` says how it is.",
         ) from None
+
+
+def _not_yet(socket: Path) -> NothingTrains | None:
+    """What to say where the node is about to train; None where it is not."""
+    from node.trainer.questions import VIEW
+
+    try:
+        view = ask_once(socket, VIEW)
+    except PotluckError:
+        return None
+    return NothingTrains(
+        f"The node that runs here has not entered {view['run']} yet.",
+        why=f"It is {view['phase']}: {view['doing']}.",
+        advice="Ask again when it trains; `potluck status` says how far it is.",
+    )
 
 
 def ask_trainer(
