@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from node.joining.newer import ASK_SECONDS, MOST_ASKED
 from node.run.definition import FORMAT
 from node.run.invite import KINDS, SCHEME
 from node.run.mistakes import LARGEST_TEXT_BYTES
@@ -23,6 +24,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         f"up to {LARGEST_TEXT_BYTES:,}",
         f"in the domain `{DOMAIN.decode()}`",
         f"gives the others {OTHERS_SECONDS:g} seconds",
+        f"Every {ASK_SECONDS:g} seconds it asks up to {MOST_ASKED} of the peers",
         f"whose `format` is above {FORMAT}",
         f"**The invite** is `{SCHEME}`",
         "2, 3 and 4 for a name in " + ", ".join(f"`/{kind}`" for kind in KINDS[2:4]),
