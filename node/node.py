@@ -177,6 +177,10 @@ class Node:
             remove_socket(self.configuration.places.control_socket)
             self.configuration.places.lock_file.unlink(missing_ok=True)
 
+    @property
+    def uptime_seconds(self) -> float:
+        return trio.current_time() - self._started_clock
+
     def status(self) -> NodeStatus:
         """How this node is, now."""
         now = trio.current_time()
@@ -186,7 +190,7 @@ class Node:
             version=VERSION,
             pid=os.getpid(),
             started_at=round(self._started_at, 3),
-            uptime_seconds=round(now - self._started_clock, 3),
+            uptime_seconds=round(self.uptime_seconds, 3),
             addresses=self.network.addresses(),
             links=link_statuses(self.network.links(), now),
             rpc=dataclasses.asdict(self.rpc.statistics()),

@@ -34,6 +34,7 @@ from node.disk_trouble import disk_trouble
 from node.joining.fitting import check_fits, machine_memory
 from node.joining.meeting import definition_of, meet
 from node.joining.newer import NewerDefinition
+from node.joining.same_key import refuse_if_in_use
 from node.joining.will_use import Use, three_lines
 from node.node import Node
 from node.run.remembered import remember, runs_folder
@@ -163,6 +164,7 @@ async def _prepare(node: Node, part: Part, session: Session, watched: WatchedCap
     session.happened(WillUse(_lines(part, definition, costs, caps, devices, threads, most)))
     session.happened(Preparing(BUILDING))
     task = await _in_thread_to_let_go(_built, part, signed, devices, node.network.peer_id)
+    await refuse_if_in_use(node, session, part.run)
     newer = _newer_than(signed, served, node, session)
     return _Prepared(definition, task, most, newer)
 

@@ -14,5 +14,6 @@ ASKING: Final = "asking what the run is"
 LOADING: Final = "waiting for torch to be loaded"
 WORKING_OUT: Final = "working out what the run takes"
 BUILDING: Final = "building the model"
+MAKING_SURE: Final = "making sure that no other node uses this one's key"  # after a kill
 MEASURING: Final = "measuring how fast this machine is"
 ENTERING: Final = "entering the run"

@@ -1,0 +1,74 @@
+"""Whoever comes second with a key that is in use refuses; who comes back after a kill does not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from node.configuration import Configuration, read_configuration
+from node.joining.same_key import KeyInUse, refuse_if_in_use
+from node.node import Node
+from node.simulated_network import SimulatedNetwork, SimulatedWorld
+from node.trainer.happenings import Preparing
+from node.trainer.session import Session
+from node.trainer.stages import MAKING_SURE
+from protocols.accumulation.progress_slot import SLOT_SECONDS, progress_key
+from protocols.identity import Identity
+from protocols.network import Network
+from tests.accumulation.progress_slots import slot
+from tests.trainer.recorded import Recorded
+
+RUN = "poem"
+
+
+@asynccontextmanager
+async def node_in(world: SimulatedWorld, home: Path) -> AsyncIterator[Node]:
+    @asynccontextmanager
+    async def open_network(_: Identity, __: Configuration) -> AsyncIterator[Network]:
+        yield world.add_node("node")
+
+    configuration = read_configuration(environment={"POTLUCK_HOME": str(home)})
+    async with Node(configuration, open_network=open_network) as node:
+        yield node
+
+
+def a_session() -> tuple[Session, Recorded]:
+    shown = Recorded()
+    session = Session(shown)
+    session.entered()
+    return session, shown
+
+
+async def say_how_far(node: Node) -> None:
+    """As whoever trains with this node's key."""
+    await node.dht.put(progress_key(RUN), slot(samples=8), SLOT_SECONDS, keep_up=False)
+
+
+async def test_where_nobody_has_spoken_nobody_waits(tmp_path: Path) -> None:
+    async with SimulatedWorld(seed=1) as world, node_in(world, tmp_path) as node:
+        session, shown = a_session()
+        await refuse_if_in_use(node, session, RUN)
+        assert shown.kinds() == []
+
+
+async def test_a_key_that_speaks_after_this_node_began_is_in_use(tmp_path: Path) -> None:
+    async with SimulatedWorld(seed=1) as world, node_in(world, tmp_path) as node:
+        await say_how_far(node)
+        with pytest.raises(KeyInUse) as refused:
+            await refuse_if_in_use(node, a_session()[0], RUN)
+    assert refused.value.exit_code == 3
+    assert str(tmp_path / "identity.key") in refused.value.why
+
+
+async def test_what_a_life_before_has_said_is_waited_out(tmp_path: Path) -> None:
+    async with SimulatedWorld(seed=1) as world, node_in(world, tmp_path) as node:
+        assert isinstance(node.network, SimulatedNetwork)
+        world.set_clock_skew(node.network, -SLOT_SECONDS / 2)
+        await say_how_far(node)
+        world.set_clock_skew(node.network, 0.0)
+        session, shown = a_session()
+        await refuse_if_in_use(node, session, RUN, patience_seconds=node.uptime_seconds + 0.1)
+        assert shown.happenings == [Preparing(MAKING_SURE)]
