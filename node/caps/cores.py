@@ -1,7 +1,7 @@
 """Keeps this whole process to so many processor cores (Linux): what `--threads` promises.
 
-    with kept_to_cores(caps.threads):
-        ...
+    with kept_to_cores(caps.threads) as kept:
+        kept.look()                   # now and then: elsewhere if it is less wanted there
 
 torch computes with so many threads, and beside them there are the event loop, the reader of the
 data and what encodes a round. Whoever says one thread means that one core is busy and the others
@@ -10,8 +10,8 @@ more. Elsewhere than on Linux the number is that of the threads which compute, a
 top: a tenth of a core while a round goes on.
 
 Which cores: those that the fewest other processes are kept to, so that two nodes with `--threads 1`
-do not share a core while another is free. The kernel moves whatever is not kept anywhere out of the
-way by itself.
+do not share a core while another is free; two that begin at the same moment find that out a little
+later. The kernel moves whatever is not kept anywhere out of the way by itself.
 
 Easy to get wrong: the cores of a process are its threads', each for itself. A new thread begins
 with those of the thread that made it.
@@ -32,21 +32,48 @@ PASSES: Final = 4  # over the threads: one that is made meanwhile is met in the 
 PLATFORM: str = sys.platform
 
 
+class Kept:
+    """Made by `kept_to_cores`. Invariant: `cores` are some of `_all`, which the process had before;
+    None where it is kept to none."""
+
+    def __init__(self, all_cores: frozenset[int], number: int) -> None:
+        self._all, self._number = all_cores, number
+        self.cores: frozenset[int] | None = None
+
+    def look(self) -> None:
+        """Take those that are least wanted, if that is any better. Takes milliseconds."""
+        if not self._number:
+            return
+        others = tuple(_kept_elsewhere(self._all))
+        best = least_wanted(self._all, others, self._number)
+        if self.cores is None or wanted(best, others) < wanted(self.cores, others):
+            self.cores = best
+            _keep_all(best)
+
+    def let_go(self) -> None:
+        if self.cores is not None:
+            _keep_all(self._all)
+
+
 @contextmanager
-def kept_to_cores(threads: int | None) -> Iterator[None]:
+def kept_to_cores(threads: int | None) -> Iterator[Kept]:
     """While the block runs. None changes nothing, nor does a number above that of the cores."""
     if threads is None or not PLATFORM.startswith("linux"):
-        yield
+        yield Kept(frozenset(), 0)
         return
-    before = os.sched_getaffinity(0)
-    if threads >= len(before):
-        yield
-        return
-    _keep_all(least_wanted(before, _kept_elsewhere(before), threads))
+    before = frozenset(os.sched_getaffinity(0))
+    kept = Kept(before, threads if threads < len(before) else 0)
+    kept.look()
     try:
-        yield
+        yield kept
     finally:
-        _keep_all(before)
+        kept.let_go()
+
+
+def wanted(cores: Iterable[int], kept: Iterable[frozenset[int]]) -> int:
+    """How often they are in the sets."""
+    chosen = frozenset(cores)
+    return sum(len(chosen & one) for one in kept)
 
 
 def least_wanted(
@@ -69,7 +96,7 @@ def cores_in(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def _kept_elsewhere(cores: set[int]) -> Iterator[frozenset[int]]:
+def _kept_elsewhere(cores: frozenset[int]) -> Iterator[frozenset[int]]:
     """Of the other processes, the cores of those that are kept to some of ours only."""
     own, seen = str(os.getpid()), 0
     for process in Path("/proc").iterdir():
@@ -87,12 +114,12 @@ def _kept_elsewhere(cores: set[int]) -> Iterator[frozenset[int]]:
 
 def _keep_all(cores: Iterable[int]) -> None:
     done: set[str] = set()
-    wanted = set(cores)
+    theirs = set(cores)
     for _ in range(PASSES):
         threads = {one.name for one in Path("/proc/self/task").iterdir()} - done
         if not threads:
             return
         for thread in threads:
             with suppress(OSError):  # it has ended, or the container takes cores away
-                os.sched_setaffinity(int(thread), wanted)
+                os.sched_setaffinity(int(thread), theirs)
         done |= threads

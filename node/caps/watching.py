@@ -21,6 +21,7 @@ Byte limits are enforced in the transport whatever the gate does.
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +30,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import trio
 
-from node.caps.cores import kept_to_cores
+from node.caps.cores import Kept, kept_to_cores
 from node.caps.idleness import LOOK_SECONDS as IDLE_LOOK_SECONDS
 from node.caps.idleness import Idleness, Seen
 from node.caps.ledger import Ledger, Standing, month_after, month_of
@@ -47,6 +48,8 @@ from node.trainer.happenings import Began
 from protocols.blocking import in_thread
 from protocols.errors import PotluckError
 from protocols.network import TrafficFacts
+
+CORES_SECONDS = 20.0  # between two looks at which cores are wanted least
 
 RATE_SECONDS = 10.0
 """Rates are shown, and promised, over so long."""
@@ -268,10 +271,11 @@ async def open_caps(
     watched = WatchedCaps(caps, gate, ledger, traffic, told, clocks)
     failure: BaseException | None = None
     try:
-        with watched.back_stop, kept_to_cores(caps.threads):
+        with watched.back_stop, kept_to_cores(caps.threads) as kept:
             watched.look()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_keep_looking, watched, file, told)
+                nursery.start_soon(_look_for_cores, kept)
                 if caps.when_idle:
                     nursery.start_soon(_look_at_others, watched)
                 try:
@@ -309,6 +313,13 @@ async def _save(watched: WatchedCaps, file: LedgerFile, told: Callable[[str], No
     if said:
         told(said)
     return said
+
+
+async def _look_for_cores(kept: Kept) -> None:
+    """Not at the same moment as another node that was started at the same moment."""
+    while True:
+        await trio.sleep(CORES_SECONDS * random.uniform(0.5, 1.5))
+        await in_thread(kept.look)
 
 
 async def _look_at_others(watched: WatchedCaps) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from node.bench.caps import Told, midnight_at, parts_of, plan_figures, rest_of, waited_share
+from node.bench.caps import midnight_at, parts_of, plan_figures, rest_of, waited_share
+from node.bench.caps_lab import Told
 from node.bench.caps_meter import Meter, family, network_bytes
 from node.bench.caps_readings import Reading, over, used_between, worst_window
 
@@ -50,7 +51,7 @@ def test_a_part_of_the_plan_is_counted_once() -> None:
         "free": pytest.approx(1 / 3),
         "capped": pytest.approx(1 / 3),
     }
-    told = [
+    told: list[Told] = [
         {"event": "step_taken", "shares": [share("free", 32.0, 100), share("capped", 32.0, 20)]},
         {"event": "step_taken", "shares": [share("free", 32.0, 100)]},
         {"event": "paused"},

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 
 import pytest
 
-from node.caps.cores import cores_in, kept_to_cores, least_wanted
+from node.caps.cores import cores_in, kept_to_cores, least_wanted, wanted
 
 
 def test_those_are_taken_that_the_fewest_are_kept_to() -> None:
@@ -16,6 +17,49 @@ def test_those_are_taken_that_the_fewest_are_kept_to() -> None:
     assert least_wanted({0, 1, 2, 3}, kept, 1) == {3}
     assert least_wanted({0, 1, 2, 3}, [*kept, frozenset({2})], 2) == {1, 3}
     assert len(least_wanted(range(8), [], 3)) == 3
+
+
+def test_how_often_cores_are_wanted_is_counted() -> None:
+    kept = [frozenset({0}), frozenset({0, 1})]
+    assert [wanted({core}, kept) for core in (0, 1, 2)] == [2, 1, 0]
+    assert wanted({0, 1}, kept) == 3
+
+
+KEPT_TO_THE_SAME = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux can")
+def test_who_finds_another_on_its_core_moves() -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core is all there is")
+    with kept_to_cores(1) as kept:
+        assert kept.cores is not None
+        before = kept.cores
+        (core,) = before
+        # Several, since other programs of this machine may be kept to a core as well
+        others = [
+            subprocess.Popen(
+                [sys.executable, "-c", KEPT_TO_THE_SAME, str(core)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for _ in range(3)
+        ]
+        try:
+            for one in others:
+                assert one.stdout is not None
+                one.stdout.readline()
+            kept.look()
+            assert kept.cores != before
+            assert os.sched_getaffinity(0) == kept.cores
+        finally:
+            for one in others:
+                one.communicate()
 
 
 def test_equal_ones_are_taken_by_chance() -> None:
