@@ -1,23 +1,28 @@
 """What `potluck listen` does while it runs: tell of the links, as they come and go.
 
 The lines are rendered from the network's own typed events, and printed through a queue, so that
-a reader who pauses does not stop the node.
+a reader who pauses does not stop the node. What it carries counts against the quota of its home; it
+stays part of the swarm when that is used up, and says so.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 import trio
 
+from node.caps.settings import Caps, caps_of
+from node.caps.watching import WatchedCaps, open_caps
 from node.commands.interruption import at_hard_exit
 from node.commands.line_queue import LineQueue
 from node.commands.membership_view import clock_words, in_one_line
 from node.commands.output import Output
 from node.configuration import Configuration
 from node.node import Node
+from node.trainer.gate import Gate
 from protocols.network import LinkEvent, Network, Reach
 
 
@@ -30,9 +35,18 @@ async def listen(configuration: Configuration, output: Output) -> int:
             nursery.start_soon(lines.run)
             with node.network.link_events() as events:
                 _introduce(node, lines, output)
-                async for event in events:
-                    _tell(event, node.network, lines)
+                async with _counted(node, lines):
+                    async for event in events:
+                        _tell(event, node.network, lines)
     return 0
+
+
+def _counted(node: Node, lines: LineQueue) -> AbstractAsyncContextManager[WatchedCaps]:
+    """What is carried is counted while the block runs. The other caps are of training."""
+    quota = Caps(quota_bytes=caps_of(node.configuration).quota_bytes)
+    return open_caps(
+        quota, Gate(), node.configuration.places, traffic=node.network.traffic, told=lines.say
+    )
 
 
 def _introduce(node: Node, lines: LineQueue, output: Output) -> None:
