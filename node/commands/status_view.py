@@ -83,7 +83,7 @@ def _heading(status: NodeStatus, columns: int | None) -> Text:
         ("run", in_one_line(status.membership)),
         *_warnings(status.membership),
         *([] if status.training is None else training_rows(status.training)),
-        *([] if status.caps is None else used_rows(status.caps)),
+        *_used(status),
         ("memory", amount(status.memory_bytes)),
         ("calls", _calls(status.rpc)),
         ("dht", _directory(status.directory)),
@@ -98,6 +98,12 @@ def _heading(status: NodeStatus, columns: int | None) -> Text:
         text.append(hung(first, printable(value), columns)[len(first) :] + "\n")
     text.rstrip()
     return text
+
+
+def _used(status: NodeStatus) -> list[tuple[str, str]]:
+    """Of what its owner allows. A node that trains has said what its traffic is already."""
+    rows = [] if status.caps is None else used_rows(status.caps)
+    return [row for row in rows if row[0] != "traffic" or status.training is None]
 
 
 def _warnings(membership: MembershipStatus) -> list[tuple[str, str]]:
