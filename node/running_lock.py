@@ -67,7 +67,7 @@ def hold_lock(path: Path, refusal: Callable[[str], AlreadyRunning]) -> Iterator[
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            if not _try_lock(descriptor):
+            if not try_lock(descriptor):
                 holder = os.read(descriptor, LONGEST_PID)
                 raise refusal(holder.decode("ascii", "replace").strip())
             if not _leads_to(path, descriptor):
@@ -89,7 +89,7 @@ def hold_lock(path: Path, refusal: Callable[[str], AlreadyRunning]) -> Iterator[
 def _lock_key(key_file: Path) -> Iterator[None]:
     descriptor = os.open(key_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        if not _try_lock(descriptor):
+        if not try_lock(descriptor):
             raise AlreadyRunning(
                 f"Another node already runs with the key {key_file}.",
                 why="It has another home, so its pid is not known here.",
@@ -100,7 +100,8 @@ def _lock_key(key_file: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
+    """Whether nobody else has it. It goes with the descriptor, or the process."""
     try:
         fcntl = importlib.import_module("fcntl")
     except ImportError:  # a platform without flock: nothing stops a second node there

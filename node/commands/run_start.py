@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from node.commands.parser import CommandParser, Subparsers
     from node.commands.training import Beside
     from node.configuration import Configuration
+    from node.joining.taking_part import Part
     from node.node import Node
     from node.run.invite import RunInvite
     from node.run.signed import SignedDefinition
@@ -98,6 +99,7 @@ def start_peer(
     """What `run start` does, and `potluck backbone`, with something of its own beside it."""
     from node.commands.configured import configuration_for
     from node.joining.getting_in import own_identity
+    from node.joining.taking_part import Part
     from node.run.trusted import trusted_modules
     from node.running_lock import hold_running_lock
     from node.undisturbed import undisturbed
@@ -111,11 +113,36 @@ def start_peer(
         own_identity(configuration)
         with hold_running_lock(configuration.places, configuration.key_file):
             pass  # before a code is spent
-    way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
-    configuration = listening_as_before(configuration, folder, output)
+    part = Part(
+        signed.definition.name,
+        signed.organiser,
+        signed=signed,
+        signed_file=folder.signed_file,
+        trusted=trusted,
+        checkpoints=folder.checkpoints,
+        keeps_only=keeps_only,
+        begins=True,
+    )
+    with folder.held():
+        way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
+        configuration = listening_as_before(configuration, folder, output)
+        return _run(configuration, folder, part, way_in, arguments, output, beside)
 
+
+def _run(
+    configuration: Configuration,
+    folder: RunFolder,
+    part: Part,
+    way_in: RunInvite | None,
+    arguments: argparse.Namespace,
+    output: Output,
+    beside: Beside | None,
+) -> int:
+    """Until it is told to leave; the exit code."""
     from node.commands.training import nothing_beside, train_in_foreground
-    from node.joining.taking_part import Part
+
+    assert part.signed is not None
+    signed = part.signed
 
     async def get_in(session: Session) -> None:
         if way_in is not None:
@@ -128,16 +155,6 @@ def start_peer(
     def introduce(node: Node, lines: LineQueue) -> None:
         _introduce(node, folder, signed, arguments, lines)
 
-    part = Part(
-        signed.definition.name,
-        signed.organiser,
-        signed=signed,
-        signed_file=folder.signed_file,
-        trusted=trusted,
-        checkpoints=folder.checkpoints,
-        keeps_only=keeps_only,
-        begins=True,
-    )
     return train_in_foreground(
         configuration,
         part,

@@ -15,7 +15,9 @@ changed for anybody until it is signed again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +81,28 @@ class RunFolder:
 
     def keep_signed(self, data: bytes) -> None:
         replace_private_file(self.signed_file, data)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the peer that keeps the run in this folder; AlreadyRunning if another process is.
+
+        Two would write over each other's checkpoints. What is locked is the folder itself, so that
+        nothing is left of it however the process ends.
+        """
+        from node.running_lock import AlreadyRunning, try_lock
+
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not try_lock(descriptor):
+                raise AlreadyRunning(
+                    f"Another peer keeps the run in {self.path} already.",
+                    why="It has another home, and writes its checkpoints there.",
+                    advice="Stop it, or keep the run in a folder of its own: a copy of run.toml "
+                    "and run.signed is enough.",
+                )
+            yield
+        finally:
+            os.close(descriptor)
 
     def ports(self) -> dict[str, int]:
         """Where it has listened before, by ip4 and ip6; what cannot be read is not known."""

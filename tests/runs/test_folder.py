@@ -15,6 +15,7 @@ from node.places import find_places
 from node.run.folder import RunFolder, organiser_key
 from node.run.remembered import remember, remembered, runs_folder
 from node.run.signed import SignedDefinition, read_signed, sign_definition
+from node.running_lock import AlreadyRunning
 from node.wrong_use import WrongUse
 from protocols.runs.messages import NotTheDefinition
 from tests.runs.definitions import FINGERPRINT, MALLORY, NAME, NOW_MS, ORGANISER, TEXT
@@ -68,6 +69,16 @@ def test_the_organisers_key_is_made_only_where_that_is_wanted(tmp_path: Path) ->
         organiser_key(places)
     made = organiser_key(places, make=True)
     assert organiser_key(places).public_key == made.public_key
+
+
+def test_one_process_at_a_time_keeps_the_run_in_a_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.held():
+        with pytest.raises(AlreadyRunning, match="keeps the run"), folder.held():
+            pass
+        assert not list(tmp_path.iterdir()), "and nothing is left of it"
+    with folder.held():
+        pass
 
 
 def test_ports_are_remembered_by_the_kind_of_address(tmp_path: Path) -> None:
