@@ -13,7 +13,7 @@ checks it. Sums made with other eyes differ, and nobody has lied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,7 +56,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Checking:
-    """By whom, and with what. `newest_epoch`: that this peer knows of."""
+    """By whom, and with what. `until_made`: that this peer knows of the step of an epoch."""
 
     rpc: Rpc
     run: str
@@ -64,7 +64,7 @@ class Checking:
     put: Put
     keyring: Keyring | None
     most_samples: int
-    newest_epoch: int
+    until_made: Callable[[int], Awaitable[None]]
 
     async def check(self, keepers: Iterable[PeerId]) -> tuple[Check, ...]:
         """Each of them, in order; those that keep no records are not among the answers."""
@@ -83,14 +83,14 @@ class Checking:
                 sums = await self.rpc.call(keeper, SUMS, request, timeout=SUMS_SECONDS)
                 if not sums.used and not sums.sums:
                     return None
-                if sums.steps - 1 > self.newest_epoch:
-                    trouble = (
-                        f"It has added up {sums.steps:,} steps, and this peer knows of "
-                        f"{self.newest_epoch + 1:,}. It may be a step ahead: ask again."
-                    )
-                else:
-                    await self._have(keeper, sums)
-                    return await in_thread(self._compare, keeper, sums)
+                trouble = (
+                    f"It has added up {sums.steps:,} steps, and so many have not been made as far "
+                    "as this peer knows."
+                )
+                await self.until_made(sums.steps - 1)
+                trouble = "The records that it has added up could not be had in time."
+                await self._have(keeper, sums)
+                return await in_thread(self._compare, keeper, sums)
             except (PotluckError, OSError) as error:
                 trouble = error.what if isinstance(error, PotluckError) else str(error)
         return Check(keeper=keeper, trouble=trouble)

@@ -274,8 +274,12 @@ class Credit:
             self._keep,
             self._keyring,
             self._terms.most_samples,
-            self._newest_epoch,
+            self._until_made,
         )
+
+    async def _until_made(self, epoch: int) -> None:
+        while self._newest_epoch < epoch:
+            await self._session.news()
 
     def _sums(self) -> Sums:
         """What the records here come to, for others. Blocks."""
