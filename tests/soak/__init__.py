@@ -5,4 +5,5 @@
 | churn | some seconds | POTLUCK_SOAK_SECONDS, by default ten minutes |
 | Ctrl-C | a dozen moments, in tests/processes | a hundred moments of each kind |
 | links | some hundred kilobytes over each rung | many megabytes |
+| caps | that they are known, and what they refuse, in tests/processes | measured while it trains |
 """
