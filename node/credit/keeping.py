@@ -283,6 +283,8 @@ class Credit:
 
     def _sums(self) -> Sums:
         """What the records here come to, for others. Blocks."""
+        if self._book.has_changed:
+            self.write()
         return sums_of(
             self._keyring,
             self._shelf.pages(),
