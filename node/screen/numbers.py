@@ -14,7 +14,7 @@ from node.caps.units import in_words
 from node.screen.cells import clean, clip, count, fit, pad, time_span
 from node.screen.charts import curve, shares
 from node.screen.layout import Block
-from node.trainer.view import TrafficView, TrainerView
+from node.trainer.view import Phase, TrafficView, TrainerView
 
 NAMED_FROM: Final = 56
 """Columns: from here on each block has its name before it."""
@@ -78,9 +78,10 @@ def loss_block(view: TrainerView, room: int, *, is_tall: bool) -> Block:
 
 
 def batch_block(view: TrainerView, room: int) -> Block:
-    """How full the batch is that all fill together, whose it is, and when the step is due."""
+    """How full the batch is that all fill together, whose it is, and when the step is due. Without
+    a link nobody knows."""
     batch, free = view.batch, within(room)
-    if batch.target < 1:
+    if batch.target < 1 or view.phase is Phase.NETWORK_LOST:
         return Block(3, [])
     apart = view.loss is None and not view.losses and not view.epoch  # the first of the numbers
     percent = f"{min(max(100.0 * batch.samples / batch.target, 0.0), 100.0):.0f} %"

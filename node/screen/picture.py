@@ -175,9 +175,14 @@ def events_with_names(scene: Scene) -> list[SceneEvent]:
 
 def _worth_saying(scene: Scene) -> list[SceneEvent]:
     view = scene.view
-    said = [one for one in events_with_names(scene) if one.words != view.doing]
+    said = [one for one in events_with_names(scene) if not _is_said_above(one, view)]
     is_ready = view.phase not in (Phase.PREPARING, Phase.CATCHING_UP)
     return said if is_ready else said[-EVENTS_AT_FIRST:]
+
+
+def _is_said_above(event: SceneEvent, view: TrainerView) -> bool:
+    """What the state is, in the words of what brought it about."""
+    return event.words == view.doing or event.words.startswith(f"{view.phase.value}: ")
 
 
 def _events(events: Sequence[SceneEvent], room: int) -> Block:

@@ -75,7 +75,8 @@ def words_of(happening: Happening) -> str:
         case FirstSamplesAccepted(samples=samples, seconds=seconds):
             return f"the others have accepted your first {samples:,} samples, after {seconds:.1f} s"
         case Paused(reasons=reasons):
-            return f"paused: {'; '.join(reasons)}"
+            said = "; ".join(reasons)
+            return said if said.startswith("paused") else f"paused: {said}"
         case Resumed(seconds=seconds):
             return f"going on after {span(seconds)}"
         case NetworkLost(reason=reason):

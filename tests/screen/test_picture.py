@@ -154,6 +154,20 @@ def test_what_is_no_number_is_a_question_mark_or_left_out(number: float) -> None
         assert max(line.cell_len for line in lines) <= size[0]
 
 
+def test_what_the_state_says_is_not_said_twice() -> None:
+    for state, words in (("network lost", "network lost: none of"), ("paused", "paused by you")):
+        scene = STATES[state]
+        said = words if state == "network lost" else scene.view.doing
+        events = (*scene.events, SceneEvent("21:05:00", said))
+        assert text(Scene(scene.view, events), 80, 23) == text(scene, 80, 23)
+
+
+def test_without_a_link_nobody_knows_how_full_the_batch_is() -> None:
+    shown = "\n".join(text(STATES["network lost"], 80, 23))
+    assert "batch" not in shown
+    assert "step     312" in shown
+
+
 def test_markup_is_shown_as_it_was_written() -> None:
     scene = Scene(changed(TRAINING, run="[bold red]poem[/]"))
     assert text(scene, 80, 23)[0].startswith(" [bold red]poem[/] · training")

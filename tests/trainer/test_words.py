@@ -8,7 +8,7 @@ import typing
 import pytest
 
 from node.trainer import happenings
-from node.trainer.happenings import Happening, Left, LossSeen
+from node.trainer.happenings import Happening, Left, LossSeen, Paused
 from node.trainer.words import object_of, short, span, words_of
 from protocols.accumulation.events import StepTaken
 from protocols.accumulation.share import Share
@@ -63,6 +63,11 @@ def test_the_owners_part_of_a_step_is_said() -> None:
     assert words_of(step) == "step 5 with 2 peers: 96 of 256 samples are yours"
     left = Left(samples=1200, steps=3, seconds=75.0)
     assert words_of(left).startswith("left after 1 min 15 s: 1,200 samples of yours are in 3 steps")
+
+
+def test_a_pause_is_said_once() -> None:
+    assert words_of(Paused(("paused by you",))) == "paused by you"
+    assert words_of(Paused(("the quota is used up",))) == "paused: the quota is used up"
 
 
 @pytest.mark.parametrize(
