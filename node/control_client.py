@@ -61,11 +61,12 @@ def ask(
     command: str,
     arguments: Mapping[str, Any] | None = None,
     *,
-    silence_seconds: float = ANSWER_SECONDS,
+    silence_seconds: float | None = ANSWER_SECONDS,
 ) -> Iterator[Iterator[Any]]:
     """Send one command to the node whose socket is at `path`; iterate over its answers.
 
-    Between two answers at most `silence_seconds` may pass. Leaving the block ends the command.
+    Between two answers at most `silence_seconds` may pass; None is for ever. Leaving the block ends
+    the command.
     """
     with _connected(bindable(path), silence_seconds) as connection:
         try:
@@ -99,7 +100,7 @@ def a_node_answers(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _connected(path: Path, silence_seconds: float) -> Iterator[socket.socket]:
+def _connected(path: Path, silence_seconds: float | None) -> Iterator[socket.socket]:
     if not hasattr(socket, "AF_UNIX"):
         raise PotluckError("A running node cannot be asked: this platform has no local sockets.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -107,7 +108,7 @@ def _connected(path: Path, silence_seconds: float) -> Iterator[socket.socket]:
         try:
             connection.connect(os.fspath(path))
         except TimeoutError:
-            raise _silent(silence_seconds) from None
+            raise _silent(silence_seconds or 0.0) from None
         except OSError as error:
             raise _not_connected(path, error) from error
         _check_owner(connection)

@@ -13,8 +13,6 @@ from node.commands.output import Output, columns_of, hung, printable
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
 
-FOR_EVER_SECONDS = 366 * 86_400.0  # between two lines, while they are followed
-
 
 def add_parser(subparsers: Subparsers) -> None:
     from node.commands.parser import positive_count
@@ -43,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     details = {"follow": arguments.follow}
     if arguments.last is not None:
         details["last"] = arguments.last
-    silence = FOR_EVER_SECONDS if arguments.follow else ANSWER_SECONDS
+    silence = None if arguments.follow else ANSWER_SECONDS
     is_json = Output.of(arguments).json
     try:
         with asking(arguments, LINES, details, silence_seconds=silence) as answers:

@@ -27,9 +27,9 @@ def asking(
     question: str,
     details: Mapping[str, Any] | None = None,
     *,
-    silence_seconds: float = ANSWER_SECONDS,
+    silence_seconds: float | None = ANSWER_SECONDS,
 ) -> Iterator[Iterator[Any]]:
-    """The answers of the node that trains here."""
+    """The answers of the node that trains here; None is to wait for one for ever."""
     socket = configuration_for(arguments).places.control_socket
     try:
         with ask(socket, question, details, silence_seconds=silence_seconds) as answers:
