@@ -22,7 +22,7 @@ import trio
 
 from node.commands.interruption import at_hard_exit
 from node.commands.line_queue import STDERR, STDOUT, LineQueue, write_line
-from node.commands.output import Output
+from node.commands.output import Output, folded
 from node.commands.plain_view import PlainView
 from node.screen.live import Screen
 from node.screen.terminal import Terminal, can_show, look_of
@@ -62,8 +62,10 @@ def display_for(output: Output) -> Iterator[Display]:
 
 
 class LineDisplay:
+    """A terminal that asked for lines gets whole words; a pipe, and a program, whole lines."""
+
     def __init__(self, output: Output) -> None:
-        self.lines = LineQueue(output)
+        self.lines = LineQueue(output, None if output.json else write_folded)
         self.shown: Shown = PlainView(self.lines)
 
     async def run(self) -> None:
@@ -75,6 +77,14 @@ class LineDisplay:
     async def finish(self, seconds: float) -> bool:
         await self.lines.finish(seconds)
         return False
+
+
+def write_folded(descriptor: int, line: str) -> None:
+    try:
+        columns = os.get_terminal_size(descriptor).columns or None
+    except OSError:
+        columns = None
+    write_line(descriptor, folded(line, columns))
 
 
 class ScreenDisplay:

@@ -170,7 +170,8 @@ def span(seconds: float) -> str:
 def _caught_up(event: CaughtUp) -> str:
     peers = "1 peer" if len(event.sources) == 1 else f"{len(event.sources)} peers"
     size = f"{event.fetched_bytes / 1e6:,.1f} MB from {peers} in {event.seconds:.1f} s, verified"
-    replayed = f"; {event.replayed:,} steps made meanwhile are in it" if event.replayed else ""
+    made = "1 step" if event.replayed == 1 else f"{event.replayed:,} steps"
+    replayed = f"; with {made} made meanwhile" if event.replayed else ""
     return f"caught up with step {event.epoch:,}: {size}{replayed}"
 
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from node.access.membership_ended import MembershipEnded
-from node.commands.display import Display, LineDisplay, ScreenDisplay
+from node.commands.display import Display, LineDisplay, ScreenDisplay, write_folded
 from node.commands.output import Output
 from node.commands.training import happening_of, show_to_the_end
 from node.failure import Failure
@@ -86,3 +86,9 @@ async def test_a_pipe_gets_a_line_of_it(json: bool, capfd: pytest.CaptureFixture
             "refused: This node is no longer let into poem: Your access was revoked. "
             "A moderator of the run decided so."
         )
+
+
+def test_lines_on_a_terminal_are_broken_between_words(pseudo: Pseudo) -> None:
+    pseudo.resize(20, 9)
+    write_folded(pseudo.descriptor, "21:04:31 step 312 with 4 peers")
+    assert pseudo.read() == ["21:04:31 step 312", "with 4 peers"]
