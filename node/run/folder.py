@@ -72,12 +72,24 @@ class RunFolder:
     def signed(self, organiser: str | None) -> SignedDefinition | None:
         """What was signed last, by this organiser (None: by whoever it names); None if nothing was.
 
-        NotTheDefinition if the file is another organiser's, or broken.
+        NotTheDefinition if the file is another organiser's, or broken; NewerPotluckNeeded.
         """
+        from node.run.definition import NewerPotluckNeeded
         from node.run.signed import LIMIT_BYTES, read_signed
+        from protocols.runs.messages import NotTheDefinition, UnusableDefinition
 
         data = read_private_file(self.signed_file, LIMIT_BYTES)
-        return None if data is None else read_signed(data, run=None, organiser=organiser)
+        try:
+            return None if data is None else read_signed(data, run=None, organiser=organiser)
+        except NewerPotluckNeeded:
+            raise
+        except (NotTheDefinition, UnusableDefinition) as error:
+            raise NotTheDefinition(
+                f"{self.signed_file} cannot be used. {error.what}",
+                why=error.why,
+                advice=f"Use the home that it was signed in; or move it away, and sign anew: "
+                f"`potluck run sign {self.path}`.",
+            ) from None
 
     def keep_signed(self, data: bytes) -> None:
         replace_private_file(self.signed_file, data)
