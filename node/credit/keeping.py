@@ -182,7 +182,8 @@ class Credit:
             self._shelf.put(sign_page(self._identity, page))
         except (PotluckError, OSError) as error:
             if not self._has_failed:
-                _log.warning("this peer's record of what it gave cannot be kept: %s", error)
+                why = getattr(error, "strerror", None) or error
+                _log.warning("this peer's record of what it gave cannot be kept: %s", why)
             self._has_failed = True
 
     # -- giving it to others
