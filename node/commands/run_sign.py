@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     key = organiser_key(places, make=not folder.signed_file.exists())
     before = last_signed(folder, key)
     if before is not None and not arguments.apart:
-        _refuse_to_part(folder, before)
+        refuse_to_part(folder, before)
     signed = sign(folder, key, before, trusted_modules(arguments.trust_module))
     is_new = before is None or before.data != signed.data
     output.data(
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_to_part(folder: RunFolder, before: SignedDefinition) -> None:
+def refuse_to_part(folder: RunFolder, before: SignedDefinition) -> None:
     """WrongUse for a change after which those who train and those who come would not be one run."""
     from node.run.changes import parts_that_part, said
     from node.run.definition import read_definition

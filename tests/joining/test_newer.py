@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import trio
 
+from node.commands.run_sign import refuse_to_part
 from node.joining.newer import ASK_SECONDS, LOOK_SECONDS, NewerDefinition
 from node.run.changes import parts_that_part, said
 from node.run.definition import read_definition
 from node.run.folder import RunFolder
 from node.run.signed import SignedDefinition, read_signed, sign_definition
+from node.wrong_use import WrongUse
 from protocols.runs.serving import ServedDefinitions, serve_definitions
 from tests.protocols.pair import Pair, between_two
 from tests.runs.definitions import (
@@ -99,6 +101,18 @@ def test_the_organisers_own_peer_sees_what_is_signed_in_its_folder(tmp_path: Pat
 )
 def test_only_what_makes_steps_unlike_parts_the_peers(text: bytes, places: list[str]) -> None:
     assert parts_that_part(read_definition(TEXT), read_definition(text)) == places
+
+
+def test_a_run_that_was_trained_is_not_parted_by_mistake(tmp_path: Path) -> None:
+    folder, before = RunFolder(tmp_path), read_signed(SIGNED, run=NAME, organiser=FINGERPRINT)
+    folder.definition_file.write_bytes(changed("0.003", "0.01"))
+    refuse_to_part(folder, before)  # nobody has trained in it yet
+    (folder.checkpoints / "epoch-0000000001-3fa9c1d2").mkdir(parents=True)
+    with pytest.raises(WrongUse, match=r"another run: \[optimizer\] changed") as caught:
+        refuse_to_part(folder, before)
+    assert "--apart" in caught.value.advice
+    folder.definition_file.write_bytes(with_line("steps = 9"))
+    refuse_to_part(folder, before)
 
 
 def test_places_are_said_in_a_row() -> None:
