@@ -170,8 +170,8 @@ class _Login:
             raise WrongUse(
                 "An enrolment code is needed.",
                 why="The server has no other way to log in, or it was asked for.",
-                advice="Name a file that holds it with --code-file, or put it into "
-                f"{CODE_VARIABLE}.",
+                advice="The run's moderators hand them out (`potluck auth codes new`). Name a file "
+                f"that holds it with --code-file, or put it into {CODE_VARIABLE}.",
             )
         return ask_for_code()
 
