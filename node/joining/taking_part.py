@@ -131,7 +131,6 @@ async def _prepare_and_train(
         nursery.start_soon(_cancel_when_told, session, nursery.cancel_scope)
         found.append(await _prepare(node, part, session, watched))
         nursery.cancel_scope.cancel()
-    session.trains = bool(found)
     return await _train(node, part, session, found[0], watched) if found else None
 
 

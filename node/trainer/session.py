@@ -73,7 +73,7 @@ class Session:
         self.lines_told = 0
         self.left: Left | None = None
         self.trains = False
-        """Whether there may be a round to see out."""
+        """Whether the loop has begun, so that there may be a round to see out."""
         self._shown = shown
         self._began_at = time.monotonic()
         self._facts = Facts(preparing="starting", begins=begins)
@@ -203,6 +203,7 @@ class Session:
             case Measured():
                 self._measured = happening
             case Began(epoch=epoch):
+                self.trains = True
                 self.account.epoch = epoch
                 facts = replace(facts, preparing="", behind=False)
             case FellBehind():

@@ -52,19 +52,20 @@ async def train_run(
     session: Session,
 ) -> Left:
     """Take part in the run of `definition` with what was built of it; what the session gave."""
-    await _until_open(session)
-    target = definition.training.batch
-    most = options.most_samples or definition.training.samples_at_once
-    size, limit = options.micro_batch, limit_of(most, target)
-    if not (size or options.keeps_only):
-        measured = await _measured(task, most, target, session)
-        size, limit = measured.micro_batch, measured.fits
+    found: list[BatchSize] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_when_told, session, nursery.cancel_scope)
+        await _until_open(session)
+        found.append(await _batch_size(definition, task, options, session))
+        nursery.cancel_scope.cancel()
+    if not found:
+        return _left(session)
     session.happened(Preparing(ENTERING))
     loop = Loop(
         definition,
         task,
         session,
-        batch_size=BatchSize(size, limit),
+        batch_size=found[0],
         keeps_only=options.keeps_only,
         share=options.batch_share,
         position_file=options.position_file,
@@ -93,10 +94,32 @@ async def train_run(
             )
         session.watched = None
         nursery.cancel_scope.cancel()
+    return _left(session)
+
+
+def _left(session: Session) -> Left:
     account = session.account
     left = Left(account.samples, account.steps, round(session.seconds, 3), account.lost_samples)
     session.happened(left)
     return left
+
+
+async def _cancel_when_told(session: Session, scope: trio.CancelScope) -> None:
+    await session.departure.until_wanted()
+    session.happened(Leaving(session.departure.at_once))
+    scope.cancel()
+
+
+async def _batch_size(
+    definition: RunDefinition, task: RunTask, options: TrainerOptions, session: Session
+) -> BatchSize:
+    """As it was given, or as it is measured."""
+    target = definition.training.batch
+    most = options.most_samples or definition.training.samples_at_once
+    if options.micro_batch or options.keeps_only:
+        return BatchSize(options.micro_batch, limit_of(most, target))
+    measured = await _measured(task, most, target, session)
+    return BatchSize(measured.micro_batch, measured.fits)
 
 
 async def _until_open(session: Session) -> None:
@@ -114,12 +137,10 @@ async def _until_open(session: Session) -> None:
     began = trio.current_time()
     session.happened(Paused(tuple(one.words for one in reasons)))
     session.gate.watch(wake)
-    session.departure.watch(wake)
-    while not (session.gate.is_open or session.departure.wanted):
+    while not session.gate.is_open:
         await changed.wait()
         changed = trio.Event()
-    if not session.departure.wanted:
-        session.happened(Resumed(round(trio.current_time() - began, 3)))
+    session.happened(Resumed(round(trio.current_time() - began, 3)))
 
 
 async def _measured(task: RunTask, most: int, target: int, session: Session) -> Measurement:
@@ -183,7 +204,7 @@ async def _end_when_told(
     session.happened(Leaving(departure.at_once))
     watched = session.watched
     averages = watched is not None and watched.averaging()
-    has_something = session.gate.is_open and (averages or not keeps_only)
+    has_something = session.trains and session.gate.is_open and (averages or not keeps_only)
     wake()
     if has_something:
         with trio.move_on_after(ROUND_PATIENCE_SECONDS):

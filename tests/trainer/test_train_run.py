@@ -1,11 +1,13 @@
-"""A session's training thread ends with the node, wherever it waits."""
+"""How a session ends where there is no round to see out: its thread is woken wherever it waits."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import pytest
 import torch
 import trio
 
@@ -13,8 +15,10 @@ from node.configuration import read_configuration
 from node.run.building import build_task
 from node.run.definition import read_definition
 from node.simulated_network import SimulatedWorld
+from node.trainer.happenings import Preparing
 from node.trainer.options import TrainerOptions
 from node.trainer.session import Session
+from node.trainer.stages import ENTERING, MEASURING
 from node.trainer.trainer import train_run
 from tests.access.members import running_node, write_key
 from tests.runs.definitions import TEXT
@@ -24,32 +28,69 @@ from tests.waiting import PATIENCE_SECONDS, until
 ENDING_SECONDS: Final = 30.0  # it takes milliseconds; without an end of its own it is for ever
 
 
-@pytest.mark.slow
-async def test_a_node_that_ends_in_a_pause_does_not_wait_for_it_to_be_over(tmp_path: Path) -> None:
+@dataclass
+class Training:
+    """A lone node's."""
+
+    session: Session
+    shown: Recorded
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    ended: trio.Event = field(default_factory=trio.Event)
+
+    async def until(self, kind: str) -> None:
+        await until(lambda: kind in self.shown.kinds(), PATIENCE_SECONDS)
+
+    async def ends(self) -> bool:
+        with trio.move_on_after(ENDING_SECONDS):
+            await self.ended.wait()
+        has_ended = self.ended.is_set()
+        self.session.gate.end()  # or a thread that waits would keep the test from ending
+        return has_ended
+
+    def stages(self) -> list[str]:
+        return [one.doing for one in self.shown.happenings if isinstance(one, Preparing)]
+
+
+@asynccontextmanager
+async def training(folder: Path, *, closed: bool) -> AsyncIterator[Training]:
+    """`closed`: it begins in a pause."""
     torch.set_num_threads(1)
     definition = read_definition(TEXT)
     task = build_task(definition)
-    options = TrainerOptions(micro_batch=1, begins=True)
+    home = read_configuration(environment={"POTLUCK_HOME": str(folder)})
     shown = Recorded()
-    home = read_configuration(environment={"POTLUCK_HOME": str(tmp_path)})
     async with SimulatedWorld(seed=1) as world:
         write_key(home.key_file, world.identity_of("ann"))
         async with running_node(world, "ann", home) as node, trio.open_nursery() as nursery:
-            session, scope, ended = Session(shown), trio.CancelScope(), trio.Event()
-            session.entered()
+            one = Training(Session(shown), shown)
+            one.session.entered()
+            if closed:
+                one.session.gate.close("pause", "paused by you")
 
             async def train() -> None:
-                with scope:
-                    await train_run(node, definition, task, options, session)
-                ended.set()
+                with one.scope:
+                    options = TrainerOptions(begins=True)
+                    await train_run(node, definition, task, options, one.session)
+                one.ended.set()
 
             nursery.start_soon(train)
-            await until(lambda: "Began" in shown.kinds(), PATIENCE_SECONDS)
-            session.gate.close("pause", "paused by you")
-            await until(lambda: "Paused" in shown.kinds(), PATIENCE_SECONDS)
-            scope.cancel()  # as a pass does that is taken back
-            with trio.move_on_after(ENDING_SECONDS):
-                await ended.wait()
-            has_ended = ended.is_set()
-            session.gate.end()  # or a thread that waits would keep the test from ending
-    assert has_ended
+            yield one
+
+
+async def test_a_node_that_ends_in_a_pause_does_not_wait_for_it_to_be_over(tmp_path: Path) -> None:
+    async with training(tmp_path, closed=False) as one:
+        await one.until("Began")
+        one.session.gate.close("pause", "paused by you")
+        await one.until("Paused")
+        one.scope.cancel()  # as a pass does that is taken back
+        assert await one.ends()
+
+
+async def test_who_leaves_before_the_loop_has_begun_begins_nothing(tmp_path: Path) -> None:
+    async with training(tmp_path, closed=True) as one:
+        await one.until("Paused")
+        assert not one.session.trains, "there is no round to see out"
+        one.session.departure.leave()
+        assert await one.ends()
+    assert not {MEASURING, ENTERING} & set(one.stages())
+    assert one.shown.kinds()[-1] == "Left"
