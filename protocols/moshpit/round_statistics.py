@@ -58,9 +58,9 @@ class RoundStatistics:
     two in the middle are those of the last attempt, None where none was begun. `attempts` counts
     the exchanges that were begun. `members` are those who hold the result, the auxiliary ones
     among them; before a commit, and without one, those of the roster. `weights`: what each of
-    them has signed that it brings, and `rates` (bytes per second up and down, 0: not known) what its
-    owner allows or was measured, by which the plan was made. `averaged_bytes`: how much of the
-    others' data each of them has averaged, as it travelled; empty without a result.
+    them has signed that it brings, and `rates` (bytes per second up and down, 0: not known) what
+    its owner allows or was measured, by which the plan was made. `averaged_bytes`: how much of
+    the others' data each of them has averaged, as it travelled; empty without a result.
     """
 
     key: str
