@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING, Any
 from models.data.clock import ReadingStopped
 from models.data.errors import PositionError
 from models.data.position import Position, read_position, write_position
+from node.caps.memory import MemoryUsedUp
 from node.trainer.batch_size import BatchSize
 from node.trainer.compiler_kept_out import keep_the_compiler_out
 from node.trainer.departure import ROUND_PATIENCE_SECONDS
 from node.trainer.giving_back import give_back_memory
-from node.trainer.happenings import Began, LossSeen, Paused, Resumed, RunComplete
+from node.trainer.happenings import Began, LossSeen, Notice, Paused, Resumed, RunComplete
+from node.trainer.out_of_memory import is_out_of_memory
 from node.trainer.parameters_digest import digest_of
 from node.trainer.phases import NETWORK
 from node.trainer.session import Session
@@ -98,9 +100,13 @@ class Loop:
                 else:
                     self._read_with(optimizer, self._size())
         if self._is_complete(optimizer):
+            self._drop("The run was complete before the step that they were for.", optimizer)
             self._wait_for_the_end(optimizer, bridge)
-        if not optimizer.see_out(ROUND_PATIENCE_SECONDS) and self._counted:
-            reason = "This peer left before the step that they were for."
+        elif not optimizer.see_out(ROUND_PATIENCE_SECONDS):
+            self._drop("This peer left before the step that they were for.", optimizer)
+
+    def _drop(self, reason: str, optimizer: CollaborativeOptimizer) -> None:
+        if self._counted:
             self._session.happened(GradientsDropped(optimizer.epoch, self._counted, reason))
 
     def _enter(self, bridge: Bridge) -> CollaborativeOptimizer:
@@ -150,16 +156,44 @@ class Loop:
     def _batch(self, optimizer: CollaborativeOptimizer, batch: Any) -> None:
         samples, began = self._task.samples_in(batch), time.monotonic()
         optimizer.zero_grad()
-        with optimizer.autocast():
-            loss = self._task.loss(batch)
-        optimizer.scaled(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
-        value = float(loss.detach())
+        value = self._computed(optimizer, batch)
+        if value is None:
+            self._make_room(optimizer)
+            return
         if math.isfinite(value):
             self._losses += value * samples
             self._counted += samples
         self._batch_size.took(time.monotonic() - began)
         if optimizer.step(samples=samples, loss=value):
             self._tell_loss(optimizer.epoch)
+
+    def _computed(self, optimizer: CollaborativeOptimizer, batch: Any) -> float | None:
+        """The loss, with its gradients computed; None if memory has no room for it. What was begun
+        of it goes with this function's end."""
+        try:
+            with optimizer.autocast():
+                loss = self._task.loss(batch)
+            optimizer.scaled(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
+            return float(loss.detach())
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+
+    def _make_room(self, optimizer: CollaborativeOptimizer) -> None:
+        """Another program took memory, or this one has grown: smaller batches from now on."""
+        optimizer.zero_grad()
+        give_back_memory()
+        size = self._size()
+        if size == 1:
+            raise MemoryUsedUp(
+                "There is no room in memory for one more sample.",
+                why="It had room before: another program may have taken it since.",
+                advice="Join again when there is more, or from a larger machine.",
+            )
+        self._batch_size.did_not_fit(size)
+        words = f"{size:,} samples at once do not fit into memory now: {self._size():,} from now on"
+        self._session.happened(Notice(words))
 
     def _tell_loss(self, epoch: int) -> None:
         if self._counted:
@@ -192,6 +226,7 @@ class Loop:
     def _wait_for_the_end(self, optimizer: CollaborativeOptimizer, bridge: Bridge) -> None:
         """The run is complete. The keeper stays, for whoever wants the result; volunteers leave,
         but not with the last step while the keeper is without it."""
+        optimizer.finish()  # where steps are delayed, the model has yet to take the last one over
         self._session.happened(RunComplete(optimizer.epoch, self._parameters()))
         until = math.inf if bridge.keeper is not None else time.monotonic() + KEPT_SECONDS
         while not (self._session.departure.wanted or time.monotonic() > until):
