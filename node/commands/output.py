@@ -111,9 +111,9 @@ def hung(first: str, text: str, columns: int | None) -> str:
     """Text after `first`, with its other lines below its beginning: whatever somebody else has
     written there, no line of it begins where ours do."""
     margin = " " * len(first)
-    lines = (first + text).split("\n")
-    told = [lines[0], *(margin + line for line in lines[1:])]
-    return "\n".join(folded(line, columns, margin) for line in told)
+    room = None if columns is None else columns - len(first)
+    lines = [line for told in text.split("\n") for line in folded(told, room).split("\n")]
+    return first + f"\n{margin}".join(lines)
 
 
 def printable(text: str) -> str:

@@ -43,9 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(view: dict[str, Any]) -> None:
     """Lines and no table: a peer id with its end missing is of no use on a narrow terminal."""
+    from node.trainer.view import Phase
+
     columns = columns_of(sys.stdout)
     if not view["peers"]:
-        print(printable(f"{view['run']}: nobody else is in the run at the moment."))
+        early = view["phase"] == Phase.PREPARING
+        words = f"not entered yet ({view['doing']})" if early else "nobody else is in it now"
+        print(folded(_one_line(f"{view['run']}: {words}."), columns))
     for peer in view["peers"]:
         who = f"{peer['name']}, {peer['peer']}" if peer["name"] else peer["peer"]
         print(folded(_one_line(who), columns))
@@ -58,7 +62,7 @@ def _one_line(text: str) -> str:
 
 
 def _facts(peer: dict[str, Any]) -> Iterator[str]:
-    does = {"trains": "trains", "auxiliary": "helps", "keeps": "trains and keeps the checkpoints"}
+    does = {"trains": "trains", "auxiliary": "helps", "keeps": "keeps the checkpoints"}
     if peer["role"]:
         yield does.get(peer["role"], peer["role"])
     trip = "" if peer["round_trip_ms"] is None else f", {peer['round_trip_ms']:.1f} ms away"

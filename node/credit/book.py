@@ -3,7 +3,7 @@
     book = Book(run, identity.public_key)
     book.restore(page)                              # what was on disk
     book.note(epoch, history, shares, moment=..., ...)   # each step of the run
-    for number in book.take_changed():  shelf.put(sign_page(identity, book.page(number, token)))
+    for number in book.take_changed():  shelf.put_own(sign_page(identity, book.page(number, t)))
 
 Promises: bounded, whatever the run does: a page has its limits, and only the last PAGES_HELD are
 held here (older ones are on disk, and change no more).

@@ -26,6 +26,7 @@ from node.credit.shelf import Shelf
 from node.credit.summing import added_up_again, differences, missing, not_used
 from protocols.blocking import in_thread
 from protocols.credit.messages import SUMS, Sums, SumsRequest
+from protocols.credit.record import Page, read_page
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.rpc import Rpc
@@ -89,26 +90,30 @@ class Checking:
                 )
                 await self.until_made(sums.steps - 1)
                 trouble = "The records that it has added up could not be had in time."
-                await self._have(keeper, sums)
-                return await in_thread(self._compare, keeper, sums)
+                had = await self._have(keeper, sums)
+                return await in_thread(self._compare, keeper, sums, had)
             except (PotluckError, OSError) as error:
                 trouble = error.what if isinstance(error, PotluckError) else str(error)
         return Check(keeper=keeper, trouble=trouble)
 
-    async def _have(self, keeper: PeerId, sums: Sums) -> None:
-        """Ask for the pages that are not here as far as the keeper has them."""
-        left = BYTES_IN_ALL
+    async def _have(self, keeper: PeerId, sums: Sums) -> list[tuple[PeerId, Page]]:
+        """The pages that are not here as far as the keeper has them; kept here as well, but for our
+        own, of which we may have lost some."""
+        left, had = BYTES_IN_ALL, []
         for used in await in_thread(lambda: missing(sums, self.shelf.pages())):
             if left <= 0:
-                return
+                break
             data = await fetch_page(self.rpc, keeper, self.run, used.key, used.number)
             left -= len(data)
             if data:
                 await self.put(data)
+                had.append(read_page(data, self.run))
+        return had
 
-    def _compare(self, keeper: PeerId, sums: Sums) -> Check:
+    def _compare(self, keeper: PeerId, sums: Sums, had: list[tuple[PeerId, Page]]) -> Check:
         """Blocks while signatures are verified."""
-        pages = self.shelf.pages()
+        newest = {(peer, page.number): page for peer, page in [*self.shelf.pages(), *had]}
+        pages = [(peer, page) for (peer, _), page in newest.items()]
         found = added_up_again(
             sums, self.keyring, pages, most_samples=self.most_samples, seen_by=keeper
         )

@@ -5,8 +5,10 @@
 Promises: it ends within GATHER_SECONDS, and takes no more of one peer, and of all, than is written
 here. What is not signed by whom it names is not taken, and its source is asked for nothing more.
 
-Easy to get wrong: a peer may name pages without end, of writers that it has made up. So each peer
-has a share of its own, and pages of epochs that nobody can have made are not asked for.
+Easy to get wrong: others have our own pages, too, as they were when they asked for them; an old one
+must not take the place of ours. And a peer may name pages without end, of writers that it has made
+up: so each peer has a share of its own, and pages of epochs that nobody can have made are not asked
+for.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class Credit:
 
     def _put(self, page: Page) -> None:
         try:
-            self._shelf.put(sign_page(self._identity, page))
+            self._shelf.put_own(sign_page(self._identity, page))
         except (PotluckError, OSError) as error:
             if not self._has_failed:
                 why = getattr(error, "strerror", None) or error

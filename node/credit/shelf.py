@@ -1,7 +1,8 @@
 """The pages of records that this peer keeps on disk: its own, and those of others that it has seen.
 
     shelf = Shelf(folder, run, own=public_key)    # reads what is there: blocks
-    shelf.put(data)                               # a page of anybody's, if it is newer; blocks
+    shelf.put_own(data)                           # our own page, as it is now; blocks
+    shelf.put(data)                               # a page of another's, if it is newer; blocks
     shelf.listed(), shelf.read(key, number)
 
 A page is one file, replaced whole: `kill -9` loses the steps since the last write and no more.
@@ -12,7 +13,8 @@ first of writers whom no page of our own names, so that nobody drives out the ot
 those of writers that were made up.
 
 Easy to get wrong: of two versions of a page the one with the later step counts, not the one that
-came last. Otherwise an old one that somebody gives out again would take steps away.
+came last. Otherwise an old one that somebody gives out again would take steps away. And nobody but
+ourselves says what our own page is, or the same would happen to that.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ class Kept:
 
 
 class Shelf:
-    """Invariant: `_kept` has what the folder has. For any thread; `put` alone changes it, one at a
-    time, and the others look at a copy."""
+    """Invariant: `_kept` has what the folder has. For any thread; putting alone changes it, one at
+    a time, and the others look at a copy."""
 
     def __init__(self, folder: Path, run: str, own: bytes) -> None:
         self._folder, self._run, self._own = folder, run, own
@@ -68,6 +70,9 @@ class Shelf:
         self._load()
 
     def has(self, listed: Listed) -> bool:
+        """Whether nobody else needs to be asked for it: our own pages only we can have."""
+        if listed.key == self._own:
+            return True
         kept = self._kept.get((listed.key, listed.number))
         return kept is not None and kept.digest == listed.digest
 
@@ -96,17 +101,26 @@ class Shelf:
             return read_private_file(self._file(key, number), LARGEST_PAGE_BYTES) or b""
         return b""
 
+    def put_own(self, data: bytes) -> bool:
+        """Keep our own page as it is now: what we have said last counts, also if it is less."""
+        return self._put(data, is_ours=True)
+
     def put(self, data: bytes) -> bool:
-        """Keep a page if it is newer than the version that is here; whether it is kept.
+        """Keep a page that somebody gave us, if it is newer than the version that is here, and not
+        our own; whether it is kept.
 
         WrongPage if it is none; OSError as the system says it.
         """
+        return self._put(data, is_ours=False)
+
+    def _put(self, data: bytes, *, is_ours: bool) -> bool:
         peer, page = read_page(data, self._run)
         place, newness = (public_key_of(peer), page.number), _newness(page)
+        if (place[0] == self._own) != is_ours:
+            return False
         with self._putting:
             before = self._kept.get(place)
-            is_older = before is not None and before.newness >= newness
-            if is_older and place[0] != self._own:
+            if before is not None and before.newness >= newness and not is_ours:
                 return False
             replace_private_file(self._file(*place), data)
             self._note(place, page, data)

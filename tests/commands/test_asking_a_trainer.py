@@ -94,6 +94,14 @@ async def test_a_peers_name_is_shown_and_cannot_look_like_our_own_words(
     assert not any(line.strip().endswith("eve") for line in lines), "it has broken a line"
 
 
+async def test_before_the_run_is_entered_nobody_is_said_to_be_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view = TrainerView(run="poem", phase=Phase.PREPARING, doing="looking for the others")
+    _, text = await said(tmp_path, capsys, "peers", **{VIEW_KEY: view})
+    assert text == "poem: not entered yet (looking for the others).\n"
+
+
 async def test_no_line_of_a_log_begins_as_another_one_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,4 +132,5 @@ async def test_a_node_that_does_not_train_is_told_from_none(
 
 def test_text_hangs_below_its_beginning() -> None:
     assert hung("step: ", "one two three", 13) == "step: one two\n      three"
+    assert hung("at: ", "/ip4/127.0.0.1/tcp/4001", 9) == "at: /ip4/127.0.0.1/tcp/4001"
     assert hung("step: ", "one two three", None) == "step: one two three"

@@ -77,6 +77,13 @@ def test_honest_sums_agree_with_records_that_were_not_here_or_have_grown(tmp_pat
     assert (check.people, check.pages, check.steps) == (3, 3, 9)
 
 
+def test_who_has_lost_its_own_record_can_check_all_the_same(tmp_path: Path) -> None:
+    theirs = shelf_of(tmp_path / "theirs", page_by("K", 9), page_by("B", 9), page_by("C", 9))
+    mine = Shelf(tmp_path / "mine", RUN, ALICE.public_key)  # B's, and empty
+    (check,) = checked(mine, theirs, sums_from(theirs, 9))
+    assert check.agrees, check
+
+
 def test_a_sum_that_the_records_do_not_come_to_is_named(tmp_path: Path) -> None:
     theirs = shelf_of(tmp_path / "theirs", page_by("K", 9), page_by("B", 9), page_by("C", 9))
     honest = sums_from(theirs, 9)

@@ -9,7 +9,15 @@ import pytest
 
 from node.credit import shelf as shelves
 from node.credit.shelf import Shelf
-from protocols.credit.record import PAGE_EPOCHS, Page, WrongPage, read_page, sign_page
+from protocols.credit.messages import Listed
+from protocols.credit.record import (
+    PAGE_EPOCHS,
+    Page,
+    WrongPage,
+    page_digest,
+    read_page,
+    sign_page,
+)
 from tests.credit.records import IDENTITIES, KEYS, RUN, line_of, page_of
 
 BROUGHT = {"A": (1, 2), "B": (3, 4)}
@@ -44,11 +52,15 @@ def test_an_older_version_replaces_no_newer_one_of_others(tmp_path: Path) -> Non
     assert shelf.put(signed("B", page(moment=10)))
 
 
-def test_our_own_page_is_what_we_say_last(tmp_path: Path) -> None:
+def test_our_own_page_is_what_we_say_last_and_nobody_else_says_it(tmp_path: Path) -> None:
     shelf = open_shelf(tmp_path)
-    assert shelf.put(signed("A", page(moment=9)))
-    assert shelf.put(signed("A", page(moment=8)))
+    assert shelf.put_own(signed("A", page(moment=9)))
+    assert shelf.put_own(signed("A", page(moment=8)))
+    assert not shelf.put(signed("A", page(moment=9)))
+    assert not shelf.put_own(signed("B", page()))
     assert shelf.own_pages(5) == [page(moment=8)]
+    old = signed("A", page(moment=7))
+    assert shelf.has(Listed(KEYS["A"], 0, page_digest(old)))
 
 
 def test_what_nobody_signed_is_not_put_there(tmp_path: Path) -> None:
@@ -76,8 +88,9 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
 
 def test_our_own_pages_come_first_and_the_newest_before_the_older(tmp_path: Path) -> None:
     shelf = open_shelf(tmp_path)
-    for name, epoch in (("B", PAGE_EPOCHS), ("A", 0), ("B", 0), ("A", PAGE_EPOCHS)):
-        shelf.put(signed(name, page(epoch)))
+    for epoch in (PAGE_EPOCHS, 0):
+        shelf.put(signed("B", page(epoch)))
+        shelf.put_own(signed("A", page(epoch)))
     found = [(one.key, one.number) for one in shelf.listed()]
     assert found == [(KEYS["A"], 1), (KEYS["A"], 0), (KEYS["B"], 1), (KEYS["B"], 0)]
 
@@ -89,7 +102,7 @@ def test_whoever_takes_most_room_makes_room(
     monkeypatch.setattr(shelves, "LARGEST_SHELF_BYTES", 4 * size)
     monkeypatch.setattr(shelves, "LARGEST_OWN_BYTES", 2 * size)
     shelf = open_shelf(tmp_path)
-    shelf.put(signed("A", page()))
+    shelf.put_own(signed("A", page()))
     for number in range(5):
         shelf.put(signed("B", page(number * PAGE_EPOCHS)))
     kept = [(one.key, one.number) for one in shelf.listed()]
@@ -103,7 +116,7 @@ def test_writers_that_were_made_up_drive_nobody_out_whom_we_have_met(
 ) -> None:
     monkeypatch.setattr(shelves, "MOST_LISTED", 6)
     shelf = open_shelf(tmp_path)
-    shelf.put(signed("A", page()))  # names B
+    shelf.put_own(signed("A", page()))  # names B
     for number in range(3):
         shelf.put(signed("B", page(number * PAGE_EPOCHS)))
     for name in "CDEFGHIJ":
