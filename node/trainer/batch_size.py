@@ -4,6 +4,8 @@ The benchmark is made in the first seconds, when the machine may be busy with an
 size follows what batches really take: after `STEADY` in a row that were too quick it doubles, and
 after as many that took too long it is halved.
 
+A size that memory had no room for is not tried again: half of it is the most from then on.
+
 Easy to get wrong: a size that goes up and down all the time costs more than either. What makes it
 double (`QUICK_SECONDS`) is far below what would halve it again.
 """
@@ -35,6 +37,11 @@ class BatchSize:
             self._become(min(self._limit, 2 * self.size))
         elif self._slow >= STEADY and self.size > 1:
             self._become(self.size // 2)
+
+    def did_not_fit(self, size: int) -> None:
+        """Memory had no room for so many at once."""
+        self._limit = max(1, size // 2)
+        self._become(min(self.size, self._limit))
 
     def _become(self, size: int) -> None:
         self.size = size

@@ -72,6 +72,16 @@ def test_what_memory_has_refused_once_is_not_taken_because_batches_are_quick() -
         size.took(machine.seconds(size.size))
 
 
+def test_what_did_not_fit_is_the_limit_from_then_on() -> None:
+    size = BatchSize(16, limit=32)
+    size.did_not_fit(16)
+    for _ in range(5 * STEADY):
+        size.took(QUICK_SECONDS / 2)
+    assert size.size == 8
+    size.did_not_fit(1)
+    assert size.size == 1
+
+
 def test_a_run_of_which_no_sample_fits_is_too_large() -> None:
     with pytest.raises(TooLarge) as refused:
         choose(Machine(0.0, 1e-4, room=0).seconds, 32)

@@ -6,16 +6,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import trio
 
+from node.caps.memory import MemoryUsedUp
 from node.configuration import read_configuration
-from node.run.building import build_task
+from node.run.building import RunTask, build_task
 from node.run.definition import read_definition
 from node.simulated_network import SimulatedWorld
-from node.trainer.happenings import Preparing
+from node.trainer.happenings import Notice, Preparing
 from node.trainer.options import TrainerOptions
 from node.trainer.session import Session
 from node.trainer.stages import ENTERING, MEASURING
@@ -28,6 +29,18 @@ from tests.waiting import PATIENCE_SECONDS, until
 ENDING_SECONDS: Final = 30.0  # it takes milliseconds; without an end of its own it is for ever
 
 
+@dataclass(frozen=True)
+class Crowded(RunTask):
+    """On a machine whose memory others use as well."""
+
+    room: int
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        if self.samples_in(batch) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().loss(batch)
+
+
 @dataclass
 class Training:
     """A lone node's."""
@@ -36,6 +49,7 @@ class Training:
     shown: Recorded
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     ended: trio.Event = field(default_factory=trio.Event)
+    is_out_of_memory: bool = False
 
     async def until(self, kind: str) -> None:
         await until(lambda: kind in self.shown.kinds(), PATIENCE_SECONDS)
@@ -52,11 +66,14 @@ class Training:
 
 
 @asynccontextmanager
-async def training(folder: Path, *, closed: bool) -> AsyncIterator[Training]:
-    """`closed`: it begins in a pause."""
+async def training(
+    folder: Path, *, closed: bool = False, room: int = 1 << 20
+) -> AsyncIterator[Training]:
+    """`closed`: it begins in a pause. `room`: for so many samples at once, in memory that others
+    have taken since it was measured."""
     torch.set_num_threads(1)
     definition = read_definition(TEXT)
-    task = build_task(definition)
+    task = Crowded(**vars(build_task(definition)), room=room)
     home = read_configuration(environment={"POTLUCK_HOME": str(folder)})
     shown = Recorded()
     async with SimulatedWorld(seed=1) as world:
@@ -68,9 +85,12 @@ async def training(folder: Path, *, closed: bool) -> AsyncIterator[Training]:
                 one.session.gate.close("pause", "paused by you")
 
             async def train() -> None:
-                with one.scope:
-                    options = TrainerOptions(begins=True)
-                    await train_run(node, definition, task, options, one.session)
+                options = TrainerOptions(begins=True, micro_batch=4)
+                try:
+                    with one.scope:
+                        await train_run(node, definition, task, options, one.session)
+                except* MemoryUsedUp:
+                    one.is_out_of_memory = True
                 one.ended.set()
 
             nursery.start_soon(train)
@@ -78,7 +98,7 @@ async def training(folder: Path, *, closed: bool) -> AsyncIterator[Training]:
 
 
 async def test_a_node_that_ends_in_a_pause_does_not_wait_for_it_to_be_over(tmp_path: Path) -> None:
-    async with training(tmp_path, closed=False) as one:
+    async with training(tmp_path) as one:
         await one.until("Began")
         one.session.gate.close("pause", "paused by you")
         await one.until("Paused")
@@ -94,3 +114,23 @@ async def test_who_leaves_before_the_loop_has_begun_begins_nothing(tmp_path: Pat
         assert await one.ends()
     assert not {MEASURING, ENTERING} & set(one.stages())
     assert one.shown.kinds()[-1] == "Left"
+
+
+async def test_memory_that_others_take_makes_batches_smaller_and_ends_nothing(
+    tmp_path: Path,
+) -> None:
+    async with training(tmp_path, room=1) as one:
+        await one.until("StepTaken")
+        one.scope.cancel()
+        assert await one.ends()
+    said = [each.words for each in one.shown.happenings if isinstance(each, Notice)]
+    assert said == [
+        "4 samples at once do not fit into memory now: 2 from now on",
+        "2 samples at once do not fit into memory now: 1 from now on",
+    ]
+
+
+async def test_without_room_for_one_sample_it_ends_in_words(tmp_path: Path) -> None:
+    async with training(tmp_path, room=0) as one:
+        assert await one.ends()
+        assert one.is_out_of_memory
