@@ -58,6 +58,8 @@ def check(code: int, events: list[dict[str, Any]]) -> dict[str, Any]:
     assert set(brought) == {"ann", "ben", "cleo", "dora"}
     assert all(samples > 0 for samples in brought.values())
     assert sum(brought.values()) >= 0.5 * BATCH * STEPS
+    assert {one["name"] for one in summary["credit"]["people"]} == set(brought)
+    assert len(summary["credit"]["helpers"]) == 1
     assert [epoch for epoch, _ in summary["curve"]] == sorted({e for e, _ in summary["curve"]})
     assert summary["sample"].startswith("def ")
     kinds = [event["event"] for event in events]

@@ -79,9 +79,10 @@ async def _what_others_and_commands_see(run: TestRun, alice: Trainer) -> None:
     (other,) = (await ask(alice.home, "peers"))["peers"]
     assert (other["role"], other["reach"]) == ("keeps", "direct")
     assert (await ask(alice.home, "logs", "--last", "1"))["words"]
-    board = await ask(alice.home, "leaderboard")
+    board = await ask(alice.home, "leaderboard", "--check")
     assert [one["samples"] > 0 for one in board["people"]] == [True, True]
     assert (board["records"], board["unheard"]) == (2, {})
+    assert [one["differences"] for one in board["checks"]] == [[]]
 
     paused = await ask(alice.home, "pause", "--for", "1h")
     assert paused["until"] is not None
