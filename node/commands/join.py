@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from node.configuration import Configuration
     from node.run.invite import RunInvite
 
+CODE_IN_SIGHT = (
+    "warning: There is a code in this invite, and everybody on this machine can read a command "
+    "line. Give such an invite as a file (--invite-file), or in POTLUCK_INVITE."
+)
 LOGIN_SECONDS = 900.0  # a person goes to another device, and finds the second factor
 
 
@@ -86,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         keep_invite,
         other_run_before,
         read_invited,
+        shows_a_code,
     )
     from node.named_text import STANDARD_INPUT
     from node.run.trusted import trusted_modules
@@ -113,6 +118,8 @@ def run(arguments: argparse.Namespace) -> int:
         with kept_in(places.run_folder), hold_running_lock(places, configuration.key_file):
             pass  # before anybody is asked to log in, who could not join then
     need = pass_needed(configuration, invite, code)
+    if need is not Need.NOTHING and shows_a_code(typed, invite):
+        output.say(CODE_IN_SIGHT)
     if need is Need.PERSON:
         exit_code = _log_in(configuration, invite, code, output)
         if exit_code:

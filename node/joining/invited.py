@@ -91,6 +91,12 @@ def _same_run(one: RunInvite, other: RunInvite) -> bool:
     return (one.run, one.organiser) == (other.run, other.organiser)
 
 
+def shows_a_code(typed: str | None, invite: RunInvite) -> bool:
+    """Whether an enrolment code stood on the command line, where all users of a machine see it."""
+    has_code = invite.access is not None and bool(invite.access.code)
+    return has_code and typed is not None and _is_invite(typed)
+
+
 def keep_invite(places: Places, invite: RunInvite) -> None:
     """For a `join` without an invite, later; without its code. HomeUnusable."""
     access = invite.access

@@ -15,6 +15,7 @@ from node.joining.invited import (
     keep_invite,
     other_run_before,
     read_invited,
+    shows_a_code,
 )
 from node.places import Places, find_places
 from node.run.invite import InviteExpired, NotAnInvite, RunInvite, write_invite
@@ -100,6 +101,13 @@ def test_whoever_is_in_may_type_the_same_line_when_it_has_expired(tmp_path: Path
     others = msgspec.structs.replace(INVITE, organiser="a" * len(FINGERPRINT))
     with pytest.raises(InviteExpired):
         check_still_good(places, others, later)
+
+
+def test_a_code_on_the_command_line_is_in_everybodys_sight(tmp_path: Path) -> None:
+    assert shows_a_code(TEXT, INVITE)
+    assert not shows_a_code(str(tmp_path / "alice.invite"), INVITE)
+    assert not shows_a_code(None, INVITE)
+    assert not shows_a_code(TEXT, msgspec.structs.replace(INVITE, access=None))
 
 
 def test_a_home_that_was_in_another_run_says_so(tmp_path: Path) -> None:
