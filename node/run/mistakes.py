@@ -52,6 +52,7 @@ _KINDS = {
     "str": "text",
     "bool": "true or false",
     "object": "a table",
+    "array": "a list",
 }
 
 

@@ -231,6 +231,7 @@ def test_what_is_no_python_file_cannot_be_trusted(name: str, tmp_path: Path) -> 
 MISTAKES = {
     "a size that there is not": (changed('"tiny"', '"tony"'), "Did you mean tiny?"),
     "a setting of the model": (with_line("widht = 3", "model"), "Did you mean width?"),
+    "a list that is too short": (with_line("betas = [0.9]", "optimizer"), "must be a list of leng"),
     "a setting of the optimizer": (with_line("lrr = 3", "optimizer"), "Did you mean lr?"),
     "a schedule that cannot end": (TEXT + b'[schedule]\nname = "cosine"', "cannot end at step 0"),
     "data": (TEXT + b"[data]\nshufle_examples = 3", "Did you mean shuffle_examples?"),
