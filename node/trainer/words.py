@@ -92,9 +92,8 @@ def words_of(happening: Happening) -> str:
         case RunComplete(epoch=epoch):
             return f"the run is complete: {epoch:,} steps"
         case RecordsSummed(steps=steps, samples=samples, people=people):
-            return (
-                f"the records of {people:,} with samples add up to {samples:,} up to step {steps:,}"
-            )
+            who = "1 person has" if people == 1 else f"{people:,} people have"
+            return f"by the records, {who} given {samples:,} samples to {steps:,} steps"
         case Failed(refused=refused):
             return f"{'refused' if refused else 'failed'}: {' '.join(said_of(happening))}"
         case Leaving(at_once=True):
