@@ -1,11 +1,11 @@
 """What a backbone peer has seen of its run, and what is wrong with it now. Pure.
 
-    record = BackboneRecord(checkpoint_seconds=300.0, clock=time.time)
+    record = BackboneRecord(checkpoint_seconds=300.0, clock=time.monotonic)
     session.follow(record.take)
     record.troubles(node.status())         # {"joined": "..."}; empty where nothing is wrong
 
 A backbone peer is healthy when a volunteer who came now would be served: it listens, it is among
-the others, its pass counts, and what the run learns is being kept.
+the others, its pass counts, nothing pauses it, and what the run learns is being kept.
 
 Easy to get wrong: no checkpoint is no trouble as long as nobody trains. What has to be kept is a
 step that is not on the disk yet.
@@ -92,6 +92,8 @@ class BackboneRecord:
             troubles["pass"] = member.trouble or "its pass has expired"
         if not self.trains:
             troubles["run"] = "it has not entered the run yet"
+        if status.training is not None and status.training.closed:
+            troubles["paused"] = "; ".join(status.training.closed)
         if self.missed:
             troubles["checkpoints"] = self.missed
         elif self.unkept_seconds() > self._checkpoint_seconds + LATE_SECONDS:

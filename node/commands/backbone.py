@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     address = listen_flag("--http", arguments.http)
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
     every_seconds = read_definition(folder.text()).checkpoints.every_seconds
-    record = BackboneRecord(checkpoint_seconds=every_seconds, clock=time.time)
+    record = BackboneRecord(checkpoint_seconds=every_seconds, clock=time.monotonic)
 
     async def serve(node: Node, session: Session, lines: LineQueue) -> None:
         from node.backbone import serve_backbone

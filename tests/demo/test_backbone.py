@@ -69,6 +69,14 @@ def test_it_is_not_healthy_without_the_others_or_a_pass(record: BackboneRecord) 
     assert "refused" in troubles["joined"]
 
 
+def test_who_is_paused_serves_nobody_and_says_so(record: BackboneRecord) -> None:
+    words = ("paused by you", "the quota of 200 GB for 2026-11 is used up")
+    paused = msgspec.structs.replace(LISTENS, training=TrainerView(closed=words))
+    assert record.troubles(paused) == {"paused": "; ".join(words)}
+    going_on = msgspec.structs.replace(LISTENS, training=TrainerView())
+    assert record.troubles(going_on) == {}
+
+
 def test_a_step_that_stays_in_no_checkpoint_is_a_trouble(
     record: BackboneRecord, clock: Clock
 ) -> None:
