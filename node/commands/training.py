@@ -34,6 +34,7 @@ from node.joining.taking_part import Part, take_part
 from node.node import Node
 from node.trainer.happenings import Failed
 from node.trainer.session import Session
+from protocols.errors import PotluckError
 
 LAST_LINES_SECONDS = 0.3  # to print what happened last, for a reader who reads
 
@@ -77,7 +78,7 @@ def train_in_foreground(
         session.run = part.run
         sessions.append(session)
         session.entered()
-        session.departure.watch(_bound_the_end)
+        session.departure.watch(lambda: _bound_the_end(session.departure.error))
 
         async def accompany(node: Node) -> None:
             started(node, display.lines)
@@ -160,7 +161,7 @@ async def _train(
             nursery.cancel_scope.cancel()
 
 
-def _bound_the_end() -> None:
-    """A signal has set the alarm already; this is for `potluck leave`."""
+def _bound_the_end(error: PotluckError | None) -> None:
+    """A signal has set the alarm already; this is for `potluck leave`, and for what forces us."""
     if threading.current_thread() is threading.main_thread():
-        bound_the_end(DONE)
+        bound_the_end(DONE if error is None else error.exit_code)

@@ -243,7 +243,7 @@ async def _leave_when_memory_is_short(watched: WatchedCaps, session: Session) ->
         await trio.sleep(MEMORY_SECONDS)
         if watched.must_leave is not None:
             break
-    session.departure.leave()
+    session.departure.leave(error=watched.must_leave)
 
 
 # -- what takes long, in threads that are let go when this is cancelled: nothing waits for them

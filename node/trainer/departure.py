@@ -17,6 +17,8 @@ from typing import Final
 
 import trio
 
+from protocols.errors import PotluckError
+
 ROUND_PATIENCE_SECONDS: Final = 2.5
 """For the round that is under way, of the five seconds that leaving may take; the rest is for the
 batch that is being computed, and for closing connections and files."""
@@ -29,6 +31,7 @@ class Departure:
         self._lock = threading.Lock()
         self._wanted = False
         self._at_once = False
+        self._error: PotluckError | None = None
         self._watchers: list[Callable[[], None]] = []
 
     @property
@@ -39,10 +42,17 @@ class Departure:
     def at_once(self) -> bool:
         return self._at_once
 
-    def leave(self, *, at_once: bool = False) -> None:
+    @property
+    def error(self) -> PotluckError | None:
+        """What forced this peer to leave, if nobody wanted it to."""
+        return self._error
+
+    def leave(self, *, at_once: bool = False, error: PotluckError | None = None) -> None:
         """Any thread; never waits."""
         with self._lock:
             changed = not self._wanted or (at_once and not self._at_once)
+            if not self._wanted:
+                self._error = error
             self._wanted = True
             self._at_once = self._at_once or at_once
         if changed:

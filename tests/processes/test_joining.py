@@ -74,7 +74,8 @@ async def test_a_volunteer_joins_is_accepted_rests_leaves_and_comes_back(tmp_pat
 async def _what_others_and_commands_see(run: TestRun, alice: Trainer) -> None:
     status = await ask(alice.home, "status")
     training = status["training"]
-    assert (training["run"], training["phase"]) == ("poem", training["phase"])
+    assert training["run"] == "poem"
+    assert training["phase"] in ("training", "averaging")
     assert training["contribution"]["samples"] > 0
     (other,) = (await ask(alice.home, "peers"))["peers"]
     assert (other["role"], other["reach"]) == ("keeps", "direct")

@@ -9,6 +9,7 @@ import trio.testing
 
 from node.trainer.departure import Departure
 from node.trainer.gate import Closed, Gate
+from protocols.errors import PotluckError
 from tests.waiting import PATIENCE_SECONDS
 
 
@@ -82,3 +83,11 @@ async def test_a_departure_only_ever_becomes_more_urgent() -> None:
             departure.leave(at_once=True)
             departure.leave()
     assert told == [(True, False), (True, True)]
+
+
+def test_what_forces_a_departure_is_known_unless_somebody_wanted_it_before() -> None:
+    forced, wanted, error = Departure(), Departure(), PotluckError("too little memory")
+    forced.leave(error=error)
+    wanted.leave()
+    wanted.leave(error=error)
+    assert (forced.error, wanted.error) == (error, None)
