@@ -16,7 +16,6 @@ Only an error that was raised here says anything against the peer.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 from protocols.errors import (
@@ -89,8 +88,13 @@ def error_to_tell(error: BaseException) -> PotluckError | None:
 
 
 def again(error: PotluckError) -> PotluckError:
-    """The same error as a new object: one object raised in many tasks gathers their tracebacks."""
-    return copy.copy(error)
+    """The same error as a new object: one object raised in many tasks gathers their tracebacks.
+
+    (copy.copy would call the type again with the one argument that every exception keeps; some of
+    ours are made from others.)"""
+    fresh = type(error).__new__(type(error), *error.args)
+    fresh.__dict__.update(error.__dict__)
+    return fresh
 
 
 def _code_of(error: PotluckError, own_codes: ErrorCodes) -> str:

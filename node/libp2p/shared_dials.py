@@ -15,6 +15,7 @@ import trio
 
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
+from protocols.remote_errors import again
 
 T = TypeVar("T")
 
@@ -59,8 +60,7 @@ class SharedDials(Generic[T]):
             raise
         dial.waiting -= 1
         if dial.error is not None:
-            # A copy: an exception raised in several tasks would gather all their tracebacks.
-            raise type(dial.error)(dial.error.what, why=dial.error.why, advice=dial.error.advice)
+            raise again(dial.error)
         if dial.result is None:
             raise trio.ClosedResourceError("the network has ended")
         return dial.result

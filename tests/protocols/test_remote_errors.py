@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from protocols.accumulation.keeping_up import Demand, TooSlow
+from protocols.dht.refusals import SlotRefusal, SlotRefused
 from protocols.errors import (
     Busy,
     HandlerFailed,
@@ -87,3 +89,14 @@ def test_an_error_for_many_tasks_is_made_anew_for_each() -> None:
     assert fresh is not error
     assert str(fresh) == str(error)
     assert fresh.surely_not_executed
+
+
+def test_an_error_that_is_made_of_other_things_than_words_is_raised_again_as_it_is() -> None:
+    slow = TooSlow(Demand(25_000_000, 8_000_000, 2.0), 1e6)
+    refused = SlotRefused(SlotRefusal.MALFORMED, "Nobody asked for that.")
+    for error in (slow, refused):
+        fresh = again(error)
+        assert fresh is not error
+        assert type(fresh) is type(error)
+        assert vars(fresh) == vars(error)
+        assert str(fresh) == str(error)
