@@ -206,7 +206,8 @@ class Credit:
             await self._write_what_is_new()
             async with trio.open_nursery() as nursery:
                 for keeper in self._keepers:
-                    nursery.start_soon(self._offer_to, keeper)
+                    if self._node.network.link(keeper) is not None:  # or it is not there any more
+                        nursery.start_soon(self._offer_to, keeper)
 
     async def _offer_to(self, keeper: PeerId) -> None:
         key = self._identity.public_key
