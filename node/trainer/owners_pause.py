@@ -16,6 +16,7 @@ means two hours of the day.
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -43,6 +44,7 @@ class OwnersPause:
         self.is_on = False
         self.until: float | None = None
         self._from_before = False
+        self._saving = threading.Lock()  # or a pause that is over already is written after its end
 
     def load(self, now: float) -> bool:
         """Whether one from before is still on. Waits for the disk."""
@@ -69,13 +71,14 @@ class OwnersPause:
 
     def save(self) -> str:
         """Write down how it is, which waits for the disk; why that failed, if it did."""
-        try:
-            if self.is_on:
-                replace_private_file(self._file, msgspec.json.encode(_Written(self.until)))
-            else:
-                self._file.unlink(missing_ok=True)
-        except OSError as error:
-            return error.strerror or str(error)
+        with self._saving:
+            try:
+                if self.is_on:
+                    replace_private_file(self._file, msgspec.json.encode(_Written(self.until)))
+                else:
+                    self._file.unlink(missing_ok=True)
+            except OSError as error:
+                return error.strerror or str(error)
         return ""
 
     def words(self, now: float) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,3 +83,22 @@ def test_a_pause_that_cannot_be_written_says_why(tmp_path: Path) -> None:
 
 def test_memory_is_given_back_without_harm() -> None:
     give_back_memory()
+
+
+def test_resuming_while_the_pause_is_being_written_ends_it_on_the_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause, replace = OwnersPause(tmp_path / "pause"), os.replace
+    resuming = threading.Thread(target=pause.save)
+
+    def slow(*arguments: Any) -> None:
+        pause.end()
+        resuming.start()
+        resuming.join(0.05)  # it waits for us, and would else have found nothing to remove
+        replace(*arguments)
+
+    monkeypatch.setattr(os, "replace", slow)
+    pause.begin(NOON, None)
+    assert pause.save() == ""
+    resuming.join()
+    assert not OwnersPause(tmp_path / "pause").load(NOON)
