@@ -41,6 +41,7 @@ from node.credit.tally import MOST_BATCHES, tally
 from node.node import Node
 from node.trainer.happenings import Happening
 from node.trainer.session import Session
+from node.trainer.view import PeerView
 from protocols.accumulation.events import CaughtUp, StepTaken
 from protocols.accumulation.share import Share
 from protocols.blocking import in_thread
@@ -65,7 +66,7 @@ LEADERBOARD: Final = "trainer leaderboard"
 
 WRITE_SECONDS = 5.0  # how much of the record a kill may cost
 PAGES_HANDED_OVER = 2  # a keeper collects every minute: what it lacks is on the newest ones
-HAND_OVER_SECONDS = 0.5  # of the five in which a peer has left
+LEAVING_SECONDS = 0.5  # of the five in which a peer has left
 MOST_KEEPERS = 8  # of a run; it has one or two
 KEEPS: Final = "keeps"  # as watched.py calls them
 
@@ -109,7 +110,7 @@ async def open_credit(
                 nursery.start_soon(collector.collect_on)
             yield
             nursery.cancel_scope.cancel()
-        await credit.hand_over()
+        await credit.leave(keeps=keeps)
     finally:
         credit.write()
 
@@ -136,7 +137,7 @@ class Credit:
         self._noting, self._writing = threading.Lock(), threading.Lock()
         self._gathering = trio.Lock()
         self._has_failed = False
-        self._keepers: tuple[PeerId, ...] = ()
+        self._company: tuple[PeerView, ...] = ()  # at the last step
 
     def take(self, happening: Happening) -> None:
         """A step was made: write down who brought what."""
@@ -157,7 +158,7 @@ class Credit:
                 of_samples=happening.samples,
                 over_a_grid=happening.over_a_grid,
             )
-        self._keepers = self._keepers_here() or self._keepers
+        self._company = self._session.view().peers
 
     # -- writing
 
@@ -200,14 +201,19 @@ class Credit:
         data = await in_thread(self._shelf.read, request.key, request.number)
         return PageResponse(data)
 
-    async def hand_over(self) -> None:
-        """This peer leaves: its newest pages go to the keepers that are there."""
-        with trio.move_on_after(HAND_OVER_SECONDS):
+    async def leave(self, *, keeps: bool) -> None:
+        """This peer leaves: its newest pages go to the keepers that are there; and one that keeps
+        the records of all takes a last look at them."""
+        link = self._node.network.link
+        here = [one for one in self._company if link(PeerId(one.peer)) is not None]
+        keepers = [PeerId(one.peer) for one in here if one.role == KEEPS]
+        with trio.move_on_after(LEAVING_SECONDS):
             await self._write_what_is_new()
             async with trio.open_nursery() as nursery:
-                for keeper in self._keepers:
-                    if self._node.network.link(keeper) is not None:  # or it is not there any more
-                        nursery.start_soon(self._offer_to, keeper)
+                for keeper in keepers[:MOST_KEEPERS]:
+                    nursery.start_soon(self._offer_to, keeper)
+                if keeps:
+                    nursery.start_soon(self._gather_from, [PeerId(one.peer) for one in here])
 
     async def _offer_to(self, keeper: PeerId) -> None:
         key = self._identity.public_key
@@ -215,7 +221,7 @@ class Credit:
             data = self._shelf.read(key, number)
             request = OfferRequest(self._run, data)
             with suppress(PotluckError):  # it has the rest of the record, or it is gone itself
-                await self._node.rpc.call(keeper, OFFER, request, timeout=HAND_OVER_SECONDS)
+                await self._node.rpc.call(keeper, OFFER, request, timeout=LEAVING_SECONDS)
 
     def _keepers_here(self) -> tuple[PeerId, ...]:
         peers = self._session.view().peers
@@ -251,7 +257,9 @@ class Credit:
     async def _gather(self, only: Collection[PeerId] = ()) -> tuple[int, dict[PeerId, str]]:
         """Take what these have, or all who are there."""
         peers = [PeerId(one.peer) for one in self._session.view().peers]
-        peers = [one for one in peers if not only or one in only]
+        return await self._gather_from([one for one in peers if not only or one in only])
+
+    async def _gather_from(self, peers: list[PeerId]) -> tuple[int, dict[PeerId, str]]:
         async with self._gathering:
             await self._write_what_is_new()
             newest = page_number(max(self._newest_epoch, 0))

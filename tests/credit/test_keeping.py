@@ -162,3 +162,8 @@ async def test_a_short_run_is_credited_whole_and_its_keeper_can_be_checked(tmp_p
         (check,) = found["checks"]
         assert (check["trouble"], check["differences"], check["without"]) == ("", [], 0)
         assert (check["people"], check["steps"]) == (3, STEPS)
+
+        happens(STEPS, keeper, ben)  # the keeper has heard of ben's steps up to the one before
+        assert len(keeper.page_of(ben).lines) == STEPS
+        await keeper.leaves()
+        assert len(keeper.page_of(ben).lines) == STEPS + 1
