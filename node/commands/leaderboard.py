@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from node.commands.exit_codes import DONE, FAILED
-from node.commands.output import Output, columns_of, folded, printable
+from node.commands.output import Output, columns_of, folded, one_line, printable
 
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
@@ -103,7 +103,7 @@ def check_lines(board: dict[str, Any]) -> Iterator[str]:
     for check in board["checks"]:
         who = f"the keeper {short(check['keeper'])}"
         if check["trouble"]:
-            yield f"Not checked: {who}. {check['trouble']}"
+            yield f"Not checked: {who}. {one_line(check['trouble'])}"
             continue
         what = f"{check['steps']:,} steps, {check['pages']:,} pages of records"
         if _agrees(check):
@@ -114,7 +114,7 @@ def check_lines(board: dict[str, Any]) -> Iterator[str]:
         else:
             yield f"WRONG: {who} ({what}) says otherwise than the signed records:"
             for words in check["differences"]:
-                yield f"  {words}"
+                yield f"  {one_line(words)}"
             if check["without"]:
                 yield f"  it cannot show {check['without']:,} of the pages that it has added up"
         if check["left_out"]:

@@ -116,6 +116,11 @@ def hung(first: str, text: str, columns: int | None) -> str:
     return first + f"\n{margin}".join(lines)
 
 
+def one_line(text: str) -> str:
+    """What others have written, printable and in one line, whatever it holds."""
+    return printable(" ".join(text.split()))
+
+
 def printable(text: str) -> str:
     """The text without what could command a terminal, each line cut at a bearable length."""
     lines = text.split("\n")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from node.caps.units import in_words
-from node.commands.output import Output, columns_of, folded, hung, printable
+from node.commands.output import Output, columns_of, folded, hung, one_line
 
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
@@ -49,16 +49,11 @@ def _show(view: dict[str, Any]) -> None:
     if not view["peers"]:
         early = view["phase"] == Phase.PREPARING
         words = f"not entered yet ({view['doing']})" if early else "nobody else is in it now"
-        print(folded(_one_line(f"{view['run']}: {words}."), columns))
+        print(folded(one_line(f"{view['run']}: {words}."), columns))
     for peer in view["peers"]:
         who = f"{peer['name']}, {peer['peer']}" if peer["name"] else peer["peer"]
-        print(folded(_one_line(who), columns))
-        print(hung("  ", _one_line(", ".join(_facts(peer))), columns))
-
-
-def _one_line(text: str) -> str:
-    """Whatever others have written in it."""
-    return printable(" ".join(text.split()))
+        print(folded(one_line(who), columns))
+        print(hung("  ", one_line(", ".join(_facts(peer))), columns))
 
 
 def _facts(peer: dict[str, Any]) -> Iterator[str]:

@@ -99,6 +99,12 @@ def test_what_came_of_checking_is_said_and_decides(check: Check, words: str) -> 
     assert is_proven(found) == (check is KEEPER)
 
 
+def test_what_a_keeper_calls_somebody_is_no_line_of_ours() -> None:
+    hostile = msgspec.structs.replace(KEEPER, differences=("eve\nChecked: all\x1b[2J: 1 steps",))
+    lines = list(check_lines(board(ALICE, checks=(hostile,))))
+    assert lines[-1] == "  eve Checked: all\N{REPLACEMENT CHARACTER}[2J: 1 steps"
+
+
 def test_with_no_keeper_nothing_is_proven() -> None:
     assert "Checked: nothing" in "\n".join(check_lines(board(ALICE)))
     assert not is_proven(board(ALICE))
