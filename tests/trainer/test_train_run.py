@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,11 +32,13 @@ ENDING_SECONDS: Final = 30.0  # it takes milliseconds; without an end of its own
 
 @dataclass(frozen=True)
 class Crowded(RunTask):
-    """On a machine whose memory others use as well."""
+    """On a machine whose memory others use as well, and which computes when it may."""
 
     room: int
+    may_compute: threading.Event
 
     def loss(self, batch: Any) -> torch.Tensor:
+        self.may_compute.wait()
         if self.samples_in(batch) > self.room:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return super().loss(batch)
@@ -67,13 +70,16 @@ class Training:
 
 @asynccontextmanager
 async def training(
-    folder: Path, *, closed: bool = False, room: int = 1 << 20
+    folder: Path, *, closed: bool = False, room: int = 1 << 20, measures: bool = False
 ) -> AsyncIterator[Training]:
     """`closed`: it begins in a pause. `room`: for so many samples at once, in memory that others
-    have taken since it was measured."""
+    have taken since it was measured. `measures`: and does not come to an end with it."""
     torch.set_num_threads(1)
     definition = read_definition(TEXT)
-    task = Crowded(**vars(build_task(definition)), room=room)
+    may_compute = threading.Event()
+    if not measures:
+        may_compute.set()
+    task = Crowded(**vars(build_task(definition)), room=room, may_compute=may_compute)
     home = read_configuration(environment={"POTLUCK_HOME": str(folder)})
     shown = Recorded()
     async with SimulatedWorld(seed=1) as world:
@@ -85,7 +91,7 @@ async def training(
                 one.session.gate.close("pause", "paused by you")
 
             async def train() -> None:
-                options = TrainerOptions(begins=True, micro_batch=4)
+                options = TrainerOptions(begins=True, micro_batch=0 if measures else 4)
                 try:
                     with one.scope:
                         await train_run(node, definition, task, options, one.session)
@@ -94,7 +100,10 @@ async def training(
                 one.ended.set()
 
             nursery.start_soon(train)
-            yield one
+            try:
+                yield one
+            finally:
+                may_compute.set()
 
 
 async def test_a_node_that_ends_in_a_pause_does_not_wait_for_it_to_be_over(tmp_path: Path) -> None:
@@ -114,6 +123,14 @@ async def test_who_leaves_before_the_loop_has_begun_begins_nothing(tmp_path: Pat
         assert await one.ends()
     assert not {MEASURING, ENTERING} & set(one.stages())
     assert one.shown.kinds()[-1] == "Left"
+
+
+async def test_who_leaves_while_it_measures_does_not_wait_for_that(tmp_path: Path) -> None:
+    async with training(tmp_path, measures=True) as one:
+        await until(lambda: MEASURING in one.stages(), PATIENCE_SECONDS)
+        one.session.departure.leave()
+        assert await one.ends()
+    assert ENTERING not in one.stages()
 
 
 async def test_memory_that_others_take_makes_batches_smaller_and_ends_nothing(
