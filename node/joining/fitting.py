@@ -4,7 +4,8 @@
 
 Above the owner's cap it is refused. Without a cap the machine itself is one: a definition is a few
 lines of text, and may ask for a model of terabytes. On a processor all of the estimate has to be in
-the machine's memory; where a GPU computes, that the GPU says; but the parameters are made here.
+the machine's memory; where a GPU computes, that the GPU says; but the parameters are made here. Who
+keeps a run alive without samples of its own needs no memory for any.
 
 Easy to get wrong: what a container may have is less than what its machine has.
 """
@@ -34,23 +35,29 @@ def check_fits(
     devices: Sequence[str],
     definition: RunDefinition,
     *,
+    computes: bool = True,
     machine_bytes: int | None,
 ) -> int:
-    """How many samples at once are the most that fit. TooLarge if not even one does."""
+    """How many samples at once are the most that fit. TooLarge if not even one does, or none where
+    none are computed."""
     run, most = definition.name, definition.training.samples_at_once
-    refuse_above(caps.memory_bytes, costs.memory_bytes(1), run)
+    least = costs.memory_bytes(1 if computes else 0)
+    if caps.memory_bytes is not None:
+        refuse_above(caps.memory_bytes, least, run)
+        return max(1, min(most, costs.most_samples(caps.memory_bytes)))
+    if machine_bytes is None:
+        return most
     on_processor = tuple(devices) == (PROCESSOR,)
-    needed = costs.memory_bytes(1) if on_processor else costs.built_bytes
-    if machine_bytes is not None and needed > machine_bytes:
+    needed = least if on_processor else costs.built_bytes
+    if needed > machine_bytes:
         raise TooLarge(
             f"{run} needs about {in_words(needed)} of memory; this machine has "
             f"{in_words(machine_bytes)}.",
             why="It is worked out from the run's definition.",
-            advice="Join from a larger machine. Nothing was downloaded.",
+            advice="Join from a larger machine. --max-memory says how much it may hold instead. "
+            "Nothing was downloaded.",
         )
-    limits = [caps.memory_bytes, machine_bytes if on_processor else None]
-    known = [limit for limit in limits if limit is not None]
-    return max(1, min([most, *(costs.most_samples(limit) for limit in known)]))
+    return max(1, min(most, costs.most_samples(machine_bytes))) if on_processor else most
 
 
 def machine_memory() -> int | None:

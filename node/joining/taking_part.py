@@ -157,7 +157,14 @@ async def _prepare(node: Node, part: Part, session: Session, watched: WatchedCap
     definition = signed.definition
     costs = await _in_thread_to_let_go(_costs_of, signed, part.trusted)
     devices, threads = await _in_thread_to_let_go(_devices_of, caps)
-    most = check_fits(costs, caps, devices, definition, machine_bytes=machine_memory())
+    most = check_fits(
+        costs,
+        caps,
+        devices,
+        definition,
+        computes=not part.keeps_only,
+        machine_bytes=machine_memory(),
+    )
     if not part.begins:
         watched.expect(costs.state_bytes, part.run)
     session.happened(WillUse(_lines(part, definition, costs, caps, devices, threads, most)))

@@ -34,12 +34,14 @@ def most_samples(
     *,
     cap_gb: float | None = None,
     devices: tuple[str, ...] = ("cpu",),
+    computes: bool = True,
 ) -> int:
     return check_fits(
         costs_of(definition),
         Caps(memory_bytes=None if cap_gb is None else int(cap_gb * GB)),
         devices,
         definition,
+        computes=computes,
         machine_bytes=None if machine_gb is None else int(machine_gb * GB),
     )
 
@@ -65,6 +67,19 @@ def test_where_a_gpu_computes_the_machine_has_to_hold_the_parameters() -> None:
     assert most_samples(SIXTEEN_GIGABYTES, 24, devices=GPU) == 4
     with pytest.raises(TooLarge):
         most_samples(SIXTEEN_GIGABYTES, 8, devices=GPU)
+
+
+def test_the_owner_may_say_that_it_may_hold_more_than_there_is() -> None:
+    assert most_samples(SIXTEEN_GIGABYTES, 8, cap_gb=640) == 4
+
+
+def test_who_brings_no_samples_needs_no_memory_for_any() -> None:
+    long = read_definition(
+        changed("context = 16\nwidth = 16\nlayers = 1", "context = 65536\nwidth = 16\nlayers = 64")
+    )
+    with pytest.raises(TooLarge):
+        most_samples(long, 2)
+    most_samples(long, 2, computes=False)
 
 
 def test_batches_are_made_smaller_to_fit_with_and_without_a_cap() -> None:
