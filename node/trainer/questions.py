@@ -84,7 +84,11 @@ class TrainerQuestions:
         if seconds is not None and not (
             isinstance(seconds, int | float) and 0.0 < seconds <= LONGEST_SECONDS
         ):
-            raise WrongUse("A pause has a length above zero.", why=f"{seconds!r} was asked for.")
+            raise WrongUse(
+                "A pause is longer than nothing, and at most ten years.",
+                why=f"{seconds!r} seconds were asked for.",
+                advice="Without a length it lasts until `potluck resume`.",
+            )
         pause, now = self._pause_now, time.time()
         instead_of = pause.words(now) if pause.is_on else ""
         pause.begin(now, None if seconds is None else float(seconds))
