@@ -69,12 +69,15 @@ class Peer:
     async def until(
         self, wanted: Callable[[Told], bool], what: str, seconds: float, after: float = 0.0
     ) -> Told:
-        """The first of what it says, after that moment, that is wanted; BenchFailed without one."""
+        """The first of what it says, after that moment, that is wanted; BenchFailed without one,
+        and as soon as it has ended by an error."""
         with trio.move_on_after(seconds):
             while True:
                 for one in self.told:
                     if one["at"] >= after and wanted(one):
                         return one
+                    if "error" in one:
+                        raise BenchFailed(f"{self.name} has ended.", why=one["error"]["what"])
                 await trio.sleep(LOOK_SECONDS)
         raise BenchFailed(
             f"{self.name} has not {what} within {seconds:g} seconds.",
