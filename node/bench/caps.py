@@ -69,8 +69,8 @@ delayed = true
 codec = "none"
 grace_seconds = 5.0
 """
-"""25 MB of gradients, and a batch that two weak cores compute in longer than its round takes over the
-capped link: or who has rested could never catch up with those who trained on."""
+"""25 MB of gradients, and a batch that two weak cores compute in longer than its round takes over
+the capped link: or who has rested could never catch up with those who trained on."""
 
 Talk = Callable[[str], None]
 
