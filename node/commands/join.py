@@ -112,8 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
     invite = read_invited(places, typed, arguments.invite_file, os.environ)
     code = read_code(arguments.code_file)
     check_still_good(places, invite, int(1000 * time.time()))
-    check_home(configuration)
     with undisturbed():
+        check_home(configuration)
         own_identity(configuration)
         with kept_in(places.run_folder), hold_running_lock(places, configuration.key_file):
             pass  # before anybody is asked to log in, who could not join then
