@@ -29,6 +29,7 @@ from protocols.errors import PotluckError, Refused
 
 SPEAKS_AGAIN_SECONDS: Final = SAY_AGAIN_SECONDS + 1.0  # and a second for the way
 LOOK_SECONDS: Final = 0.5
+ROUNDING_MS: Final = 2.0  # slots count whole ones; no life before spoke so shortly before this one
 ANSWER_SECONDS: Final = 3.0
 """For the directory's answer. Without one nobody is kept from training: should there be another
 after all, both say so in their logs later."""
@@ -48,7 +49,7 @@ async def refuse_if_in_use(
         if said_ms is None:
             return
         now_ms = 1000.0 * node.network.wall_time() + node.dht.statistics().clock_offset_ms
-        if said_ms > now_ms - 1000.0 * node.uptime_seconds:
+        if said_ms > now_ms - 1000.0 * node.uptime_seconds - ROUNDING_MS:
             raise KeyInUse(
                 "Another node takes part in this run with this node's key.",
                 why=f"Its peer id is {node.network.peer_id}, as this one's is: one of the two has "
