@@ -48,7 +48,7 @@ def test_the_readme_shows_a_picture_that_needs_nobody_else() -> None:
 def test_the_readmes_picture_is_of_the_screen_as_it_is() -> None:
     """Else it is made again: scripts/picture says how."""
     shown = words_in(PICTURE.read_text("utf-8"))
-    for part in ("potluck join", "poem · training", "3 others · 3 direct", "accepted samples in"):
+    for part in ("potluck join", "poem · ", "3 others · 3 direct", "accepted samples in"):
         assert part in shown
     here = "\n".join(line.plain for line in render(STATES["training"], 80, 23))
     for name in ("step", "loss", "batch", "given", "traffic", "device", "peers"):
