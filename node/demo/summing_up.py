@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from node.demo.judging import Judged
 
 LARGEST_LOSS_RATIO = 0.6  # of the last loss to the first one
+LEAST_CONFIRMED = 0.75  # of what somebody tells; nearly always it is all of it
 
 
 def summary_of(
@@ -92,12 +93,14 @@ def _credited(rank: dict[str, Any]) -> dict[str, Any]:
 
 def _credit_failures(summary: dict[str, Any]) -> list[str]:
     """Whether the records that all have signed say what each volunteer said of itself. Who was
-    killed may have been in a step that it could not tell of any more."""
+    killed may have been in a step that it could not tell of any more; and a step of two counts for
+    neither whose other one has taken its result later, from others, and was no witness."""
     credited = {one["name"]: one["samples"] for one in summary["credit"]["people"]}
     wrong = []
     for one in summary["contributions"]:
         told, found = one["samples"], credited.get(one["name"], 0)
-        if found < told or (found > told and not one["killed"]):
+        is_more = found > told and not one["killed"]
+        if is_more or found < LEAST_CONFIRMED * told:
             wrong.append(
                 f"{one['name']} told of {told:,} samples, and the others' records say {found:,}"
             )
