@@ -54,7 +54,18 @@ async def meet(node: Node, session: Session) -> None:
         await node.dht.joined()
         nursery.cancel_scope.cancel()
     if refusals:
-        raise refusals[0]
+        raise refusals[0] if node.membership else _without_a_pass(session.run, refusals[0])
+
+
+def _without_a_pass(run: str, refusal: NotAllowed) -> NotAllowed:
+    """The same, for somebody whose invite says that the run is open."""
+    return NotAllowed(
+        f"Those at the addresses of this invite let nobody into {run} without a pass.",
+        why=f"The run is closed, or the addresses are another run's by now. {refusal.what}",
+        advice="Ask the organiser for a new invite (`potluck run invite`); with one from the run's "
+        "moderators, `potluck login INVITE` gets a pass.",
+        reason=refusal.reason,
+    )
 
 
 async def _tell_of_silence(node: Node, session: Session) -> None:
