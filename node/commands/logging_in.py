@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import webbrowser
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from auth.errors import AuthError
 from auth.invites import Invite
 from node.access.auth_client import (
     About,
+    AccessDenied,
     AuthClient,
     Granted,
     PendingLogin,
@@ -69,16 +71,17 @@ def log_in(configuration: Configuration, wishes: Wishes, output: Output) -> int:
             + (f": {invite.bootstrap[0]}" if invite.bootstrap else "."),
         )
     present = _present(configuration, invite, wishes, output)
+    refusals: list[AccessDenied] = []
     if present is not None and not wishes.again:
         if present.standing is Standing.VALID and not present.kept.refused:
             _tell_done(configuration, output, "kept")
             return DONE
-        code = _renew(present, output)
+        code = _renew(present, output, refusals)
         if code == DONE:
             _tell_done(configuration, output, "renewed")
         if code != FAILED:  # Ctrl-C, for one
             return code
-    return _Login(configuration, invite, wishes, output).run()
+    return _Login(configuration, invite, wishes, output, refusals).run()
 
 
 def _invite_of_pass(configuration: Configuration) -> Invite:
@@ -117,7 +120,7 @@ def _present(
         return None
 
 
-def _renew(present: Membership, output: Output) -> int:
+def _renew(present: Membership, output: Output, refusals: list[AccessDenied]) -> int:
     """Try without a person: a pass that is over can be renewed for a while."""
 
     async def renew() -> int:
@@ -126,6 +129,8 @@ def _renew(present: Membership, output: Output) -> int:
                 granted = await client.renew(present.access_pass.token)
                 await present.adopt(granted.signed, granted.opened)
         except (PotluckError, AuthError) as error:
+            if isinstance(error, AccessDenied):
+                refusals.append(error)
             output.say(f"The old pass cannot be renewed, so a new one is asked for: {error}")
             return FAILED
         return DONE
@@ -137,8 +142,14 @@ class _Login:
     """One login. The server is met first, because what it offers decides what a person is asked."""
 
     def __init__(
-        self, configuration: Configuration, invite: Invite, wishes: Wishes, output: Output
+        self,
+        configuration: Configuration,
+        invite: Invite,
+        wishes: Wishes,
+        output: Output,
+        refusals: Sequence[AccessDenied] = (),
     ) -> None:
+        self._refusals = refusals
         self._configuration = configuration
         self._invite = invite
         self._wishes = wishes
@@ -166,7 +177,9 @@ class _Login:
         return run_until_signal(self._log_in)
 
     def _typed_code(self) -> str:
-        if self._output.json or not sys.stdin.isatty():
+        if self._output.json or sys.stdin is None or not sys.stdin.isatty():
+            if self._refusals:  # that is why there is no pass: a code is not what is missing
+                raise self._refusals[0]
             raise WrongUse(
                 "An enrolment code is needed.",
                 why="The server has no other way to log in, or it was asked for.",

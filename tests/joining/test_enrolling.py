@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from auth.invites import Invite
+from node.access.pass_file import keep_pass, load_pass
 from node.run.invite import RunInvite, write_invite
 from tests.access.auth_servers import RUN, AuthServerProcess, running_auth_server
 from tests.commands.console import objects, potluck
@@ -42,3 +44,11 @@ def test_who_is_not_let_in_is_told_why_and_by_whom(tmp_path: Path) -> None:
         assert "A moderator" in refused(tmp_path / "dave", invite, denied)["why"]
         potluck("login", invite, home=tmp_path / "bob", POTLUCK_LOGIN_CODE=used)
         assert "used" in str(refused(tmp_path / "late", invite, used))
+        server.act("revoke", target="code:bob", reason="sent garbage")
+        file = tmp_path / "bob" / "access.pass"
+        kept = load_pass(file)
+        assert kept is not None
+        keep_pass(file, msgspec.structs.replace(kept, refused="As it is when a node was told."))
+        again = potluck("join", invite, "--json", home=tmp_path / "bob")
+        assert again.returncode == 3, (again.stdout, again.stderr)
+        assert "access was revoked" in objects(again.stdout)[-1]["error"]["what"]
