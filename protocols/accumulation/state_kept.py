@@ -87,6 +87,7 @@ class KeptPieces:
         if self._file is not None:
             with contextlib.suppress(OSError):  # a file in the way is written over the next time
                 self._file.unlink(missing_ok=True)
+                self._file.parent.rmdir()
         return state
 
     def _begin(self, manifest: Manifest) -> None:
