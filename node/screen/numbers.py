@@ -79,9 +79,9 @@ def loss_block(view: TrainerView, room: int, *, is_tall: bool) -> Block:
 
 def batch_block(view: TrainerView, room: int) -> Block:
     """How full the batch is that all fill together, whose it is, and when the step is due. Without
-    a link nobody knows."""
+    a link nobody knows, and a complete run has none."""
     batch, free = view.batch, within(room)
-    if batch.target < 1 or view.phase is Phase.NETWORK_LOST:
+    if batch.target < 1 or view.phase in (Phase.NETWORK_LOST, Phase.COMPLETE):
         return Block(3, [])
     apart = view.loss is None and not view.losses and not view.epoch  # the first of the numbers
     percent = f"{min(max(100.0 * batch.samples / batch.target, 0.0), 100.0):.0f} %"

@@ -80,9 +80,12 @@ def told_of(facts: Facts) -> Told:
 
 
 def _left(left: Left, facts: Facts) -> Told:
-    gave = f"{given_by(left)}. Thank you!"
+    said = ["the run has made all its steps"] if facts.complete else []
+    if left.steps or left.lost_samples:  # who only keeps brings none
+        said.append(given_by(left))
+    gave = f"{'; '.join(said)}. Thank you!" if said else "Thank you!"
     if facts.complete:
-        return Told(Phase.LEFT, f"the run has made all its steps; {gave}")
+        return Told(Phase.LEFT, gave)
     again = "`potluck run start` goes on with it" if facts.begins else "`potluck join` takes part"
     return Told(Phase.LEFT, gave, f"{again} again.")
 

@@ -74,6 +74,8 @@ def test_the_end_says_what_was_given_and_how_to_come_back() -> None:
     assert "potluck run start" in told_of(Facts(left=LEFT, begins=True)).advice
     complete = told_of(Facts(left=LEFT, complete=True))
     assert complete.doing.startswith("the run has made all its steps; 1,200 samples")
+    only_kept = Facts(left=Left(samples=0, steps=0, seconds=75.0), complete=True, begins=True)
+    assert told_of(only_kept).doing == "the run has made all its steps. Thank you!"
 
 
 def test_what_failed_is_said_with_its_reason() -> None:
