@@ -158,10 +158,9 @@ def _lines(link: LinkStatus) -> Text:
         f"\n{printable(link.peer)}\n"
         f"  {link.reach}, {preposition} {printable(link.address)}, "
         f"since {duration(link.connected_seconds)}\n"
-        f"  rtt {milliseconds(link.round_trip_ms)}, "
-        f"sent {_flow(link.bytes_sent, link.send_bytes_per_second)}, "
-        f"received {_flow(link.bytes_received, link.receive_bytes_per_second)}, "
-        f"streams {link.streams}"
+        f"  rtt {milliseconds(link.round_trip_ms)}, streams {link.streams}\n"
+        f"  sent {_flow(link.bytes_sent, link.send_bytes_per_second)}, "
+        f"received {_flow(link.bytes_received, link.receive_bytes_per_second)}"
     )
 
 
