@@ -301,6 +301,10 @@ def _introduce(
     bootstrap = worth_naming(addresses)
     invite = RunInvite(signed.definition.name, bootstrap, signed.organiser, 0, access)
     text = write_invite(invite)
+    for_people = not getattr(arguments, "json", False)
+    if for_people:  # before the text: a code can take a whole terminal, and the text shall be seen
+        for line in lines_that_fit(text, wanted=arguments.qr, colour=False):
+            lines.say(line)
     lines.data(
         {
             "event": "started",
@@ -313,12 +317,9 @@ def _introduce(
         },
         text,
     )
-    if getattr(arguments, "json", False):
-        return
-    for line in _for_people(access is not None, shlex.quote(arguments.folder)):
-        lines.say(line)
-    for line in lines_that_fit(text, wanted=arguments.qr, colour=False):
-        lines.say(line)
+    if for_people:
+        for line in _for_people(access is not None, shlex.quote(arguments.folder)):
+            lines.say(line)
 
 
 def _for_people(is_closed: bool, folder: str) -> Iterator[str]:
