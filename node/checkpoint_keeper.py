@@ -152,7 +152,7 @@ class CheckpointKeeper:
         if self._holder is None:
             return False
         epoch, every = self._holder.at[0], self._settings.policy.keep_every
-        return bool(every and epoch % every == 0) or 0 < epoch == self._settings.last_epoch
+        return bool(every and epoch % every == 0) or 0 < self._settings.last_epoch <= epoch
 
     async def _write(self) -> None:
         holder, tell = self._holder, self._tell

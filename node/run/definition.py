@@ -178,6 +178,7 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
             "local_steps": self.training.local_steps,
             "max_norm": self.training.max_norm,
             "average_parameters_every": self.averaging.parameters_every,
+            "last_epoch": self.training.steps,
             "precision": self.training.precision,
         }
 

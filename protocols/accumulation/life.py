@@ -37,12 +37,14 @@ class Mode:
     - `delayed`: the next epoch's samples are computed while a round is averaged and stepped.
     - `auxiliary`: comes to rounds without samples.
     - `parameters_every`: after so many steps the parameters are averaged, too; 0 is never.
+    - `last_epoch`: with which the run is complete: no round is begun for another; 0 is never.
     """
 
     target_samples: int
     delayed: bool = False
     auxiliary: bool = False
     parameters_every: int = 0
+    last_epoch: int = 0
 
 
 @dataclass(frozen=True)

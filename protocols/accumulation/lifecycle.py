@@ -155,7 +155,7 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
     if life.passed_by & found.ahead:
         return _fetch_from(life, tuple(sorted(life.passed_by & found.ahead)))
     life = replace(life, phase=Phase.ACCUMULATING)
-    if not found.is_due_with(life.samples):
+    if 0 < mode.last_epoch <= life.epoch or not found.is_due_with(life.samples):
         return life, ()
     if not life.samples and not mode.auxiliary:
         return life, ()  # it has nothing to bring, and would only take somebody's place

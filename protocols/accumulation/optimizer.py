@@ -69,6 +69,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     - `max_norm`: the averaged gradient is clipped to it (with local steps: each peer's own).
     - `average_parameters_every`: after so many steps the parameters are averaged too, so that
       machines that round unlike do not drift apart; 0 is never.
+    - `last_epoch`: the run is complete with so many steps, and no other is made; 0: it has no end.
     - `precision`: what `autocast` computes in; fp16 with a loss scale on which all peers agree.
     - `auxiliary`: brings no gradients, reduces for the others and makes their steps (`assist`).
     - `buffers`: `model.named_buffers()`, where they belong to what a newcomer needs.
@@ -85,6 +86,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         local_steps: int = 1,
         max_norm: float | None = None,
         average_parameters_every: int = 0,
+        last_epoch: int = 0,
         precision: Precision = "float32",
         auxiliary: bool = False,
         buffers: Iterable[tuple[str, Tensor]] = (),
@@ -94,6 +96,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             local_steps=local_steps,
             max_norm=max_norm,
             average_parameters_every=average_parameters_every,
+            last_epoch=last_epoch,
             precision=precision,
             auxiliary=auxiliary,
         )
@@ -128,6 +131,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             delayed=delayed,
             auxiliary=auxiliary,
             parameters_every=average_parameters_every,
+            last_epoch=last_epoch,
         )
         description = description_of(
             self._steps,

@@ -35,6 +35,7 @@ def check_options(
     local_steps: int,
     max_norm: float | None,
     average_parameters_every: int,
+    last_epoch: int,
     precision: str,
     auxiliary: bool,
 ) -> None:
@@ -56,6 +57,8 @@ def check_options(
         )
     if average_parameters_every < 0:
         raise ProtocolMisuse(f"average_parameters_every={average_parameters_every} is no number.")
+    if last_epoch < 0:
+        raise ProtocolMisuse(f"last_epoch={last_epoch} is no number of steps.")
     if auxiliary and delayed:
         raise ProtocolMisuse(
             "auxiliary=True and delayed=True do not go together.",

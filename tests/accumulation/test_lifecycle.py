@@ -352,6 +352,21 @@ def test_an_auxiliary_peer_comes_without_samples() -> None:
     )
 
 
+@pytest.mark.parametrize("delayed", [False, True])
+def test_when_the_last_step_is_made_no_other_is_begun(*, delayed: bool) -> None:
+    mode = Mode(target_samples=100, delayed=delayed, last_epoch=1)
+    lifecycle = averaging(mode)
+    if delayed:
+        lifecycle.take(Contributed(120))  # enough for another one
+    assert lifecycle.take(Averaged(Ending.COMMITTED, 100.0, DIGEST, peers(0, 1)))[0] == Step(
+        0, AFTER
+    )
+    lifecycle.take(Stepped())
+    lifecycle.take(Contributed(120))
+    assert lifecycle.take(looked(lifecycle, others=120, due=True, expected=2)) == ()
+    assert lifecycle.life.phase is Phase.ACCUMULATING
+
+
 def test_a_trainer_without_samples_comes_to_no_round() -> None:
     lifecycle = accumulating(samples=0)
     assert lifecycle.take(looked(lifecycle, others=120, due=True, averaging=peers(1, 2))) == ()

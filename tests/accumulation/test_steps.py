@@ -204,6 +204,7 @@ def options(**changed: object) -> dict[str, object]:
         "local_steps": 1,
         "max_norm": None,
         "average_parameters_every": 0,
+        "last_epoch": 0,
         "precision": "float32",
         "auxiliary": False,
     }
@@ -220,6 +221,7 @@ def options(**changed: object) -> dict[str, object]:
         ({"max_norm": -1.0}, "max_norm=-1.0"),
         ({"precision": "fp8"}, 'precision="fp8"'),
         ({"average_parameters_every": -1}, "average_parameters_every=-1"),
+        ({"last_epoch": -1}, "last_epoch=-1"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_by_name(
