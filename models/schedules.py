@@ -78,6 +78,16 @@ class Schedule(LRScheduler):
         self.settings = settings
         super().__init__(optimizer)
 
+    @property
+    def described(self) -> str:
+        """Two schedules with the same words set the same rates (protocols/accumulation compares
+        them)."""
+        own = self.settings
+        return (
+            f"{own.decay}, warmup={own.warmup}, steps={own.steps}, floor={own.floor:.9g}, "
+            f"power={own.power:.9g}"
+        )
+
     def get_lr(self) -> list[Any]:
         return [rate * factor(self.settings, self.last_epoch) for rate in self.base_lrs]
 

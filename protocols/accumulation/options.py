@@ -19,6 +19,7 @@ from blake3 import blake3
 
 from protocols.accumulation.history import first_history
 from protocols.accumulation.optimizer_state import OWN_SETTINGS
+from protocols.accumulation.signature import LONGEST_OPTIMIZER_NAME
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_description import TrainingDescription, as_setting
 from protocols.errors import ProtocolMisuse
@@ -88,13 +89,23 @@ def description_of(
         codecs=tuple((one.name, one.codec) for one in steps.layout.segments if one.name in trained),
         optimizer=type(inner.optimizer).__name__,
         groups=tuple(_settings(group) for group in inner.optimizer.param_groups),
-        schedule="" if inner.scheduler is None else type(inner.scheduler).__name__,
+        schedule=_schedule_of(inner.scheduler),
         steps=steps.kind,
         local_steps=local_steps,
         target_batch=target_batch,
         max_norm=max_norm or 0.0,
         average_parameters_every=average_parameters_every,
     )
+
+
+def _schedule_of(scheduler: object) -> str:
+    """Its class, and what it says of itself if it can (`described`): code cannot be compared, and
+    two peers with other rates would drift apart by the same results."""
+    if scheduler is None:
+        return ""
+    words = getattr(scheduler, "described", "")
+    said = f"{type(scheduler).__name__}({words})" if words else type(scheduler).__name__
+    return said[:LONGEST_OPTIMIZER_NAME]
 
 
 def _settings(group: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -12,7 +12,8 @@ are asked of a peer (describing.py), who is believed as far as the digest goes.
 Easy to get wrong: what may differ is not in it: the device, the precision of the batches, torch's
 version, whether steps are delayed (the results are the same, and an auxiliary peer has nothing to
 delay), and how a torch optimizer computes (`fused`, `foreach`). And code cannot be compared: of a
-schedule only the name of its class is.
+schedule only the name of its class is, and what it says of itself in `described`, as those of
+models/schedules.py do.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class TrainingDescription(Message, frozen=True, dict=True):
     """- `tensors`: parameters (`model/…`) and buffers (`buffer/…`), by ascending name.
     - `codecs`: how each parameter that is trained travels, in their order.
     - `groups`: the settings of the optimizer's param groups as text, by ascending name.
-    - `steps`: what is averaged, as a word. `schedule`: the class of it, or nothing.
+    - `steps`: what is averaged, as a word. `schedule`: the class of it with what it says of itself,
+      or nothing.
     - `max_norm`: 0 clips nothing.
     """
 

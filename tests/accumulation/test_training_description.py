@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from models.registry import schedule_factory
 from protocols.accumulation.gradient_steps import GradientSteps
 from protocols.accumulation.inner_step import Factory, Scheduler
 from protocols.accumulation.local_steps import LocalSteps
@@ -114,6 +115,11 @@ def described(
             "the optimizer has 1 param groups here and 2 there",
         ),
         (partial(described, scheduler=one_cycle), "the schedule is none here and OneCycleLR there"),
+        (
+            partial(described, scheduler=schedule_factory({"name": "cosine", "steps": 9})),
+            "the schedule is none here and Schedule(cosine, warmup=0, steps=9, floor=0, power=2) "
+            "there",
+        ),
         (partial(described, codec="float16"), "the codec is none here and float16 there"),
         (
             partial(described, codec={"bias": "float16"}),
