@@ -61,12 +61,12 @@ class MachineWatch:
 
     async def run(self) -> None:
         """For ever."""
-        places, seen_at = frozenset(self._network.addresses()), self._elapsed()
+        places = frozenset(self._network.addresses())
         while True:
+            began = self._elapsed()
             await trio.sleep(LOOK_SECONDS)
-            before, seen_at = seen_at, self._elapsed()
+            slept = self._elapsed() - began - LOOK_SECONDS
             places_before, places = places, frozenset(self._network.addresses())
-            slept = seen_at - before - LOOK_SECONDS
             if slept > ASLEEP_SECONDS:
                 self._tell(f"this machine slept for {span(slept)}: looking who is still there")
             elif places_before - places and places:
