@@ -164,8 +164,11 @@ class Loop:
             self._losses += value * samples
             self._counted += samples
         self._batch_size.took(time.monotonic() - began)
+        before = optimizer.epoch
         if optimizer.step(samples=samples, loss=value):
             self._tell_loss(optimizer.epoch)
+        elif optimizer.epoch != before:  # another state was taken: they are given up, and told
+            self._losses, self._counted = 0.0, 0
 
     def _computed(self, optimizer: CollaborativeOptimizer, batch: Any) -> float | None:
         """The loss, with its gradients computed; None if memory has no room for it. What was begun
@@ -211,7 +214,10 @@ class Loop:
         session, began = self._session, time.monotonic()
         closed = session.gate.reasons()
         if not any(one.name == NETWORK for one in closed):  # else nobody can be brought anything
+            before = optimizer.epoch
             optimizer.see_out(ROUND_PATIENCE_SECONDS)  # or the others would wait for it in vain
+            if optimizer.epoch != before:
+                self._tell_loss(optimizer.epoch)
         reasons = tuple(one.words for one in closed if one.name != NETWORK)
         if reasons:
             session.happened(Paused(reasons))
