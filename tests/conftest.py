@@ -2,7 +2,7 @@
 
 A shell without job control starts its background commands with SIGINT ignored, and a process that
 ignores a signal hands that on to all its children. The tests of Ctrl-C would then wait for
-programs that rightly take no notice of it.
+programs that rightly take no notice of it. So it is with SIGHUP, where nohup began the tests.
 
 How hypothesis looks for examples is a profile, and scripts/test names it. `default` is the same
 examples each time, so that nobody's change fails by what another's left undetected; `fast` is fewer
@@ -59,3 +59,5 @@ def pytest_collection_finish() -> None:
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
