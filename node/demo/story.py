@@ -23,6 +23,7 @@ class Volunteer:
     name: str
     samples: int = 0
     steps: int = 0
+    given_up: int = 0  # samples that it counts as in no step
     epoch: int = 0
     entered_at: int | None = None  # the epoch with which the loop began
     samples_per_second: float = 0.0
@@ -57,6 +58,8 @@ class Story:
                 if event["own_samples"] and len(event["members"]) > 1:
                     one.samples += int(event["own_samples"])
                     one.steps += 1
+            case "gradients_dropped":
+                one.given_up += int(event["samples"])
             case "caught_up":
                 one.epoch = max(one.epoch, int(event["epoch"]))
                 if one.caught_up is None or event["fetched_bytes"] > one.caught_up["fetched_bytes"]:
@@ -97,6 +100,7 @@ class Story:
                 "samples": one.samples,
                 "share": round(one.samples / whole, 4) if whole else 0.0,
                 "steps": one.steps,
+                "given_up": one.given_up,
                 "killed": one.killed_at is not None,
             }
             for one in ordered

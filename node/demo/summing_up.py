@@ -93,13 +93,14 @@ def _credited(rank: dict[str, Any]) -> dict[str, Any]:
 
 def _credit_failures(summary: dict[str, Any]) -> list[str]:
     """Whether the records that all have signed say what each volunteer said of itself. Who was
-    killed may have been in a step that it could not tell of any more; and a step of two counts for
-    neither whose other one has taken its result later, from others, and was no witness."""
+    killed may have been in a step that it could not tell of any more; who got no word of a round's
+    result gives its samples up, though they may be in it; and a step of two counts for neither
+    whose other one has taken its result later, from others, and was no witness."""
     credited = {one["name"]: one["samples"] for one in summary["credit"]["people"]}
     wrong = []
     for one in summary["contributions"]:
         told, found = one["samples"], credited.get(one["name"], 0)
-        is_more = found > told and not one["killed"]
+        is_more = found > told + one["given_up"] and not one["killed"]
         if is_more or found < LEAST_CONFIRMED * told:
             wrong.append(
                 f"{one['name']} told of {told:,} samples, and the others' records say {found:,}"

@@ -129,6 +129,14 @@ def test_who_was_killed_may_have_been_in_a_step_that_it_could_not_tell_of() -> N
     assert a_summary(a_story(), cleo=12)["failures"] == []
 
 
+def test_who_got_no_word_of_a_result_may_have_been_in_it() -> None:
+    story = a_story()
+    story.take("dora", {"event": "gradients_dropped", "samples": 15, "reason": "left out"})
+    assert a_summary(story, dora=35)["failures"] == []
+    (failure,) = a_summary(story, dora=36)["failures"]
+    assert "dora told of 20 samples" in failure
+
+
 def test_a_step_without_a_witness_is_no_failure() -> None:
     assert a_summary(a_story(), ann=50)["failures"] == []
 
