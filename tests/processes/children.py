@@ -95,14 +95,17 @@ class Child:
         return len(os.listdir(f"/proc/{self.process_id}/fd"))
 
     async def read_line(self) -> bytes:
-        """The next line of its standard output; b"" when it has closed that."""
-        while b"\n" not in self._held:
-            more = await self.standard_output.receive_some(65_536)
-            if not more:
-                return b""
-            self._held += more
-        line, _, rest = bytes(self._held).partition(b"\n")
-        self._held[:] = rest
+        """The next line of its standard output with something in it; b"" when it has closed that.
+        (What it logs may have an empty line, which is no end.)"""
+        line = b""
+        while not line:
+            while b"\n" not in self._held:
+                more = await self.standard_output.receive_some(65_536)
+                if not more:
+                    return b""
+                self._held += more
+            line, _, rest = bytes(self._held).partition(b"\n")
+            self._held[:] = rest
         return line
 
     async def read_rest(self) -> bytes:
