@@ -15,35 +15,32 @@ in which it is near; its clock is everybody's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import trio
 
-from node.bench.caps_lab import HOST, Peer, Told, host_of, listen_on, open_lab
-from node.bench.caps_readings import (
-    Reading,
-    between,
-    most_memory,
-    over,
-    used_between,
-    worst_window,
+from node.bench.caps_figures import (
+    OVER,
+    REST_PROCESSOR_SHARE,
+    Rest,
+    plan_figures,
+    rate_figures,
+    rest_of,
+    waited_share,
 )
+from node.bench.caps_lab import HOST, Peer, Told, host_of, listen_on, open_lab
+from node.bench.caps_readings import Reading, most_memory, over, used_between, worst_window
 from node.bench.machine import machine_facts
 from node.bench.own_network import check_own_networks
 from node.bench.processes import BenchFailed
 
-OVER: Final = 0.05  # by which part a cap may be exceeded, in any ten seconds
 START_SECONDS: Final = 120.0
 ACCEPTED_SECONDS: Final = 180.0
 LEEWAY_SECONDS: Final = 20.0  # for what should happen at a moment
-EDGE_SECONDS: Final = 1.0  # at both ends of a rest, for what was under way
-REST_PROCESSOR_SHARE: Final = 0.1  # of one core: signs of life, the directory
-REST_BYTES_PER_SECOND: Final = 10_000.0
 WAITED: Final = 0.1  # of the others' time, that a pause of somebody else may make them wait more
 MINUTE: Final = 60.0
 CLOSED: Final = "00:01", "00:02"  # of the schedule that is open for all the rest of the day
@@ -284,8 +281,8 @@ class _Stage:
         readings, effort = self._readings(), self.effort
         up, down = worst_window(readings, "sent_bytes"), worst_window(readings, "received_bytes")
         return {
-            "upload": _kept_rate(up, effort.upload),
-            "download": _kept_rate(down, effort.download),
+            "upload": rate_figures(up, effort.upload),
+            "download": rate_figures(down, effort.download),
         }
 
     def _processor(self) -> dict[str, Any]:
@@ -311,99 +308,6 @@ class _Stage:
     def _readings(self) -> list[Reading]:
         assert self.capped.meter is not None
         return self.capped.meter.readings
-
-
-@dataclass(frozen=True)
-class Rest:
-    """A time in which the node should do nothing, without its edges."""
-
-    seconds: float
-    resumed_at: float
-    processor_share: float
-    sent_per_second: float
-    received_per_second: float
-    memory_before: int
-    memory_meanwhile: int
-
-    @property
-    def is_rest(self) -> bool:
-        traffic = max(self.sent_per_second, self.received_per_second)
-        quiet = traffic <= REST_BYTES_PER_SECOND
-        return quiet and self.processor_share <= REST_PROCESSOR_SHARE
-
-    def figures(self) -> dict[str, Any]:
-        return {
-            "rest_seconds": round(self.seconds, 1),
-            "processor_percent_of_a_core": round(100 * self.processor_share, 1),
-            "sent_bytes_per_second": round(self.sent_per_second),
-            "received_bytes_per_second": round(self.received_per_second),
-            "memory_before": self.memory_before,
-            "memory_meanwhile": self.memory_meanwhile,
-        }
-
-
-def rest_of(readings: Sequence[Reading], paused: float, opens: float, resumed: float = 0.0) -> Rest:
-    began, ended = paused + EDGE_SECONDS, opens - EDGE_SECONDS
-    seconds = max(ended - began, 1e-9)
-    inside = between(readings, began, ended)
-    before = between(readings, paused - 10.0, paused)
-    return Rest(
-        opens - paused,
-        resumed or opens,
-        used_between(readings, began, ended, "processor_seconds") / seconds,
-        used_between(readings, began, ended, "sent_bytes") / seconds,
-        used_between(readings, began, ended, "received_bytes") / seconds,
-        most_memory(before),
-        inside[-1].memory_bytes if inside else 0,
-    )
-
-
-def plan_figures(told: Sequence[Told], free: str, capped: str) -> dict[str, Any]:
-    """Of the steps that both were in: which part of the vector each of them reduced."""
-    found = [
-        parts_of(one["shares"])
-        for one in told
-        if one["event"] == "step_taken"
-        and {free, capped} <= {each["peer"] for each in one["shares"]}
-    ]
-    if not found:
-        raise BenchFailed("No step was made with both volunteers.")
-    mine, theirs = (median(one[peer] for one in found) for peer in (capped, free))
-    return {
-        "rounds": len(found),
-        "capped_reduces": round(mine, 4),
-        "free_reduces": round(theirs, 4),
-        "kept": mine < theirs,
-    }
-
-
-def parts_of(shares: Sequence[Told]) -> dict[str, float]:
-    """Which part of the vector each has reduced. A part is counted once for each other sender."""
-    senders = {one["peer"] for one in shares if one["samples"]}
-    reduced = {
-        one["peer"]: one["averaged_bytes"] / max(1, len(senders - {one["peer"]})) for one in shares
-    }
-    total = sum(reduced.values()) or 1.0
-    return {peer: part / total for peer, part in reduced.items()}
-
-
-def waited_share(told: Sequence[Told], began: float, ended: float) -> float:
-    """Of the time between two steps of that time, how much its training did nothing but wait."""
-    steps = [one for one in told if one["event"] == "step_taken" and began <= one["at"] <= ended]
-    if len(steps) < 2:
-        return 0.0
-    waited: float = sum(one["waiting_seconds"] for one in steps[1:])
-    seconds: float = steps[-1]["at"] - steps[0]["at"]
-    return waited / seconds
-
-
-def _kept_rate(worst: float, limit: float) -> dict[str, Any]:
-    return {
-        "limit": round(limit),
-        "worst_bytes_per_second": round(worst),
-        "over_percent": round(100 * over(worst, limit), 1),
-        "kept": over(worst, limit) <= OVER,
-    }
 
 
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}

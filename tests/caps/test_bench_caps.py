@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from node.bench.caps import midnight_at, parts_of, plan_figures, rest_of, waited_share
+from node.bench.caps import midnight_at
+from node.bench.caps_figures import plan_figures, rest_of, waited_share
 from node.bench.caps_lab import Told
 from node.bench.caps_meter import Meter, family, network_bytes
 from node.bench.caps_readings import Reading, over, used_between, worst_window
@@ -43,14 +44,7 @@ def share(peer: str, samples: float, averaged_bytes: int) -> Told:
     return {"peer": peer, "samples": samples, "averaged_bytes": averaged_bytes}
 
 
-def test_a_part_of_the_plan_is_counted_once() -> None:
-    # The keeper reduces for two who send, the others for one: each of them a third of the vector
-    shares = [share("keeper", 0.0, 200), share("free", 32.0, 100), share("capped", 32.0, 100)]
-    assert parts_of(shares) == {
-        "keeper": pytest.approx(1 / 3),
-        "free": pytest.approx(1 / 3),
-        "capped": pytest.approx(1 / 3),
-    }
+def test_the_parts_are_those_of_the_steps_with_both() -> None:
     told: list[Told] = [
         {"event": "step_taken", "shares": [share("free", 32.0, 100), share("capped", 32.0, 20)]},
         {"event": "step_taken", "shares": [share("free", 32.0, 100)]},
