@@ -20,6 +20,8 @@ from node.transport import YamuxSettings
 from protocols.identity import Identity, PeerId
 from protocols.network import Network, Stream
 from tests.strangers.stranger import Stranger, reset_socket
+from tests.waiting import PATIENCE_SECONDS, until
+
 
 Who = Literal["we", "they"]
 Handler = Callable[[HalfCloseableStream], Awaitable[None]]
@@ -107,7 +109,11 @@ async def our_node(yamux: YamuxSettings | None = None) -> AsyncIterator[Network]
 async def linked(
     stranger: Stranger, dialler: Who, yamux: YamuxSettings | None = None
 ) -> AsyncIterator[Link]:
-    """Our node and the stranger, connected by whoever is to dial."""
+    """Our node and the stranger, connected by whoever is to dial, and each knows it.
+
+    Who dialled is through first: asked at once, the other could say that there is nobody to part
+    from.
+    """
     them = PeerId(stranger.peer)
     async with our_node(yamux) as network:
         if dialler == "we":
@@ -115,5 +121,10 @@ async def linked(
             await network.connect(them)
         else:
             await stranger.connect(network.addresses()[0])
+
+        async def known() -> bool:
+            return network.link(them) is not None and network.peer_id in await stranger.connected()
+
+        await until(known, PATIENCE_SECONDS)
         yield Link(network, stranger, OurSide(network, them), TheirSide(stranger, network.peer_id))
         await stranger.disconnect(network.peer_id)

@@ -18,15 +18,17 @@ READ_BYTES = 1_024  # at a time, one a second
 
 
 class Trickle(PipeConnection):
-    """Reads a little of what has come, and waits."""
+    """Reads a little of what has come, and waits once it trickles.
+
+    A little from the beginning: a read that was asked for before that would else take it all.
+    """
 
     trickles = False
 
     async def read(self, n: int | None = None) -> bytes:
         if self.trickles:
             await trio.sleep(1.0)
-            n = READ_BYTES
-        return await super().read(n)
+        return await super().read(min(n or READ_BYTES, READ_BYTES))
 
 
 async def test_every_byte_of_a_slow_packet_counts_when_it_comes(
