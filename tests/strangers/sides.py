@@ -22,7 +22,6 @@ from protocols.network import Network, Stream
 from tests.strangers.stranger import Stranger, reset_socket
 from tests.waiting import PATIENCE_SECONDS, until
 
-
 Who = Literal["we", "they"]
 Handler = Callable[[HalfCloseableStream], Awaitable[None]]
 
