@@ -34,7 +34,7 @@ class Display(Protocol):
     shown: Shown
 
     async def run(self) -> None:
-        """Show until cancelled."""
+        """Show until finished; a picture until cancelled."""
 
     def logging(self) -> contextlib.AbstractContextManager[None]:
         """While this is entered, the log is shown here."""
@@ -113,9 +113,8 @@ class ScreenDisplay:
             logging.captureWarnings(False)
 
     async def finish(self, seconds: float) -> bool:
-        with trio.CancelScope(shield=True):
-            await self.lines.finish(seconds)
-            has_ended = await self._screen.end(seconds)
+        await self.lines.finish(seconds)
+        has_ended = await self._screen.end(seconds)
         return has_ended and not self._stderr_is_elsewhere
 
     def _warn(self, line: str) -> None:

@@ -8,7 +8,9 @@ Easy to get wrong: a thread that waits inside `print` holds the lock of Python's
 not even the end of the process gets past it. The thread writes to the descriptor itself.
 
 And: log records also come from other threads, where trio's channels must not be
-touched; they are handed over to the loop first.
+touched; they are handed over to the loop first, and `finish` goes the same way: what was logged
+before it is printed before the end. Being cancelled ends no printing, only `finish` does; so
+whoever starts `run` has to call it, in a `finally`.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from node.commands.output import Output, printable
 # A reader that pauses misses nothing for this many lines; one that never comes back costs 1 MB.
 LINES_IN_QUEUE = 1_000
 
+LAST_LINES_SECONDS = 0.3  # to print what was said last, for a reader who reads
+
 STDOUT, STDERR = 1, 2
 
 Write = Callable[[int, str], None]
@@ -41,7 +45,8 @@ class LineQueue:
         self._write = write or write_line
         self._dropped = 0
         self._send, self._receive = trio.open_memory_channel[tuple[int, str]](LINES_IN_QUEUE)
-        self._printed = trio.Event()
+        self._printing = trio.CancelScope(shield=True)
+        self._ended = trio.Event()
 
     def data(self, value: Mapping[str, Any], text: str) -> None:
         """One event, for a program or a person, on stdout. Never waits."""
@@ -56,22 +61,27 @@ class LineQueue:
         self._put(STDERR, printable(text))
 
     async def run(self) -> None:
-        """Print until cancelled, or finished. BrokenPipeError when the reader has gone."""
-        async for descriptor, line in self._receive:
-            # Abandoned on cancellation: it may be waiting for a reader that never reads again.
-            await trio.to_thread.run_sync(
-                self._write,
-                descriptor,
-                line,
-                abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
-            )
-        self._printed.set()
+        """Print until finished, also when cancelled. BrokenPipeError when the reader has gone."""
+        try:
+            with self._printing:
+                async for descriptor, line in self._receive:
+                    # Abandoned by `finish`: it may be waiting for a reader that never reads again.
+                    await trio.to_thread.run_sync(
+                        self._write,
+                        descriptor,
+                        line,
+                        abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are older
+                    )
+        finally:
+            self._ended.set()
 
     async def finish(self, seconds: float) -> None:
-        """Nothing comes any more: wait until all is printed, or so long."""
-        self._send.close()
-        with trio.move_on_after(seconds):
-            await self._printed.wait()
+        """Nothing comes any more: wait until all is printed, or so long, also when cancelled."""
+        with trio.CancelScope(shield=True):
+            trio.lowlevel.current_trio_token().run_sync_soon(self._send.close)
+            with trio.move_on_after(seconds):
+                await self._ended.wait()
+        self._printing.cancel()
 
     @contextmanager
     def logging(self, say: Callable[[str], None] | None = None) -> Iterator[None]:

@@ -17,7 +17,7 @@ import trio
 from node.caps.settings import Caps, caps_of
 from node.caps.watching import WatchedCaps, open_caps
 from node.commands.interruption import at_hard_exit
-from node.commands.line_queue import LineQueue
+from node.commands.line_queue import LAST_LINES_SECONDS, LineQueue
 from node.commands.membership_view import clock_words, in_one_line
 from node.commands.output import Output
 from node.configuration import Configuration
@@ -31,14 +31,22 @@ async def listen(configuration: Configuration, output: Output) -> int:
     lines = LineQueue(output)
     node = Node(configuration)
     with at_hard_exit(node.remove_run_files), lines.logging():
-        async with trio.open_nursery() as nursery, node:
+        async with trio.open_nursery() as nursery:
             nursery.start_soon(lines.run)
-            with node.network.link_events() as events:
-                _introduce(node, lines, output)
-                async with _counted(node, lines):
-                    async for event in events:
-                        _tell(event, node.network, lines)
+            try:
+                async with node:
+                    await _tell_of_links(node, lines, output)
+            finally:
+                await lines.finish(LAST_LINES_SECONDS)
     return 0
+
+
+async def _tell_of_links(node: Node, lines: LineQueue, output: Output) -> None:
+    with node.network.link_events() as events:
+        _introduce(node, lines, output)
+        async with _counted(node, lines):
+            async for event in events:
+                _tell(event, node.network, lines)
 
 
 def _counted(node: Node, lines: LineQueue) -> AbstractAsyncContextManager[WatchedCaps]:

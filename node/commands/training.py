@@ -25,7 +25,7 @@ from node.commands.descriptor_limit import raise_descriptor_limit
 from node.commands.display import Display, display_for
 from node.commands.exit_codes import BROKEN_PIPE, DONE, REFUSED
 from node.commands.interruption import at_hard_exit, bound_the_end, run_until_signal
-from node.commands.line_queue import LineQueue
+from node.commands.line_queue import LAST_LINES_SECONDS, LineQueue
 from node.commands.log_output import log_to_stderr
 from node.commands.output import Output
 from node.configuration import Configuration
@@ -35,8 +35,6 @@ from node.node import Node
 from node.trainer.happenings import Failed
 from node.trainer.session import Session
 from protocols.errors import PotluckError
-
-LAST_LINES_SECONDS = 0.3  # to print what happened last, for a reader who reads
 
 Before = Callable[[Session], Awaitable[None]]
 Started = Callable[[Node, LineQueue], None]

@@ -1,0 +1,73 @@
+"""What was said before the end is printed, whatever ends it, and no reader is waited for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+import trio
+
+from node.commands.line_queue import STDERR, STDOUT, LineQueue
+from node.commands.output import Output
+from tests.waiting import PATIENCE_SECONDS
+
+LINES = 20
+
+logger = logging.getLogger(__name__)
+
+
+async def test_what_is_queued_when_everything_is_cancelled_is_printed() -> None:
+    printed: list[tuple[int, str]] = []
+    lines = LineQueue(Output(), lambda *line: printed.append(line))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lines.run)
+        for number in range(LINES):
+            lines.data({}, str(number))
+        nursery.cancel_scope.cancel()
+        await lines.finish(PATIENCE_SECONDS)
+    assert printed == [(STDOUT, str(number)) for number in range(LINES)]
+
+
+async def test_what_is_logged_last_is_printed_too() -> None:
+    printed: list[tuple[int, str]] = []
+    lines = LineQueue(Output(), lambda *line: printed.append(line))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lines.run)
+        with lines.logging():
+            logger.warning("The disk is full.")
+        nursery.cancel_scope.cancel()
+        await lines.finish(PATIENCE_SECONDS)
+    ((descriptor, line),) = printed
+    assert descriptor == STDERR
+    assert line.endswith("The disk is full.")
+
+
+async def test_a_reader_who_never_reads_holds_no_end_up() -> None:
+    reads = threading.Event()
+
+    def write(_descriptor: int, _line: str) -> None:
+        reads.wait()
+
+    lines = LineQueue(Output(), write)
+    try:
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lines.run)
+                lines.say("one")
+                nursery.cancel_scope.cancel()
+                await lines.finish(0.01)
+    finally:
+        reads.set()
+
+
+async def test_a_reader_who_has_gone_is_told_of_and_not_waited_for() -> None:
+    def write(_descriptor: int, _line: str) -> None:
+        raise BrokenPipeError
+
+    lines = LineQueue(Output(), write)
+    lines.say("one")
+    with pytest.RaisesGroup(BrokenPipeError), trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lines.run)
+            await lines.finish(2 * PATIENCE_SECONDS)
