@@ -37,8 +37,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "for those that they keep of others who have left.\n\n"
         "With --check it also asks the peers that keep the run (`potluck backbone`, `potluck run "
         "start`) for what they have added up and from which records, adds up the same, and says "
-        "what differs: exit code 1 if anything does, or if there is nobody to check. Exit code 4 "
-        "when no node trains here.",
+        "what differs: exit code 1 if anything does, or if there is nobody to check. A node that "
+        "keeps the run itself, with no other here that does, says so, with exit code 0: its table "
+        "is added up from the records. Exit code 4 when no node trains here.",
         example="potluck leaderboard\npotluck leaderboard --check\npotluck leaderboard --json",
     )
     parser.add_argument(
@@ -67,9 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def is_proven(board: dict[str, Any]) -> bool:
-    """Whether there was a keeper to check, and all of them agree with the records."""
+    """Whether all the run's keepers agree with the records, and there was one: this node, of whom
+    the board is, counts, for it has added up the records themselves."""
     checks = board["checks"]
-    return bool(checks) and all(map(_agrees, checks))
+    return bool(checks or board["keeps"]) and all(map(_agrees, checks))
 
 
 def board_lines(board: dict[str, Any], columns: int | None = None) -> Iterator[str]:
@@ -98,7 +100,12 @@ def check_lines(board: dict[str, Any]) -> Iterator[str]:
     from node.trainer.words import short
 
     yield ""
-    if not board["checks"]:
+    if board["keeps"] and not board["checks"]:
+        yield (
+            "Checked: nothing. This node keeps the run's records itself, and no other peer here "
+            "does. What is above is what the signed records come to."
+        )
+    elif not board["checks"]:
         yield "Checked: nothing. No other peer that keeps this run's records is here."
     for check in board["checks"]:
         who = f"the keeper {short(check['keeper'])}"

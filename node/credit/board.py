@@ -33,7 +33,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 class Board(msgspec.Struct, frozen=True, kw_only=True):
     """`steps`: that the run has made, and `seen_steps` those that this peer was in. `records`: how
     many peers' were added up. `asked`, `unheard`: the peers that were there to be asked, and those
-    of them who did not answer, with why. `checks`: of keepers' sums, where that was asked for."""
+    of them who did not answer, with why. `keeps`: whether this peer keeps everybody's records
+    itself. `checks`: of the sums of others who do, where that was asked for."""
 
     run: str
     steps: int
@@ -43,6 +44,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
     seen_steps: int
     asked: int
     unheard: dict[str, str]
+    keeps: bool = False
     checks: tuple[Check, ...] = ()
 
 
@@ -56,6 +58,7 @@ def board_of(
     seen_steps: int,
     asked: int,
     unheard: Mapping[str, str],
+    keeps: bool = False,
     checks: tuple[Check, ...] = (),
 ) -> Board:
     found = list(standings)
@@ -69,6 +72,7 @@ def board_of(
         records=records,
         seen_steps=seen_steps,
         asked=asked,
+        keeps=keeps,
         checks=checks,
         unheard=dict(sorted(unheard.items())[:MOST_UNHEARD_SHOWN]),
     )

@@ -94,7 +94,7 @@ async def open_credit(
 ) -> AsyncIterator[None]:
     """Keep this peer's record until the block ends; the others', too, if it `keeps`. Once in a
     node's life."""
-    credit = await in_thread(Credit, node, session, terms)
+    credit = await in_thread(Credit, node, session, terms, keeps)
     session.follow(credit.take)
     node.rpc.serve(CONTENTS, credit.contents)
     node.rpc.serve(PAGE, credit.page)
@@ -110,7 +110,7 @@ async def open_credit(
                 nursery.start_soon(collector.collect_on)
             yield
             nursery.cancel_scope.cancel()
-        await credit.leave(keeps=keeps)
+        await credit.leave()
     finally:
         credit.write()
 
@@ -125,8 +125,8 @@ def shelf_folder(credit_folder: Path, run: str) -> Path:
 class Credit:
     """The record of one run on this node."""
 
-    def __init__(self, node: Node, session: Session, terms: Terms) -> None:
-        self._node, self._session = node, session
+    def __init__(self, node: Node, session: Session, terms: Terms, keeps: bool) -> None:
+        self._node, self._session, self._keeps = node, session, keeps
         self._terms, self._run = terms, terms.run
         run, self._identity = terms.run, node.network.identity
         folder = shelf_folder(node.configuration.places.credit_folder, run)
@@ -201,7 +201,7 @@ class Credit:
         data = await in_thread(self._shelf.read, request.key, request.number)
         return PageResponse(data)
 
-    async def leave(self, *, keeps: bool) -> None:
+    async def leave(self) -> None:
         """This peer leaves: its newest pages go to the keepers that are there; and one that keeps
         the records of all takes a last look at them."""
         link = self._node.network.link
@@ -212,7 +212,7 @@ class Credit:
             async with trio.open_nursery() as nursery:
                 for keeper in keepers[:MOST_KEEPERS]:
                     nursery.start_soon(self._offer_to, keeper)
-                if keeps:
+                if self._keeps:
                     nursery.start_soon(self._gather_from, [PeerId(one.peer) for one in here])
 
     async def _offer_to(self, keeper: PeerId) -> None:
@@ -323,6 +323,7 @@ class Credit:
             seen_steps=sum(len(record.page.lines) for record in records if record.peer == me),
             asked=asked,
             unheard={str(peer): why for peer, why in unheard.items()},
+            keeps=self._keeps,
             checks=checks,
         )
 

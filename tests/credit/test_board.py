@@ -27,7 +27,10 @@ def shown(*standings: Standing, unheard: dict[str, str] | None = None) -> str:
 
 
 def board(
-    *standings: Standing, unheard: dict[str, str] | None = None, checks: tuple[Check, ...] = ()
+    *standings: Standing,
+    unheard: dict[str, str] | None = None,
+    keeps: bool = False,
+    checks: tuple[Check, ...] = (),
 ) -> dict[str, Any]:
     made = board_of(
         "poem",
@@ -38,6 +41,7 @@ def board(
         seen_steps=1100,
         asked=4,
         unheard=unheard or {},
+        keeps=keeps,
         checks=checks,
     )
     found: dict[str, Any] = msgspec.to_builtins(made)
@@ -106,5 +110,14 @@ def test_what_a_keeper_calls_somebody_is_no_line_of_ours() -> None:
 
 
 def test_with_no_keeper_nothing_is_proven() -> None:
-    assert "Checked: nothing" in "\n".join(check_lines(board(ALICE)))
+    assert "No other peer that keeps" in "\n".join(check_lines(board(ALICE)))
     assert not is_proven(board(ALICE))
+
+
+def test_the_only_keeper_says_that_nobody_else_has_added_up_and_fails_nothing() -> None:
+    alone = board(ALICE, keeps=True)
+    assert "This node keeps the run's records itself" in "\n".join(check_lines(alone))
+    assert is_proven(alone)
+    assert not is_proven(
+        board(ALICE, keeps=True, checks=(msgspec.structs.replace(KEEPER, without=1),))
+    )

@@ -150,7 +150,8 @@ async def test_a_short_run_is_credited_whole_and_its_keeper_can_be_checked(tmp_p
         happens(STEPS - 1, keeper, ben)
         await until(lambda: keeper.shown.kinds().count("RecordsSummed") == 2, PATIENCE_SECONDS)
 
-        board = await keeper.board()
+        board = await keeper.board(check=True)
+        assert (board["keeps"], board["checks"]) == (True, [])
         assert (board["records"], board["steps"], board["seen_steps"]) == (3, STEPS, STEPS)
         people = {one["person"]: (one["samples"], one["steps"]) for one in board["people"]}
         assert people == {ann.peer: (180, STEPS - 1), ben.peer: (200, STEPS)}
@@ -159,6 +160,7 @@ async def test_a_short_run_is_credited_whole_and_its_keeper_can_be_checked(tmp_p
 
         found = await ben.board(check=True)  # though the keeper gives out an old page of ben's
         assert found["seen_steps"] == STEPS
+        assert not found["keeps"]
         (check,) = found["checks"]
         assert (check["trouble"], check["differences"], check["without"]) == ("", [], 0)
         assert (check["people"], check["steps"]) == (3, STEPS)
