@@ -3,8 +3,8 @@
     standings = tally(records, persons, newest_epoch=1200, most_samples=4096, seen_by=me)
 
 A step counts for a peer as the *other persons* say who were in it. Of what they say, the amount is
-taken that more than half of them confirm at least: their lower median. And of a step that the one
-who adds up was in itself (`seen_by`), nothing counts that it has not seen. So
+taken that more than half of them confirm at least: their lower median (weighing.py). And of a step
+that the one who adds up was in itself (`seen_by`), nothing counts that it has not seen. So
 
 - nobody's word about themselves, or about another device of theirs, counts;
 - a liar changes nothing as long as most others of the step tell the truth: to raise an amount takes
@@ -27,12 +27,22 @@ says that this peer was not there.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final, NamedTuple
+from typing import Final
 
+from node.credit.weighing import (
+    NOTHING,
+    Amounts,
+    Told,
+    Voices,
+    confirmed_by,
+    lower_median,
+    of_history,
+)
+from protocols.credit.messages import LARGEST_SUM
 from protocols.credit.record import LARGEST_AMOUNT, Line, Page
 from protocols.identity import PeerId, peer_id_of
 
@@ -75,36 +85,13 @@ class Standing:
         return not self.samples
 
 
-class Amounts(NamedTuple):
-    """Of one peer in one step."""
-
-    steps: int = 0
-    samples: int = 0
-    averaged_bytes: int = 0
-
-
-NOTHING = Amounts()
-
-
-@dataclass(frozen=True)
-class _Told:
-    """A line, with the peers' names in it."""
-
-    line: Line
-    shares: Mapping[PeerId, Amounts]
-
-
-Voices = dict[str, list[_Told]]
-"""Of one step: what the devices of each person say."""
-
-
 @dataclass(frozen=True)
 class _Step:
     """What is said of one. `seen`: by the one who adds up, if it was there."""
 
     epoch: int
     voices: Voices
-    seen: _Told | None
+    seen: Told | None
 
 
 @dataclass
@@ -136,7 +123,7 @@ def tally(
         for peer, amounts in _confirmed(step, persons):
             one = sums[persons.get(peer, peer)]
             one.samples += min(amounts.samples, most_samples)
-            one.averaged_bytes += amounts.averaged_bytes
+            one.averaged_bytes = min(one.averaged_bytes + amounts.averaged_bytes, LARGEST_SUM)
             one.epochs.add(step.epoch)
             one.devices.add(peer)
     standings = [_standing(person, one, moments) for person, one in sums.items()]
@@ -164,7 +151,7 @@ def _steps(
     names = _Names()
     for epoch, places in groupby(sorted(newest), key=lambda place: place[0]):
         voices: Voices = {}
-        seen: _Told | None = None
+        seen: Told | None = None
         alike: dict[object, dict[PeerId, Amounts]] = {}  # most say the same, in the same order
         for place in places:
             person, line, page = newest[place]
@@ -175,7 +162,7 @@ def _steps(
                     names[key]: Amounts(1, samples, averaged)
                     for key, samples, averaged in _shares(line, page)
                 }
-            told = _Told(line, shares)
+            told = Told(line, shares)
             if person:
                 voices.setdefault(person, []).append(told)
             if place[1] == seen_by:
@@ -207,89 +194,13 @@ def _confirmed(step: _Step, persons: Mapping[PeerId, str]) -> Iterator[tuple[Pee
     """The peers that were in this step, with what most others confirm, and the adding one saw."""
     seen = step.seen
     if seen is None:
-        yield from _confirmed_by(step.voices, persons)
+        yield from confirmed_by(step.voices, persons)
         return
-    voices = _of_history(step.voices, seen.line.history)
-    for peer, amounts in _confirmed_by(voices, persons):
+    voices = of_history(step.voices, seen.line.history)
+    for peer, amounts in confirmed_by(voices, persons):
         found = seen.shares.get(peer, amounts if seen.line.over_a_grid else NOTHING)
         if found.steps:
             yield peer, Amounts(*map(min, amounts, found))
-
-
-def _of_history(voices: Voices, history: bytes) -> Voices:
-    """What is said of this step, and not of another side of a fork."""
-    told = {
-        person: [one for one in said if one.line.history == history]
-        for person, said in voices.items()
-    }
-    return {person: said for person, said in told.items() if said}
-
-
-def _confirmed_by(
-    voices: Voices, persons: Mapping[PeerId, str]
-) -> Iterator[tuple[PeerId, Amounts]]:
-    """The peers that were in a step, with what most others confirm."""
-    if not voices:
-        return
-    if _all_say_the_same(voices):
-        told = next(iter(voices.values()))[0]
-        for peer, amounts in sorted(told.shares.items()):
-            if voices.keys() != {persons.get(peer, peer)}:
-                yield peer, amounts._replace(samples=min(amounts.samples, told.line.of_samples))
-        return
-    history = _history(voices)
-    named = sorted({peer for told in voices.values() for one in told for peer in one.shares})
-    for peer in named:
-        others = [told for person, told in voices.items() if person != persons.get(peer, peer)]
-        said = [one for told in others if (one := _says(told, peer, history)) is not None]
-        if said and lower_median([one.steps for one in said]):
-            most = lower_median([min(one.line.of_samples for one in told) for told in others])
-            samples = lower_median([one.samples for one in said])
-            averaged = lower_median([one.averaged_bytes for one in said])
-            yield peer, Amounts(1, min(samples, most), averaged)
-
-
-def _all_say_the_same(voices: Voices) -> bool:
-    """Nearly always: then there is nothing to weigh."""
-    first, *others = (one for told in voices.values() for one in told)
-    line = first.line
-    return all(
-        (one.shares is first.shares or one.shares == first.shares)
-        and one.line.history == line.history
-        and one.line.of_samples == line.of_samples
-        for one in others
-    )
-
-
-def _history(voices: Voices) -> bytes:
-    """That of the most voices; none if there are two such."""
-    votes = Counter(one.line.history for told in voices.values() for one in _alike(told))
-    ((history, most), *rest) = [*votes.most_common(2), (b"", 0)]
-    return b"" if any(count == most for _, count in rest) else history
-
-
-def _alike(told: list[_Told]) -> list[_Told]:
-    """One of what a person's devices say, if they are of one history."""
-    return told[:1] if len({one.line.history for one in told}) == 1 else []
-
-
-def _says(told: list[_Told], peer: PeerId, history: bytes) -> Amounts | None:
-    """What a person says of this peer: the least that a device of theirs does. None: nothing."""
-    said = []
-    for one in told:
-        if one.line.history != history:
-            return None  # of another side of a fork
-        if peer in one.shares:
-            said.append(one.shares[peer])
-        elif not one.line.over_a_grid:
-            said.append(NOTHING)
-    if not said:
-        return None
-    return Amounts(
-        min(one.steps for one in said),
-        min(one.samples for one in said),
-        min(one.averaged_bytes for one in said),
-    )
 
 
 def _moment(step: _Step) -> float:
@@ -297,11 +208,6 @@ def _moment(step: _Step) -> float:
     if step.seen is not None:
         return step.seen.line.moment
     return lower_median([min(one.line.moment for one in told) for told in step.voices.values()])
-
-
-def lower_median(values: list[int]) -> int:
-    """The largest value that more than half of these reach."""
-    return sorted(values, reverse=True)[len(values) // 2]
 
 
 def _standing(person: str, one: _Sum, moments: Mapping[int, float]) -> Standing:

@@ -7,7 +7,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.credit.tally import BREAK_SECONDS, Record, Standing, lower_median, tally
+from node.credit.tally import BREAK_SECONDS, Record, Standing, tally
+from node.credit.weighing import lower_median
 from tests.credit.records import PEERS, PERSONS, everybody_says, says, standings
 
 names = st.sampled_from("ABCDEFGHIJ")
