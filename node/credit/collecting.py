@@ -22,7 +22,7 @@ from typing import Final
 import trio
 
 from node.trainer.happenings import Happening, RecordsSummed
-from protocols.accumulation.events import StepTaken
+from protocols.accumulation.events import CaughtUp, StepTaken
 from protocols.blocking import in_thread
 from protocols.credit.messages import OfferRequest, OfferResponse, Sums, SumsRequest
 from protocols.credit.record import WrongPage, page_number, read_page
@@ -63,18 +63,26 @@ class Collector:
         self._sums, self._sums_until = Sums(), 0.0
 
     def take(self, happening: Happening) -> None:
-        """Notice newcomers, and the end of the run."""
-        if not isinstance(happening, StepTaken):
-            return
+        """Notice newcomers, and the end of the run, also where others made its last step."""
+        match happening:
+            case StepTaken(epoch=epoch, members=members):
+                self._notice(members)
+                at = epoch + 1
+            case CaughtUp(epoch=at):
+                pass
+            case _:
+                return
+        if 0 < self._steps <= at:
+            self._completed.set()
+
+    def _notice(self, members: Collection[PeerId]) -> None:
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
-        newcomers = set(happening.members) - self._known
+        newcomers = set(members) - self._known
         self._known |= newcomers
         self._newcomers |= newcomers
-        if newcomers and len(happening.members) > 1:
+        if newcomers and len(members) > 1:
             self._came.set()
-        if 0 < self._steps <= happening.epoch + 1:
-            self._completed.set()
 
     async def collect_on(self) -> None:
         """Keep the records of all, for the time after they have left."""

@@ -42,7 +42,7 @@ from node.node import Node
 from node.trainer.happenings import Happening
 from node.trainer.session import Session
 from node.trainer.view import PeerView
-from protocols.accumulation.events import CaughtUp, StepTaken
+from protocols.accumulation.events import CaughtUp, SeenStep, StepTaken
 from protocols.accumulation.share import Share
 from protocols.blocking import in_thread
 from protocols.credit.messages import (
@@ -140,25 +140,33 @@ class Credit:
         self._company: tuple[PeerView, ...] = ()  # at the last step
 
     def take(self, happening: Happening) -> None:
-        """A step was made: write down who brought what."""
+        """A step was made: write down who brought what. Also one that this peer has taken over from
+        others, if it was in the round: else steps of two would have nobody to tell of them."""
         if isinstance(happening, CaughtUp):
             with self._noting:
-                self._book.gave_up_alone()
-        if not isinstance(happening, StepTaken):
-            return
-        shares, me = happening.shares, self._identity.peer_id
-        if not shares and happening.members == (me,):
-            shares = (Share(me, happening.own_samples),)
-        with self._noting:
-            self._book.note(
-                happening.epoch,
-                happening.history,
-                shares,
-                moment=int(self._node.network.wall_time()),
-                of_samples=happening.samples,
-                over_a_grid=happening.over_a_grid,
-            )
-        self._company = self._session.view().peers
+                if not happening.leads_on:
+                    self._book.gave_up_alone()
+                for seen in happening.seen:
+                    self._note(seen, seen.shares)
+        if isinstance(happening, StepTaken):
+            shares = happening.shares
+            if not happening.members:  # it was made alone
+                shares = (Share(self._identity.peer_id, happening.own_samples),)
+            with self._noting:
+                self._note(happening, shares, over_a_grid=happening.over_a_grid)
+            self._company = self._session.view().peers
+
+    def _note(
+        self, step: StepTaken | SeenStep, shares: tuple[Share, ...], *, over_a_grid: bool = False
+    ) -> None:
+        self._book.note(
+            step.epoch,
+            step.history,
+            shares,
+            moment=int(self._node.network.wall_time()),
+            of_samples=step.samples,
+            over_a_grid=over_a_grid,
+        )
 
     # -- writing
 

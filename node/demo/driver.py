@@ -24,16 +24,19 @@ from typing import Any
 
 import trio
 
+from node.configuration import read_configuration
 from node.demo.definition import BATCH, KILL_AT_STEP, LATE_AT_STEP, RUN, STEPS, demo_sized
 from node.demo.free_port import free_port
 from node.demo.processes import Child, Event
 from node.demo.story import Story
 from node.demo.summing_up import summary_of
+from node.key_file import load_identity
 from protocols.errors import PotluckError
 
 EARLY = ("ann", "ben", "cleo")
 KILLED = "cleo"
 LATE = "dora"
+KEEPER = "backbone"
 
 PART_SECONDS = 240.0
 """How long one part may take before the demo gives up: on a free machine the longest, the training,
@@ -112,6 +115,8 @@ class Demo:
         )
         checkpoint = await self._last_checkpoint(backbone)
         auth.terminate()
+        for name in volunteers:
+            self._story.person(name).peer = self._peer_of(name)
         from node.demo.judging import judge
 
         found = await trio.to_thread.run_sync(
@@ -159,7 +164,7 @@ class Demo:
     async def _start_backbone(self) -> tuple[Child, str, str]:
         places = ("--listen", LISTEN, "--http", "127.0.0.1:0")
         child = self._start(
-            "backbone", ["backbone", str(self._run_folder), "--json", "--threads", "1", *places]
+            KEEPER, ["backbone", str(self._run_folder), "--json", "--threads", "1", *places]
         )
         await self._until(
             lambda: _has(child, "started") and _has(child, "serving_http"), "the backbone peer"
@@ -213,6 +218,12 @@ class Demo:
         )
         return health
 
+    def _peer_of(self, name: str) -> str:
+        """By the key in its home: what others call it."""
+        places = read_configuration(environment={"POTLUCK_HOME": str(self._folder / name)})
+        identity = load_identity(places.key_file)
+        return "" if identity is None else identity.peer_id
+
     async def _last_checkpoint(self, backbone: Child) -> Path:
         backbone.terminate()
         await self._until(lambda: backbone.exit_code is not None, "the last checkpoint")
@@ -228,6 +239,8 @@ class Demo:
         if child.name in (*EARLY, LATE):
             self._story.take(child.name, event)
             self._tell_step()
+        elif child.name == KEEPER:
+            self._story.take_of_keeper(event)
         self._wake()
 
     def _tell_step(self) -> None:

@@ -1,6 +1,6 @@
 """What the demo has seen: who brought what, the loss, who has which parameters. Pure.
 
-Fed with the events that the volunteers print (node/trainer/words.py, `object_of`).
+Fed with the events that the volunteers and the keeper print (node/trainer/words.py, `object_of`).
 
 Easy to get wrong: a sample counts when a round with it was committed, as every member of that round
 tells. So what a volunteer brought who was killed is known, too: up to its last step.
@@ -8,12 +8,25 @@ tells. So what a volunteer brought who was killed is known, too: up to its last 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+from node.credit.tally import MOST_BATCHES
+from node.demo.definition import BATCH
+
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_COLUMNS = 48
+
+
+@dataclass(frozen=True)
+class Told:
+    """What somebody who was in a step's round tells of it: the state that it made, and how many
+    samples each peer brought. `own`: what the one who tells counts as its own."""
+
+    history: str
+    brought: dict[str, int]
+    own: int
 
 
 @dataclass
@@ -23,7 +36,7 @@ class Volunteer:
     name: str
     samples: int = 0
     steps: int = 0
-    given_up: int = 0  # samples that it counts as in no step
+    peer: str = ""
     epoch: int = 0
     entered_at: int | None = None  # the epoch with which the loop began
     samples_per_second: float = 0.0
@@ -31,6 +44,7 @@ class Volunteer:
     parameters: str = ""
     left: bool = False
     killed_at: int | None = None
+    told: dict[int, Told] = field(default_factory=dict)
 
 
 @dataclass
@@ -38,6 +52,8 @@ class Story:
     """Invariant: `curve` has one loss for each epoch that anybody has told of."""
 
     people: dict[str, Volunteer] = field(default_factory=dict)
+    kept: dict[int, Told] = field(default_factory=dict)
+    """What the keeper tells of each step; it tells of none that it was not in."""
     _losses: dict[int, dict[str, tuple[float, int]]] = field(
         default_factory=lambda: defaultdict(dict)
     )
@@ -58,8 +74,7 @@ class Story:
                 if event["own_samples"] and len(event["members"]) > 1:
                     one.samples += int(event["own_samples"])
                     one.steps += 1
-            case "gradients_dropped":
-                one.given_up += int(event["samples"])
+                one.told[int(event["epoch"])] = _told(event)
             case "caught_up":
                 one.epoch = max(one.epoch, int(event["epoch"]))
                 if one.caught_up is None or event["fetched_bytes"] > one.caught_up["fetched_bytes"]:
@@ -71,6 +86,17 @@ class Story:
                 one.epoch, one.parameters = int(event["epoch"]), str(event["parameters"])
             case "left":
                 one.left = True
+            case _:
+                pass
+
+    def take_of_keeper(self, event: dict[str, Any]) -> None:
+        """One object that the keeper printed."""
+        match event.get("event"):
+            case "step_taken":
+                self.kept[int(event["epoch"])] = _told(event)
+            case "caught_up":
+                for seen in event["seen"]:
+                    self.kept[int(seen["epoch"])] = _told(seen)
             case _:
                 pass
 
@@ -100,14 +126,47 @@ class Story:
                 "samples": one.samples,
                 "share": round(one.samples / whole, 4) if whole else 0.0,
                 "steps": one.steps,
-                "given_up": one.given_up,
+                **self._witnessed(one),
                 "killed": one.killed_at is not None,
             }
             for one in ordered
         ]
 
+    def _witnessed(self, one: Volunteer) -> dict[str, Any]:
+        """Of its samples those in steps that the keeper was in, by its signed lists; those in
+        others; and the steps of which the two tell otherwise."""
+        seen = {
+            epoch: _credited(told.brought.get(one.peer, 0)) for epoch, told in self.kept.items()
+        }
+        unseen: Counter[int] = Counter()
+        for teller in self.people.values():
+            for epoch in teller.told.keys() - self.kept.keys():
+                brought = _credited(teller.told[epoch].brought.get(one.peer, 0))
+                unseen[epoch] = max(unseen[epoch], brought)
+        differing = [
+            epoch
+            for epoch, told in sorted(one.told.items())
+            if epoch in self.kept
+            and told.history == self.kept[epoch].history
+            and told.own != self.kept[epoch].brought.get(one.peer)
+        ]
+        return {
+            "witnessed": sum(seen.values()),
+            "unwitnessed": unseen.total(),
+            "differing": differing,
+        }
+
     def survivors(self) -> list[Volunteer]:
         return [one for one in self.people.values() if one.killed_at is None]
+
+
+def _told(event: dict[str, Any]) -> Told:
+    brought = {str(one["peer"]): round(one["samples"]) for one in event["shares"]}
+    return Told(str(event["history"]), brought, int(event["own_samples"]))
+
+
+def _credited(samples: int) -> int:
+    return min(samples, MOST_BATCHES * BATCH)
 
 
 def sparkline(values: list[float], columns: int = SPARK_COLUMNS) -> str:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from node.demo.judging import Judged
 
 LARGEST_LOSS_RATIO = 0.6  # of the last loss to the first one
-LEAST_CONFIRMED = 0.75  # of what somebody tells; nearly always it is all of it
 
 
 def summary_of(
@@ -92,19 +91,26 @@ def _credited(rank: dict[str, Any]) -> dict[str, Any]:
 
 
 def _credit_failures(summary: dict[str, Any]) -> list[str]:
-    """Whether the records that all have signed say what each volunteer said of itself. Who was
-    killed may have been in a step that it could not tell of any more; who got no word of a round's
-    result gives its samples up, though they may be in it; and a step of two counts for neither
-    whose other one has taken its result later, from others, and was no witness."""
+    """Whether the records come to what the keeper's signed lists say, which is what each volunteer
+    says of itself.
+
+    Of every step that the keeper was in, each sample has to be credited: its own record is where
+    the records are added up, and it alone is enough. Of a step without it (it was left out, or took
+    the state of a later one) the members' records tell; whether one of these has reached the keeper
+    is not certain, since a record is signed every few seconds, and who is killed, or has half a
+    second left to leave in, may not hand it over. So those samples may be credited, and no others.
+    """
     credited = {one["name"]: one["samples"] for one in summary["credit"]["people"]}
     wrong = []
     for one in summary["contributions"]:
-        told, found = one["samples"], credited.get(one["name"], 0)
-        is_more = found > told + one["given_up"] and not one["killed"]
-        if is_more or found < LEAST_CONFIRMED * told:
+        found, least = credited.get(one["name"], 0), one["witnessed"]
+        if not least <= found <= least + one["unwitnessed"]:
             wrong.append(
-                f"{one['name']} told of {told:,} samples, and the others' records say {found:,}"
+                f"the records give {one['name']} {found:,} samples, and the rounds that the keeper "
+                f"was in {least:,} (others: {one['unwitnessed']:,})"
             )
+        if one["differing"]:
+            wrong.append(f"{one['name']} and the keeper differ on the steps {one['differing']}")
     return wrong
 
 

@@ -145,10 +145,20 @@ def object_of(happening: Happening) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(happening, builtin_types=(bytes,))
     kind = fields.pop("type")
     words = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
-    plain = {
-        name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()
-    }
-    return {"event": words, **plain}
+    return {"event": words, **_in_hex(fields)}
+
+
+def _in_hex(value: Any) -> Any:
+    """The same, with hexadecimal letters for all bytes in it: JSON has none."""
+    match value:
+        case bytes():
+            return value.hex()
+        case dict():
+            return {name: _in_hex(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_in_hex(one) for one in value]
+        case _:
+            return value
 
 
 def said_of(failed: Failed) -> tuple[str, ...]:

@@ -225,7 +225,7 @@ class Driver:
             with bridge.waiting():
                 fetched = bridge.fetch(wanted).wait()
             state = fetched.state if isinstance(fetched, StateFetched) else None
-            standing.take_state(state, fetched.results)
+            seen = standing.take_state(state, fetched.results)
         except CollaborationEnded:
             raise
         except PotluckError as error:
@@ -249,6 +249,8 @@ class Driver:
                 sources=tuple(fetched.bytes_from),
                 liars=dict(fetched.liars),
                 replayed=len(fetched.results),
+                leads_on=state is None,
+                seen=seen,
             )
         )
         return standing.tell(Fetched(now_at, history))

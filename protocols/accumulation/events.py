@@ -4,7 +4,8 @@
 
 Logs are a rendering of these, never the other way round. Each has the epoch it belongs to; the
 samples in them are what an audit adds up: every sample that a peer computed is in exactly one
-`StepTaken.own_samples`, `HeldBack`, `GradientsDropped`, or still being accumulated.
+`StepTaken.own_samples`, `HeldBack`, `GradientsDropped`, or still being accumulated. Of what was
+dropped some may be in a step all the same, which others made: `CaughtUp.seen` says what is known.
 """
 
 from __future__ import annotations
@@ -34,6 +35,18 @@ class StepTaken(msgspec.Struct, frozen=True, tag=True):
     shares: tuple[Share, ...] = ()
     """Who brought what, as far as this peer's group goes; empty for a step that was made alone."""
     over_a_grid: bool = False
+
+
+class SeenStep(msgspec.Struct, frozen=True):
+    """A step of the run that this peer has not made itself, though it was in its round: it holds
+    the signed list and knows what was decided, and the way that it has caught up by is proven, link
+    by link, to lead through the step that this makes. So it has seen as much as who made it."""
+
+    epoch: int
+    history: bytes
+    samples: float
+    own_samples: int
+    shares: tuple[Share, ...]
 
 
 class HeldBack(msgspec.Struct, frozen=True, tag=True):
@@ -72,7 +85,8 @@ class FellBehind(msgspec.Struct, frozen=True, tag=True):
 
 class CaughtUp(msgspec.Struct, frozen=True, tag=True):
     """The state of `epoch` is taken over: fetched and verified, with so many steps `replayed` that
-    the run has made meanwhile; or these alone, where this peer was only some steps behind."""
+    the run has made meanwhile; or these alone, where this peer was only some steps behind. These
+    lead on from its own state (`leads_on`), so that all steps that it has made are the run's."""
 
     epoch: int
     history: bytes
@@ -81,6 +95,9 @@ class CaughtUp(msgspec.Struct, frozen=True, tag=True):
     sources: tuple[PeerId, ...]
     liars: dict[PeerId, str]
     replayed: int = 0
+    leads_on: bool = False
+    seen: tuple[SeenStep, ...] = ()
+    """Those of the steps that it came by in whose rounds it was."""
 
 
 class TooSlowToCatchUp(msgspec.Struct, frozen=True, tag=True):

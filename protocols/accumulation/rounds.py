@@ -27,6 +27,7 @@ import torch
 
 from protocols.accumulation.bridge import Bridge, Wanted
 from protocols.accumulation.committed_result import Made
+from protocols.accumulation.decided_steps import decided_step
 from protocols.accumulation.events import ParametersAveraged, ScaleChanged, StepTaken
 from protocols.accumulation.forks import Lineage
 from protocols.accumulation.history import history_after_parameters
@@ -188,6 +189,9 @@ class Rounds:
         """Tell how it ended, and make the step that follows, if one does."""
         one.outcome, one.ended = outcome, time.monotonic()
         one.made = made_of(outcome, one.contribution.values, self._standing.results.layouts)
+        life, own = self._standing.life, one.contribution.samples
+        before = Lineage(life.epoch, life.history)
+        self._standing.decided.note(decided_step(outcome, before, own))
         if self._lacks_somebody(outcome):  # what became of them only a look from now on can tell
             self._bridge.look_again(self._bridge.estimate.number).wait()
         effects = deque(

@@ -26,7 +26,9 @@ import torch
 from protocols.accumulation.accumulator import Contribution
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.committed_result import CommittedResult, Made, ResultLayouts
-from protocols.accumulation.events import GradientsDropped, HeldBack, RoundFailed
+from protocols.accumulation.decided_steps import DecidedSteps
+from protocols.accumulation.events import GradientsDropped, HeldBack, RoundFailed, SeenStep
+from protocols.accumulation.forks import Lineage
 from protocols.accumulation.life import Life, Mode, Phase
 from protocols.accumulation.lifecycle import Lifecycle
 from protocols.accumulation.lifecycle_events import (
@@ -105,6 +107,8 @@ class Standing:
         """Of the run, with this peer, since it came."""
         self.rounds_failed = 0
         """In a row, of this epoch."""
+        self.decided = DecidedSteps()
+        """By the rounds of this epoch, and perhaps made by others only."""
 
     @property
     def life(self) -> Life:
@@ -177,6 +181,7 @@ class Standing:
         """What was in the round is in the parameters."""
         with self._telling:
             self.rounds_failed = 0
+            self.decided.clear()
             self._round = None
             self._steps.done_with(one.contribution)
 
@@ -195,13 +200,16 @@ class Standing:
 
     def take_state(
         self, state: TrainingState | None, results: Sequence[CommittedResult] = ()
-    ) -> None:
+    ) -> tuple[SeenStep, ...]:
         """Another state, in place of the present one, and the steps that the run has made since:
-        what they were made of makes them here as it has at all others."""
+        what they were made of makes them here as it has at all others. Those of them in whose
+        rounds this peer was."""
+        passed = [one.after for one in results]
         with self.lock.changing():
             if state is not None:
                 self._steps.restore(state)
                 self.at = (state.epoch, state.history)
+                passed.append(Lineage(*self.at))
             for one in results:
                 values = one.values(self.results.layouts)
                 if one.kind == "parameters":
@@ -210,9 +218,12 @@ class Standing:
                     self._steps.apply(values)
                 self.at = one.after
             self.take_over()
+        with self._telling:
+            seen = self.decided.passed(passed)
         self.rounds_failed = 0
         self._epoch_began = time.monotonic()
         self._bridge.state_advanced()
+        return seen
 
     def take_over(self) -> None:
         """Let the model compute with the newest state."""

@@ -19,7 +19,7 @@ from node.node import Node
 from node.simulated_network import SimulatedWorld
 from node.trainer.session import Session
 from node.trainer.view import BatchView, PeerView, TrafficView
-from protocols.accumulation.events import StepTaken
+from protocols.accumulation.events import CaughtUp, SeenStep, StepTaken
 from protocols.accumulation.share import Share
 from protocols.credit.record import Page
 from protocols.identity import PeerId
@@ -124,11 +124,18 @@ async def a_run(folder: Path, *names: str) -> AsyncIterator[list[Member]]:
             nursery.cancel_scope.cancel()
 
 
-def step(epoch: int, brought: dict[PeerId, int]) -> StepTaken:
+def step(epoch: int, brought: dict[PeerId, int], own: int = 0) -> StepTaken:
     shares = tuple(Share(peer, float(samples), 7) for peer, samples in brought.items())
-    samples = float(sum(brought.values()))
+    samples = float(sum(brought.values()) or own)
     members = tuple(brought)
-    return StepTaken(epoch, samples, 0, members, (), bytes(16), 0.0, 0.0, 0.0, 0.0, shares=shares)
+    times = (0.0, 0.0, 0.0, 0.0)
+    return StepTaken(epoch, samples, own, members, (), bytes(16), *times, shares=shares)
+
+
+def taken_over(made: StepTaken) -> CaughtUp:
+    """What a peer tells that was in the round of this step, and has its result from others."""
+    seen = SeenStep(made.epoch, made.history, made.samples, 0, made.shares)
+    return CaughtUp(made.epoch + 1, made.history, 0.1, 9, (), {}, 1, leads_on=True, seen=(seen,))
 
 
 @pytest.mark.slow
@@ -147,7 +154,11 @@ async def test_a_short_run_is_credited_whole_and_its_keeper_can_be_checked(tmp_p
             happens(epoch, keeper, ann, ben)
         await ann.leaves()
         assert len(keeper.page_of(ann).lines) == STEPS - 1
-        happens(STEPS - 1, keeper, ben)
+        made = step(STEPS - 1, {one.peer: brought[one.peer] for one in (keeper, ben)})
+        ben.session.happened(made)
+        keeper.session.happened(
+            taken_over(made)
+        )  # it was in the round, and took over what ben made
         await until(lambda: keeper.shown.kinds().count("RecordsSummed") == 2, PATIENCE_SECONDS)
 
         board = await keeper.board(check=True)
@@ -167,5 +178,8 @@ async def test_a_short_run_is_credited_whole_and_its_keeper_can_be_checked(tmp_p
 
         happens(STEPS, keeper, ben)  # the keeper has heard of ben's steps up to the one before
         assert len(keeper.page_of(ben).lines) == STEPS
+        ben.session.happened(step(STEPS + 1, {}, own=50))  # which is how a step alone is told
         await keeper.leaves()
-        assert len(keeper.page_of(ben).lines) == STEPS + 1
+        *_, together, alone = keeper.page_of(ben).lines
+        assert (together.epoch, len(together.places)) == (STEPS, 2)
+        assert (alone.epoch, alone.samples) == (STEPS + 1, (50,))

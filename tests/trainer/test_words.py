@@ -10,7 +10,7 @@ import pytest
 from node.trainer import happenings
 from node.trainer.happenings import Happening, Left, LossSeen, Paused
 from node.trainer.words import object_of, short, span, words_of
-from protocols.accumulation.events import StepTaken
+from protocols.accumulation.events import SeenStep, StepTaken
 from protocols.accumulation.share import Share
 from protocols.identity import PeerId
 
@@ -28,6 +28,7 @@ EXAMPLES: dict[object, object] = {
     tuple[PeerId, ...] | None: None,
     tuple[Share, ...]: (Share(PeerId("12D3KooWpeer"), 96.0, 1_000_000),),
     int | None: 3,
+    tuple[SeenStep, ...]: (SeenStep(7, bytes(16), 96.0, 12, ()),),
 }
 KINDS = [*typing.get_args(Happening)]
 
