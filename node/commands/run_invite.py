@@ -85,10 +85,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, file: Path | None) -> None:
+    check_flags(arguments.name, new_code=arguments.new_code, file=file)
+    arguments.bootstrap = peers_named(arguments.bootstrap)
+
+
+def peers_named(bootstrap: Sequence[str]) -> list[str]:
+    """What --bootstrap names, each in its one spelling; WrongUse for more than an invite holds."""
+    from auth.fields import MOST_ADDRESSES as MOST_IN_AN_INVITE
     from node.peer_address import parse_peer_address
 
-    check_flags(arguments.name, new_code=arguments.new_code, file=file)
-    arguments.bootstrap = [parse_peer_address(one).text for one in arguments.bootstrap]
+    if len(bootstrap) > MOST_IN_AN_INVITE:
+        raise WrongUse(
+            f"{len(bootstrap)} addresses do not fit into an invite.",
+            why=f"It has room for {MOST_IN_AN_INVITE}.",
+            advice="Name a few that are always there: who joins hears of the others from them.",
+        )
+    return [parse_peer_address(one).text for one in bootstrap]
 
 
 def addresses_of_node_here(configuration: Configuration) -> tuple[str, ...]:

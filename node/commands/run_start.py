@@ -238,12 +238,13 @@ def _way_in(
 def listening_as_before(
     configuration: Configuration, folder: RunFolder, output: Output
 ) -> Configuration:
-    """The same, with the ports of the last start in the place of any free one."""
+    """The same, with the ports of the last start in the place of any free one: each of them once,
+    for two addresses may be one place (0.0.0.0 is every other)."""
     before = folder.ports()
     addresses = []
     for address in configuration.listen_addresses:
         kind, host, port = _parts(address)
-        wanted = before.get(kind, 0) if port == 0 else 0
+        wanted = before.pop(kind, 0) if port == 0 else 0
         if wanted and not _is_free(kind, host, wanted):
             output.say(
                 f"warning: another program uses port {wanted}, to which earlier invites lead. "
@@ -283,7 +284,7 @@ def _introduce(
     """The node listens: remember where, and say what volunteers paste."""
     from auth.invites import Invite
     from node.commands.qr import lines_that_fit
-    from node.commands.run_invite import worth_naming
+    from node.commands.run_invite import auth_server_of, worth_naming
     from node.run.invite import RunInvite, write_invite
 
     addresses = node.network.addresses()
@@ -301,8 +302,8 @@ def _introduce(
     bootstrap = worth_naming(addresses)
     invite = RunInvite(signed.definition.name, bootstrap, signed.organiser, 0, access)
     text = write_invite(invite)
-    for_people = not getattr(arguments, "json", False)
-    if for_people:  # before the text: a code can take a whole terminal, and the text shall be seen
+    to_people = not getattr(arguments, "json", False)
+    if to_people:  # before the text: a code can take a whole terminal, and the text shall be seen
         for line in lines_that_fit(text, wanted=arguments.qr, colour=False):
             lines.say(line)
     lines.data(
@@ -317,16 +318,22 @@ def _introduce(
         },
         text,
     )
-    if for_people:
-        for line in _for_people(access is not None, shlex.quote(arguments.folder)):
+    if to_people:
+        makes_codes = auth_server_of(invite.run, getattr(arguments, "home", None)) is not None
+        for line in for_people(access is not None, makes_codes, shlex.quote(arguments.folder)):
             lines.say(line)
 
 
-def _for_people(is_closed: bool, folder: str) -> Iterator[str]:
+def for_people(is_closed: bool, makes_codes: bool, folder: str) -> Iterator[str]:
+    """What to do with the invite. `makes_codes`: the run's auth server is in this home."""
     if is_closed:
+        yield "The run is closed: who can log in takes part with `potluck join INVITE`."
         yield (
-            "The run is closed: who can log in takes part with `potluck join INVITE`. For "
-            f"the others: `potluck run invite {folder} --new-code --name NAME --file NAME.invite`."
+            f"For the others: `potluck run invite {folder} --new-code --name NAME "
+            "--file NAME.invite`."
+            if makes_codes
+            else "The others need a code from its moderators (`potluck auth codes new`), and type "
+            "`potluck join INVITE --code-file FILE`."
         )
     else:
         yield (

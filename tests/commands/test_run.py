@@ -11,11 +11,13 @@ import pytest
 
 from auth.keys import fingerprint
 from node.commands.qr import qr_lines
-from node.commands.run_invite import MOST_ADDRESSES, worth_naming
+from node.commands.run_invite import MOST_ADDRESSES, peers_named, worth_naming
+from node.commands.run_start import for_people
 from node.key_file import load_identity
 from node.run.folder import RunFolder
 from node.run.invite import read_invite
 from node.run.signed import sign_definition
+from node.wrong_use import WrongUse
 from tests.commands.console import Completed, potluck
 from tests.commands.moderated import RUN, made
 
@@ -109,6 +111,20 @@ def test_what_cannot_be_invited_to_is_said(tmp_path: Path) -> None:
     words = ("invite", str(tmp_path / "prose"), "--bootstrap", ADDRESS)
     assert "it alone makes codes" in refused(home, *words, "--new-code")
     assert "organiser's key" in refused(tmp_path / "another", "sign", str(tmp_path / "prose"))
+
+
+def test_who_starts_a_closed_run_is_told_of_codes_that_this_home_can_make() -> None:
+    assert "`potluck run invite poem --new-code" in " ".join(for_people(True, True, "poem"))
+    elsewhere = " ".join(for_people(True, False, "poem"))
+    assert "--new-code" not in elsewhere
+    assert "`potluck join INVITE --code-file FILE`" in elsewhere
+    assert "everybody who has this invite" in " ".join(for_people(False, False, "poem"))
+
+
+def test_more_peers_than_an_invite_holds_are_refused_in_words() -> None:
+    assert peers_named([ADDRESS] * 16) == [ADDRESS] * 16
+    with pytest.raises(WrongUse, match="17 addresses do not fit"):
+        peers_named([ADDRESS] * 17)
 
 
 @pytest.mark.slow

@@ -57,10 +57,13 @@ def test_a_folder_without_a_run_says_how_to_make_one(tmp_path: Path) -> None:
 
 
 def test_what_another_organiser_signed_is_not_taken_for_ones_own(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
+    folder = RunFolder(tmp_path / "my poem")
     folder.keep_signed(sign_definition(TEXT, MALLORY, now_ms=NOW_MS))
-    with pytest.raises(NotTheDefinition, match="signed by somebody else"):
+    with pytest.raises(NotTheDefinition) as caught:
         folder.signed(FINGERPRINT)
+    said = f"{folder.signed_file} cannot be used. It is signed by somebody else."
+    assert caught.value.what == said
+    assert caught.value.advice.endswith(f"`potluck run sign '{tmp_path}/my poem'`.")
 
 
 def test_the_organisers_key_is_made_only_where_that_is_wanted(tmp_path: Path) -> None:
@@ -125,3 +128,6 @@ def test_a_run_listens_where_it_did_unless_a_port_was_named_or_is_taken(
         assert f"port {port}" in capsys.readouterr().err
         assert addresses("/ip4/127.0.0.1/tcp/4001") == ("/ip4/127.0.0.1/tcp/4001",)
     assert addresses("/ip4/127.0.0.1/tcp/0") == (f"/ip4/127.0.0.1/tcp/{port}",)
+    # it cannot be listened on twice
+    both = addresses("/ip4/0.0.0.0/tcp/0,/ip4/127.0.0.1/tcp/0")
+    assert both == (f"/ip4/0.0.0.0/tcp/{port}", "/ip4/127.0.0.1/tcp/0")
