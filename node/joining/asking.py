@@ -46,7 +46,7 @@ class DefinitionAsker:
         self, run: str, accept: Accept, known: SignedDefinition | None
     ) -> SignedDefinition:
         """UnusableDefinition; NotTheDefinition where for long nobody has had another one."""
-        seconds, told = FIRST_RETRY_SECONDS, ""
+        seconds, told = FIRST_RETRY_SECONDS, frozenset[str]()
         give_up = trio.current_time() + FORGED_SECONDS
         while True:
             try:
@@ -54,8 +54,10 @@ class DefinitionAsker:
             except (NoDefinition, NotTheDefinition) as error:
                 if isinstance(error, NotTheDefinition) and trio.current_time() >= give_up:
                     raise
-                if str(error) != told:
-                    told = str(error)
+                # by what is said and not by who says it: they are asked in another order each time
+                reasons = error.reasons if isinstance(error, NoDefinition) else {str(error)}
+                if not reasons <= told:
+                    told |= reasons
                     self.tell(f"{error.what} {error.why} It is tried again.")
             await trio.sleep(seconds)
             seconds = min(2.0 * seconds, LONGEST_RETRY_SECONDS)

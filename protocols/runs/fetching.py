@@ -129,10 +129,13 @@ class _Answers(Generic[Accepted]):
             return best
         if self._forged:
             raise self._forged[0]
-        told = [f"{peer}: {self._failures.get(peer, 'no answer.')}" for peer in asked[:MOST_TOLD]]
+        said = {peer: self._failures.get(peer, "no answer.") for peer in asked}
+        told = [f"{peer}: {said[peer]}" for peer in asked[:MOST_TOLD]]
         more = f" And {len(asked) - MOST_TOLD} more." if len(asked) > MOST_TOLD else ""
-        raise NoDefinition(
+        nobody = NoDefinition(
             f"Nobody could say what the run {self._run} is.",
             why=(" ".join(told) + more) if told else "There is no peer that could be asked.",
             advice="The peers in the invite may be away: try again, or ask the organiser.",
         )
+        nobody.reasons = frozenset(said.values())
+        raise nobody

@@ -69,7 +69,12 @@ class UnusableDefinition(PotluckError):
 
 
 class NoDefinition(Unreachable):
-    """Nobody who could be asked has the run's definition."""
+    """Nobody who could be asked has the run's definition.
+
+    `reasons`: what they said instead, whoever said it, to tell a new one from one that is known.
+    """
+
+    reasons: frozenset[str] = frozenset()
 
 
 def digest_of(definition: bytes) -> bytes:

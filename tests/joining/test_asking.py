@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
@@ -62,12 +64,26 @@ def test_where_nothing_but_forgeries_comes_that_is_the_end_of_it() -> None:
     between_two(scenario)
 
 
+@asynccontextmanager
+async def another_without_it(pair: Pair, name: str) -> AsyncIterator[None]:
+    other = pair.world.add_node(name)
+    async with open_rpc(other) as rpc:
+        serve_definitions(rpc)
+        pair.world.introduce(pair.alice, other)
+        await pair.alice.connect(other.peer_id)
+        yield
+
+
 def test_where_nobody_has_it_yet_it_is_asked_for_until_somebody_does() -> None:
     async def scenario(pair: Pair) -> None:
         told: list[str] = []
         served = serve_definitions(pair.answering)
         await pair.alice.connect(pair.bob_id)
-        async with trio.open_nursery() as nursery:
+        async with (
+            another_without_it(pair, "carol"),
+            another_without_it(pair, "dave"),
+            trio.open_nursery() as nursery,
+        ):
 
             async def begin_after_an_hour() -> None:
                 await trio.sleep(3600.0)
