@@ -10,6 +10,7 @@ from node.commands.output import Output
 
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
+    from node.places import Places
 
 ENDING_SECONDS = 8.0  # five are promised
 
@@ -19,7 +20,10 @@ def add_parser(subparsers: Subparsers) -> None:
         "leave",
         help="leave the run, and end the node that trains",
         description="Have the node that trains in this home leave after the round that is under "
-        "way, as the first Ctrl-C does, and wait until it has ended: five seconds at most. "
+        "way, as the first Ctrl-C does, and wait until it has ended: five seconds at most. It says "
+        "how much of the disk its home keeps for the next time: pass, records, what was seen of "
+        "runs, and of a state that was being fetched what is there of it; joining another run "
+        "removes that. "
         "Exit code 4 when no node trains here.",
         example="potluck leave\npotluck leave --now",
     )
@@ -27,6 +31,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from node.commands.configured import configuration_for
     from node.commands.steering import asking
     from node.control_client import NodeWentAway
     from node.trainer.questions import LEAVE
@@ -41,6 +46,28 @@ def run(arguments: argparse.Namespace) -> int:
         with suppress(NodeWentAway):  # that is how it says that it has ended
             while True:
                 gave = next(answers)
+    kept = kept_in_home(configuration_for(arguments).places)
     samples = f", having given {gave['samples']:,} samples" if gave.get("samples") else ""
-    output.data({"left": True, **gave}, f"It has left{samples}, and ended.")
+    output.data({"left": True, **gave, **kept}, f"It has left{samples}, and ended.{words_of(kept)}")
     return 0
+
+
+def kept_in_home(places: Places) -> dict[str, Any]:
+    from node.run.kept import fetched_in_part_bytes, kept_bytes
+
+    return {
+        "kept_in": str(places.data_folder),
+        "kept_bytes": kept_bytes(places),
+        "fetched_in_part_bytes": fetched_in_part_bytes(places),
+    }
+
+
+def words_of(kept: dict[str, Any]) -> str:
+    """What is said of it after the rest."""
+    from node.caps.units import in_words
+
+    words = f" {in_words(kept['kept_bytes'])} stay in {kept['kept_in']} for the next time"
+    in_part = kept["fetched_in_part_bytes"]
+    if in_part:
+        words += f", {in_words(in_part)} of them of a state that was being fetched"
+    return f"{words}."

@@ -28,6 +28,7 @@ import trio
 from models.errors import ModelsError
 from node.caps.devices import AUTO, check_threads, choose_device, devices_here, use_threads
 from node.caps.settings import Caps, caps_of
+from node.caps.units import in_words
 from node.caps.watching import WatchedCaps, open_caps
 from node.credit.keeping import Terms, open_credit
 from node.disk_trouble import disk_trouble
@@ -37,6 +38,7 @@ from node.joining.newer import NewerDefinition
 from node.joining.same_key import refuse_if_in_use
 from node.joining.will_use import Use, three_lines
 from node.node import Node
+from node.run.kept import fetching_folder, remove_fetched_in_part
 from node.run.remembered import remember, runs_folder
 from node.trainer.happenings import Left, Notice, Preparing, WillUse
 from node.trainer.owners_pause import OwnersPause
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
+OTHERS_IN_PART = "another run's state, which this home had fetched in part, is removed."
 MEMORY_SECONDS = 1.0  # between two looks at whether memory forces this peer to leave
 
 
@@ -168,6 +171,9 @@ async def _prepare(node: Node, part: Part, session: Session, watched: WatchedCap
     if not part.begins:
         watched.expect(costs.state_bytes, part.run)
     session.happened(WillUse(_lines(part, definition, costs, caps, devices, threads, most)))
+    freed = await _in_thread_to_let_go(_room_made, node, part)
+    if freed:
+        session.happened(Notice(f"{in_words(freed)} of disk are free again: {OTHERS_IN_PART}"))
     session.happened(Preparing(BUILDING))
     task = await _in_thread_to_let_go(_built, part, signed, devices, node.network.peer_id)
     await refuse_if_in_use(node, session, part.run)
@@ -226,9 +232,14 @@ def _options(node: Node, part: Part, prepared: _Prepared, watched: WatchedCaps) 
         down_bytes_per_second=rates.down_bytes_per_second,
         upload_limit=caps.upload_bytes_per_second,
         download_limit=caps.download_bytes_per_second,
-        fetching_folder=folder / f"{part.run}-{part.organiser}.fetching",
+        fetching_folder=fetching_folder(node.configuration.places, part.run, part.organiser),
         position_file=folder / f"{part.run}-{part.organiser}.position",
     )
+
+
+def _room_made(node: Node, part: Part) -> int:
+    places = node.configuration.places
+    return remove_fetched_in_part(places, but=fetching_folder(places, part.run, part.organiser))
 
 
 def _made(folder: Path) -> Path:
