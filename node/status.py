@@ -129,11 +129,12 @@ def directory_status(dht: Dht) -> DirectoryStatus:
 
 
 def memory_in_use() -> int | None:
-    """The memory that this process holds, in bytes; None where the system does not say."""
+    """The memory that this process holds, in bytes; None where the system does not say, or there is
+    no descriptor left to read it with."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except FileNotFoundError:
+    except OSError:
         return None
 
 

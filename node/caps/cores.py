@@ -99,14 +99,14 @@ def cores_in(text: str) -> frozenset[int]:
 def _kept_elsewhere(cores: frozenset[int]) -> Iterator[frozenset[int]]:
     """Of the other processes, the cores of those that are kept to some of ours only."""
     own, seen = str(os.getpid()), 0
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit() or process.name == own:
+    for process in _names_in("/proc"):
+        if not process.isdigit() or process == own:
             continue
         seen += 1
         if seen > MOST_LOOKED_AT:
             return
         with suppress(OSError, ValueError, IndexError):
-            said = (process / "status").read_text()
+            said = Path("/proc", process, "status").read_text()
             kept = cores_in(said.split("Cpus_allowed_list:", 1)[1].split("\n", 1)[0]) & cores
             if 0 < len(kept) < len(cores):
                 yield frozenset(kept)
@@ -116,10 +116,18 @@ def _keep_all(cores: Iterable[int]) -> None:
     done: set[str] = set()
     theirs = set(cores)
     for _ in range(PASSES):
-        threads = {one.name for one in Path("/proc/self/task").iterdir()} - done
+        threads = set(_names_in("/proc/self/task") or ["0"]) - done  # 0: this thread, at least
         if not threads:
             return
         for thread in threads:
             with suppress(OSError):  # it has ended, or the container takes cores away
                 os.sched_setaffinity(int(thread), theirs)
         done |= threads
+
+
+def _names_in(folder: str) -> list[str]:
+    """None where there is no /proc, or no descriptor left to read it with: no reason to end."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

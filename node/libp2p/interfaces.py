@@ -3,11 +3,15 @@
 Listening on 0.0.0.0 is no address that anybody could dial; what others can dial are the addresses
 of the interfaces. Those change while a laptop moves, so they are read when asked for, but not
 more often than every second, for reading them costs a third of a millisecond.
+
+Easy to get wrong: reading them takes a descriptor. A node that has none left, because strangers
+have them all, is where it was.
 """
 
 from __future__ import annotations
 
 import ipaddress
+from contextlib import suppress
 
 import ifaddr
 import trio
@@ -26,8 +30,9 @@ class InterfaceAddresses:
         """The IPv4 or the IPv6 addresses."""
         now = trio.current_time()
         if now - self._read_at > FRESH_SECONDS:
-            self._known = _read()
             self._read_at = now
+            with suppress(OSError):
+                self._known = _read()
         return tuple(ip for ip in self._known if ipaddress.ip_address(ip).version == version)
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from node.caps.cores import kept_to_cores
 from node.commands.descriptor_limit import WANTED_DESCRIPTORS
+from node.libp2p.interfaces import InterfaceAddresses
+from node.status import memory_in_use
 
 resource = pytest.importorskip("resource")
 
@@ -46,3 +52,28 @@ def test_no_more_is_asked_for_than_the_system_allows() -> None:
 def test_a_limit_that_is_high_is_left_alone() -> None:
     high = WANTED_DESCRIPTORS + 8
     assert limits_after(high, high) == (high, high)
+
+
+@contextmanager
+def without_descriptors() -> Iterator[None]:
+    """What is open stays open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open("/dev/null", os.O_RDONLY)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_node_that_has_none_left_goes_on() -> None:
+    """What it looks at every second or two; strangers may have taken the last one."""
+    interfaces = InterfaceAddresses()
+    known = interfaces.of_family(4)
+    interfaces._read_at = float("-inf")
+    with without_descriptors():
+        assert interfaces.of_family(4) == known
+        assert memory_in_use() is None
+        with kept_to_cores(1) as kept:
+            kept.look()
