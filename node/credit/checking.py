@@ -1,7 +1,7 @@
 """Checking a keeper's sums: the records that they name are had, and added up once more.
 
-    check = await check_keeper(rpc, keeper, run, shelf, put, keyring, ...)
-    check.agrees
+    for check in await Checking(rpc, run, shelf, put, keyring, ...).check(keepers):
+        check.agrees
 
 Nobody is believed for it: not the keeper, whose sums are compared with what their writers have
 signed, and not whoever handed a page on. A keeper that left records out is found by the pages that

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
-import trio
 
 from node.node import Node
 from node.trainer.view import BatchView, PeerView, TrafficView
@@ -151,8 +150,3 @@ def with_parts(views: Sequence[PeerView], shares: Sequence[Share]) -> Iterator[P
             down_bytes_per_second=one.down_bytes_per_second or None,
             reduces=round(parts[one.peer], 4),
         )
-
-
-def now() -> float:
-    """The clock of the meter."""
-    return trio.current_time()
