@@ -16,6 +16,7 @@ changed for anybody until it is signed again.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,11 @@ LARGEST_PORTS_BYTES = 256  # of two short lines
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
+
+    @property
+    def typed(self) -> str:
+        """As a shell takes it: for commands in messages."""
+        return shlex.quote(str(self.path))
 
     @property
     def definition_file(self) -> Path:
@@ -64,10 +70,14 @@ class RunFolder:
             raise WrongUse(
                 f"There is no run in {self.path}.",
                 why=f"{self.definition_file} is not there.",
-                advice=f"`potluck run init {self.path}` makes one.",
+                advice=f"`potluck run init {self.typed}` makes one.",
             ) from None
         except OSError as error:
-            raise WrongUse(f"{self.definition_file} cannot be read: {error.strerror}.") from None
+            raise WrongUse(
+                f"{self.definition_file} cannot be read.",
+                why=f"The system says: {error.strerror}.",
+                advice="It has to be a file that you may read: see whose it is.",
+            ) from None
 
     def signed(self, organiser: str | None) -> SignedDefinition | None:
         """What was signed last, by this organiser (None: by whoever it names); None if nothing was.
@@ -75,7 +85,7 @@ class RunFolder:
         NotTheDefinition if the file is another organiser's, or broken; NewerPotluckNeeded.
         """
         from node.run.definition import NewerPotluckNeeded
-        from node.run.signed import LIMIT_BYTES, read_signed
+        from node.run.signed import LIMIT_BYTES, NOT_IT, read_signed
         from protocols.runs.messages import NotTheDefinition, UnusableDefinition
 
         data = read_private_file(self.signed_file, LIMIT_BYTES)
@@ -85,10 +95,10 @@ class RunFolder:
             raise
         except (NotTheDefinition, UnusableDefinition) as error:
             raise NotTheDefinition(
-                f"{self.signed_file} cannot be used. {error.what}",
+                f"{self.signed_file} cannot be used. {error.what.removeprefix(NOT_IT).strip()}",
                 why=error.why,
-                advice=f"Use the home that it was signed in; or move it away, and sign anew: "
-                f"`potluck run sign {self.path}`.",
+                advice="Use the home that it was signed in (POTLUCK_HOME or --home); or move the "
+                f"file away, and sign anew: `potluck run sign {self.typed}`.",
             ) from None
 
     def keep_signed(self, data: bytes) -> None:

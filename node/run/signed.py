@@ -48,6 +48,7 @@ from protocols.runs.messages import (
 ONLY_THE_ORGANISER = (
     "Only the run's organiser can mend that: tell them. Nothing of the run was downloaded."
 )
+NOT_IT = "What was given out as the run's definition is not it."  # of what peers gave out
 DOMAIN = b"potluck run definition 1"
 LIMIT_BYTES = LARGEST_DEFINITION_BYTES
 
@@ -155,7 +156,7 @@ def _moment(ms: int) -> str:
 
 def _not_it(what: str, why: str) -> NotTheDefinition:
     return NotTheDefinition(
-        f"What was given out as the run's definition is not it. {what}",
+        f"{NOT_IT} {what}",
         why=why,
         advice="Nothing was taken from it. If nobody has the right one, ask the organiser.",
     )
