@@ -61,7 +61,7 @@ def model_settings(settings: Mapping[str, Any]) -> msgspec.Struct:
         size = settings["size"]
         if not isinstance(size, str) or size not in kind.sizes:
             raise WrongSettings(
-                f"There is no size {size!r} of the model {name}.",
+                f"There is no size {size!r:.60} of the model {name}.",
                 advice=nearest(str(size), kind.sizes),
             )
         own = {**msgspec.structs.asdict(kind.sizes[size]), **own}

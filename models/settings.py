@@ -49,6 +49,6 @@ def take_name(given: Mapping[str, Any], known: Mapping[str, Any], of: str) -> st
     """The value of `name`, which must be one of the known ones."""
     name = given.get("name")
     if not isinstance(name, str) or name not in known:
-        what = "has no name" if name is None else f"is called {name!r}, and there is none"
+        what = "has no name" if name is None else f"is called {name!r:.60}, and there is none"
         raise WrongSettings(f"The {of} {what}.", advice=nearest(str(name), known))
     return name

@@ -76,7 +76,8 @@ def _parts_of(
     from models.registry import MODELS, OPTIMIZERS
     from models.schedules import DECAYS, ScheduleSettings
 
-    called = table.get("name")
+    named = table.get("name")
+    called = named if isinstance(named, str) else None  # a list could not even be looked up
     own = {key: value for key, value in table.items() if name == "data" or key not in NAMING}
     if name == "model" and called in MODELS:
         kind, size = MODELS[called], table.get("size")

@@ -248,6 +248,15 @@ MISTAKES = {
         ),
         "wants ids of its own vocabulary",
     ),
+    "a model called by a list": (
+        changed('"gpt"', '["gpt"]'),
+        "is called ['gpt'], and there is none",
+    ),
+    "an optimizer called by a table": (changed('"adamw"', "{}"), "is called {}, and there is none"),
+    "a schedule called by a list": (
+        TEXT + b"[schedule]\nname = []",
+        "is called [], and there is no",
+    ),
     "a module's name": (MODULE.replace(b'"poem_model"', b'"../poem"'), "must be a name"),
     "a module's digest": (MODULE.replace(b"width = 8", b'sha256 = "x"'), "64 hexadecimal digits"),
 }
