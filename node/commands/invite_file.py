@@ -36,7 +36,10 @@ def check_new(file: Path) -> None:
             advice="Remove it, or choose another name.",
         )
     if not file.absolute().parent.is_dir():
-        raise WrongUse(f"There is no folder {file.absolute().parent} to write {file.name} into.")
+        raise WrongUse(
+            f"There is no folder {file.absolute().parent} to write {file.name} into.",
+            advice="Make it, or choose another place.",
+        )
 
 
 def with_words(words: Sequence[str], text: str, code: Mapping[str, Any] | None) -> str:

@@ -66,9 +66,13 @@ def read_code(file: str | None) -> str:
     # of what `potluck auth codes new` printed into a file the first line is the code
     code = "".join(text.strip().partition("\n")[0].split())
     if len(code) > LONGEST_CODE or not code.isascii() or not code.isprintable():
-        raise WrongUse("That is not an enrolment code.", why="It has up to 128 plain characters.")
+        raise WrongUse(
+            "That is not an enrolment code.",
+            why=f"It has up to {LONGEST_CODE} plain characters.",
+            advice=CODE_ADVICE,
+        )
     if file is not None and not code:
-        raise WrongUse("There is no enrolment code in what --code-file names.")
+        raise WrongUse("There is no enrolment code in what --code-file names.", advice=CODE_ADVICE)
     return code
 
 

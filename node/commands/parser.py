@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +25,7 @@ _INVALID_CHOICE = re.compile(
     r"(argument (?P<argument>[^:]*): )?"
     r"invalid choice: '?(?P<word>[^']*?)'? \(choose from (?P<known>.*)\)"
 )
+_WANTS_ONE = re.compile(r"argument [^:]*: expected one argument")
 
 
 class _ParagraphFormatter(argparse.HelpFormatter):
@@ -88,6 +90,13 @@ class CommandParser(argparse.ArgumentParser):
                 why=f"It is one of {', '.join(known)}.",
                 advice=advice,
             )
+        dashed = _WANTS_ONE.fullmatch(message) and self._dashed_value()
+        if dashed:
+            raise WrongUse(
+                f"`{self.prog}`: {message}.",
+                why="What begins with a dash is taken for a flag.",
+                advice=f"If it is meant, type {dashed}; else see `{self.prog} --help`.",
+            )
         raise WrongUse(f"`{self.prog}`: {message}.", advice=help_command)
 
     def flags(self) -> list[str]:
@@ -102,6 +111,15 @@ class CommandParser(argparse.ArgumentParser):
             if flag.startswith("--") and flag not in self._option_string_actions:
                 return flag
         return None
+
+    def _dashed_value(self) -> str:
+        """A flag and the word behind it that looks like another, as they had to be typed."""
+        for flag, word in zip(self._words, self._words[1:], strict=False):
+            takes = self._option_string_actions.get(flag)
+            dashed = word.startswith("-") and word not in ("-", "--")
+            if takes is not None and takes.nargs is None and dashed and word not in self.flags():
+                return f"{flag}={shlex.quote(word)}"
+        return ""
 
     def _subcommand_named(self, word: str) -> bool:
         return any(word in choices for choices in self.subcommands())

@@ -28,6 +28,7 @@ PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
         ("ping --count three x", "whole number above zero"),
         ("ping --interval nan x", "number of seconds above zero"),
         ("ping --timeout -1 x", "--timeout"),
+        ("pause --for -1h", "type --for=-1h"),
         ("ping --identity mine x", "'mine'"),
         ("ping --identity onw x", "Did you mean own?"),
         ("ping 192.0.2.7:4001", "/ip4/192.0.2.7/tcp/4001/p2p/PEER-ID"),
