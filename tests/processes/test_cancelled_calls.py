@@ -12,13 +12,14 @@ import trio.testing
 from protocols.errors import DeadlineExceeded
 from protocols.identity import PeerId
 from protocols.messages import Empty
+from protocols.rpc_state import RpcLimits
 from tests.processes.children import running_peer
 from tests.processes.methods import CHUNK_BYTES, ECHO, LINGER, SINK, Census, Content, Duration
 from tests.processes.peer import TestPeer, open_test_peer
 from tests.waiting import until
 
 CALL_SECONDS: Final = 20.0
-GONE_SECONDS: Final = 5.0
+GONE_SECONDS: Final = RpcLimits().stall_seconds / 2  # by then no clock has cleared anything away
 CALLS: Final = 1000
 CALLS_AT_ONCE: Final = 100
 TRANSFERS: Final = 200
