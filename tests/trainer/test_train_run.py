@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import torch
 import trio
 
 from node.caps.memory import MemoryUsedUp
-from node.configuration import read_configuration
 from node.run.building import RunTask, build_task
 from node.run.definition import read_definition
 from node.simulated_network import SimulatedWorld
 from node.trainer.happenings import Notice, Preparing
 from node.trainer.options import TrainerOptions
-from node.trainer.session import Session
 from node.trainer.stages import ENTERING, MEASURING
 from node.trainer.trainer import train_run
-from tests.access.members import running_node, write_key
 from tests.runs.definitions import TEXT
-from tests.trainer.recorded import Recorded
+from tests.trainer.training_nodes import TrainingNode, training_node
 from tests.waiting import PATIENCE_SECONDS, until
 
 ENDING_SECONDS: Final = 30.0  # it takes milliseconds; without an end of its own it is for ever
@@ -44,66 +42,45 @@ class Crowded(RunTask):
         return super().loss(batch)
 
 
-@dataclass
-class Training:
-    """A lone node's."""
-
-    session: Session
-    shown: Recorded
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    ended: trio.Event = field(default_factory=trio.Event)
-    is_out_of_memory: bool = False
-
-    async def until(self, kind: str) -> None:
-        await until(lambda: kind in self.shown.kinds(), PATIENCE_SECONDS)
-
-    async def ends(self) -> bool:
-        with trio.move_on_after(ENDING_SECONDS):
-            await self.ended.wait()
-        has_ended = self.ended.is_set()
-        self.session.gate.end()  # or a thread that waits would keep the test from ending
-        return has_ended
-
-    def stages(self) -> list[str]:
-        return [one.doing for one in self.shown.happenings if isinstance(one, Preparing)]
-
-
 @asynccontextmanager
 async def training(
     folder: Path, *, closed: bool = False, room: int = 1 << 20, measures: bool = False
-) -> AsyncIterator[Training]:
-    """`closed`: it begins in a pause. `room`: for so many samples at once, in memory that others
-    have taken since it was measured. `measures`: and does not come to an end with it."""
+) -> AsyncIterator[TrainingNode]:
+    """A lone node's. `closed`: it begins in a pause. `room`: for so many samples at once, in memory
+    that others have taken since it was measured; without any it ends in words. `measures`: and does
+    not come to an end with it."""
     torch.set_num_threads(1)
     definition = read_definition(TEXT)
     may_compute = threading.Event()
     if not measures:
         may_compute.set()
     task = Crowded(**vars(build_task(definition)), room=room, may_compute=may_compute)
-    home = read_configuration(environment={"POTLUCK_HOME": str(folder)})
-    shown = Recorded()
-    async with SimulatedWorld(seed=1) as world:
-        write_key(home.key_file, world.identity_of("ann"))
-        async with running_node(world, "ann", home) as node, trio.open_nursery() as nursery:
-            one = Training(Session(shown), shown)
-            one.session.entered()
-            if closed:
-                one.session.gate.close("pause", "paused by you")
+    options = TrainerOptions(begins=True, micro_batch=0 if measures else 4)
 
-            async def train() -> None:
-                options = TrainerOptions(begins=True, micro_batch=0 if measures else 4)
-                try:
-                    with one.scope:
-                        await train_run(node, definition, task, options, one.session)
-                except* MemoryUsedUp:
-                    one.is_out_of_memory = True
-                one.ended.set()
+    async def train(one: TrainingNode) -> None:
+        if closed:
+            one.session.gate.close("pause", "paused by you")
+        end = pytest.RaisesGroup(MemoryUsedUp, allow_unwrapped=True, flatten_subgroups=True)
+        with nullcontext() if room else end:
+            await train_run(one.node, definition, task, options, one.session)
 
-            nursery.start_soon(train)
-            try:
-                yield one
-            finally:
-                may_compute.set()
+    async with SimulatedWorld(seed=1) as world, training_node(world, "ann", folder, train) as one:
+        try:
+            yield one
+        finally:
+            may_compute.set()
+
+
+async def ends(one: TrainingNode) -> bool:
+    with trio.move_on_after(ENDING_SECONDS):
+        await one.ended.wait()
+    has_ended = one.ended.is_set()
+    one.session.gate.end()  # or a thread that waits would keep the test from ending
+    return has_ended
+
+
+def stages(one: TrainingNode) -> list[str]:
+    return [each.doing for each in one.shown.happenings if isinstance(each, Preparing)]
 
 
 async def test_a_node_that_ends_in_a_pause_does_not_wait_for_it_to_be_over(tmp_path: Path) -> None:
@@ -112,7 +89,7 @@ async def test_a_node_that_ends_in_a_pause_does_not_wait_for_it_to_be_over(tmp_p
         one.session.gate.close("pause", "paused by you")
         await one.until("Paused")
         one.scope.cancel()  # as a pass does that is taken back
-        assert await one.ends()
+        assert await ends(one)
 
 
 async def test_who_leaves_before_the_loop_has_begun_begins_nothing(tmp_path: Path) -> None:
@@ -120,17 +97,17 @@ async def test_who_leaves_before_the_loop_has_begun_begins_nothing(tmp_path: Pat
         await one.until("Paused")
         assert not one.session.trains, "there is no round to see out"
         one.session.departure.leave()
-        assert await one.ends()
-    assert not {MEASURING, ENTERING} & set(one.stages())
+        assert await ends(one)
+    assert not {MEASURING, ENTERING} & set(stages(one))
     assert one.shown.kinds()[-1] == "Left"
 
 
 async def test_who_leaves_while_it_measures_does_not_wait_for_that(tmp_path: Path) -> None:
     async with training(tmp_path, measures=True) as one:
-        await until(lambda: MEASURING in one.stages(), PATIENCE_SECONDS)
+        await until(lambda: MEASURING in stages(one), PATIENCE_SECONDS)
         one.session.departure.leave()
-        assert await one.ends()
-    assert ENTERING not in one.stages()
+        assert await ends(one)
+    assert ENTERING not in stages(one)
 
 
 async def test_memory_that_others_take_makes_batches_smaller_and_ends_nothing(
@@ -139,7 +116,7 @@ async def test_memory_that_others_take_makes_batches_smaller_and_ends_nothing(
     async with training(tmp_path, room=1) as one:
         await one.until("StepTaken")
         one.scope.cancel()
-        assert await one.ends()
+        assert await ends(one)
     said = [each.words for each in one.shown.happenings if isinstance(each, Notice)]
     assert said == [
         "4 samples at once do not fit into memory now: 2 from now on",
@@ -149,5 +126,4 @@ async def test_memory_that_others_take_makes_batches_smaller_and_ends_nothing(
 
 async def test_without_room_for_one_sample_it_ends_in_words(tmp_path: Path) -> None:
     async with training(tmp_path, room=0) as one:
-        assert await one.ends()
-        assert one.is_out_of_memory
+        assert await ends(one)

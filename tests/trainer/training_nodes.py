@@ -1,0 +1,64 @@
+"""A node in a simulated world that trains in a session of its own, told as a `potluck join` is.
+
+    async with training_node(world, "ann", home, train) as ann:
+        await ann.until("Began")
+
+Easy to get wrong: the training thread may wait for what only the test would give it. Before the
+block is left, its departure has to be wanted, and its gate ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from node.configuration import read_configuration
+from node.node import Node
+from node.simulated_network import SimulatedWorld
+from node.trainer.session import Session
+from tests.access.members import running_node, write_key
+from tests.trainer.recorded import Recorded
+from tests.waiting import PATIENCE_SECONDS, until
+
+
+@dataclass
+class TrainingNode:
+    """`ended`: it trains no more. `scope`: what a pass that is taken back cancels."""
+
+    node: Node
+    session: Session
+    shown: Recorded
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    ended: trio.Event = field(default_factory=trio.Event)
+
+    async def until(self, kind: str) -> None:
+        await until(lambda: kind in self.shown.kinds(), PATIENCE_SECONDS)
+
+
+@asynccontextmanager
+async def training_node(
+    world: SimulatedWorld,
+    name: str,
+    home: Path,
+    train: Callable[[TrainingNode], Awaitable[None]],
+    *bootstrap: str,
+) -> AsyncIterator[TrainingNode]:
+    variables = {"POTLUCK_HOME": str(home), "POTLUCK_DHT_BOOTSTRAP": ",".join(bootstrap)}
+    configuration = read_configuration(environment=variables)
+    write_key(configuration.key_file, world.identity_of(name))
+    async with running_node(world, name, configuration) as node, trio.open_nursery() as nursery:
+        shown = Recorded()
+        one = TrainingNode(node, Session(shown), shown)
+        one.session.entered()
+
+        async def to_the_end() -> None:
+            with one.scope:
+                await train(one)
+            one.ended.set()
+
+        nursery.start_soon(to_the_end)
+        yield one
