@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("potluck.trainer")
 
 NEWS_SECONDS = 5.0  # between two looks of a peer that only waits, where nothing happens
+GATE_SECONDS = 0.5  # between two looks of a peer that only helps at whether it may go on
 KEPT_SECONDS = 60.0  # that a volunteer waits for the run's keeper to have its last step, too
 POSITION_SECONDS = 60.0  # how many seconds of data a kill makes this peer read again
 
@@ -125,11 +126,10 @@ class Loop:
         )
 
     def _assist(self, optimizer: CollaborativeOptimizer, bridge: Bridge) -> None:
-        """Help with the others' rounds until the run is complete. Before that it ends with the
-        collaboration: who waits in it has no other end."""
+        """Help with the others' rounds until told to leave, or until the run is complete."""
         while self._goes_on(optimizer):
             if self._session.gate.is_open:
-                optimizer.assist(epochs=1)
+                optimizer.assist(epochs=1, seconds=GATE_SECONDS)
             else:
                 self._rest(optimizer)
         if self._is_complete(optimizer):

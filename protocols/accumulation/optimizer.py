@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -224,18 +225,22 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             else:
                 one.grad.detach_().zero_()
 
-    def assist(self, *, epochs: int | None = None) -> None:
+    def assist(self, *, epochs: int | None = None, seconds: float = math.inf) -> None:
         """Auxiliary mode: reduce for the others and make their steps, until the collaboration ends
-        (then CollaborationEnded), or until the run has made so many more."""
+        (then CollaborationEnded), until the run has made so many more, or for so long; a round
+        that is under way then is seen out."""
         if not self._auxiliary:
             raise ProtocolMisuse(
                 "A peer that trains cannot only assist.",
                 advice="Make the optimizer with auxiliary=True.",
             )
-        first = self.epoch
+        first, until = self.epoch, time.monotonic() + seconds
         self._driver.go_on()
         while epochs is None or self.epoch < first + epochs:
-            self._driver.wait_for_news(NEWS_SECONDS)
+            left = until - time.monotonic()
+            if left <= 0.0:
+                break
+            self._driver.wait_for_news(min(NEWS_SECONDS, left))
             self._driver.go_on()
         self._show_inner()
 

@@ -44,18 +44,23 @@ class Crowded(RunTask):
 
 @asynccontextmanager
 async def training(
-    folder: Path, *, closed: bool = False, room: int = 1 << 20, measures: bool = False
+    folder: Path,
+    *,
+    closed: bool = False,
+    room: int = 1 << 20,
+    measures: bool = False,
+    helps: bool = False,
 ) -> AsyncIterator[TrainingNode]:
     """A lone node's. `closed`: it begins in a pause. `room`: for so many samples at once, in memory
     that others have taken since it was measured; without any it ends in words. `measures`: and does
-    not come to an end with it."""
+    not come to an end with it. `helps`: it brings no samples."""
     torch.set_num_threads(1)
     definition = read_definition(TEXT)
     may_compute = threading.Event()
     if not measures:
         may_compute.set()
     task = Crowded(**vars(build_task(definition)), room=room, may_compute=may_compute)
-    options = TrainerOptions(begins=True, micro_batch=0 if measures else 4)
+    options = TrainerOptions(begins=True, micro_batch=0 if measures else 4, keeps_only=helps)
 
     async def train(one: TrainingNode) -> None:
         if closed:
@@ -90,6 +95,19 @@ async def test_a_node_that_ends_in_a_pause_does_not_wait_for_it_to_be_over(tmp_p
         await one.until("Paused")
         one.scope.cancel()  # as a pass does that is taken back
         assert await ends(one)
+
+
+async def test_who_only_helps_rests_without_waiting_for_a_step(tmp_path: Path) -> None:
+    async with training(tmp_path, helps=True) as one:
+        await one.until("Began")
+        one.session.gate.close("pause", "paused by you")
+        await one.until("Paused")
+        one.session.gate.open("pause")
+        await one.until("Resumed")
+        one.session.departure.leave()
+        assert await ends(one)
+    assert one.shown.kinds()[-1] == "Left"
+    assert "StepTaken" not in one.shown.kinds()
 
 
 async def test_who_leaves_before_the_loop_has_begun_begins_nothing(tmp_path: Path) -> None:
