@@ -37,13 +37,13 @@ from node.credit.gathering import gather
 from node.credit.people import nobody, person_of, persons_of, records_of
 from node.credit.shelf import Shelf
 from node.credit.summing import sums_of
-from node.credit.tally import MOST_BATCHES, tally
+from node.credit.tally import tally
 from node.node import Node
 from node.trainer.happenings import Happening
 from node.trainer.session import Session
 from node.trainer.view import PeerView
 from protocols.accumulation.events import CaughtUp, SeenStep, StepTaken
-from protocols.accumulation.share import Share
+from protocols.accumulation.share import MOST_BATCHES, Share
 from protocols.blocking import in_thread
 from protocols.credit.messages import (
     CONTENTS,
@@ -75,8 +75,8 @@ _log = logging.getLogger("potluck.credit")
 
 @dataclass(frozen=True)
 class Terms:
-    """Of a run: its name and its organiser's fingerprint, the samples of a step, and how many steps
-    it has (0: without an end)."""
+    """Of a run: its name and its organiser's fingerprint, the samples of a step (with local steps
+    of all of them), and how many steps it has (0: without an end)."""
 
     run: str
     batch: int

@@ -20,9 +20,9 @@ Promises: the result does not depend on the order of records, nor on how often o
 has the same records, and takes the same peer for `seen_by`, comes to the same.
 
 Easy to get wrong: what somebody brings to a round is signed by them, and computed where nobody
-looks. A round takes it whatever it is, so what is credited has a limit: `most_samples`. And over a
-grid a line tells of its own group only, and its silence about a peer says nothing. Elsewhere it
-says that this peer was not there.
+looks. A round counts it as so many batches at most (`share.MOST_BATCHES`), and no more is credited:
+`most_samples`. And over a grid a line tells of its own group only, and its silence about a peer
+says nothing. Elsewhere it says that this peer was not there.
 """
 
 from __future__ import annotations
@@ -52,11 +52,6 @@ BREAK_SECONDS: Final = 900.0
 LONGEST_STEP_SECONDS: Final = 6 * 3600.0
 """Two steps that follow each other immediately have no break between them, in however slow a run;
 but a run that nobody trained for a night gives no credit for the night."""
-
-
-MOST_BATCHES: Final = 4
-"""Of one peer in one step: `most_samples` in batches of the run. A round begins when all together
-have a batch, so whoever brings more has waited for rounds that failed, or claims it."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from node.credit.tally import MOST_BATCHES
 from node.demo.definition import BATCH
+from protocols.accumulation.share import MOST_BATCHES
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_COLUMNS = 48

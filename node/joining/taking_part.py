@@ -200,7 +200,8 @@ async def _train(
     from node.trainer.trainer import train_run
 
     training = prepared.definition.training
-    terms = Terms(f"{part.run}/{part.organiser}", training.batch, training.steps)
+    samples = training.batch * training.local_steps  # of a round, which is a step here
+    terms = Terms(f"{part.run}/{part.organiser}", samples, training.steps)
     async with (
         open_credit(node, session, terms, keeps=part.checkpoints is not None),
         trio.open_nursery() as nursery,

@@ -3,7 +3,7 @@
     bridge.enter(Entry(slot, look, lock))                   # once, by the optimizer
     bridge.note(slot)                                       # how this peer is now; never waits
     bridge.estimate                                         # how the run is: a plain attribute
-    averaging = bridge.start_averaging(Wanted(vector, weight=96.0, epoch=7, ...))
+    averaging = bridge.start_averaging(Wanted(vector, weight=96.0, ...))
     outcome = averaging.wait()                              # waits; woken at once at the end
 
 Promises: nothing in here makes trio wait for the training thread. The training thread waits only
@@ -75,10 +75,11 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """A round that is wanted: `Averager.average` says what the words mean."""
+    """A round that is wanted: `AveragingOptions` says what the words mean."""
 
     vector: Vector
     weight: float
+    most_weight: float
     epoch: int
     topic: str
     expected: int

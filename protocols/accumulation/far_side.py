@@ -183,6 +183,7 @@ class NetworkSide:
         return await self._averager.average(
             wanted.vector,
             weight=wanted.weight,
+            most_weight=wanted.most_weight,
             epoch=wanted.epoch,
             topic=wanted.topic,
             expected=wanted.expected,

@@ -48,11 +48,13 @@ from protocols.accumulation.round_endings import (
     parameters_averaged,
     shares_of,
 )
+from protocols.accumulation.share import MOST_BATCHES
 from protocols.accumulation.standing import Round, Standing
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.waiting import Answer
 from protocols.moshpit.layout import Layout
 from protocols.moshpit.outcome import Alone, Committed, Outcome
+from protocols.moshpit.roster import LARGEST_WEIGHT
 from protocols.moshpit.vector import Vector
 
 
@@ -79,6 +81,7 @@ class Rounds:
         wanted = Wanted(
             Vector(self._steps.layout, one.contribution.values),
             weight=float(effect.weight),
+            most_weight=min(float(MOST_BATCHES * self._mode.target_samples), LARGEST_WEIGHT),
             epoch=effect.epoch,
             topic=f"{effect.history.hex()}.{self._steps.kind}",
             expected=effect.expected,
@@ -165,6 +168,7 @@ class Rounds:
         wanted = Wanted(
             Vector(Layout(shared.segments("none")), own),
             weight=1.0,
+            most_weight=1.0,
             epoch=effect.epoch,
             topic=f"{effect.history.hex()}.parameters",
             expected=effect.expected,

@@ -7,10 +7,18 @@ Easy to get wrong: `averaged_bytes` counts a part once for each other member tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from protocols.identity import PeerId
+
+MOST_BATCHES: Final = 4
+"""Times a round's target: as so many samples one peer counts in a round, and is credited with,
+however many it has signed; nobody sees what it has computed. Rounds begin when all together have
+the target, so that nobody needs to bring more than that and a batch, which is no larger; beside a
+round that fails, as much again may be computed. Who has yet more after several of those is in the
+average with the mean of all of them, and counts as this many."""
 
 
 class Share(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ class Contribution:
     overwrite: bool = False
     topic: str = ""
     awaited: frozenset[PeerId] | None = None
+    most_weight: float = LARGEST_WEIGHT
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.weight <= LARGEST_WEIGHT:
@@ -39,6 +40,8 @@ class Contribution:
                 f"A weight of {self.weight} was asked for.",
                 why=f"A weight is a number of samples, from 0 to {LARGEST_WEIGHT:g}.",
             )
+        if not 0.0 < self.most_weight <= LARGEST_WEIGHT:
+            raise ProtocolMisuse(f"Nobody can count with a weight of {self.most_weight} at most.")
         if not 0 <= self.epoch <= LARGEST_EPOCH:
             raise ProtocolMisuse(f"There is no epoch {self.epoch}: they count from 0.")
         check_topic(self.topic)
@@ -62,6 +65,8 @@ class AveragingOptions(TypedDict, total=False):
       was committed, which saves a second result buffer.
     - `topic`: what else those who average together must have in common, at most 80 letters,
       digits, '.', '_' and '-' (group_keys.py). Peers with different topics never meet.
+    - `most_weight`: with which any member counts, this peer too: the same at all who average
+      together. A weight is what its owner signs, and nobody can see what it has computed.
     """
 
     weight: Required[float]
@@ -72,3 +77,4 @@ class AveragingOptions(TypedDict, total=False):
     overwrite: bool
     topic: str
     awaited: frozenset[PeerId] | None
+    most_weight: float

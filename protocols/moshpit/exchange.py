@@ -43,6 +43,7 @@ class ExchangePlan:
     - `me` is our place in the roster (one of the participants' `index`).
     - `members` in ascending order of index.
     - `cuts` has len(members) + 1 boundaries in values; an empty part needs no reducer.
+    - `most_weight`: with which a member counts, whatever more it has signed.
     - `seconds`: when these are over, the exchange fails and names who is furthest behind.
     """
 
@@ -54,6 +55,14 @@ class ExchangePlan:
     layout: Layout
     chunk_bytes: int
     seconds: float = math.inf
+    most_weight: float = math.inf
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """How much of the average the values of each member are; 1 in all."""
+        counted = {one.index: min(one.weight, self.most_weight) for one in self.members}
+        total = math.fsum(counted.values())
+        return {index: weight / total for index, weight in counted.items()}
 
     @property
     def my_place(self) -> int:
@@ -93,6 +102,8 @@ class ExchangePlan:
             raise ProtocolMisuse("The weights of an attempt are finite and not negative.")
         if not self.seconds >= 0.0:
             raise ProtocolMisuse(f"An attempt cannot take {self.seconds} seconds.")
+        if not self.most_weight > 0.0:
+            raise ProtocolMisuse(f"Nobody can count with a weight of {self.most_weight} at most.")
         if not 0.0 < self.total_weight < math.inf:
             raise ProtocolMisuse("Nobody who takes part in this attempt brings any data.")
         ends = (self.cuts[0], self.cuts[-1]) if self.cuts else ()

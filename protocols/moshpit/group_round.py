@@ -47,6 +47,7 @@ class Wanted:
     topic: str
     layout: Layout
     weight: float
+    most_weight: float
     expected: int | None
     awaited: frozenset[PeerId] | None
     source: Tensor
@@ -105,10 +106,11 @@ class GroupRounds:
         found = trio.current_time()
         if not any(entry.weight > 0.0 for entry in group.roster.entries):
             nothing = Finished(Discard("nobody brings any data", in_doubt=False), {}, Course())
-            return _step(group, nothing, began, found, wanted.layout)
-        task = Task(group, wanted.layout, self._settings.chunk_bytes, self._timing())
+            return _step(group, nothing, began, found, wanted)
+        chunk_bytes, timing = self._settings.chunk_bytes, self._timing()
+        task = Task(group, wanted.layout, chunk_bytes, timing, wanted.most_weight)
         finished = await run_round(self._shell, task, Buffers(wanted.source, wanted.result))
-        step = _step(group, finished, began, found, wanted.layout)
+        step = _step(group, finished, began, found, wanted)
         self._matchmaker.forget({one.peer for one in step.statistics.excluded})
         return step
 
@@ -155,7 +157,7 @@ def _without_group(search: Search, began: float, verdict: Verdict, error: Potluc
     )
 
 
-def _step(group: Group, finished: Finished, began: float, found: float, layout: Layout) -> Step:
+def _step(group: Group, finished: Finished, began: float, found: float, wanted: Wanted) -> Step:
     entries, course = group.roster.entries, finished.course
     everybody = tuple(range(len(entries)))
     match finished.verdict:
@@ -183,7 +185,7 @@ def _step(group: Group, finished: Finished, began: float, found: float, layout: 
             (entries[member].up_bytes_per_second, entries[member].down_bytes_per_second)
             for member in members
         ),
-        averaged_bytes=_averaged_bytes(group, members, finished.cut, layout),
+        averaged_bytes=_averaged_bytes(group, members, finished.cut, wanted.layout),
         excluded=_excluded(group, members, finished),
         failures=tuple(course.failures),
         attempts=course.attempts,
@@ -193,7 +195,7 @@ def _step(group: Group, finished: Finished, began: float, found: float, layout: 
         bytes_sent=course.bytes_sent,
         bytes_received=course.bytes_received,
     )
-    total = float(sum(entries[member].weight for member in members))
+    total = float(sum(min(entries[member].weight, wanted.most_weight) for member in members))
     return Step(statistics, group, digest, total, cut=finished.cut)
 
 

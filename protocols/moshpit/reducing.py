@@ -4,13 +4,14 @@
     reduction.add(sender, number, encoded)                 # sum += w_i / W · x_i
     await reduction.averaged(number); transfer.send_chunk(reduction.encoded(number))
 
-DeDLOC's equation for a part: (Σ w_i x_i) / Σ w_i, with the weights made to sum to 1 beforehand,
-so that a chunk is finished by the last addition. A sum is kept in float32 (in float64, if that is
-what the vector consists of), in the very place of `result` where the average belongs; so senders
-may be far apart and no window is needed, and a slow reader holds up nobody. A finished chunk is
-encoded once, and its bytes wait *in that place* too, until all have been sent them; then they are
-decoded there. So every member, this one included, has what the same bytes decode to, and there is
-one scratch chunk and nothing else.
+DeDLOC's equation for a part: (Σ w_i x_i) / Σ w_i, where no weight is above what one member may
+count with (`ExchangePlan.shares`). They are made to sum to 1 beforehand, so that a chunk is
+finished by the last addition. A sum is kept in float32 (in float64, if that is what the vector
+consists of), in the very place of `result` where the average belongs; so senders may be far apart
+and no window is needed, and a slow reader holds up nobody. A finished chunk is encoded once, and
+its bytes wait *in that place* too, until all have been sent them; then they are decoded there. So
+every member, this one included, has what the same bytes decode to, and there is one scratch chunk
+and nothing else.
 
 Easy to get wrong: chunks are finished in order, because each sender's come in order. Nothing here
 awaits while it changes anything but `averaged`.
@@ -42,8 +43,7 @@ class Reduction:
         self._source, self._result = source, result
         self._bytes = raw_bytes(result)
         self._dtype, self._value_bytes = plan.layout.dtype, plan.layout.value_bytes
-        total = plan.total_weight
-        self._shares = {member.index: member.weight / total for member in plan.members}
+        self._shares = plan.shares
         self._me = plan.me
         self.chunks = plan.chunks_at(place)
         senders = sum(1 for one in plan.members if one.weight > 0.0 and one.index != plan.me)

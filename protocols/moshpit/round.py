@@ -23,6 +23,7 @@ are for: a later attempt is started only when the earlier can no longer be decid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -85,12 +86,13 @@ class Shell:
 
 @dataclass(frozen=True)
 class Task:
-    """What one round is about."""
+    """What one round is about. `most_weight`: as in AveragingOptions."""
 
     group: Group
     layout: Layout
     chunk_bytes: int
     timing: Timing
+    most_weight: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,6 +320,7 @@ class Round:
                 SHORTEST_ATTEMPT_SECONDS,
                 (self._deadline - trio.current_time()) * PART_OF_WHAT_IS_LEFT,
             ),
+            most_weight=self._task.most_weight,
         )
 
     # What is remembered

@@ -66,6 +66,7 @@ class Walk:
             topic=contribution.topic,
             layout=contribution.vector.layout,
             weight=self._weight,
+            most_weight=contribution.most_weight,
             expected=self._expected(),
             awaited=contribution.awaited if self._grid.dimensions == 1 else None,
             source=self._values,

@@ -247,6 +247,35 @@ def test_a_helper_without_data_makes_the_same_steps() -> None:
 
 
 @pytest.mark.slow
+def test_who_claims_more_samples_than_anybody_computes_counts_with_four_batches() -> None:
+    claimed, most = 10**5, 4 * SMALL.target_batch
+
+    def train(bridge: Bridge, number: int) -> Tensor:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge)
+        wait_for_company(bridge, 1)
+        while number and not bridge.estimate.others_samples:
+            bridge.wait_for_news(1.0).wait()
+        while not optimizer.epoch:
+            set_gradients(model, -1.0 if number else 1.0)
+            optimizer.step(samples=claimed if number else SMALL.target_batch)
+        (step,) = (one for one in of_kind(bridge, StepTaken) if isinstance(one, StepTaken))
+        honest = min(*(one.samples for one in step.shares), most)
+        assert max(one.samples for one in step.shares) >= claimed  # as it was signed
+        assert step.samples == honest + most
+        after = 0.5 - 0.1 * (honest - most) / step.samples
+        torch.testing.assert_close(model.weight.detach(), torch.full((2, 3), after))
+        return model.weight.detach()
+
+    async def main() -> None:
+        async with training_world() as world:
+            honest, other = await world.train(await world.peers(2, SMALL), train)
+            assert torch.equal(honest, other)
+
+    trio.run(main)
+
+
+@pytest.mark.slow
 def test_a_newcomer_takes_the_state_of_the_run_and_then_helps() -> None:
     """It knows nothing but its model, with other values in it; momentum comes with the state."""
     far = threading.Event()

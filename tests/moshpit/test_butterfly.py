@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from protocols.moshpit.layout import CodecName, Layout, Segment
+from protocols.moshpit.roster import LARGEST_WEIGHT
 from protocols.moshpit.statements import counts
 from tests.moshpit.exchanges import (
     BALLOT,
     ROUND_ID,
     Exchanging,
+    among,
     bits,
     exchange,
     layout_of,
@@ -94,6 +98,31 @@ def test_an_auxiliary_member_counts_for_nothing_reduces_and_gets_the_result() ->
     group.check_all_hold_the_same()
     expected = (sources[0].double() + sources[2].double()) / 2
     assert float((group[1].result - expected).abs().max()) <= 5 * TOLERANCE["float16"]
+
+
+def test_whatever_weight_a_member_has_signed_it_counts_with_the_largest_at_most() -> None:
+    async def scenario(group: Exchanging) -> Exchanging:
+        for peer in group.peers:
+            peer.plan = replace(peer.plan, most_weight=4.0)
+        await group.exchange()
+        return group
+
+    group = among(scenario, [1.0, LARGEST_WEIGHT, 0.0, 2.0])
+    group.check_all_hold_the_same()
+    first, claims, _, last = (peer.source.double() for peer in group.peers)
+    expected = (1.0 * first + 4.0 * claims + 2.0 * last) / 7.0
+    torch.testing.assert_close(group[0].result.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_weights_that_are_within_the_bound_count_as_they_are() -> None:
+    async def scenario(group: Exchanging) -> Exchanging:
+        for peer in group.peers:
+            peer.plan = replace(peer.plan, most_weight=5.0)
+        await group.exchange()
+        return group
+
+    weights = [1.0, 5.0, 3.0]
+    assert bits(among(scenario, weights)[0].result) == bits(exchange(weights)[0].result)
 
 
 @pytest.mark.parametrize("weights", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0, 1.0)])
