@@ -162,7 +162,7 @@ def _keep_across_power_loss(folder: Path) -> None:
 def _unusable(path: Path, error: OSError) -> KeyFileError:
     why, advice = disk_trouble(error, path.parent)
     return KeyFileError(
-        f"The key file {path} cannot be used, in which this node keeps its identity.",
+        f"The key file {path} cannot be used, and without a key nothing can be done here.",
         why=why,
         advice=f"{advice} Another home: --home DIRECTORY, or POTLUCK_HOME.",
     )

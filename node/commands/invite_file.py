@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from node.commands.auth_moments import utc
-from node.private_file import FILE_MODE
+from node.disk_trouble import disk_trouble
+from node.private_file import FILE_MODE, UnusableFile
 from node.wrong_use import WrongUse
 
 
@@ -40,6 +41,12 @@ def check_new(file: Path) -> None:
             f"There is no folder {file.absolute().parent} to write {file.name} into.",
             advice="Make it, or choose another place.",
         )
+    if not os.access(file.absolute().parent, os.W_OK):  # before a code is made for it
+        raise WrongUse(
+            f"{file} cannot be written.",
+            why="You may not write into its folder, or its disk can only be read.",
+            advice="Choose another place.",
+        )
 
 
 def with_words(words: Sequence[str], text: str, code: Mapping[str, Any] | None) -> str:
@@ -52,5 +59,9 @@ def with_words(words: Sequence[str], text: str, code: Mapping[str, Any] | None) 
 
 def write_new(file: Path, content: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with open(os.open(file, flags, FILE_MODE), "w", encoding="utf-8") as opened:
-        opened.write(content)
+    try:
+        with open(os.open(file, flags, FILE_MODE), "w", encoding="utf-8") as opened:
+            opened.write(content)
+    except OSError as error:
+        why, advice = disk_trouble(error, file.absolute().parent)
+        raise UnusableFile(f"{file} could not be written.", why=why, advice=advice) from None

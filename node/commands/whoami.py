@@ -83,7 +83,7 @@ def _show(peer_id: str | None, membership: MembershipStatus, running: bool, outp
             ("name", membership.username),
             ("roles", ", ".join(membership.roles)),
             ("run", membership.run),
-            ("token", token_words(membership)),
+            ("token", token_words(membership).removeprefix("token ")),
             ("server", membership.auth_url),
             ("auth key", membership.fingerprint),
             ("clock", clock_words(membership) or "right, as far as it was measured"),

@@ -166,8 +166,8 @@ def check_expiry(invite: RunInvite, now_ms: int) -> None:
     """InviteExpired, which says when, and whom to ask."""
     if not invite.expires_ms or now_ms < invite.expires_ms:
         return
-    until = datetime.fromtimestamp(invite.expires_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    now = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    until = datetime.fromtimestamp(invite.expires_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    now = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     raise InviteExpired(
         f"This invite to {invite.run} has expired.",
         why=f"It was good until {until}, and this machine's clock says {now}.",

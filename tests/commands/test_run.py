@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from auth.keys import fingerprint
+from node.commands.invite_file import check_new, write_new
 from node.commands.qr import qr_lines
 from node.commands.run_invite import MOST_ADDRESSES, peers_named, worth_naming
 from node.commands.run_start import for_people
 from node.key_file import load_identity
+from node.private_file import UnusableFile
 from node.run.folder import RunFolder
 from node.run.invite import read_invite
 from node.run.signed import sign_definition
@@ -119,6 +122,20 @@ def test_who_starts_a_closed_run_is_told_of_codes_that_this_home_can_make() -> N
     assert "--new-code" not in elsewhere
     assert "`potluck join INVITE --code-file FILE`" in elsewhere
     assert "everybody who has this invite" in " ".join(for_people(False, False, "poem"))
+
+
+def test_no_code_is_made_for_a_file_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "alice.invite"
+    check_new(file)
+    with pytest.raises(WrongUse, match="There is no folder"):
+        check_new(tmp_path / "missing" / "alice.invite")
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)  # which nobody refuses to root
+    with pytest.raises(WrongUse, match="cannot be written"):
+        check_new(file)
+    with pytest.raises(UnusableFile, match="could not be written"):
+        write_new(tmp_path / ("a" * 300), "a name that no file system takes")
 
 
 def test_more_peers_than_an_invite_holds_are_refused_in_words() -> None:

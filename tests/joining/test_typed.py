@@ -31,7 +31,7 @@ TYPED = {
         2,
         "wrong",
     ),
-    "expired": ([EXPIRED], 3, "It was good until 1970-01-01 00:00 UTC"),
+    "expired": ([EXPIRED], 3, "It was good until 1970-01-01 00:00:01 UTC"),
     "in several words": ([EXPIRED[:40], EXPIRED[40:90], EXPIRED[90:]], 3, "has expired"),
     "one to log in with": ([LOGIN], 2, "names no run to join"),
     "empty": ([""], 2, "it is empty"),
