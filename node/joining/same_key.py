@@ -1,6 +1,6 @@
 """One key, one node: whoever comes second with a key that is in use already refuses to take part.
 
-    await refuse_if_in_use(node, session, run)       # before the run is entered
+    await refuse_if_in_use(node, session, run)       # early, and last before the run is entered
 
 On one machine locks see to that (node/running_lock.py). A copied home has a copy of the key, and on
 another machine only the run's directory tells: what this key says there of its progress was said by
@@ -10,6 +10,10 @@ others would see one peer that brings now this and now that.
 Easy to get wrong: what a life before this one said is still there for a while after `kill -9`. It
 is nobody's any more, and older than this life. Then it is waited for as long as a live one would
 take to speak again; where nothing is found, or after a clean end, nobody waits.
+
+And two copies that are started within seconds have both said nothing when they look. So each looks
+once more when it has measured its machine; those that still get in together within that moment both
+say so in their logs.
 """
 
 from __future__ import annotations

@@ -207,13 +207,15 @@ async def _train(
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(prepared.newer.run, part.signed_file)
-        options = _options(node, part, prepared, watched)
+        options = _options(node, part, session, prepared, watched)
         left = await train_run(node, prepared.definition, prepared.task, options, session)
         nursery.cancel_scope.cancel()
     return left
 
 
-def _options(node: Node, part: Part, prepared: _Prepared, watched: WatchedCaps) -> TrainerOptions:
+def _options(
+    node: Node, part: Part, session: Session, prepared: _Prepared, watched: WatchedCaps
+) -> TrainerOptions:
     from node.trainer.options import TrainerOptions
 
     caps, definition = watched.caps, prepared.definition
@@ -225,6 +227,7 @@ def _options(node: Node, part: Part, prepared: _Prepared, watched: WatchedCaps) 
     return TrainerOptions(
         most_samples=prepared.most_samples,
         batch_share=lambda: watched.batch_share,
+        make_sure=lambda: refuse_if_in_use(node, session, part.run),
         client=node.configuration.is_client,
         begins=part.begins,
         keeps_only=part.keeps_only,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,10 @@ def _whole() -> float:
     return 1.0
 
 
+async def _nothing() -> None:
+    """What has to be made sure of, where nothing has."""
+
+
 @dataclass(frozen=True)
 class TrainerOptions:
     """The device and the threads are the task's, which was built for them.
@@ -20,6 +24,7 @@ class TrainerOptions:
     - `micro_batch`: samples in one forward pass; 0 measures.
     - `most_samples`: what memory allows of them; 0 is what the definition says.
     - `batch_share`: of the micro-batch, looked at between batches: less where memory runs short.
+    - `make_sure`: done last before the run is entered; what it raises keeps this peer out.
     - `client`: others cannot dial this node.
     - `begins`: this peer may begin the run anew: the organiser's first one.
     - `keeps_only`: it brings no samples, and helps with the rounds of the others.
@@ -33,6 +38,7 @@ class TrainerOptions:
     micro_batch: int = 0
     most_samples: int = 0
     batch_share: Callable[[], float] = _whole
+    make_sure: Callable[[], Awaitable[None]] = _nothing
     client: bool = False
     begins: bool = False
     keeps_only: bool = False

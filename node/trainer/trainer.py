@@ -56,7 +56,9 @@ async def train_run(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_when_told, session, nursery.cancel_scope)
         await _until_open(session)
-        found.append(await _batch_size(definition, task, options, session))
+        measured = await _batch_size(definition, task, options, session)
+        await options.make_sure()
+        found.append(measured)
         nursery.cancel_scope.cancel()
     if not found:
         return _left(session)

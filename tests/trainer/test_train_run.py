@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import torch
 import trio
 
 from node.caps.memory import MemoryUsedUp
+from node.joining.same_key import KeyInUse
 from node.run.building import RunTask, build_task
 from node.run.definition import read_definition
 from node.simulated_network import SimulatedWorld
@@ -50,6 +51,7 @@ async def training(
     room: int = 1 << 20,
     measures: bool = False,
     helps: bool = False,
+    make_sure: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[TrainingNode]:
     """A lone node's. `closed`: it begins in a pause. `room`: for so many samples at once, in memory
     that others have taken since it was measured; without any it ends in words. `measures`: and does
@@ -61,6 +63,8 @@ async def training(
         may_compute.set()
     task = Crowded(**vars(build_task(definition)), room=room, may_compute=may_compute)
     options = TrainerOptions(begins=True, micro_batch=0 if measures else 4, keeps_only=helps)
+    if make_sure is not None:
+        options = replace(options, make_sure=make_sure)
 
     async def train(one: TrainingNode) -> None:
         if closed:
@@ -125,6 +129,16 @@ async def test_who_leaves_while_it_measures_does_not_wait_for_that(tmp_path: Pat
         await until(lambda: MEASURING in stages(one), PATIENCE_SECONDS)
         one.session.departure.leave()
         assert await ends(one)
+    assert ENTERING not in stages(one)
+
+
+async def test_who_finds_its_key_in_use_by_then_does_not_enter(tmp_path: Path) -> None:
+    async def refuse() -> None:
+        raise KeyInUse("Another node takes part in this run with this node's key.")
+
+    with pytest.RaisesGroup(KeyInUse, flatten_subgroups=True):
+        async with training(tmp_path, make_sure=refuse) as one:
+            await one.ended.wait()
     assert ENTERING not in stages(one)
 
 
