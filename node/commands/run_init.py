@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
-    name = arguments.name or name_for(folder.path)
+    name = name_for(folder.path) if arguments.name is None else arguments.name
     _check_name(name)
     if folder.definition_file.exists():
         raise WrongUse(
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         },
         "\n".join(
             [
-                f"{'run':<12}{folder.definition_file} (made)",
+                f"{'run':<12}{name}, in {folder.definition_file} (made)",
                 f"{'key':<12}{key_file} ({'made' if is_new else 'was there'})",
                 f"{'organiser':<12}{organiser}",
                 "",

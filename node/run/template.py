@@ -87,7 +87,8 @@ max_norm = 1.0
 [averaging]
 # How gradients travel: none, float16, bfloat16, blockwise-int8. Half or a quarter of the bytes.
 codec = "float16"
-# How long at most a round waits for those who are expected: six times the slowest machine's batch.
+# How long at most a round waits for those who are expected: at least six times what the slowest
+# machine takes for a batch of its own.
 #grace_seconds = 10.0
 # How long a round may take.
 #round_seconds = 300.0
