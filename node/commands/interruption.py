@@ -131,10 +131,12 @@ def _set_alarm(code: int, patience_seconds: float) -> None:
         return
 
     def leave_now(_number: int, _frame: FrameType | None) -> None:
-        for callback in _hard_exit_callbacks:
-            with contextlib.suppress(OSError):
-                callback()
-        os._exit(code)
+        try:
+            for callback in _hard_exit_callbacks:
+                with contextlib.suppress(OSError):
+                    callback()
+        finally:  # whatever one of them raises: this is the last one who can end the process
+            os._exit(code)
 
     signal.signal(signal.SIGALRM, leave_now)
     signal.setitimer(signal.ITIMER_REAL, patience_seconds)

@@ -27,8 +27,11 @@ async def gentle():
     finally:
         left_behind.unlink()
 
+def broken():
+    raise ValueError("a clean-up with a bug in it")
+
 async def stubborn():
-    with trio.CancelScope(shield=True), at_hard_exit(left_behind.unlink):
+    with trio.CancelScope(shield=True), at_hard_exit(left_behind.unlink), at_hard_exit(broken):
         print("ready", flush=True)
         await trio.sleep_forever()
 
