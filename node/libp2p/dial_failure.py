@@ -29,7 +29,7 @@ class DialReason(enum.Enum):
     NO_ROUTE = "This machine has no route there: is it online, and does it have IPv6 if that is?"
     NOT_LIBP2P = "Something else listens there, or the node refused us: check the port."
     OTHER_KIND = "This version dials TCP over IPv4, IPv6 and DNS names only."
-    FAILED = "Try again; `potluck doctor` looks for the cause."
+    FAILED = "Try again; `potluck ping ADDRESS`, over there and from here, shows where it ends."
 
     @property
     def advice(self) -> str:

@@ -30,6 +30,7 @@ PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "protocols.md"),
 ]
+NAMED = re.compile(r"`potluck ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -71,6 +72,19 @@ def test_a_command_that_a_page_only_names_can_be_typed(document: Path) -> None:
     wrong = {command: wrong_use(parser, command) for command in named}
     wrong = {command: words for command, words in wrong.items() if words}
     assert all("arguments are required" in words for words in wrong.values()), wrong
+
+
+def test_a_command_that_the_program_itself_names_is_there() -> None:
+    """In a message or a comment: what it begins with, and its action if it has some."""
+    folders = [ROOT / one for one in ("auth", "models", "nat", "node", "protocols")]
+    texts = [file.read_text() for folder in folders for file in sorted(folder.rglob("*.py"))]
+    named = {words for text in texts for words in NAMED.findall(text)}
+    (commands,) = build_parser().subcommands()
+    assert len({command for command, _ in named}) > 15
+    for command, action in named:
+        assert command in commands, command
+        actions = [one for there in commands[command].subcommands() for one in there]
+        assert not actions or not action or action in actions, (command, action)
 
 
 def wrong_use(parser: CommandParser, command: str) -> str:
