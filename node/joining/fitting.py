@@ -1,5 +1,6 @@
 """Does the run fit: asked before anything but its definition has been downloaded.
 
+    check_any_fits(caps, run)                                         # before torch is loaded
     most_samples = check_fits(costs, caps, devices, definition)       # TooLarge, in words
 
 Above the owner's cap it is refused. Without a cap the machine itself is one: a definition is a few
@@ -7,7 +8,8 @@ lines of text, and may ask for a model of terabytes. On a processor all of the e
 the machine's memory; where a GPU computes, that the GPU says; but the parameters are made here. Who
 keeps a run alive without samples of its own needs no memory for any.
 
-Easy to get wrong: what a container may have is less than what its machine has.
+Easy to get wrong: what a container may have is less than what its machine has. And torch alone
+comes near a small cap while it is loaded, which then seemed to be what this process had computed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from node.caps.memory import TooLarge, refuse_above
 from node.caps.units import in_words
+from node.run.costs import PROCESS_BYTES
 
 if TYPE_CHECKING:
     from node.caps.settings import Caps
@@ -27,6 +30,17 @@ if TYPE_CHECKING:
 
 CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # of a container, with version 2
 PROCESSOR: Final = "cpu"
+
+
+def check_any_fits(caps: Caps, run: str) -> None:
+    """TooLarge where the owner allows less than any run takes, whatever this one is."""
+    if caps.memory_bytes is not None and caps.memory_bytes < PROCESS_BYTES:
+        raise TooLarge(
+            f"{run} needs more than {in_words(PROCESS_BYTES)} of memory, as every run does; this "
+            f"node may hold {in_words(caps.memory_bytes)}.",
+            why="limits.max_memory (--max-memory) says so.",
+            advice="Allow more, or join from a larger machine. Nothing was downloaded.",
+        )
 
 
 def check_fits(

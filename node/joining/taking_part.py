@@ -32,7 +32,7 @@ from node.caps.units import in_words
 from node.caps.watching import WatchedCaps, open_caps
 from node.credit.keeping import Terms, open_credit
 from node.disk_trouble import disk_trouble
-from node.joining.fitting import check_fits, machine_memory
+from node.joining.fitting import check_any_fits, check_fits, machine_memory
 from node.joining.meeting import definition_of, meet
 from node.joining.newer import NewerDefinition
 from node.joining.same_key import refuse_if_in_use
@@ -148,6 +148,7 @@ class _Prepared:
 async def _prepare(node: Node, part: Part, session: Session, watched: WatchedCaps) -> _Prepared:
     """Everything up to the built model."""
     served, caps = serve_definitions(node.rpc), watched.caps
+    check_any_fits(caps, part.run)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_import_torch)
         signed = part.signed

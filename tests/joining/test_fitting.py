@@ -6,7 +6,7 @@ import pytest
 
 from node.caps.memory import TooLarge
 from node.caps.settings import Caps
-from node.joining.fitting import check_fits, machine_memory
+from node.joining.fitting import check_any_fits, check_fits, machine_memory
 from node.run.costs import costs_of
 from node.run.definition import RunDefinition, read_definition
 from tests.runs.definitions import TEXT, changed
@@ -44,6 +44,14 @@ def most_samples(
         computes=computes,
         machine_bytes=None if machine_gb is None else int(machine_gb * GB),
     )
+
+
+def test_a_cap_below_what_every_run_takes_is_told_before_anything_is_loaded() -> None:
+    check_any_fits(Caps(), "poem")
+    check_any_fits(Caps(memory_bytes=int(0.44 * GB)), "poem")
+    with pytest.raises(TooLarge, match=r"more than 430 MB .* as every run .* may hold 300 MB"):
+        check_any_fits(Caps(memory_bytes=int(0.3 * GB)), "poem")
+    assert costs_of(SMALL).memory_bytes(0) > 0.43 * GB
 
 
 def test_what_fits_computes_as_many_samples_at_once_as_the_run_says() -> None:
