@@ -215,7 +215,9 @@ class SimulatedWorld:
         """Stop a node as SIGSTOP does: it takes nothing in and sends nothing out.
 
         Its machine goes on accepting bytes for it, up to the windows of its streams. Its own
-        timers still pass here, which no peer can tell: what they do stays unsent.
+        timers still pass here, and what they do stays unsent: so it finds its questions of that
+        time failed, where a real process finds one long gap. Who wants it to notice the gap runs
+        a `MachineWatch` on its `time_seen`.
         """
         if node.stopped_at is None:
             node.stopped_at = trio.current_time()

@@ -100,6 +100,11 @@ class SimulatedNetwork(Network):
     def wall_time(self) -> float:
         return self.world.honest_time() + self.clock_skew_seconds
 
+    def time_seen(self) -> float:
+        """trio's time as this process knows it: while it is stopped it looks at no clock, and when
+        it goes on it finds how late it is."""
+        return trio.current_time() if self.stopped_at is None else self.stopped_at
+
     @property
     def address(self) -> str:
         """The one address of this node in its world."""

@@ -69,10 +69,16 @@ class LostPeers:
             lost.due = now + REUNION_SECONDS * self._chance.random()
         return True
 
+    def all_may_be_back(self, now: float) -> None:
+        """Why they did not answer may be over: it is everybody's turn now."""
+        for lost in self._lost.values():
+            lost.due = now
+
     def due(self, now: float, at_most: int) -> list[Contact]:
-        """Whom to try now. Each then waits twice as long for its next turn."""
+        """Whom to try now, those first who were tried least: they are likeliest to be there. Each
+        then waits twice as long for its next turn."""
         taken: list[Contact] = []
-        for node_id, lost in list(self._lost.items()):
+        for node_id, lost in sorted(self._lost.items(), key=lambda one: one[1].tries):
             if lost.due is None:
                 self._delay(lost, now)
             elif lost.due <= now and len(taken) < at_most:

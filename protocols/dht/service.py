@@ -230,6 +230,7 @@ class Dht:
     def try_again_now(self) -> None:
         """This machine was away, or is elsewhere: whoever did not answer is asked anew, at once."""
         self._bootstrap.try_again_now()
+        self._upkeep.try_lost_peers_now()
 
     def bootstrap_state(self) -> BootstrapState:
         return self._bootstrap.state()

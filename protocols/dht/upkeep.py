@@ -53,6 +53,7 @@ class Upkeep:
         self._acquaintances = acquaintances
         self._asker = asker
         self._reader = reader
+        self._look_for_the_lost = trio.Event()
 
     async def refresh(self) -> None:
         """Look up what nobody has looked at for long, a bucket at a time, for ever."""
@@ -81,11 +82,16 @@ class Upkeep:
         """Try again whoever does not answer any more, for ever."""
         state = self._state
         while True:
-            await trio.sleep(LOST_LOOK_SECONDS)
-            if not len(state.lost):
-                continue
+            self._look_for_the_lost = trio.Event()
+            with trio.move_on_after(LOST_LOOK_SECONDS):
+                await self._look_for_the_lost.wait()
             for contact in state.lost.due(trio.current_time(), LOST_AT_ONCE):
                 state.chore(self._asker.is_there, contact)
+
+    def try_lost_peers_now(self) -> None:
+        """Something is other than it was: who is lost may be there, and need not wait its turn."""
+        self._state.lost.all_may_be_back(trio.current_time())
+        self._look_for_the_lost.set()
 
     async def look_after_links(self) -> None:
         """Ping those in the table who say nothing, and close links that nobody needs, for ever."""

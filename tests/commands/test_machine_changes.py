@@ -8,6 +8,7 @@ import trio
 
 from node.machine_changes import ASLEEP_SECONDS, LOOK_SECONDS, SIGN_OF_LIFE_SECONDS, MachineWatch
 from node.simulated_network import SimulatedWorld
+from protocols.dht.settings import DhtSettings
 from tests.dht.members import Member, joined, member, simulated
 
 NIGHT_SECONDS = 8 * 3600.0
@@ -68,6 +69,25 @@ async def test_links_that_live_stay_as_they_are(world: SimulatedWorld) -> None:
     assert before is not None
     assert after is not None
     assert after.connected_at == before.connected_at
+
+
+@simulated
+async def test_who_has_nowhere_to_join_at_asks_those_that_it_lost(world: SimulatedWorld) -> None:
+    first = member(world, "first")
+    await joined(first)
+    second = member(world, "second", [first])
+    await joined(second)
+    laptop = Laptop(first).watched(world)
+    await trio.sleep(LOOK_SECONDS)
+    assert first.dht.statistics().peers_in_table == 1
+    second.crash()
+    await trio.sleep(NIGHT_SECONDS / 2)
+    second.restart(DhtSettings())  # it knows nobody: only the first can find it
+    await trio.sleep(SOON_SECONDS)
+    assert first.dht.statistics().peers_in_table == 0  # by itself it would try in some minutes
+    laptop.slept = NIGHT_SECONDS
+    await trio.sleep(SOON_SECONDS)
+    assert first.dht.statistics().peers_in_table == 1
 
 
 @simulated

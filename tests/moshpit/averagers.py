@@ -14,6 +14,7 @@ import torch
 import trio
 from torch import Tensor
 
+from node.machine_changes import MachineWatch
 from node.simulated_network import (
     NodeSettings,
     SimulatedNetwork,
@@ -149,6 +150,7 @@ class AveragingPeer:
             self._averager = Averager(
                 network, self._rpc, directory, self.settings, self.butterfly, nursery
             )
+            nursery.start_soon(MachineWatch(network, directory, elapsed=network.time_seen).run)
             try:
                 await directory.joined()
                 self.ready.set()

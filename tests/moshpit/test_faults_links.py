@@ -23,9 +23,7 @@ from tests.moshpit.phases import EPOCH, EXCHANGE, PHASES, ready_for_a_round, und
 
 STOP_SECONDS = 10.0  # from a stop to the end of the round for all others
 AWAY_SECONDS = 60.0
-FOUND_SECONDS = 15.0
-"""A greeting over a connection whose other end has hung up meanwhile takes ten to fail. (A node
-asks its links for life when it was stopped; these peers have none to do that.)"""
+FOUND_SECONDS = 5.0  # it notices that it was away, and asks all whom it knew
 
 FLAP_SECONDS = 2.0
 LONGEST_ROUND_SECONDS = 60.0
