@@ -56,13 +56,14 @@ def refuse_to_part(folder: RunFolder, before: SignedDefinition) -> None:
     from node.run.changes import parts_that_part, said
     from node.run.definition import read_definition
 
-    if not any(folder.checkpoints.glob("epoch-*")):
+    trained = any(folder.checkpoints.glob("epoch-*"))
+    if not trained and not folder.is_held():
         return  # nobody has trained in it
     changed = parts_that_part(before.definition, read_definition(folder.text()))
     if changed:
         raise WrongUse(
-            f"This would be another run: {said(changed)} changed, and {before.definition.name} has "
-            "been trained already.",
+            f"This would be another run: {said(changed)} changed, and {before.definition.name} "
+            f"{'has been trained already' if trained else 'is being trained'}.",
             why="Who trains by the definition of before and who starts by this one would not train "
             "together, and each would refuse the other.",
             advice="Give it another name below [run]; or, when everybody has left, sign it with "

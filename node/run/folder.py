@@ -126,6 +126,16 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
+    def is_held(self) -> bool:
+        """Whether a process keeps the run here just now: it may have written no checkpoint yet."""
+        from node.running_lock import AlreadyRunning
+
+        try:
+            with self.held():
+                return False
+        except AlreadyRunning:
+            return True
+
     def ports(self) -> dict[str, int]:
         """Where it has listened before, by ip4 and ip6; what cannot be read is not known."""
         try:

@@ -107,6 +107,8 @@ def test_a_run_that_was_trained_is_not_parted_by_mistake(tmp_path: Path) -> None
     folder, before = RunFolder(tmp_path), read_signed(SIGNED, run=NAME, organiser=FINGERPRINT)
     folder.definition_file.write_bytes(changed("0.003", "0.01"))
     refuse_to_part(folder, before)  # nobody has trained in it yet
+    with folder.held(), pytest.raises(WrongUse, match="is being trained"):
+        refuse_to_part(folder, before)  # who trains has written no checkpoint yet
     (folder.checkpoints / "epoch-0000000001-3fa9c1d2").mkdir(parents=True)
     with pytest.raises(WrongUse, match=r"another run: \[optimizer\] changed") as caught:
         refuse_to_part(folder, before)
