@@ -200,28 +200,34 @@ class NetworkSide:
         return self.estimate()
 
     async def _fetch(self, wanted: FetchWanted) -> Fetched | Followed:
-        self._entered().look_now()
-        fetched: Fetched | Followed | None
-        try:
-            fetched = await follow_run(self._rpc, self._sources, wanted.mine, wanted.layouts)
-            fetched = fetched or await fetch_state(
-                self._rpc,
-                self._sources,
-                wanted.mine,
-                at_least_epoch=wanted.at_least_epoch,
-                history=wanted.history,
-                kept=self._kept,
-                layouts=wanted.layouts,
-                too_slow=wanted.too_slow,
-            )
-        except TooSlow:
-            raise  # which is nobody's fault but the link's
-        except PotluckError as error:
-            self._entered().fetch_failed(wanted.peers, str(error))
-            raise
+        fetched: Fetched | Followed | PotluckError
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._entered().look_often)
+            try:
+                fetched = await self._fetched(wanted)
+            except PotluckError as error:
+                fetched = error  # raised below, where no nursery wraps it
+            nursery.cancel_scope.cancel()
+        if isinstance(fetched, PotluckError):
+            if not isinstance(fetched, TooSlow):  # which is nobody's fault but the link's
+                self._entered().fetch_failed(wanted.peers, str(fetched))
+            raise fetched
         for peer, reason in fetched.liars.items():
             self._entered().state_refused(peer, reason)
         return fetched
+
+    async def _fetched(self, wanted: FetchWanted) -> Fetched | Followed:
+        followed = await follow_run(self._rpc, self._sources, wanted.mine, wanted.layouts)
+        return followed or await fetch_state(
+            self._rpc,
+            self._sources,
+            wanted.mine,
+            at_least_epoch=wanted.at_least_epoch,
+            history=wanted.history,
+            kept=self._kept,
+            layouts=wanted.layouts,
+            too_slow=wanted.too_slow,
+        )
 
     async def _describe(self, peers: Sequence[PeerId]) -> TrainingDescription | None:
         for peer in peers[:MOST_DESCRIBED]:

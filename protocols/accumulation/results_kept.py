@@ -7,9 +7,9 @@
 A newcomer on a slow link has the state of an epoch when the run is some epochs further. It then
 makes the steps in between itself, with the results that they were made of (state_following.py).
 
-Promises: nothing is copied while nobody follows, which is three steps after anybody has last asked
-for anything. At most MOST_RESULTS are kept, encoded as the round has sent them, and never more
-bytes than one copy of the state has, but for the last one.
+Promises: nothing is copied while nobody follows, which is when nobody has asked for anything for
+three steps and two seconds. At most MOST_RESULTS are kept, encoded as the round has sent them, and
+never more bytes than one copy of the state has (or ROOM_OF_SMALL_BYTES), but for the last one.
 
 Easy to get wrong: `add` is called with the lock of the state for changing, before the values are
 used: a step changes them. And so a copy of the state that was made after `follow` is never of an
@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -33,13 +34,17 @@ from protocols.accumulation.committed_result import (
     proven_digest,
 )
 from protocols.accumulation.forks import Lineage
-from protocols.accumulation.state_messages import MOST_RESULTS
+from protocols.accumulation.state_messages import MOST_RESULTS, ROOM_OF_SMALL_BYTES
 
 log = logging.getLogger("potluck.state")
 
 STEPS_FOLLOWED = 3
 """For so many steps results are kept after the last question: who has caught up may still miss the
 round that is under way, and the next one too, before it has computed a batch."""
+
+FOLLOWED_SECONDS = 2.0
+"""And for so long: who has caught up may also have to read a slot, which is a second old at times,
+before it asks again; a run may make a dozen steps meanwhile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +67,14 @@ class Offered:
 class ResultsKept:
     """Of one peer, for any thread. Invariant: each result begins where the one before ends."""
 
-    def __init__(self, layouts: ResultLayouts) -> None:
+    def __init__(
+        self, layouts: ResultLayouts, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.layouts = layouts
+        self._clock = clock
         self._lock = threading.Lock()
         self._results: deque[CommittedResult] = deque()
-        self._steps_left = 0
+        self._steps_left, self._until = 0, 0.0
         self._most_bytes = 0
         self._proven: dict[Lineage, dict[int, bytes]] = {}
 
@@ -80,17 +88,17 @@ class ResultsKept:
     def follow(self, state_bytes: int = 0) -> None:
         """Somebody wants to know what the next steps are made of."""
         with self._lock:
-            self._steps_left = STEPS_FOLLOWED
+            self._steps_left, self._until = STEPS_FOLLOWED, self._clock() + FOLLOWED_SECONDS
             self._most_bytes = max(self._most_bytes, state_bytes)
 
     def add(self, before: Lineage, made: Made, values: Tensor) -> None:
         """A step is about to be made of this. Copies it only if somebody follows."""
         with self._lock:
-            if not self._steps_left:
+            if not self._steps_left and self._clock() >= self._until:
                 self._results.clear()
                 self._most_bytes = 0
                 return
-            self._steps_left -= 1
+            self._steps_left = max(0, self._steps_left - 1)
         result = CommittedResult.encoded_from(before, made, values, self.layouts)
         with self._lock:
             if result is None or (self._results and self._results[-1].after != before):
@@ -122,8 +130,9 @@ class ResultsKept:
         return Offered(found, self.layouts, digests)
 
     def _keep_few(self) -> None:
+        room = max(self._most_bytes, ROOM_OF_SMALL_BYTES)
         while len(self._results) > 1 and (
             len(self._results) > MOST_RESULTS
-            or sum(len(one.memory) for one in self._results) > self._most_bytes
+            or sum(len(one.memory) for one in self._results) > room
         ):
             self._results.popleft()

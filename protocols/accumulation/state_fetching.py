@@ -57,6 +57,7 @@ __all__ = [
 
 log = logging.getLogger("potluck.state")
 
+STEPPED_SECONDS = 0.1  # between looks at whether a state that is gone has been followed by another
 HEDGE_SECONDS = 1.0  # after which the next source is asked for the manifest, beside the first
 
 
@@ -131,7 +132,7 @@ async def fetch_state(
             failure = account.failure()
             if failure is not None:
                 raise failure
-            await trio.sleep(LOOK_SECONDS)
+            await _until_another(choice, choice_now)
             continue
         await kept.begin(manifest)
         kept_bytes = kept_bytes or kept.bytes_here
@@ -151,6 +152,16 @@ async def fetch_state(
     )
     log.info("%s", _summary(fetched))
     return fetched
+
+
+async def _until_another(choice: Choice | None, choice_now: Callable[[], Choice | None]) -> None:
+    """Wait until another state is to be chosen; or, as the same may be had after all, a while."""
+    with trio.move_on_after(LOOK_SECONDS):
+        while True:
+            await trio.sleep(STEPPED_SECONDS)
+            now = choice_now()
+            if now is not None and (choice is None or now.digest != choice.digest):
+                return
 
 
 async def _manifest_of(

@@ -52,7 +52,8 @@ from protocols.moshpit.result_cut import PartCut, PartHash, ResultCut
 
 log = logging.getLogger("potluck.state")
 
-LOOK_SECONDS = 0.5  # how often the others' epochs are looked at
+LOOK_SECONDS = 0.1  # how often the others' epochs are looked at, as they are known here
+REFUSED_SECONDS = 0.5  # before those who do not have what follows are asked again
 OPEN_SECONDS = 20.0
 MOST_ASKED = 8  # sources for one result: those that a newcomer downloads from are among the first
 LINEAGES_REMEMBERED = 64
@@ -124,7 +125,7 @@ class Following:
             if now - self._without_since > LOST_SECONDS or self._account.failure() is not None:
                 self.is_lost = True
                 break
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(REFUSED_SECONDS if self._all_without else LOOK_SECONDS)
         self._tell_changed()
 
     async def caught_up(self) -> bool:

@@ -62,6 +62,8 @@ STALL_SECONDS = 10.0
 NONCE_BYTES = 16
 MOST_RESULTS = 16
 """That a donor keeps. A newcomer takes each as it is made; this is how far it may fall back."""
+ROOM_OF_SMALL_BYTES = 16 << 20
+"""That results may take in any case: a state so small may be followed for many steps."""
 MOST_WANTED_AT_ONCE = 64  # numbers in one chunk
 MOST_WANTED = 256  # pieces that one newcomer has asked for and not got: 256 MiB are enough ahead
 

@@ -45,6 +45,7 @@ from protocols.accumulation.state_messages import (
     read_wanted,
 )
 from protocols.accumulation.state_pace import TRAINING_BYTES_PER_SECOND, UploadPace, until
+from protocols.accumulation.state_recent import is_small
 from protocols.accumulation.state_snapshots import Snapshots
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.blocking import in_thread
@@ -157,19 +158,23 @@ class StateServer:
             self.offer = self._run = None
 
     async def _name_state(self) -> None:
-        run, offer = await in_thread(self._measure)
+        recent = self._snapshots.recent
+        run, offer, state = await in_thread(self._measure, recent.is_wanted)
+        if state is not None:
+            recent.keep(state)
         if offer != self.offer:
             self._run, self.offer = run, offer
             self._offered.set()
             self._offered = trio.Event()
 
-    def _measure(self) -> tuple[str, StateOffer]:
-        """In a worker thread."""
+    def _measure(self, is_wanted: bool) -> tuple[str, StateOffer, TrainingState | None]:
+        """In a worker thread. With a copy if that is wanted, and small."""
         with self._lock.reading():
             live = self._look()
-            manifest = live.manifest()
-        offer = StateOffer(live.epoch, live.history, name_of(encode(manifest)))
-        return live.run, offer
+            state = live.copy() if is_wanted and is_small(live) else None
+            body = b"" if state is not None else encode(live.manifest())
+        digest = name_of(body) if state is None else state.digest
+        return live.run, StateOffer(live.epoch, live.history, digest), state
 
     async def _sweep(self) -> None:
         while True:
@@ -243,7 +248,10 @@ class StateServer:
             raise StateGone("This peer has no state to offer yet.")
         if run != self._run:
             raise StateGone("This peer takes part in another run.")
+        self._snapshots.recent.wanted()
         if digest != offer.digest and not self._snapshots.has(digest):
+            if self._results is not None:  # whoever is too late for this one takes a later one
+                self._results.follow()
             raise StateGone(
                 f"This peer is at epoch {offer.epoch} now, which is another state.",
                 why="It has stepped since it named that state.",

@@ -7,7 +7,8 @@ at any time before the next one. The copy outlives the step for as long as someb
 and a short while after: a newcomer is never left with half of an epoch that nobody has any more.
 
 Promise: one copy at most, a second only while the first is in use. Both are made in a worker
-thread under the lock for reading; their memory is used again.
+thread under the lock for reading; their memory is used again. Beside them are the small ones that
+were kept when they were named (state_recent.py).
 
 Easy to get wrong: what is copied may differ from what was hashed, if a buffer changed outside of a
 step. A copy that does not have the digest it was made for is thrown away, and said to be gone.
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_messages import StateGone
+from protocols.accumulation.state_recent import RecentStates
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.blocking import in_thread
 from protocols.errors import Busy
@@ -46,15 +48,16 @@ class Snapshots:
         self._copies: dict[bytes, _Snapshot] = {}
         self._spare: Tensor | None = None
         self._copying = trio.Lock()
+        self.recent = RecentStates(trio.current_time)
 
     def __len__(self) -> int:
         return len(self._copies)
 
     def states(self) -> list[TrainingState]:
-        return [one.state for one in self._copies.values()]
+        return [one.state for one in self._copies.values()] + self.recent.states()
 
     def has(self, digest: bytes) -> bool:
-        return digest in self._copies
+        return digest in self._copies or self.recent.get(digest) is not None
 
     @asynccontextmanager
     async def use(self, digest: bytes) -> AsyncIterator[TrainingState]:
@@ -62,6 +65,11 @@ class Snapshots:
 
         StateGone if this peer is at another one; Busy if two others are being downloaded.
         """
+        recent = self.recent.get(digest)
+        if recent is not None:
+            self.recent.keep(recent)  # its manifest was asked for, and its pieces will be
+            yield recent
+            return
         snapshot = await self._snapshot(digest)
         snapshot.users += 1
         try:
@@ -72,6 +80,7 @@ class Snapshots:
 
     def forget_unused(self, *, after_seconds: float = KEPT_SECONDS) -> None:
         """Let go of copies that nobody has used for so long."""
+        self.recent.forget_unwanted()
         now = trio.current_time()
         for digest, one in list(self._copies.items()):
             if not one.users and now - one.last_used >= after_seconds:

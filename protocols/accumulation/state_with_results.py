@@ -25,7 +25,7 @@ from protocols.accumulation.state_account import Account, FetchFailed, FetchSett
 from protocols.accumulation.state_download import LOOK_SECONDS, Download
 from protocols.accumulation.state_following import Following, FollowWanted
 from protocols.accumulation.state_manifest import Manifest
-from protocols.accumulation.state_messages import MOST_RESULTS
+from protocols.accumulation.state_messages import MOST_RESULTS, ROOM_OF_SMALL_BYTES
 from protocols.accumulation.state_sources import Choice, StateSource, choose
 from protocols.accumulation.training_state import LiveState
 from protocols.errors import PotluckError
@@ -35,7 +35,6 @@ from protocols.rpc import Rpc
 log = logging.getLogger("potluck.state")
 
 MOST_TIMES_LOST = 3  # in one fetch: then what it does is of no use, whatever the figures say
-ROOM_OF_SMALL_BYTES = 16 << 20  # a state so small may be followed for many steps
 
 
 @dataclass(frozen=True)

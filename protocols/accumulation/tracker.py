@@ -36,6 +36,7 @@ from protocols.accumulation.forks import Patience
 from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.progress import (
     READ_WHEN_DUE_SECONDS,
+    SHORTEST_READ_SECONDS,
     Estimate,
     Known,
     ProgressSettings,
@@ -60,6 +61,7 @@ RECKON_SECONDS: Final = 0.05
 microseconds for 16 peers, and batches may come a thousand times a second."""
 
 IDLE_SECONDS: Final = 1.0  # and at least so often: forks and silences settle by time
+LOOKS_SHARE: Final = 0.1  # of the time that a fetch has lasted is between two looks
 TRIED_SECONDS: Final = 1.0  # between two looks at whether the swarm is met
 WITHDRAW_SECONDS: Final = 1.0  # at the end; a slot that stays is over soon anyway
 
@@ -151,6 +153,16 @@ class Tracker:
     def look_now(self) -> None:
         """Read the others' slots as soon as can be. Any thread; never waits."""
         self._run(self._look_now)
+
+    async def look_often(self) -> None:
+        """Read on while a state is fetched, until cancelled: however short the run's steps are,
+        what is known of them is to be newer than they are. After so many seconds of fetching it
+        need not be newer than a tenth of that."""
+        began = trio.current_time()
+        while True:
+            self._look_now()
+            lasted = LOOKS_SHARE * (trio.current_time() - began)
+            await trio.sleep(min(max(SHORTEST_READ_SECONDS, lasted), IDLE_SECONDS))
 
     def was_asked(self, _epoch: int) -> None:
         """Others ask this peer into a round that it does not look for: they have begun, or are

@@ -10,6 +10,7 @@ what a round would have decided (parts, digests) is computed from the encoded va
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -47,12 +48,20 @@ RESULT_BYTES = 2 * VALUES  # in float16, and a little more
 STATE_BYTES = 12 * VALUES  # with Adam's two statistics
 FIRST = Lineage(0, b"f" * 16)
 CHUNK = PIECE_BYTES = 16 << 10
+HANDED_ON_SECONDS = 0.01
 
 
 class RunMember:
     """A model with its optimizer, at an epoch of the run."""
 
-    def __init__(self, *, seed: int = 0, codec: Codecs = "float16", values: int = VALUES) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        codec: Codecs = "float16",
+        values: int = VALUES,
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
         chance = torch.Generator().manual_seed(seed)
         parameter = torch.nn.Parameter(torch.randn(values, generator=chance))
         self.steps = GradientSteps(
@@ -67,7 +76,7 @@ class RunMember:
         )
         shared = self.steps.shared.segments("none")
         self.layouts = ResultLayouts(self.steps.layout, Layout(shared))
-        self.results = ResultsKept(self.layouts)
+        self.results = ResultsKept(self.layouts, clock=clock)
         self.lock = StateLock()
         self.at = FIRST
 
@@ -146,6 +155,9 @@ class FollowedRun:
         self.donors, self.epoch_seconds = donors, epoch_seconds
         self.kinds: Callable[[int], Sequence[ResultKind]] = lambda _epoch: ("step",)
         self.told: list[TooSlow] = []
+        self.places = {self.at}
+        """Where it has been."""
+        self._slots_under_way: deque[tuple[float, list[StateSource]]] = deque()
 
     @property
     def at(self) -> Lineage:
@@ -166,6 +178,7 @@ class FollowedRun:
             made = first.made(values, kind)
             for donor in self.donors:
                 donor.member.step(made, values)
+                self.places.add(donor.member.at)
                 if donor.server is not None:
                     donor.server.advanced()
 
@@ -180,10 +193,29 @@ class FollowedRun:
     def sources(self) -> list[StateSource]:
         return [one.source() for one in self.donors if not one.network.closed]
 
-    async def fetch(self, rpc: Rpc, member: RunMember) -> Fetched:
+    def old_sources(self) -> list[StateSource]:
+        """What the slots say, where they have been `slot_seconds` under way. Who has not named its
+        state within a step never says its digest."""
+        return self._slots_under_way[0][1] if self._slots_under_way else []
+
+    async def hand_on_slots(self, slot_seconds: float) -> None:
+        """Let `old_sources` be of so long ago."""
+        while True:
+            now = trio.current_time()
+            self._slots_under_way.append((now, self.sources()))
+            while self._slots_under_way[0][0] < now - slot_seconds:
+                self._slots_under_way.popleft()
+            await trio.sleep(HANDED_ON_SECONDS)
+
+    async def fetch(
+        self,
+        rpc: Rpc,
+        member: RunMember,
+        sources: Callable[[], Sequence[StateSource]] | None = None,
+    ) -> Fetched:
         return await fetch_state(
             rpc,
-            self.sources,
+            sources or self.sources,
             member.look(),
             layouts=member.layouts,
             too_slow=self.told.append,

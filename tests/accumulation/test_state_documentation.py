@@ -13,7 +13,7 @@ from blake3 import blake3
 from protocols.accumulation import state_manifest as manifest
 from protocols.accumulation.keeping_up import ROOM_OF_STATE
 from protocols.accumulation.optimizer_state import OWN_SETTINGS
-from protocols.accumulation.results_kept import STEPS_FOLLOWED
+from protocols.accumulation.results_kept import FOLLOWED_SECONDS, STEPS_FOLLOWED
 from protocols.accumulation.signature import LONGEST_TENSOR_NAME, VALUE_TYPES
 from protocols.accumulation.state import capture
 from protocols.accumulation.state_account import FetchSettings
@@ -27,6 +27,7 @@ from protocols.accumulation.state_messages import (
     MOST_WANTED_AT_ONCE,
     NONCE_BYTES,
     PIECES,
+    ROOM_OF_SMALL_BYTES,
     STALL_SECONDS,
     STATE_PROTOCOL,
     ManifestAnswer,
@@ -34,10 +35,16 @@ from protocols.accumulation.state_messages import (
     PiecesOpening,
 )
 from protocols.accumulation.state_pace import TRAINING_BYTES_PER_SECOND
+from protocols.accumulation.state_recent import (
+    LARGEST_BYTES,
+    MOST_BYTES,
+    MOST_STATES,
+    WANTED_SECONDS,
+)
 from protocols.accumulation.state_serving import StateServingSettings
 from protocols.accumulation.state_snapshots import KEPT_SECONDS, MOST_COPIES
 from protocols.accumulation.state_tree import MOST_DEPTH
-from protocols.accumulation.state_with_results import MOST_TIMES_LOST, ROOM_OF_SMALL_BYTES
+from protocols.accumulation.state_with_results import MOST_TIMES_LOST
 from protocols.moshpit.settings import CHUNK_BYTES
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()
@@ -69,7 +76,11 @@ FETCHING = FetchSettings()
         f"After {FETCHING.give_up_seconds:g} s without a byte from anybody",
         f"at most {manifest.STATISTICS_PER_VALUE} values",
         f"and {manifest.STATISTICS_FREE_BYTES >> 20} MiB",
-        f"until {STEPS_FOLLOWED} steps after the last question. At most {MOST_RESULTS}, and",
+        f"until {STEPS_FOLLOWED} steps and {FOLLOWED_SECONDS:g} s after the last question. At most "
+        f"{MOST_RESULTS}, and",
+        f"no more bytes than the state has ({ROOM_OF_SMALL_BYTES >> 20} MiB where that is less)",
+        f"keeps, for {WANTED_SECONDS:g} s, each small state (up to {LARGEST_BYTES >> 20} MiB) that "
+        f"it names, {MOST_STATES} and {MOST_BYTES >> 20} MiB at the most",
         f"nonce = empty (up to {NONCE_BYTES} bytes)",
         f"in chunks of {CHUNK_BYTES >> 10} KiB, and the digest",
         f"at most {['', '', 'twice'][int(ROOM_OF_STATE)]} the bytes of the state "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -20,9 +21,13 @@ from node.simulated_network import (
 from protocols.accumulation.committed_result import Made, usual_bytes
 from protocols.accumulation.forks import Lineage
 from protocols.accumulation.keeping_up import Demand, TooSlow
-from protocols.accumulation.results_kept import STEPS_FOLLOWED, Offered
+from protocols.accumulation.results_kept import FOLLOWED_SECONDS, STEPS_FOLLOWED, Offered
 from protocols.accumulation.state_fetching import StateSource
-from protocols.accumulation.state_messages import MOST_RESULTS, ResultKind
+from protocols.accumulation.state_messages import (
+    MOST_RESULTS,
+    ROOM_OF_SMALL_BYTES,
+    ResultKind,
+)
 from protocols.accumulation.state_with_results import follow_run
 from protocols.rpc import Rpc, open_rpc
 from tests.accumulation.followed_runs import (
@@ -34,13 +39,17 @@ from tests.accumulation.followed_runs import (
 )
 
 EPOCH_SECONDS = 20.0
+IN_SECONDS = 2.0  # to get into a run of short steps, dialling and all
+SMALL_VALUES = 4 << 10
 LINK = STATE_BYTES / (3 * EPOCH_SECONDS)
 """Bytes a second with which a state alone takes three epochs. A result takes half of one."""
 
 Scenario = Callable[[SimulatedWorld, trio.Nursery, SimulatedNetwork, Rpc], Awaitable[None]]
 
 
-def with_newcomer(scenario: Scenario, *, bytes_per_second: float = LINK) -> None:
+def with_newcomer(
+    scenario: Scenario, *, bytes_per_second: float = LINK, latency_seconds: float = 0.02
+) -> None:
     """A newcomer with a slow downlink, in virtual time."""
 
     async def main(world: SimulatedWorld) -> None:
@@ -51,7 +60,7 @@ def with_newcomer(scenario: Scenario, *, bytes_per_second: float = LINK) -> None
                 await scenario(world, nursery, network, rpc)
             nursery.cancel_scope.cancel()
 
-    run_simulation(main, settings=WorldSettings(link=LinkSettings(latency_seconds=0.02)))
+    run_simulation(main, settings=WorldSettings(link=LinkSettings(latency_seconds=latency_seconds)))
 
 
 def check_is_there(run: FollowedRun, newcomer: RunMember) -> None:
@@ -74,6 +83,34 @@ def test_a_newcomer_whose_fetch_takes_three_epochs_gets_in() -> None:
         assert run.told == []
 
     with_newcomer(scenario)
+
+
+@pytest.mark.parametrize(("epoch_seconds", "slot_seconds"), [(0.15, 1.0), (0.03, 0.15)])
+def test_a_newcomer_gets_into_a_run_whose_states_are_over_before_it_hears_of_them(
+    epoch_seconds: float, slot_seconds: float
+) -> None:
+    """And is not left behind by it: it always gets what leads on from what it has."""
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        small = partial(RunMember, values=SMALL_VALUES)
+        run = await start_run(world, nursery, network, epoch_seconds=epoch_seconds, member=small)
+        nursery.start_soon(run.hand_on_slots, slot_seconds)
+        await trio.sleep(2 * slot_seconds)
+        newcomer = small(seed=1)
+        with trio.fail_after(IN_SECONDS):
+            fetched = await run.fetch(rpc, newcomer, run.old_sources)
+        newcomer.take(fetched.state, fetched.results)
+        for _ in range(4):
+            await trio.sleep(slot_seconds / 2)
+            followed = await follow_run(rpc, run.old_sources, newcomer.look(), newcomer.layouts)
+            assert followed is not None
+            newcomer.take(None, followed.results)
+        assert newcomer.at in run.places
+
+    latency_seconds = epoch_seconds / 10  # or no result could come in the time of a step
+    with_newcomer(scenario, bytes_per_second=1000 * STATE_BYTES, latency_seconds=latency_seconds)
 
 
 @pytest.mark.slow
@@ -209,36 +246,54 @@ def test_a_way_that_leads_to_where_nobody_is_is_not_taken() -> None:
     with_newcomer(scenario, bytes_per_second=10 * LINK)
 
 
-def test_nothing_is_kept_while_nobody_follows_and_never_more_than_a_copy_of_the_state() -> None:
-    member = RunMember()
+def test_nothing_is_kept_once_nobody_has_asked_for_some_steps_and_some_seconds() -> None:
+    now = [0.0]
+    member = RunMember(values=SMALL_VALUES, clock=lambda: now[0])
 
-    def step() -> None:
-        values = torch.randn(member.layouts.exchanged.values)
-        values[-2:] = torch.tensor([1.0, 0.0])
-        member.step(member.made(values, "step"), values)
+    def step(seconds: float) -> int:
+        now[0] += seconds
+        random_step(member)
+        return len(member.results)
 
-    step()
-    assert len(member.results) == 0
+    assert step(10.0) == 0
     member.results.follow(STATE_BYTES)
-    for _ in range(STEPS_FOLLOWED):
-        step()
-    assert len(member.results) == STEPS_FOLLOWED
-    step()
-    assert len(member.results) == 0
+    assert [step(10.0) for _ in range(STEPS_FOLLOWED)] == [1, 2, 3]
+    assert step(10.0) == 0
+    member.results.follow(STATE_BYTES)
+    assert [step(0.25 * FOLLOWED_SECONDS) for _ in range(5)] == [1, 2, 3, 0, 0]
     for _ in range(2 * MOST_RESULTS):
         member.results.follow(STATE_BYTES)
-        step()
-        assert member.results.bytes <= STATE_BYTES
-    assert len(member.results) == STATE_BYTES // usual_bytes(member.layouts)
-    for _ in range(2 * MOST_RESULTS):
-        member.results.follow(100 * STATE_BYTES)
-        step()
+        assert step(0.01) <= MOST_RESULTS
     assert len(member.results) == MOST_RESULTS
+
+
+def test_never_more_is_kept_than_a_copy_of_the_state_unless_that_is_small() -> None:
+    values = ROOM_OF_SMALL_BYTES // 5  # in float16: two results are less than this, and three more
+    member = RunMember(values=values, clock=lambda: 0.0)
+
+    def most_bytes(state_bytes: int, steps: int) -> int:
+        most = 0
+        for _ in range(steps):
+            member.results.follow(state_bytes)
+            random_step(member)
+            most = max(most, member.results.bytes)
+        return most
+
+    assert 2 * values < most_bytes(0, 3) <= ROOM_OF_SMALL_BYTES
+    assert len(member.results) == 2
+    assert most_bytes(8 * values, 3) <= 8 * values
+    assert len(member.results) == 3
+
+
+def random_step(member: RunMember) -> None:
+    values = torch.randn(member.layouts.exchanged.values)
+    values[-2:] = torch.tensor([1.0, 0.0])
+    member.step(member.made(values, "step"), values)
 
 
 def test_what_a_reducer_has_encoded_strangely_is_offered_to_nobody() -> None:
     """Its digest is of other bytes than those that all members decode and encode again."""
-    member = RunMember()
+    member = RunMember(clock=lambda: 0.0)
     member.results.follow(STATE_BYTES)
     values = torch.zeros(member.layouts.exchanged.values)
     made = member.made(values, "step")
@@ -249,7 +304,7 @@ def test_what_a_reducer_has_encoded_strangely_is_offered_to_nobody() -> None:
 
 
 def test_results_over_a_grid_are_not_kept() -> None:
-    member = RunMember()
+    member = RunMember(clock=lambda: 0.0)
     member.results.follow(STATE_BYTES)
     values = torch.zeros(member.layouts.exchanged.values)
     member.results.add(member.at, Made("step", b"x" * 32, None), values)

@@ -1,0 +1,128 @@
+"""Small states that a donor keeps for those who are a little late, and that it keeps no more."""
+
+from __future__ import annotations
+
+import torch
+import trio
+
+from node.simulated_network import SimulatedWorld
+from protocols.accumulation.state import capture, look
+from protocols.accumulation.state_messages import MANIFEST, ManifestRequest, StateGone
+from protocols.accumulation.state_recent import (
+    LARGEST_BYTES,
+    MOST_BYTES,
+    MOST_STATES,
+    WANTED_SECONDS,
+    RecentStates,
+    is_small,
+)
+from protocols.accumulation.state_serving import SWEEP_SECONDS
+from protocols.accumulation.training_state import LiveState, TrainingState
+from tests.accumulation.states import (
+    RUN,
+    Donor,
+    Newcomer,
+    introduce,
+    start_donors,
+    with_newcomer,
+)
+
+STEPS = 20
+STEP_SECONDS = 0.15
+
+
+def state_of(size: int, epoch: int) -> TrainingState:
+    values = torch.zeros(size, dtype=torch.uint8)
+    return capture([("w", values)], run=RUN, epoch=epoch)
+
+
+def live(size: int) -> LiveState:
+    return look([("w", torch.zeros(size, dtype=torch.uint8))], run=RUN, epoch=0)
+
+
+def test_what_is_kept_is_bounded_in_number_and_bytes_and_the_oldest_goes_first() -> None:
+    for size, most in ((1 << 10, MOST_STATES), (LARGEST_BYTES, MOST_BYTES // LARGEST_BYTES)):
+        recent = RecentStates(lambda: 0.0)
+        recent.wanted()
+        states = [state_of(size, epoch) for epoch in range(MOST_STATES + 2)]
+        for state in states:
+            recent.keep(state)
+            assert recent.held_bytes <= MOST_BYTES
+        assert [one.epoch for one in recent.states()] == [one.epoch for one in states[-most:]]
+
+
+def test_what_is_being_used_is_not_the_next_to_go() -> None:
+    recent = RecentStates(lambda: 0.0)
+    states = [state_of(1 << 10, epoch) for epoch in range(MOST_STATES + 1)]
+    for state in states[:-1]:
+        recent.keep(state)
+    recent.keep(states[0])
+    recent.keep(states[-1])
+    assert recent.get(states[0].digest) is states[0]
+    assert recent.get(states[1].digest) is None
+
+
+def test_when_nobody_has_asked_for_long_nothing_is_wanted_and_nothing_stays() -> None:
+    now = [0.0]
+    recent = RecentStates(lambda: now[0])
+    assert not recent.is_wanted
+    recent.wanted()
+    recent.keep(state_of(1 << 10, 0))
+    now[0] += 0.9 * WANTED_SECONDS
+    recent.forget_unwanted()
+    assert recent.is_wanted
+    assert len(recent) == 1
+    now[0] += 0.2 * WANTED_SECONDS
+    recent.forget_unwanted()
+    assert not recent.is_wanted
+    assert len(recent) == 0
+
+
+def test_a_large_state_is_not_small() -> None:
+    assert is_small(live(LARGEST_BYTES))
+    assert not is_small(live(LARGEST_BYTES + 1))
+
+
+async def go_on(donor: Donor) -> None:
+    for _ in range(STEPS):
+        donor.model.step()
+        donor.server.advanced()
+        await trio.sleep(STEP_SECONDS)
+
+
+def test_a_donor_copies_nothing_while_nobody_asks() -> None:
+    async def scenario(world: SimulatedWorld, _newcomer: Newcomer) -> None:
+        (donor,) = await start_donors(world, 1)
+        await go_on(donor)
+        assert donor.server.served_states() == []
+
+    with_newcomer(scenario)
+
+
+def test_however_often_a_donor_is_asked_for_what_never_was_it_keeps_no_more_than_its_bound() -> (
+    None
+):
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        (donor,) = await start_donors(world, 1)
+        introduce(world, newcomer, [donor])
+        most = 0
+
+        async def ask() -> None:
+            nonlocal most
+            while True:
+                wanted = ManifestRequest(RUN, newcomer.network.random.randbytes(32))
+                try:
+                    await newcomer.rpc.call(donor.peer, MANIFEST, wanted, timeout=10.0)
+                except StateGone:
+                    await trio.sleep(0.0)
+                most = max(most, len(donor.server.served_states()))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await go_on(donor)
+            nursery.cancel_scope.cancel()
+        assert most == MOST_STATES
+        await trio.sleep(WANTED_SECONDS + 2 * SWEEP_SECONDS)
+        assert donor.server.served_states() == []
+
+    with_newcomer(scenario)
