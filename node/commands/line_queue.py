@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -105,9 +106,18 @@ class LineQueue:
 def write_line(descriptor: int, line: str) -> None:
     """In this thread, which waits for the reader."""
     encoding = (sys.stdout if descriptor == STDOUT else sys.stderr).encoding or "utf-8"
-    left = memoryview(f"{line}\n".encode(encoding, "replace"))
+    write_whole(descriptor, f"{line}\n".encode(encoding, "replace"))
+
+
+def write_whole(descriptor: int, data: bytes) -> None:
+    """In this thread, which waits for the reader: also where somebody else with whom we share a
+    terminal (an ssh in the background) has had it told to keep nobody waiting."""
+    left = memoryview(data)
     while left:
-        left = left[os.write(descriptor, left) :]
+        try:
+            left = left[os.write(descriptor, left) :]
+        except BlockingIOError:
+            select.select([], [descriptor], [])
 
 
 class _QueueHandler(logging.Handler):

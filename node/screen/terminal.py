@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
+from node.commands.line_queue import write_whole
 from node.commands.output import folded
 from node.screen.canvas import Canvas, Look, paint
 
@@ -133,10 +134,8 @@ class Terminal:
         return columns or COLUMNS, rows or ROWS
 
     def _write(self, text: str) -> None:
-        left = memoryview(text.encode(self._look.encoding, "replace"))
         try:
-            while left:
-                left = left[os.write(self._descriptor, left) :]
+            write_whole(self._descriptor, text.encode(self._look.encoding, "replace"))
         except OSError:  # gone: nobody is there to read it
             self._ended = True
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 
 import pytest
 import trio
 
-from node.commands.line_queue import STDERR, STDOUT, LineQueue
+from node.commands.line_queue import STDERR, STDOUT, LineQueue, write_whole
 from node.commands.output import Output
 from tests.waiting import PATIENCE_SECONDS
 
@@ -71,3 +72,24 @@ async def test_a_reader_who_has_gone_is_told_of_and_not_waited_for() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lines.run)
             await lines.finish(2 * PATIENCE_SECONDS)
+
+
+def test_a_reader_who_is_slow_misses_nothing_also_where_nobody_may_wait_for_it() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    said = bytes(1 << 20)  # more than a pipe holds
+
+    def write() -> None:
+        try:
+            write_whole(writing, said)
+        finally:
+            os.close(writing)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    heard = b""
+    while len(heard) < len(said) and (some := os.read(reading, 1 << 16)):
+        heard += some
+    thread.join(PATIENCE_SECONDS)
+    os.close(reading)
+    assert heard == said
