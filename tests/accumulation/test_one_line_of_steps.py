@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,9 +16,12 @@ from torch import nn
 from node.simulated_network import LinkSettings, WorldSettings
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.collaboration import CollaborationSettings
-from protocols.accumulation.events import CaughtUp, FellBehind, StepTaken
+from protocols.accumulation.events import CaughtUp, FellBehind, SeenStep, StepTaken
 from protocols.accumulation.optimizer import CollaborativeOptimizer
-from tests.accumulation.training_peers import training_world
+from protocols.accumulation.progress import Estimate
+from protocols.accumulation.share import Share
+from protocols.identity import PeerId
+from tests.accumulation.training_peers import training_world, wait_for_company
 
 LATENCY_SECONDS = 0.2  # a state takes some round trips, and a step alone none
 EPOCHS_ALONE = 3
@@ -25,13 +29,16 @@ EPOCHS_TOGETHER = 2
 RUN = CollaborationSettings(run="line", target_batch=8, grace_seconds=5.0, round_seconds=20.0)
 
 
-def optimizer_of(bridge: Bridge) -> tuple[nn.Module, CollaborativeOptimizer]:
+def optimizer_of(
+    bridge: Bridge, *, auxiliary: bool = False
+) -> tuple[nn.Module, CollaborativeOptimizer]:
     model = nn.Linear(3, 2)
     with torch.no_grad():
         for one in model.parameters():
             one.fill_(0.5)
     sgd = partial(torch.optim.SGD, lr=0.1)
-    return model, CollaborativeOptimizer(model.named_parameters(), sgd, bridge)
+    named = model.named_parameters()
+    return model, CollaborativeOptimizer(named, sgd, bridge, auxiliary=auxiliary)
 
 
 def batch(model: nn.Module, optimizer: CollaborativeOptimizer) -> None:
@@ -92,5 +99,55 @@ def test_newcomers_do_not_make_steps_of_their_own_beside_the_one_they_have_the_s
             await world.train(peers, train)
             for epoch, histories in lines_of(one.bridge for one in peers).items():
                 assert len(histories) == 1, f"two steps of epoch {epoch}"
+
+    trio.run(main)
+
+
+DEAD = frozenset(PeerId(f"dead-{number}") for number in range(3))
+
+
+class NotYetKnown(Bridge):
+    """Of a peer that hears only after a step that three others are gone: a round of two is too few
+    for it, and not for the other one."""
+
+    @property
+    def estimate(self) -> Estimate:
+        found = super().estimate
+        return found if steps_seen(self) else replace(found, holders=found.holders | DEAD)
+
+
+def steps_seen(bridge: Bridge) -> list[SeenStep]:
+    caught_up = [one for one in tuple(bridge.events) if isinstance(one, CaughtUp)]
+    return [step for one in caught_up for step in one.seen]
+
+
+@pytest.mark.slow
+def test_who_was_in_a_round_and_has_not_applied_it_tells_of_its_step_when_it_has_caught_up() -> (
+    None
+):
+    enough = threading.Event()
+
+    def train(bridge: Bridge, number: int) -> dict[bytes, tuple[Share, ...]]:
+        if number:
+            bridge.__class__ = NotYetKnown
+        model, optimizer = optimizer_of(bridge, auxiliary=number == 1)
+        wait_for_company(bridge, 1)
+        if number:
+            optimizer.assist(epochs=1)
+            enough.set()
+            return {one.history: one.shares for one in steps_seen(bridge)}
+        while not enough.is_set():
+            batch(model, optimizer)
+            time.sleep(0.05)  # the peer's speed
+        steps = [one for one in tuple(bridge.events) if isinstance(one, StepTaken)]
+        return {one.history: one.shares for one in steps}
+
+    async def main() -> None:
+        async with training_world() as world:
+            made, seen = await world.train(await world.peers(2, RUN), train)
+            assert seen
+            for history, shares in seen.items():
+                assert shares == made[history]
+                assert [share.samples > 0.0 for share in shares].count(True) == 1
 
     trio.run(main)
