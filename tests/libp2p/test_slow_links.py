@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from tests.waiting import PATIENCE_SECONDS, until
 ECHO = "/potluck/echo/1.0.0"
 ROUND_TRIP_SECONDS = 0.2
 FAR = LinkConditions(delay_seconds=ROUND_TRIP_SECONDS / 2)
+MEASUREMENTS = 10  # at most; on an idle machine the first will do
 NARROW = LinkConditions(bytes_per_second=400_000, queue_bytes=16_000)
 
 
@@ -41,27 +43,44 @@ async def linked(
             yield near, far, proxy
 
 
+async def round_trips(measure: Callable[[], Awaitable[float]], at_most: float) -> float:
+    """How many something takes. A busy machine only adds to the time, so where it seems to be more
+    than there should be, it is measured again: the fastest counts."""
+    fastest = math.inf
+    for _ in range(MEASUREMENTS):
+        fastest = min(fastest, await measure() / ROUND_TRIP_SECONDS)
+        if fastest < at_most:
+            break
+    return fastest
+
+
 @pytest.mark.slow
 async def test_connecting_and_opening_take_four_round_trips() -> None:
     """Noise chosen, Noise, Yamux chosen, the stream's protocol (the proxy swallows TCP's own).
 
     The library takes two for each of the three choices: seven in all.
     """
-    async with linked(FAR, FAR) as (near, far, _):
-        started = trio.current_time()
-        await near.open(far.peer_id, ECHO)
-        taken = trio.current_time() - started
-        assert 3.9 * ROUND_TRIP_SECONDS < taken < 5.9 * ROUND_TRIP_SECONDS
+
+    async def connect_and_open() -> float:
+        async with linked(FAR, FAR) as (near, far, _):
+            started = trio.current_time()
+            await near.open(far.peer_id, ECHO)
+            return trio.current_time() - started
+
+    assert 3.9 < await round_trips(connect_and_open, at_most=4.9) < 4.9
 
 
 @pytest.mark.slow
 async def test_opening_a_stream_takes_one_round_trip() -> None:
     async with linked(FAR, FAR) as (near, far, _):
         await near.connect(far.peer_id)
-        started = trio.current_time()
-        await near.open(far.peer_id, ECHO)
-        taken = trio.current_time() - started
-        assert 0.9 * ROUND_TRIP_SECONDS < taken < 1.9 * ROUND_TRIP_SECONDS
+
+        async def open_stream() -> float:
+            started = trio.current_time()
+            await near.open(far.peer_id, ECHO)
+            return trio.current_time() - started
+
+        assert 0.9 < await round_trips(open_stream, at_most=1.9) < 1.9
 
 
 async def test_a_cancelled_send_leaves_the_connection_sound() -> None:
