@@ -67,6 +67,12 @@ def test_the_owner_is_warned_at_four_fifths_and_stopped_before_the_end() -> None
     assert standing(ledger) is Standing.USED_UP
 
 
+def test_a_hundredth_is_kept_back_and_never_more_than_a_gigabyte() -> None:
+    for quota, least_used_up in ((GB, 990_000_000), (1000 * GB, 999 * GB)):
+        assert standing(ledger_of(quota, sent=least_used_up - 1)) is Standing.NEARLY
+        assert standing(ledger_of(quota, sent=least_used_up)) is Standing.USED_UP
+
+
 def test_a_clock_that_an_empty_battery_set_back_forgets_nothing() -> None:
     ledger = ledger_of(sent=99 * GB)
     carry(ledger, 5, "1970-01", 600.0)
