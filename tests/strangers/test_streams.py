@@ -270,8 +270,8 @@ async def test_a_reader_that_stops_holds_the_sender_back_and_loses_nothing(
             with trio.fail_after(PATIENCE_SECONDS):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(send)
-                    stopped_at = -1
-                    while stopped_at != sent:  # a whole half second without progress
+                    stopped_at = 0
+                    while sent == 0 or stopped_at != sent:  # a whole half second without progress
                         stopped_at = sent
                         await trio.sleep(0.5)
 
