@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -50,6 +51,18 @@ def test_an_older_version_replaces_no_newer_one_of_others(tmp_path: Path) -> Non
     assert shelf.put(signed("B", page(moment=9)))
     assert not shelf.put(signed("B", page(moment=8)))
     assert shelf.put(signed("B", page(moment=10)))
+
+
+def test_of_two_versions_the_one_with_the_later_last_step_is_newer(tmp_path: Path) -> None:
+    shelf = open_shelf(tmp_path)
+
+    def ending(moment: int) -> bytes:
+        lines = (line_of(BROUGHT, 0, moment=5), line_of(BROUGHT, 1, moment=moment))
+        return signed("B", msgspec.structs.replace(page(), lines=lines))
+
+    assert shelf.put(ending(8))
+    assert shelf.put(ending(9))
+    assert not shelf.put(ending(8))
 
 
 def test_our_own_page_is_what_we_say_last_and_nobody_else_says_it(tmp_path: Path) -> None:
@@ -109,6 +122,26 @@ def test_whoever_takes_most_room_makes_room(
     assert (KEYS["A"], 0) in kept
     assert [number for key, number in kept if key == KEYS["B"]] == [4, 3]
     assert len(list(tmp_path.iterdir())) == len(kept)
+
+
+@pytest.mark.parametrize("own", [2, 4])
+def test_our_own_pages_make_room_beyond_our_part_alone(
+    own: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_three(number: int) -> Page:
+        brought = {**BROUGHT, "C": (5, 6)}
+        return page_of(brought, line_of(brought, number * PAGE_EPOCHS, moment=0))
+
+    size = len(signed("A", of_three(3)))
+    monkeypatch.setattr(shelves, "LARGEST_SHELF_BYTES", 4 * size)
+    monkeypatch.setattr(shelves, "LARGEST_OWN_BYTES", 2 * size)
+    shelf = open_shelf(tmp_path)
+    for number in range(own):
+        shelf.put_own(signed("A", of_three(number)))
+    for name, number in (("B", 0), ("C", 0), ("C", 1)):
+        shelf.put(signed(name, of_three(number)))
+    kept = Counter(one.key for one in shelf.listed())
+    assert [kept[KEYS[name]] for name in "ABC"] == [2, 1, 1]
 
 
 def test_writers_that_were_made_up_drive_nobody_out_whom_we_have_met(
