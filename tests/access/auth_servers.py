@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from node.control_client import ask_once
 from node.moderating import perform
 from tests.access.https_servers import Certificate, make_certificate
 from tests.commands.console import environment
+from tests.ports import held_port
 from tests.processes.children import die_with_parent
 from tests.waiting import PATIENCE_SECONDS
 
@@ -31,11 +31,14 @@ ACTOR = "local:test"
 
 
 class AuthServerProcess:
-    """One auth server, running or not. `life_seconds` is that of tokens; ten is the least."""
+    """One auth server, running or not. `life_seconds` is that of tokens; ten is the least.
+
+    It keeps its port over its restarts: the caller holds it."""
 
     def __init__(
         self,
         home: Path,
+        port: int,
         *,
         life_seconds: int = 3600,
         grace_seconds: int = 600,
@@ -44,7 +47,7 @@ class AuthServerProcess:
         self.home = home
         self.places: AuthPlaces = find_auth_places({}, home=str(home))
         self.certificate: Certificate = make_certificate()
-        self.port = _free_port()
+        self.port = port
         self.url = f"https://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
         self._settings = (life_seconds, grace_seconds, endpoints)
@@ -123,17 +126,10 @@ class AuthServerProcess:
 
 @contextmanager
 def running_auth_server(home: Path, **settings: Any) -> Iterator[AuthServerProcess]:
-    server = AuthServerProcess(home, **settings)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop(signal.SIGKILL)
-
-
-def _free_port() -> int:
-    """A port that nobody uses now. The server keeps it over its restarts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with held_port() as port:
+        server = AuthServerProcess(home, port, **settings)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop(signal.SIGKILL)

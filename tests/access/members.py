@@ -17,7 +17,7 @@ from protocols.identity import Identity
 from protocols.network import Network
 from tests.access.https_servers import ScriptedServer
 from tests.access.impostor import Impostor
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 CODE = ProviderEntry("code", "code")
 
@@ -113,9 +113,9 @@ def introduce(*nodes: Node) -> None:
                 one.network.learn_addresses(other.network.peer_id, other.network.addresses())
 
 
-async def until_renewed(node: Node, within_seconds: float = 20.0) -> None:
+async def until_renewed(node: Node) -> None:
     """Return when the node has another token than now."""
     assert node.membership is not None
     before = node.membership.token.serial
     member = node.membership
-    await until(lambda: member.token.serial != before, within_seconds)
+    await until(lambda: member.token.serial != before, PATIENCE_SECONDS)

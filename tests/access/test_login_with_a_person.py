@@ -20,7 +20,7 @@ from auth.invites import Invite, write_invite
 from tests.access.https_servers import response
 from tests.access.impostor import RUN, Impostor, decoded, running_impostor, said
 from tests.commands.console import Completed, objects, potluck, running
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.slow  # each command is a process of its own
 
@@ -173,7 +173,7 @@ async def test_ctrl_c_leaves_nothing_but_the_key(tmp_path: Path) -> None:
     home = tmp_path / "home"
     async with server_with(tmp_path, flow) as invite:
         with running("login", invite, home=home) as command:
-            await until(lambda: bool(flow.proven), within_seconds=30)
+            await until(lambda: bool(flow.proven), PATIENCE_SECONDS)
             code, seconds, said_last = await trio.to_thread.run_sync(command.stop, signal.SIGINT)
     assert code == 130
     assert seconds < 2.0

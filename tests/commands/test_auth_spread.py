@@ -6,7 +6,6 @@ Real processes: the server, two nodes of a run, and the moderator's command.
 from __future__ import annotations
 
 import json
-import socket
 import time
 from pathlib import Path
 
@@ -14,24 +13,16 @@ import pytest
 
 from tests.commands.console import RunningCommand, potluck, running_node
 from tests.commands.moderated import answer, auth, done, made, serving
+from tests.ports import held_port
 
 pytestmark = pytest.mark.slow
 
 SPREAD_SECONDS = 60.0  # what is promised; here it takes some five
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def stopped_server(home: Path, **volunteers: Path) -> Path:
     """A stopped server's home. The volunteers, in their own homes, got in while it ran."""
-    port = free_port()
-    made(home, port=port)
-    with serving(home, "--listen", f"127.0.0.1:{port}"):
+    with held_port() as port, serving(made(home, port=port), "--listen", f"127.0.0.1:{port}"):
         for name, theirs in volunteers.items():
             invite = done(home, "invite", "--new-code", "--name", name).strip()
             joined = potluck("login", invite, home=theirs)

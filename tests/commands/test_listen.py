@@ -181,7 +181,7 @@ def test_a_reader_that_leaves_ends_it_cleanly(tmp_path: Path) -> None:
         assert node.process.stdout is not None
         node.process.stdout.close()
         potluck("ping", "--count", "1", started["addresses"][0], home=tmp_path / "b")
-        assert node.process.wait(timeout=20) == 141
+        assert node.process.wait(timeout=PATIENCE_SECONDS) == 141
         assert node.process.stderr is not None
         said = node.process.stderr.read().decode()
         assert said == "" or (said.startswith("OPEN RUN") and said.count("\n") == 1)

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from node.libp2p.settings import Libp2pSettings
 from tests.commands.console import objects, potluck, running, running_node
+from tests.ports import held_port
+from tests.waiting import PATIENCE_SECONDS
 
 PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
 
@@ -103,19 +106,15 @@ def test_pinging_as_oneself_needs_a_key(tmp_path: Path) -> None:
     assert "potluck id" in result.stderr
 
 
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @contextlib.contextmanager
 def silent_port() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield int(server.getsockname()[1])
 
 
-def unreachable(address: str, home: Path) -> str:
-    result = potluck("ping", "--timeout", "0.5", "--json", address, home=home)
+def unreachable(address: str, home: Path, timeout_seconds: float = PATIENCE_SECONDS) -> str:
+    words = ("ping", "--timeout", str(timeout_seconds), "--json", address)
+    result = potluck(*words, home=home)
     (answer,) = objects(result.stdout)
     assert result.returncode == answer["error"]["exit_code"] == 4
     assert result.stderr == ""
@@ -125,8 +124,9 @@ def unreachable(address: str, home: Path) -> str:
 
 @pytest.mark.slow
 def test_nothing_there_is_unreachable_with_the_reason(tmp_path: Path) -> None:
-    address = f"/ip4/127.0.0.1/tcp/{closed_port()}/p2p/{PEER}"
-    told = unreachable(address, tmp_path)
+    with held_port() as port:
+        address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}"
+        told = unreachable(address, tmp_path)
     assert "connection refused" in told
     assert address.partition("/p2p/")[0] in told
 
@@ -135,10 +135,10 @@ def test_nothing_there_is_unreachable_with_the_reason(tmp_path: Path) -> None:
 def test_silence_is_unreachable_within_the_timeout(tmp_path: Path) -> None:
     with silent_port() as port:
         started = time.monotonic()
-        told = unreachable(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}", tmp_path)
+        told = unreachable(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}", tmp_path, 0.5)
         seconds = time.monotonic() - started
     assert str(port) in told
-    assert seconds < 10
+    assert seconds < Libp2pSettings().dial_seconds, "that is what it takes without --timeout"
 
 
 @pytest.mark.slow
@@ -164,13 +164,13 @@ def test_a_name_is_looked_up(node: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_node_that_stops_is_reported_as_loss(tmp_path: Path) -> None:
     with running_node(tmp_path / "a") as (node, started):
-        words = ("ping", "--json", "--count", "3", "--interval", "0.3", "--timeout", "0.5")
+        # time enough to connect on a busy machine, and to be stopped before the second is sent
+        words = ("ping", "--json", "--count", "2", "--interval", "2", "--timeout", "2")
         with running(*words, started["addresses"][0], home=tmp_path / "b") as ping:
             assert ping.next_object()["event"] == "connected"
             assert ping.next_object()["event"] == "pong"
             node.process.send_signal(signal.SIGSTOP)
             assert ping.next_object()["event"] == "lost"
-            assert ping.next_object()["event"] == "lost"
             summary = ping.next_object()
-            assert ping.process.wait(timeout=20) == 0, "one answer came"
-    assert (summary["sent"], summary["received"]) == (3, 1)
+            assert ping.process.wait(timeout=PATIENCE_SECONDS) == 0, "one answer came"
+    assert (summary["sent"], summary["received"]) == (2, 1)

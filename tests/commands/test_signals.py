@@ -22,6 +22,7 @@ from protocols.ping import SINK
 from protocols.rpc import open_rpc
 from tests.commands.console import LOOPBACK, files_of_a_running_node, running, running_node
 from tests.leaving import LEAVE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
 LISTEN = ("listen", "--listen", LOOPBACK)
@@ -145,7 +146,7 @@ async def test_ctrl_c_in_the_middle_of_a_transfer(tmp_path: Path) -> None:
             await pour(peer, address, task_status)
 
     with running_node(tmp_path) as (node, started):
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_SECONDS):
             async with trio.open_nursery() as nursery:
                 peer, address = PeerId(started["peer_id"]), started["addresses"][0]
                 await nursery.start(pour_until_it_breaks, peer, address)

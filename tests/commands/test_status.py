@@ -14,6 +14,7 @@ from node.commands import status_view
 from node.commands.status_view import amount, drawing, duration, milliseconds
 from node.status import LinkStatus, NodeStatus
 from tests.commands.console import objects, potluck, running, running_node
+from tests.waiting import PATIENCE_SECONDS
 
 PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
 
@@ -80,7 +81,8 @@ def test_a_watcher_learns_that_the_node_has_ended(tmp_path: Path) -> None:
     ):
         watch.next_object()
         node.stop()
-        assert watch.process.wait(timeout=20) == 4
+        watch.process.communicate(timeout=PATIENCE_SECONDS)  # it may have filled its pipe by now
+        assert watch.process.returncode == 4
 
 
 def status_with(**fields: Any) -> NodeStatus:

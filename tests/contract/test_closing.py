@@ -19,7 +19,7 @@ from tests.contract.neighbourhood import (
     send_for_ever,
     sending_breaks,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 async def _use_every_operation(stream: Stream, error: type[Exception]) -> None:
@@ -218,7 +218,7 @@ async def test_streams_that_ended_are_no_longer_counted(place: Neighbourhood) ->
         links = [*opener.links(), *acceptor.links()]
         return len(links) == 2 and all(link.open_streams == 0 for link in links)
 
-    await until(none_left, within_seconds=10)
+    await until(none_left, PATIENCE_SECONDS)
 
 
 async def _ends_somehow(stream: Stream) -> None:

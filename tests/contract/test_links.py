@@ -19,7 +19,7 @@ from tests.contract.neighbourhood import (
     read_exactly,
     read_to_end,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 MEBIBYTE = 1_048_576
 # One peer may tell us thousands of addresses; a home has two or three.
@@ -42,7 +42,7 @@ async def test_both_ends_of_a_link_agree_on_its_facts(place: Neighbourhood) -> N
     near, far = await place.pair()
     before = trio.current_time()
     facts = await near.connect(far.peer_id)
-    await until(lambda: far.link(near.peer_id) is not None, within_seconds=5)
+    await until(lambda: far.link(near.peer_id) is not None, PATIENCE_SECONDS)
     theirs = far.link(near.peer_id)
     assert theirs is not None
     assert (facts.peer, facts.reach, facts.inbound) == (far.peer_id, Reach.DIRECT, False)
@@ -159,11 +159,11 @@ async def test_after_a_disconnect_neither_side_has_a_link_and_both_may_connect_a
 ) -> None:
     near, far = await place.pair()
     await near.connect(far.peer_id)
-    await until(lambda: bool(far.links()), within_seconds=5)
+    await until(lambda: bool(far.links()), PATIENCE_SECONDS)
     await near.disconnect(far.peer_id)
     assert near.link(far.peer_id) is None
     assert near.links() == ()
-    await until(lambda: far.links() == (), within_seconds=5)
+    await until(lambda: far.links() == (), PATIENCE_SECONDS)
     await far.connect(near.peer_id)
     first, second = await joined(near, far)
     await first.send_all(b"again")
@@ -366,9 +366,9 @@ async def test_a_network_that_ended_is_closed_for_everything(place: Neighbourhoo
 async def test_the_peers_of_a_network_that_ended_learn_of_it(place: Neighbourhood) -> None:
     near, far = await place.pair()
     await near.connect(far.peer_id)
-    await until(lambda: bool(far.links()), within_seconds=5)
+    await until(lambda: bool(far.links()), PATIENCE_SECONDS)
     await place.end(near)
-    await until(lambda: far.links() == (), within_seconds=5)
+    await until(lambda: far.links() == (), PATIENCE_SECONDS)
     with pytest.raises(Unreachable):
         await far.connect(near.peer_id)
 

@@ -15,6 +15,7 @@ from tests.contract.neighbourhood import (
     read_to_end,
     send_for_ever,
 )
+from tests.waiting import PATIENCE_SECONDS
 
 MEBIBYTE = 1_048_576
 # Windows, queues and kernel buffers together. A sender that gets further than this would fill
@@ -46,7 +47,7 @@ async def test_a_sender_waits_while_nobody_reads_and_goes_on_when_somebody_does(
             await place.settle()
         stopped_at = accepted
         await read_exactly(far, stopped_at)
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_SECONDS):
             await read_exactly(far, PIECE_BYTES)
         assert accepted > stopped_at
         nursery.cancel_scope.cancel()

@@ -16,7 +16,7 @@ from tests.contract.neighbourhood import (
     read_to_end,
     reading_breaks,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 CALLS_CANCELLED = 100
 
@@ -202,7 +202,7 @@ async def test_cancelled_openings_leave_no_stream_behind(place: Neighbourhood) -
         links = [*opener.links(), *acceptor.links()]
         return all(link.open_streams == 0 for link in links)
 
-    await until(none_left, within_seconds=10)
+    await until(none_left, PATIENCE_SECONDS)
     stream = await opener.open(acceptor.peer_id, PROTOCOL)
     await stream.send_all(b"sound")
     assert await read_exactly(stream, 5) == b"sound"

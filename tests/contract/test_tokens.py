@@ -21,7 +21,7 @@ from protocols.rpc import Rpc, open_rpc
 from tests.contract.neighbourhood import PROTOCOL, Neighbourhood, on_both
 from tests.protocols.admitted import Admission
 from tests.protocols.pair import Number, Text
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 DOUBLE = Method(PROTOCOL, "double", Number, Number)
 SLEEP = Method(PROTOCOL, "sleep", Number, Number)
@@ -143,7 +143,7 @@ async def test_everything_with_a_revoked_party_ends_with_the_reason_and_the_link
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call)
             nursery.start_soon(upload)
-            await until(both_are_under_way, 20)
+            await until(both_are_under_way, PATIENCE_SECONDS)
             bob = those.admission.of(those.bob)
             listed = those.admission.authority.revoke("alice", at_ms=bob.clock_ms() + 1)
             bob.revocations.accept(listed, bob.keyring)

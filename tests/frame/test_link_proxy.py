@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from node.bench.link import LinkConditions
 from node.bench.link_proxy import LinkProxy, open_link_proxy
+from tests.ports import LOOPBACK, held_port
 from tests.waiting import PATIENCE_SECONDS
 
 
@@ -115,6 +117,7 @@ async def test_a_swallowing_link_keeps_connections_open_and_silent() -> None:
         with trio.move_on_after(0.2) as waiting:
             await stream.receive_some()
         assert waiting.cancelled_caught
+        await wait_all_tasks_blocked(0.01)  # the proxy has read it, too, on however slow a machine
         proxy.resume()
         await stream.send_all(b"heard")
         assert await receive_exactly(stream, 5) == b"heard"
@@ -133,15 +136,12 @@ async def test_a_connection_made_during_a_stall_is_stalled_too() -> None:
 
 
 async def test_without_a_target_the_dialler_is_reset() -> None:
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    target = ("127.0.0.1", listeners[0].socket.getsockname()[1])
-    for listener in listeners:
-        await listener.aclose()
-    async with open_link_proxy(target, LinkConditions()) as proxy:
-        stream = await dial(proxy)
-        with trio.fail_after(PATIENCE_SECONDS), pytest.raises(trio.BrokenResourceError):
-            await stream.receive_some()
-        await stream.aclose()
+    with held_port() as port:
+        async with open_link_proxy((LOOPBACK, port), LinkConditions()) as proxy:
+            stream = await dial(proxy)
+            with trio.fail_after(PATIENCE_SECONDS), pytest.raises(trio.BrokenResourceError):
+                await stream.receive_some()
+            await stream.aclose()
 
 
 def test_as_a_process_it_says_its_port_obeys_and_ends_with_its_stdin() -> None:

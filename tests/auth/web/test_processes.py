@@ -23,7 +23,7 @@ from tests.auth.web.http_client import connect
 from tests.auth.web.running import ACTOR, RUN, Volunteer
 from tests.commands.console import RunningCommand, objects, potluck, running
 from tests.leaving import LEAVE_SECONDS
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 class Home:
@@ -152,7 +152,7 @@ def test_a_renewed_certificate_is_taken_without_a_restart(home: Home) -> None:
         async def watch_it_change() -> None:
             first = await serial()
             home.authority.issue()
-            await until(has_changed_from(first), 30)
+            await until(has_changed_from(first), PATIENCE_SECONDS)
 
         trio.run(watch_it_change)
 

@@ -167,7 +167,9 @@ async def test_a_new_certificate_is_looked_for(authority: Authority, hurried: Mo
     async with trio.open_nursery() as nursery:
         nursery.start_soon(certificate.watch)
         authority.issue()
-        await until(lambda: certificate.reloads == 1, LOOK_SECONDS + 30 * hurried.rate)
+        await until(
+            lambda: certificate.reloads == 1, LOOK_SECONDS + PATIENCE_SECONDS * hurried.rate
+        )
         nursery.cancel_scope.cancel()
 
 
@@ -206,7 +208,7 @@ async def test_who_connects_and_says_nothing_is_dropped(
     ):
         if words:
             await client.send(words)
-        with trio.fail_after(connections.IDLE_SECONDS + hurried.rate):
+        with trio.fail_after(connections.IDLE_SECONDS + PATIENCE_SECONDS * hurried.rate):
             await client.is_closed()
 
 
@@ -215,7 +217,7 @@ async def test_a_head_that_trickles_is_dropped_all_the_same(hurried: MockClock) 
         began = trio.current_time()
         with pytest.raises(trio.BrokenResourceError):  # noqa: PT012 - it is the loop that ends
             while True:
-                assert trio.current_time() < began + connections.IDLE_SECONDS + 2 * hurried.rate
+                assert trio.current_time() < began + PATIENCE_SECONDS * hurried.rate
                 await client.send(
                     b"x: y\r\n" if trio.current_time() > began else b"GET / HTTP/1.1\r\n"
                 )
@@ -295,7 +297,9 @@ async def test_who_is_being_answered_makes_way_for_nobody() -> None:
         clients = [await stack.enter_async_context(connect(here.port, None)) for _ in range(2)]
         for client in clients:
             await client.send(GET)
-        await until(lambda: all(each.idle_since is None for each in here.server.open), 5)
+        await until(
+            lambda: all(each.idle_since is None for each in here.server.open), PATIENCE_SECONDS
+        )
         async with connect(here.port, None) as one_too_many:
             await one_too_many.is_closed()
         assert here.refused == ["connections"]
@@ -344,8 +348,8 @@ async def test_who_asks_and_never_reads_is_dropped(hurried: MockClock) -> None:
         client = await trio.open_tcp_stream(LOOPBACK, here.port)
         with contextlib.suppress(trio.BrokenResourceError):
             await client.send_all(GET * 100)
-        with trio.fail_after(connections.WRITE_SECONDS + 4 * hurried.rate):
-            await until(lambda: here.server.connections == 0, 1000)
+        patience = connections.WRITE_SECONDS + PATIENCE_SECONDS * hurried.rate
+        await until(lambda: here.server.connections == 0, patience)
         await trio.aclose_forcefully(client)
 
 
@@ -360,7 +364,7 @@ async def test_who_is_answered_early_and_goes_on_sending_is_dropped() -> None:
             for _ in range(50):
                 await client.send(b"x" * 100)
                 await trio.lowlevel.checkpoint()
-        await until(lambda: here.server.connections == 0, 5)
+        await until(lambda: here.server.connections == 0, PATIENCE_SECONDS)
 
 
 @pytest.mark.slow
@@ -373,9 +377,9 @@ async def test_many_pieces_that_nobody_reads_hold_up_nothing() -> None:
     async with listening(deaf) as here, connect(here.port, None) as client:
         await client.send(head + b"1\r\nx\r\n" * 100 + b"0\r\n\r\n")
         assert (await client.answer()).status == 404
-        with trio.fail_after(connections.TELL_SECONDS + connections.LINGER_SECONDS + 5):
+        with trio.fail_after(PATIENCE_SECONDS):
             await client.is_closed()
-        await until(lambda: here.server.connections == 0, 5)
+        await until(lambda: here.server.connections == 0, PATIENCE_SECONDS)
 
 
 async def test_a_large_body_does_not_cost_its_sender_the_answer() -> None:
@@ -405,8 +409,8 @@ async def test_who_leaves_before_the_answer_leaves_nothing_behind() -> None:
     async with listening(slow) as here:
         async with connect(here.port, None) as client:
             await client.send(GET)
-            await until(lambda: here.server.connections == 1, 5)
-        await until(lambda: here.server.connections == 0, 5)
+            await until(lambda: here.server.connections == 1, PATIENCE_SECONDS)
+        await until(lambda: here.server.connections == 0, PATIENCE_SECONDS)
         assert finished.is_set(), "what was begun is finished: it may have issued a pass"
 
 
@@ -443,10 +447,10 @@ async def test_what_hangs_does_not_hold_up_the_end() -> None:
     async def hang(_scope: Scope, _receive: Receive, _send: Send) -> None:
         await trio.sleep_forever()
 
-    with trio.fail_after(serving.GRACE_SECONDS + 2):
+    with trio.fail_after(serving.GRACE_SECONDS + PATIENCE_SECONDS):
         async with listening(hang) as here, connect(here.port, None) as client:
             await client.send(GET)
-            await until(lambda: here.server.connections == 1, 5)
+            await until(lambda: here.server.connections == 1, PATIENCE_SECONDS)
             here.stop()
             await client.is_closed()
 
@@ -455,7 +459,7 @@ async def test_who_never_reads_does_not_hold_up_the_end() -> None:
     async def much(scope: Scope, receive: Receive, send: Send) -> None:
         await json_answer({"x": "y" * 20_000_000})(scope, receive, send)
 
-    with trio.fail_after(serving.GRACE_SECONDS + 4):
+    with trio.fail_after(serving.GRACE_SECONDS + PATIENCE_SECONDS):
         async with listening(much) as here:
             client = await trio.open_tcp_stream(LOOPBACK, here.port)
             await client.send_all(GET)
