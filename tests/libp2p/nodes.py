@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -56,11 +55,3 @@ def open_descriptors() -> int:
 def running_tasks() -> int:
     """Tasks of this trio run."""
     return trio.lowlevel.current_statistics().tasks_living
-
-
-def closed_port() -> int:
-    """A port at which nobody listens (it was free a moment ago)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -21,7 +21,9 @@ from node.libp2p.dialling import (
 from node.libp2p_network import Libp2pSettings, open_libp2p_network
 from protocols.errors import Unreachable
 from protocols.identity import Identity
-from tests.libp2p.nodes import LOOPBACK, closed_port, networks, open_descriptors
+from tests.libp2p.nodes import LOOPBACK, networks, open_descriptors
+from tests.ports import held_port
+from tests.waiting import PATIENCE_SECONDS
 
 NEVER = float("inf")
 
@@ -141,27 +143,31 @@ async def test_a_cancelled_race_leaves_nothing() -> None:
 
 
 async def test_a_dead_address_does_not_hide_the_good_one() -> None:
-    async with networks(2) as (near, far):
-        dead = f"/ip4/127.0.0.1/tcp/{closed_port()}"
-        (good,) = far.addresses()
-        near.learn_addresses(far.peer_id, [good, dead])
-        assert near.addresses_of(far.peer_id)[-1].startswith(dead), "the dead one is tried first"
-        with trio.fail_after(5):
-            facts = await near.connect(far.peer_id)
-        assert good.startswith(facts.remote_address)
+    with held_port() as port:
+        async with networks(2) as (near, far):
+            dead = f"/ip4/127.0.0.1/tcp/{port}"
+            (good,) = far.addresses()
+            near.learn_addresses(far.peer_id, [good, dead])
+            assert near.addresses_of(far.peer_id)[-1].startswith(dead), (
+                "the dead one is tried first"
+            )
+            with trio.fail_after(PATIENCE_SECONDS):
+                facts = await near.connect(far.peer_id)
+            assert good.startswith(facts.remote_address)
 
 
 async def test_a_failure_is_not_remembered() -> None:
     """The peer was not there; a moment later it is, at the same address."""
     identity = Identity.generate()
-    address = f"/ip4/127.0.0.1/tcp/{closed_port()}"
-    async with open_libp2p_network(Identity.generate(), LOOPBACK) as near:
-        near.learn_addresses(identity.peer_id, [address])
-        with pytest.raises(Unreachable):
-            await near.connect(identity.peer_id)
-        async with open_libp2p_network(identity, Libp2pSettings(listen_addresses=(address,))):
-            with trio.fail_after(5):
+    with held_port() as port:
+        async with open_libp2p_network(Identity.generate(), LOOPBACK) as near:
+            address = f"/ip4/127.0.0.1/tcp/{port}"
+            near.learn_addresses(identity.peer_id, [address])
+            with pytest.raises(Unreachable):
                 await near.connect(identity.peer_id)
+            async with open_libp2p_network(identity, Libp2pSettings(listen_addresses=(address,))):
+                with trio.fail_after(PATIENCE_SECONDS):
+                    await near.connect(identity.peer_id)
 
 
 # -- what is said when there is no way
@@ -179,8 +185,9 @@ SOMEBODY = Identity.from_seed(bytes(32)).peer_id
 
 
 async def test_a_refused_connection_is_told_with_its_address_and_what_to_do() -> None:
-    address = f"/ip4/127.0.0.1/tcp/{closed_port()}"
-    refusal = await refusal_of(LOOPBACK, SOMEBODY, address)
+    with held_port() as port:
+        address = f"/ip4/127.0.0.1/tcp/{port}"
+        refusal = await refusal_of(LOOPBACK, SOMEBODY, address)
     assert f"{address}: connection refused" in refusal.why
     assert DialReason.REFUSED.advice in refusal.advice
 

@@ -26,7 +26,7 @@ from multiaddr import Multiaddr
 
 from node.bench.link import LinkConditions
 from node.bench.link_proxy import open_link_proxy
-from tests.libp2p.nodes import closed_port
+from tests.ports import held_port
 from tests.waiting import until
 
 ANY_PORT = Multiaddr("/ip4/127.0.0.1/tcp/0")
@@ -161,20 +161,22 @@ async def test_an_ipv6_connection_has_no_remote_address() -> None:
 
 async def test_two_hosts_share_a_port_and_take_each_others_callers() -> None:
     """listening: the port is bound for us alone."""
-    taken = Multiaddr(f"/ip4/127.0.0.1/tcp/{closed_port()}")
     first = new_host(key_pair=create_new_key_pair())
     second = new_host(key_pair=create_new_key_pair())
-    async with first.run([taken]), second.run([taken]):
-        assert first.get_transport_addrs() == second.get_transport_addrs() == [taken]
+    with held_port() as port:
+        taken = Multiaddr(f"/ip4/127.0.0.1/tcp/{port}")
+        async with first.run([taken]), second.run([taken]):
+            assert first.get_transport_addrs() == second.get_transport_addrs() == [taken]
 
 
 async def test_one_dead_address_hides_the_good_one_and_then_the_peer_is_refused() -> None:
     """dialling: all addresses are tried, and a failure is forgotten."""
     async with host() as near, host() as far:
         good = far.get_transport_addrs()[0]
-        dead = Multiaddr(f"/ip4/127.0.0.1/tcp/{closed_port()}")
-        with pytest.raises(SwarmException):
-            await near.connect(PeerInfo(far.get_id(), [dead, good]))
+        with held_port() as port:
+            dead = Multiaddr(f"/ip4/127.0.0.1/tcp/{port}")
+            with pytest.raises(SwarmException):
+                await near.connect(PeerInfo(far.get_id(), [dead, good]))
         near.get_peerstore().clear_addrs(far.get_id())
         with pytest.raises(SwarmException, match="negative cache"):
             await near.connect(PeerInfo(far.get_id(), [good]))

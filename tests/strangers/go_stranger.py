@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import socket
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ import base58
 import trio
 from multiaddr import Multiaddr
 
+from tests.ports import held_port
 from tests.processes.children import die_with_parent
 from tests.strangers.stranger import (
     COMMAND_SECONDS,
@@ -78,7 +79,8 @@ class GoStranger(Stranger):
     answers_after_half_close = False
 
     def __init__(self, binary: Path) -> None:
-        self._port = _free_port()
+        self._held = ExitStack()
+        self._port = self._held.enter_context(held_port())
         self._process = subprocess.Popen(
             [
                 str(binary),
@@ -104,6 +106,7 @@ class GoStranger(Stranger):
     def stop(self) -> None:
         self._process.kill()
         self._process.communicate()
+        self._held.close()
 
     async def connect(self, address: str) -> None:
         where, _, peer = address.rpartition("/p2p/")
@@ -177,12 +180,6 @@ def _handler(protocol: str, port: int) -> bytes:
 
 def _peer_bytes(peer: str) -> bytes:
     return bytes(base58.b58decode(peer))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _varint(number: int) -> bytes:
