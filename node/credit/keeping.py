@@ -34,7 +34,7 @@ from node.credit.book import PAGES_HELD, Book
 from node.credit.checking import Check, Checking
 from node.credit.collecting import Collector
 from node.credit.gathering import gather
-from node.credit.people import nobody, person_of, persons_of, records_of
+from node.credit.people import person_of, persons_of, records_of
 from node.credit.shelf import Shelf
 from node.credit.summing import sums_of
 from node.credit.tally import tally
@@ -314,7 +314,7 @@ class Credit:
     def _add_up(self, asked: int, unheard: dict[PeerId, str], checks: tuple[Check, ...]) -> Board:
         member, me = self._node.membership, self._identity.peer_id
         records = records_of(self._keyring, self._shelf.pages())
-        persons = persons_of(records, nobody if member is None else member.access.shown_by)
+        persons = persons_of(records, None if member is None else member.access.shown_by)
         standings = tally(
             records,
             persons,

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from auth.keyring import Keyring
-from node.credit.people import nobody, persons_of, records_of
+from node.credit.people import persons_of, records_of
 from node.credit.tally import Standing, tally
 from protocols.credit.messages import MOST_LISTED, MOST_SUMMED, Sum, Sums, Used
 from protocols.credit.record import Page
@@ -39,7 +39,7 @@ def standings_of(
     records = records_of(keyring, pages)
     return tally(
         records,
-        persons_of(records, nobody),
+        persons_of(records, None),
         newest_epoch=steps - 1,
         most_samples=most_samples,
         seen_by=seen_by,

@@ -74,4 +74,4 @@ def test_who_never_showed_anything_is_not_named() -> None:
     stranger = SigningKey(b"stranger".ljust(32, b"."))
     page = Page("sahajbert/organiser", 0, (stranger.public_key,), ())
     records = records_of(keyring_of(), [(PeerId(ALICES_PEER), page)])
-    assert persons_of(records, lambda _peer: None) == {}
+    assert persons_of(records, None) == persons_of(records, lambda _peer: None) == {}
