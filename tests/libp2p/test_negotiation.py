@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 - asking for `autojump_clock` is how a test gets pytest-trio's virtual clock
 """multistream-select: one round trip, understood by the library, bounded against strangers."""
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ async def test_both_our_sides_agree(name: bytes) -> None:
         assert await propose(near, name)
 
 
-async def test_header_and_proposal_leave_together() -> None:
+async def test_header_and_proposal_leave_together(autojump_clock: trio.testing.MockClock) -> None:
     """One round trip: nothing is waited for between the two."""
     near, far = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
@@ -82,7 +83,9 @@ async def test_header_and_proposal_leave_together() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_the_library_waits_for_an_answer_between_header_and_proposal() -> None:
+async def test_the_library_waits_for_an_answer_between_header_and_proposal(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """When this fails, the library asks in one round trip too, and `propose` may go."""
     near, far = trio.testing.memory_stream_pair()
     communicator = MultiselectCommunicator(LibraryStream(near))

@@ -27,7 +27,7 @@ from multiaddr import Multiaddr
 from node.bench.link import LinkConditions
 from node.bench.link_proxy import open_link_proxy
 from tests.ports import held_port
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 ANY_PORT = Multiaddr("/ip4/127.0.0.1/tcp/0")
 ECHO = "/potluck/echo/1.0.0"
@@ -70,7 +70,9 @@ async def test_the_inbound_limit_counts_the_dead() -> None:
             async with host() as visitor:
                 await visitor.connect(whereabouts(popular))
                 await visitor.disconnect(popular.get_id())
-                await until(lambda: not popular.get_connected_peers(), within_seconds=5)
+                await until(
+                    lambda: not popular.get_connected_peers(), within_seconds=PATIENCE_SECONDS
+                )
         async with host() as one_more:
             with pytest.raises(SwarmException):
                 await one_more.connect(whereabouts(popular))
@@ -145,7 +147,9 @@ async def test_the_auto_connector_dials_whom_nobody_asked_for() -> None:
         assert not near.get_connected_peers()
         swarm: Any = near.get_network()
         await swarm.auto_connector.maybe_connect()
-        await until(lambda: far.get_id() in near.get_connected_peers(), within_seconds=5)
+        await until(
+            lambda: far.get_id() in near.get_connected_peers(), within_seconds=PATIENCE_SECONDS
+        )
 
 
 async def test_an_ipv6_connection_has_no_remote_address() -> None:
@@ -241,7 +245,7 @@ async def test_a_reader_that_pauses_for_five_seconds_gets_its_stream_reset() -> 
         far.set_stream_handler(ECHO, pause)
         await near.connect(whereabouts(far))
         stream = await near.new_stream(far.get_id(), [ECHO])
-        with trio.fail_after(15), pytest.raises(IOException):
+        with trio.fail_after(PATIENCE_SECONDS), pytest.raises(IOException):
             await stream.write(bytes(8 << 20))
 
 

@@ -28,6 +28,7 @@ from multiaddr import Multiaddr
 from node.transport import YamuxConnection, YamuxSettings, YamuxStream, security_options
 from node.transport.frames import FrameHeader, FrameParser, encode_header
 from node.transport.noise import NoiseSession
+from tests.waiting import PATIENCE_SECONDS
 
 MEBIBYTE = 1024 * 1024
 NOISE = "/noise"
@@ -206,7 +207,7 @@ async def stream_pair(
 ) -> tuple[YamuxStream, YamuxStream]:
     """A stream, opened by the near end and accepted by the far one."""
     opened = await near.open_stream()
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_SECONDS):
         return opened, await far.accept_stream()
 
 

@@ -24,6 +24,7 @@ from tests.transport.links import (
     stream_pair,
     wire_pair,
 )
+from tests.waiting import PATIENCE_SECONDS
 
 
 class CancelAtCheckpoint(trio.abc.Instrument):
@@ -55,7 +56,7 @@ async def cancelled_at(count: int, operation: Callable[[], Awaitable[object]]) -
 
 async def still_works(near: YamuxConnection, far: YamuxConnection) -> None:
     ours, theirs = await stream_pair(near, far)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_SECONDS):
         await ours.send_all(b"still there?")
         assert await read_exactly(theirs, 12) == b"still there?"
         await theirs.send_all(b"yes")
@@ -234,7 +235,7 @@ async def test_streams_cancelled_at_random_never_mix_their_bytes() -> None:
             else:
                 stream.reset_now()
 
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE_SECONDS):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(serve)
                 async with trio.open_nursery() as callers:

@@ -41,6 +41,7 @@ from tests.transport.links import (
     stream_pair,
     wire_pair,
 )
+from tests.waiting import PATIENCE_SECONDS
 
 # ---- life and end
 
@@ -143,7 +144,9 @@ async def test_no_task_outlives_start() -> None:
     assert connection.event_closed.is_set()
 
 
-async def test_a_peer_that_hangs_up_ends_the_connection_at_once() -> None:
+async def test_a_peer_that_hangs_up_ends_the_connection_at_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     async with hostile_pair() as (connection, peer):
         stream = await connection.open_stream()
         await peer.session.close()
@@ -271,13 +274,15 @@ BREACHES = {
 
 
 @pytest.mark.parametrize("breach", BREACHES.values(), ids=BREACHES.keys())
-async def test_a_peer_that_breaks_the_protocol_is_told_and_cut_off(breach: bytes) -> None:
+async def test_a_peer_that_breaks_the_protocol_is_told_and_cut_off(
+    breach: bytes, autojump_clock: trio.testing.MockClock
+) -> None:
     async with hostile_pair() as (connection, peer):
         await peer.send(breach)
         await expect_cut_off(connection, peer)
 
 
-async def test_a_forged_packet_ends_the_connection() -> None:
+async def test_a_forged_packet_ends_the_connection(autojump_clock: trio.testing.MockClock) -> None:
     async with hostile_pair() as (connection, peer):
         await peer.wire.write(b"\x00\x20" + bytes(32))
         with trio.fail_after(5):
@@ -354,7 +359,9 @@ EMPTY_FRAMES = {
 
 
 @pytest.mark.parametrize("frame", EMPTY_FRAMES.values(), ids=EMPTY_FRAMES.keys())
-async def test_a_peer_that_floods_us_with_nothing_is_told_and_cut_off(frame: bytes) -> None:
+async def test_a_peer_that_floods_us_with_nothing_is_told_and_cut_off(
+    frame: bytes, autojump_clock: trio.testing.MockClock
+) -> None:
     async with hostile_pair() as (connection, peer):
         await peer.send_frame(WINDOW_UPDATE, SYN, 1, 0)
         for _ in range(MOST_EMPTY_FRAMES_PER_SECOND // 1000):
@@ -495,7 +502,7 @@ async def test_both_ends_may_fill_both_windows_while_both_open_streams() -> None
             assert len(await read_exactly(stream, size)) == size
 
     async with joined_pair(wire_pair(buffer_bytes=1000)) as (near, far):
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_SECONDS):
             async with trio.open_nursery() as nursery:
                 for connection in (near, far):
                     for _ in range(4):

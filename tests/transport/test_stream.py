@@ -17,6 +17,7 @@ from tests.transport.links import (
     stream_pair,
     wire_pair,
 )
+from tests.waiting import PATIENCE_SECONDS
 
 # ---- bytes
 
@@ -307,7 +308,7 @@ async def test_one_stream_that_nobody_reads_does_not_hold_up_another() -> None:
             nursery.start_soon(fill, stuck, [0])
             await trio.testing.wait_all_tasks_blocked(0.01)
             nursery.start_soon(free.send_all, b"x" * MEBIBYTE + b"done")
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE_SECONDS):
                 data = await read_exactly(free_end, MEBIBYTE + 4)
             nursery.cancel_scope.cancel()
         assert data.endswith(b"done")
