@@ -106,6 +106,7 @@ class Demo:
         survivors = [child for name, child in volunteers.items() if name != KILLED]
         await self._until(lambda: all(one.exit_code == 0 for one in survivors), "the last steps")
         self._tell("complete", f"the run has made its {STEPS} steps, and the volunteers have left")
+        await self._until(lambda: self._story.kept_epoch >= STEPS, "the keeper's last step")
         board = await self._do("leaderboard", "leaderboard")
         self._tell(
             "credit",

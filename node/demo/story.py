@@ -54,6 +54,7 @@ class Story:
     people: dict[str, Volunteer] = field(default_factory=dict)
     kept: dict[int, Told] = field(default_factory=dict)
     """What the keeper tells of each step; it tells of none that it was not in."""
+    kept_epoch: int = 0
     _losses: dict[int, dict[str, tuple[float, int]]] = field(
         default_factory=lambda: defaultdict(dict)
     )
@@ -93,8 +94,10 @@ class Story:
         """One object that the keeper printed."""
         match event.get("event"):
             case "step_taken":
+                self.kept_epoch = int(event["epoch"]) + 1
                 self.kept[int(event["epoch"])] = _told(event)
             case "caught_up":
+                self.kept_epoch = int(event["epoch"])
                 for seen in event["seen"]:
                     self.kept[int(seen["epoch"])] = _told(seen)
             case _:

@@ -159,7 +159,9 @@ def test_a_step_that_the_keeper_has_taken_over_counts_as_one_that_it_made() -> N
     made = step(3, 30, ann=30, keeper=0)
     story.take("ann", made)
     assert a_summary(story)["failures"] == []  # as long as the keeper has not been in it
+    assert story.kept_epoch == 3
     story.take_of_keeper(caught_up(4, 100, {**made, "own_samples": 0}))
+    assert story.kept_epoch == 4
     assert a_summary(story, ann=90)["failures"] == []
     (failure,) = a_summary(story)["failures"]
     assert "the records give ann 60 samples" in failure
