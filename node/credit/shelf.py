@@ -40,7 +40,7 @@ from protocols.identity import PeerId, peer_id_of, public_key_of
 
 LARGEST_SHELF_BYTES: Final = 32 << 20
 """At 32 peers the last 3,500 steps, at three 40,000. What is added up is read at once: made up to
-be as costly as can be, so much takes ten times its size in memory."""
+be as costly as can be, so much takes sixteen times its size in memory, and half a minute."""
 
 SUFFIX: Final = ".page"
 LARGEST_OWN_BYTES: Final = LARGEST_SHELF_BYTES // 2

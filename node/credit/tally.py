@@ -63,7 +63,7 @@ class Record:
     page: Page
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Standing:
     """What one person gave. `helps`: all of it without samples."""
 
@@ -89,12 +89,15 @@ class _Step:
     seen: Told | None
 
 
-@dataclass
+@dataclass(slots=True)
 class _Sum:
+    """Small: a stranger's pages may name hundreds of thousands. `epochs`: each once, in order;
+    `devices`: perhaps several times."""
+
     samples: int = 0
     averaged_bytes: int = 0
-    epochs: set[int] = field(default_factory=set)
-    devices: set[PeerId] = field(default_factory=set)
+    epochs: list[int] = field(default_factory=list)
+    devices: list[PeerId] = field(default_factory=list)
 
 
 def tally(
@@ -119,9 +122,11 @@ def tally(
             one = sums[persons.get(peer, peer)]
             one.samples += min(amounts.samples, most_samples)
             one.averaged_bytes = min(one.averaged_bytes + amounts.averaged_bytes, LARGEST_SUM)
-            one.epochs.add(step.epoch)
-            one.devices.add(peer)
-    standings = [_standing(person, one, moments) for person, one in sums.items()]
+            if step.epoch not in one.epochs[-1:]:
+                one.epochs.append(step.epoch)
+            if peer not in one.devices[-1:]:
+                one.devices.append(peer)
+    standings = [_standing(person, sums.pop(person), moments) for person in list(sums)]
     standings.sort(
         key=lambda one: (-one.samples, -one.averaged_bytes, -one.service_seconds, one.person)
     )
@@ -208,7 +213,7 @@ def _moment(step: _Step) -> float:
 def _standing(person: str, one: _Sum, moments: Mapping[int, float]) -> Standing:
     whole = longest = current = 0.0
     before: int | None = None
-    for epoch in sorted(one.epochs):
+    for epoch in one.epochs:
         if before is not None:
             seconds = max(0.0, moments[epoch] - moments[before])
             limit = LONGEST_STEP_SECONDS if epoch == before + 1 else BREAK_SECONDS
@@ -223,5 +228,5 @@ def _standing(person: str, one: _Sum, moments: Mapping[int, float]) -> Standing:
         len(one.epochs),
         whole,
         longest,
-        tuple(sorted(one.devices)),
+        tuple(sorted(set(one.devices))),
     )

@@ -89,17 +89,19 @@ def _weighed(voices: Voices, persons: Mapping[PeerId, str]) -> Iterator[tuple[Pe
     history = _history(voices)
     words = {person: _word(told) for person, told in voices.items() if _is_of(told, history)}
     for_it: defaultdict[PeerId, list[Amounts]] = defaultdict(list)
-    of_those_who_deny: Counter[PeerId] = Counter()
+    of_those_who_deny_nobody: Counter[PeerId] = Counter()
     for person, word in words.items():
         for peer, amounts in word.amounts.items():
             if person != persons.get(peer, peer):
                 for_it[peer].append(amounts)
-                of_those_who_deny[peer] += word.denies
+                if not word.denies:
+                    of_those_who_deny_nobody[peer] += 1
     denying, wholes = sum(word.denies for word in words.values()), _Wholes(voices)
-    for peer, said in sorted(for_it.items()):
-        person = persons.get(peer, peer)
+    for peer in sorted(for_it):
+        said, person = for_it.pop(peer), persons.get(peer, peer)
         own = words.get(person)
-        against = denying - of_those_who_deny[peer] - (own is not None and own.denies)
+        others_denying = denying - (own is not None and own.denies)
+        against = others_denying - (len(said) - of_those_who_deny_nobody[peer])
         if lower_median([one.steps for one in said], against):
             samples = lower_median([one.samples for one in said], against)
             averaged = lower_median([one.averaged_bytes for one in said], against)
