@@ -63,6 +63,10 @@ microseconds for 16 peers, and batches may come a thousand times a second."""
 IDLE_SECONDS: Final = 1.0  # and at least so often: forks and silences settle by time
 LOOKS_SHARE: Final = 0.1  # of the time that a fetch has lasted is between two looks
 TRIED_SECONDS: Final = 1.0  # between two looks at whether the swarm is met
+TRIED_ROUNDS: Final = 2
+"""In vain, of all peers of an earlier life: who may begin the run waits for them no longer. They
+may all have left for good, and come in here otherwise when they are back."""
+
 WITHDRAW_SECONDS: Final = 1.0  # at the end; a slot that stays is over soon anyway
 
 
@@ -309,7 +313,9 @@ class Tracker:
 
     async def _met_the_swarm(self) -> None:
         """Until there is somebody to read from, or nobody to be expected."""
-        while self._dht.bootstrap_state().joined is Joined.TRYING:
+        while (state := self._dht.bootstrap_state()).joined is Joined.TRYING:
+            if self._counts_silence and not state.addresses and state.rounds_failed >= TRIED_ROUNDS:
+                return
             with trio.move_on_after(TRIED_SECONDS):
                 await self._dht.joined()
 

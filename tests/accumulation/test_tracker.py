@@ -12,9 +12,11 @@ from node.simulated_network import SimulatedWorld
 from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.progress import LONGEST_READ_SECONDS
 from protocols.accumulation.progress_slot import SLOT_SECONDS, progress_key
+from protocols.dht.contacts import contact_of
 from tests.accumulation.progress_slots import OTHER_MODEL, history, slot
 from tests.accumulation.trackers import TARGET, TrackingPeer, peer_in, trackers
 from tests.dht.members import simulated
+from tests.dht.test_service_swarm import MemoryKeeper
 
 
 @simulated
@@ -164,6 +166,28 @@ async def test_a_volunteer_whose_network_swallows_everything_takes_nobody_for_go
     with trio.fail_after(30 + SLOT_SECONDS):
         while len(volunteer.tracker.estimate.peers) > 1:
             await volunteer.tracker.changed()
+
+
+@simulated
+async def test_who_may_begin_the_run_does_not_wait_for_ever_for_those_of_an_earlier_life(
+    world: SimulatedWorld,
+) -> None:
+    """The organiser's peer starts again when all others have left: it waited until one came."""
+    (gone,) = await trackers(world, 1)
+    keeper = MemoryKeeper()
+    keeper.save_contacts([contact_of(gone.network.peer_id, [gone.network.address])])
+    gone.kill()
+    organiser = TrackingPeer(world, world.add_node("organiser"), (), slot(), keeper=keeper)
+    volunteer = TrackingPeer(
+        world, world.add_node("volunteer"), (), slot(), counts_silence=False, keeper=keeper
+    )
+    await organiser.ready.wait()
+    await volunteer.ready.wait()
+    with trio.fail_after(60):
+        await organiser.tracker.looked()
+    with trio.move_on_after(120) as waited:
+        await volunteer.tracker.looked()
+    assert waited.cancelled_caught
 
 
 @simulated

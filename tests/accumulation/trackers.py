@@ -10,6 +10,7 @@ import trio
 from node.simulated_network import SimulatedNetwork, SimulatedWorld
 from protocols.accumulation.progress_slot import PROGRESS, ProgressSlot
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
+from protocols.dht.keeper import Keeper
 from protocols.dht.service import Dht, open_dht
 from protocols.dht.settings import DhtSettings
 from protocols.rpc import open_rpc
@@ -32,7 +33,9 @@ class TrackingPeer:
         first: ProgressSlot,
         *,
         counts_silence: bool = True,
+        keeper: Keeper | None = None,
     ) -> None:
+        self._keeper = keeper
         self._settings = TrackerSettings("poem", TARGET, counts_silence=counts_silence)
         self.world, self.network = world, network
         self._bootstrap = tuple(bootstrap)
@@ -80,7 +83,9 @@ class TrackingPeer:
         dht = DhtSettings(bootstrap=self._bootstrap)
         async with (
             open_rpc(network) as rpc,
-            open_dht(network, rpc, families=[PROGRESS], settings=dht) as self._dht,
+            open_dht(
+                network, rpc, families=[PROGRESS], settings=dht, keeper=self._keeper
+            ) as self._dht,
         ):
             with self._scope:
                 async with open_tracker(
