@@ -119,7 +119,7 @@ def _add_sign(actions: Subparsers) -> None:
         "on with theirs until they are started again, and are told of it within a few minutes. "
         "Signing what is signed already changes nothing.\n\n"
         "Who trains with another model, optimizer, schedule, batch or codec is apart from the "
-        "others. So such a change of a run that has been trained already is refused, unless "
+        "others. So such a change of a run that is being trained, or has been, is refused, unless "
         "--apart says that it is meant: when everybody has left, and before they start again.",
         example="potluck run sign poem",
     )
