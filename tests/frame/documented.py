@@ -25,14 +25,15 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.ports import held_port
 from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -60,13 +61,6 @@ Demonstration = Callable[[], int]
 
 class DocumentedCommandFailed(AssertionError):
     """A command that a document tells people to type does not work as it says."""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def commands_in(text: str) -> list[str]:
@@ -117,15 +111,18 @@ class Sitting:
     demonstration: Demonstration | None = None
     address: str | None = None
     invite: str | None = None
-    ports: dict[str, int] = field(default_factory=lambda: {port: _free_port() for port in PORTS})
+    ports: dict[str, int] = field(default_factory=dict)
     _running: list[tuple[str, subprocess.Popen[str]]] = field(default_factory=list)
     _readers: list[threading.Thread] = field(default_factory=list)
     _heard: list[str] = field(default_factory=list)  # what the background printed
+    _held: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Sitting:
+        self.ports.update({port: self._held.enter_context(held_port()) for port in PORTS})
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._held.close()
         for _, process in self._running:
             process.send_signal(signal.SIGINT)  # all at once: each may take its five seconds
         failures = [self._ended(line, process) for line, process in self._running]
