@@ -81,9 +81,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from node.caps.settings import caps_of
     from node.commands.configured import configuration_for
     from node.commands.login_inputs import read_code
     from node.disk_trouble import kept_in
+    from node.joining.fitting import check_any_fits
     from node.joining.getting_in import Need, check_home, own_identity, pass_needed
     from node.joining.invited import (
         check_still_good,
@@ -112,6 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     invite = read_invited(places, typed, arguments.invite_file, os.environ)
     code = read_code(arguments.code_file)
     check_still_good(places, invite, int(1000 * time.time()))
+    check_any_fits(caps_of(configuration), invite.run)  # before a code is spent in vain
     with undisturbed():
         check_home(configuration)
         own_identity(configuration)

@@ -42,6 +42,7 @@ TYPED = {
     "both from standard input": (["--invite-file", "-", "--code-file", "-"], 2, "cannot both"),
     "none": ([], 2, "no invite to join with"),
     "a flag that there is not": ([TEXT, "--max-memroy", "4GB"], 2, "Did you mean --max-memory?"),
+    "too little memory for any run": ([TEXT, "--max-memory", "300MB"], 3, "as every run does"),
     "a module that is no file": ([TEXT, "--trust-module", "os"], 2, "names no Python file"),
 }
 
