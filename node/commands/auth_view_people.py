@@ -35,8 +35,11 @@ def allowed(answer: Answer) -> str:
         "was revoked": again + "stay dead.",
     }
     said = text.get(change, f"{value}: {change}; as {roles}.")
-    if account["name"].startswith("code:") and change in ("new", "was denied", "was revoked"):
-        said += "\nA login takes a new code: `potluck auth codes new`, with the --name that it had."
+    if account["name"].startswith("code:") and change in ("was denied", "was revoked"):
+        said += (
+            "\nThey log in with their code once more, each on the same machine; where it is lost or "
+            "was cancelled, with a new one (`potluck auth codes new`)."
+        )
     if not answer.get("provider_is_known", True):  # a server that was not restarted says nothing
         said += (
             f"\nBut there is no provider {account['provider']} in auth.toml: until there is, "

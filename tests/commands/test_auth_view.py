@@ -155,15 +155,15 @@ def test_allowing_says_what_changed(change: str, capsys: pytest.CaptureFixture[s
     assert "github:alice" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("change", "takes_one"), [("was denied", True), ("roles", False)])
-def test_who_came_with_a_code_needs_another_to_come_back(
-    change: str, takes_one: bool, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("change", "is_said"), [("was denied", True), ("roles", False)])
+def test_who_came_with_a_code_comes_back_with_it(
+    change: str, is_said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alice = account(name="code:alice")
     answer = {"kind": "name", "value": "code:alice", "account": alice, "change": change}
     show("allow", {**answer, "list_number": 3}, Output())
     said = capsys.readouterr().out
-    assert ("`potluck auth codes new`" in said) is takes_one
+    assert ("with their code once more" in said) is is_said
 
 
 def test_a_log_that_was_changed_cannot_be_overlooked(capsys: pytest.CaptureFixture[str]) -> None:
