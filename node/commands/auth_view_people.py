@@ -37,7 +37,7 @@ def allowed(answer: Answer) -> str:
     said = text.get(change, f"{value}: {change}; as {roles}.")
     if account["name"].startswith("code:") and change in ("was denied", "was revoked"):
         said += (
-            "\nThey log in with their code once more, each on the same machine; where it is lost or "
+            "\nThey log in with their code once more, on the same machine; where it is lost or "
             "was cancelled, with a new one (`potluck auth codes new`)."
         )
     if not answer.get("provider_is_known", True):  # a server that was not restarted says nothing
