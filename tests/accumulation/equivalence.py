@@ -23,13 +23,13 @@ from protocols.accumulation.collaboration import CollaborationSettings
 from protocols.accumulation.inner_step import Factory, Scheduler
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from tests.accumulation.training_peers import (
-    PATIENCE_SECONDS,
     SETTINGS,
     Ledger,
     steps_of_the_run,
     training_world,
     wait_for_company,
 )
+from tests.waiting import PATIENCE_SECONDS
 
 INPUTS, HIDDEN, OUTPUTS, BATCH = 6, 10, 3, 4
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-12}

@@ -23,7 +23,7 @@ from protocols.accumulation.share import Share
 from protocols.identity import PeerId
 from tests.accumulation.training_peers import training_world, wait_for_company
 
-LATENCY_SECONDS = 0.2  # a state takes some round trips, and a step alone none
+LATENCY_SECONDS = 0.1  # a state takes some round trips, and a step alone none
 EPOCHS_ALONE = 3
 EPOCHS_TOGETHER = 2
 RUN = CollaborationSettings(run="line", target_batch=8, grace_seconds=5.0, round_seconds=20.0)

@@ -37,12 +37,12 @@ from protocols.errors import ProtocolMisuse
 from protocols.moshpit.matchmaking import GROUP
 from protocols.rpc import open_rpc
 from tests.accumulation.training_peers import (
-    PATIENCE_SECONDS,
     SETTINGS,
     TrainingWorld,
     training_world,
     wait_for_company,
 )
+from tests.waiting import PATIENCE_SECONDS
 
 SMALL = dataclasses.replace(SETTINGS, target_batch=8)
 ENDS_WITHIN_SECONDS = 5.0

@@ -35,10 +35,10 @@ from protocols.dht.settings import DhtSettings
 from protocols.identity import PeerId
 from protocols.moshpit.matchmaking import GROUP
 from protocols.rpc import open_rpc
+from tests.waiting import PATIENCE_SECONDS
 
 Result = TypeVar("Result")
 
-PATIENCE_SECONDS = 60.0  # of a whole test; a machine under load may be slow
 SETTINGS = CollaborationSettings(run="test", target_batch=96, grace_seconds=5.0, round_seconds=20.0)
 
 
