@@ -203,7 +203,7 @@ class StateServer:
         async with self._snapshots.use(opening.digest) as state:
             if self._results is not None:
                 self._results.follow(len(state.memory))
-            self._desk.begin(caller.peer, trio.current_time(), len(state.memory))
+            self._begin(caller.peer, len(state.memory))
             try:
                 await transfer.accept(Empty())
                 await _Sending(transfer, state, self._pace, self._sent(caller.peer)).run()
@@ -225,11 +225,17 @@ class StateServer:
                 why="Nobody had asked for it when that step was made, or it is too long ago.",
                 advice="Fetch a state instead.",
             )
-        self._desk.begin(caller.peer, trio.current_time(), found.bytes)
+        self._begin(caller.peer, found.bytes)
         try:
             await send_result(transfer, found, self._pace, self._sent(caller.peer))
         finally:
             self._desk.end(caller.peer)
+
+    def _begin(self, peer: PeerId, count: int) -> None:
+        """The place that it had may have been given up meanwhile: with another transfer of the same
+        peer, or because a copy took long."""
+        self._check_has_place(peer)
+        self._desk.begin(peer, trio.current_time(), count)
 
     def _check_has_place(self, peer: PeerId) -> None:
         wait = self._desk.ask(peer, trio.current_time())

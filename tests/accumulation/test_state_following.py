@@ -215,6 +215,34 @@ def _change_first_value(member: RunMember) -> None:
     member.results.following = following  # type: ignore[method-assign]
 
 
+def test_a_place_that_another_transfer_of_the_same_peer_gives_up_is_taken_anew() -> None:
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS, donors=1)
+        newcomer, (donor,) = RunMember(seed=1), run.donors
+        newcomer.take(donor.member.capture(), ())
+        donor.member.results.follow(STATE_BYTES)
+        run.step()
+        await run.named()
+        assert donor.server is not None
+        kept, desk = donor.member.results.following, donor.server._desk
+
+        def following(before: Lineage) -> Offered | None:
+            """Meanwhile the other one has come and gone."""
+            desk.begin(network.peer_id, trio.current_time(), 1)
+            desk.end(network.peer_id)
+            return kept(before)
+
+        donor.member.results.following = following  # type: ignore[method-assign]
+        followed = await follow_run(rpc, run.sources, newcomer.look(), newcomer.layouts)
+        assert followed is not None
+        newcomer.take(None, followed.results)
+        check_is_there(run, newcomer)
+
+    with_newcomer(scenario, bytes_per_second=10 * LINK)
+
+
 def test_a_way_that_leads_to_where_nobody_is_is_not_taken() -> None:
     """The donor's next step is one of its own, and its slot says that it is where the others are:
     no byte is taken of what cannot be the run's."""
