@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from models.trainable import Trainable
 
 PROCESS_BYTES = 430_000_000
-"""Python, torch without its compiler, a node with peers. Measured where the model is next to
-nothing: 370 to 376 MB in ten starts after the first steps, and 366 to 438 within some minutes, for
-the heaps of many threads grow. With 375 here a cap would allow what it then has to end: the tiny
-GPT with 32 samples at once, 493 MB by this figure, was seen to hold 471 to 545."""
+"""Python, torch without its compiler, a node with peers. Where the model is next to nothing three
+such processes held 361 to 364 MB as they began and 375 to 377 after two minutes. What is above that
+is for what allocators keep of a small model's batches, of which its shapes say too little: the tiny
+GPT was seen to hold 407 to 421 MB with 4 samples at once (452 by these figures) and 471 to 545 with
+32 (493). With 377 here a cap would let in what it then has to end."""
 FLOAT_BYTES = 4
 KEPT_APART = 1.25  # what allocators hold beside what is asked of them: 1.2 to 1.35 measured
 STATISTICS = {"sgd": 0, "lars": 1, "lamb": 2, "adamw": 2}  # tensors of each parameter's size
