@@ -29,6 +29,7 @@ from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.state_fetching import Fetched, KeptPieces, StateSource, fetch_state
 from protocols.accumulation.state_pace import TRAINING_BYTES_PER_SECOND
+from protocols.accumulation.state_paces import Paces
 from protocols.accumulation.state_serving import StateServer, StateServingSettings
 from protocols.accumulation.state_with_results import Followed, follow_run
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
@@ -71,6 +72,7 @@ class NetworkSide:
         self._tracker: Tracker | None = None
         self._server: StateServer | None = None
         self._kept = KeptPieces(settings.fetching_folder)
+        self._paces = Paces()
         self._slot: ProgressSlot | None = None
         self._subscribers: list[trio.MemorySendChannel[Event]] = []
 
@@ -217,7 +219,9 @@ class NetworkSide:
         return fetched
 
     async def _fetched(self, wanted: FetchWanted) -> Fetched | Followed:
-        followed = await follow_run(self._rpc, self._sources, wanted.mine, wanted.layouts)
+        followed = await follow_run(
+            self._rpc, self._sources, wanted.mine, wanted.layouts, paces=self._paces
+        )
         return followed or await fetch_state(
             self._rpc,
             self._sources,
@@ -227,6 +231,7 @@ class NetworkSide:
             kept=self._kept,
             layouts=wanted.layouts,
             too_slow=wanted.too_slow,
+            paces=self._paces,
         )
 
     async def _describe(self, peers: Sequence[PeerId]) -> TrainingDescription | None:

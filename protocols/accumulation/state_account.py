@@ -23,6 +23,7 @@ from protocols.accumulation.state_messages import (
     ManifestAnswer,
     ManifestRequest,
 )
+from protocols.accumulation.state_paces import Paces
 from protocols.bulk import Transfer
 from protocols.errors import DeadlineExceeded, MalformedMessage, PotluckError
 from protocols.identity import PeerId
@@ -59,8 +60,8 @@ class FetchSettings:
 class Account:
     """Of one fetch. `given_up` and `liars` say why, in words."""
 
-    def __init__(self, rpc: Rpc, settings: FetchSettings) -> None:
-        self.rpc, self.settings = rpc, settings
+    def __init__(self, rpc: Rpc, settings: FetchSettings, paces: Paces | None = None) -> None:
+        self.rpc, self.settings, self.paces = rpc, settings, paces or Paces()
         self.bytes_from: Counter[PeerId] = Counter()
         self.given_up: dict[PeerId, str] = {}
         self.liars: dict[PeerId, str] = {}

@@ -38,6 +38,7 @@ from protocols.accumulation.state_manifest import (
     read_manifest,
 )
 from protocols.accumulation.state_messages import ManifestAnswer, ManifestRequest
+from protocols.accumulation.state_paces import Paces
 from protocols.accumulation.state_sources import Choice, StateSource, choose
 from protocols.accumulation.state_with_results import DownloadAndFollow
 from protocols.accumulation.training_state import LiveState, TrainingState
@@ -91,6 +92,7 @@ async def fetch_state(
     progress: Callable[[int, int], None] | None = None,
     layouts: ResultLayouts | None = None,
     too_slow: Callable[[TooSlow], None] | None = None,
+    paces: Paces | None = None,
 ) -> Fetched:
     """The state of up-to-date peers, verified piece by piece.
 
@@ -99,14 +101,14 @@ async def fetch_state(
     is taken. `history`: take only states of this history. `kept` survives an interruption: hand
     the same over again. `progress` is called with the bytes that are here, and of all. With
     `layouts` the results of the steps that the run makes meanwhile are fetched as well, and
-    `too_slow` is told, once, if that is more than comes.
+    `too_slow` is told, once, if that is more than comes; `paces` are those of earlier fetches.
 
     StateRefused, with the differences, if the state is of another model, dtype or torch release;
     FetchFailed, naming what befell each source, when nothing comes any more; TooSlow when the run
     has gone on so far that what follows the state cannot be had any more. Limit the total with a
     cancel scope.
     """
-    account = Account(rpc, settings or FetchSettings())
+    account = Account(rpc, settings or FetchSettings(), paces)
     kept = kept or KeptPieces()
     began, kept_bytes = trio.current_time(), 0
     both = DownloadAndFollow(account, layouts, too_slow)

@@ -99,7 +99,6 @@ class Following:
         self._changed = trio.Event()
         self._all_without = False
         self._without_since = trio.current_time()
-        self._donor: PeerId | None = None
 
     @property
     def bytes(self) -> int:
@@ -148,7 +147,7 @@ class Following:
 
     async def _take_next(self, choice: Choice) -> bool:
         """The result that leads on from the end, from the first source that has it."""
-        sources = sorted(choice.sources, key=lambda one: one.peer != self._donor)
+        sources = self._account.paces.ordered(choice.sources)
         self._all_without = True
         for source in sources[:MOST_ASKED]:
             if await self._take_from(source):
@@ -158,6 +157,7 @@ class Following:
         return False
 
     async def _take_from(self, source: StateSource) -> bool:
+        paces, began = self._account.paces, trio.current_time()
         try:
             result = await self._receive(source.peer)
         except StateGone as error:
@@ -169,10 +169,12 @@ class Following:
             self._account.lied(source.peer, error)
         except PotluckError as error:
             self._account.gives_up(source.peer, error.what)
+            paces.failed(source.peer)
         else:
             if result is not None:
                 self.results.append(result)
-                self.end, self._donor = result.after, source.peer
+                self.end = result.after
+                paces.sent(source.peer, len(result.memory), trio.current_time() - began)
                 return True
         self._all_without = False
         return False

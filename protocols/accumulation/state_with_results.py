@@ -26,6 +26,7 @@ from protocols.accumulation.state_download import LOOK_SECONDS, Download
 from protocols.accumulation.state_following import Following, FollowWanted
 from protocols.accumulation.state_manifest import Manifest
 from protocols.accumulation.state_messages import MOST_RESULTS, ROOM_OF_SMALL_BYTES
+from protocols.accumulation.state_paces import Paces
 from protocols.accumulation.state_sources import Choice, StateSource, choose
 from protocols.accumulation.training_state import LiveState
 from protocols.errors import PotluckError
@@ -54,10 +55,11 @@ async def follow_run(
     layouts: ResultLayouts,
     *,
     settings: FetchSettings | None = None,
+    paces: Paces | None = None,
 ) -> Followed | None:
     """What leads from the state `mine` to where most of the up-to-date peers are, if they have it
-    all; None if not: then a state is to be fetched."""
-    account, began = Account(rpc, settings or FetchSettings()), trio.current_time()
+    all; None if not: then a state is to be fetched. `paces` are those of earlier fetches."""
+    account, began = Account(rpc, settings or FetchSettings(), paces), trio.current_time()
 
     def latest() -> Choice | None:
         return choose(

@@ -229,12 +229,13 @@ async def start_run(
     *,
     epoch_seconds: float,
     donors: int = 2,
-    machine: NodeSettings | None = None,
+    machines: Sequence[NodeSettings] = (),
     member: Callable[[], RunMember] = RunMember,
 ) -> FollowedRun:
     """A run under way that the newcomer knows."""
     started = []
     for number in range(donors):
+        machine = machines[number] if number < len(machines) else None
         network = world.add_node(f"donor-{number}", machine)
         donor = RunDonor(network, member())
         world.introduce(newcomer, network)

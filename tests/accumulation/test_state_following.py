@@ -28,7 +28,9 @@ from protocols.accumulation.state_messages import (
     ROOM_OF_SMALL_BYTES,
     ResultKind,
 )
+from protocols.accumulation.state_paces import Paces
 from protocols.accumulation.state_with_results import follow_run
+from protocols.identity import PeerId
 from protocols.rpc import Rpc, open_rpc
 from tests.accumulation.followed_runs import (
     RESULT_BYTES,
@@ -213,6 +215,35 @@ def _change_first_value(member: RunMember) -> None:
         return lying[before]
 
     member.results.following = following  # type: ignore[method-assign]
+
+
+def test_results_are_asked_of_whoever_has_sent_the_last_ones_fastest() -> None:
+    """One slow uplink must not keep a newcomer a step behind for ever."""
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        slow = NodeSettings(upload_bytes_per_second=LINK)
+        run = await start_run(
+            world, nursery, network, epoch_seconds=EPOCH_SECONDS, donors=3, machines=[slow, slow]
+        )
+        newcomer, paces, asked = RunMember(seed=1), Paces(), list[set[PeerId]]()
+        newcomer.take(run.donors[0].member.capture(), ())
+        for _ in range(6):
+            for donor in run.donors:
+                donor.member.results.follow(STATE_BYTES)
+            run.step()
+            await run.named()
+            mine = newcomer.look()
+            followed = await follow_run(rpc, run.sources, mine, newcomer.layouts, paces=paces)
+            assert followed is not None
+            newcomer.take(None, followed.results)
+            asked.append(set(followed.bytes_from))
+        fast = run.donors[2].network.peer_id
+        assert asked[3:] == [{fast}] * 3
+        check_is_there(run, newcomer)
+
+    with_newcomer(scenario, bytes_per_second=100 * LINK)
 
 
 def test_a_place_that_another_transfer_of_the_same_peer_gives_up_is_taken_anew() -> None:
