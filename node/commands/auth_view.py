@@ -6,18 +6,17 @@ act, in auth_view_people.py and auth_view_records.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from node.commands import auth_view_people, auth_view_records
 from node.commands.auth_columns import Answer, Part, print_table
-from node.commands.output import Output, printable
+from node.commands.output import Output, as_json, printable
 
 
 def show(act: str, answer: Answer, output: Output) -> None:
     """Print the answer to `potluck auth ACT`."""
     if output.json:
-        print(json.dumps(answer), flush=True)
+        print(as_json(answer), flush=True)
         return
     view = _VIEWS[act]
     shown = view(answer)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from node.commands.exit_codes import DONE, FAILED
-from node.commands.output import Output, columns_of, folded, one_line, printable
+from node.commands.output import Output, as_json, columns_of, folded, one_line, printable
 
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
@@ -57,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     with asking(arguments, "trainer leaderboard", details, silence_seconds=patience) as answers:
         board = next(answers)
     if Output.of(arguments).json:
-        print(json.dumps(board), flush=True)
+        print(as_json(board), flush=True)
     else:
         columns = columns_of(sys.stdout)
         for line in board_lines(board, columns):

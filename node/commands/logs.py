@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from node.commands.output import Output, columns_of, hung, printable
+from node.commands.output import Output, as_json, columns_of, hung, printable
 
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(moment: float, words: str, *, is_json: bool) -> None:
     if is_json:
-        print(json.dumps({"time": moment, "words": words}), flush=True)
+        print(as_json({"time": moment, "words": words}), flush=True)
         return
     clock = time.strftime("%H:%M:%S", time.localtime(moment))
     print(hung(f"{clock} ", printable(words), columns_of(sys.stdout)), flush=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import textwrap
@@ -54,7 +55,7 @@ class Output:
 
     def line(self, value: Mapping[str, Any], text: str) -> str:
         """One result as it is printed, without the end of the line."""
-        return json.dumps(value) if self.json else printable(text)
+        return as_json(value) if self.json else printable(text)
 
     def say(self, text: str) -> None:
         """Something for a person, beside the result. On stderr; a terminal gets whole words."""
@@ -63,7 +64,7 @@ class Output:
     def failure(self, failure: Failure) -> None:
         """Why the command failed: on stderr for a person, on stdout for a program."""
         if self.json:
-            print(json.dumps({"error": failure.as_mapping()}), flush=True)
+            print(as_json({"error": failure.as_mapping()}), flush=True)
             return
         columns = columns_of(sys.stderr)
         for label, text in (
@@ -73,6 +74,26 @@ class Output:
         ):
             if text:
                 self.say(folded(label + text, columns, " " * len(label)))
+
+
+def as_json(value: Any) -> str:
+    """One line that every reader of JSON takes. JSON has no infinity and no NaN, which a loss may
+    be: they are null."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {name: _finite(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_finite(one) for one in value]
+    return value
 
 
 def debug_is_wanted() -> bool:

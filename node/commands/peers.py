@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from node.caps.units import in_words
-from node.commands.output import Output, columns_of, folded, hung, one_line
+from node.commands.output import Output, as_json, columns_of, folded, hung, one_line
 
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
@@ -35,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     view = ask_trainer(arguments, VIEW)
     if Output.of(arguments).json:
-        print(json.dumps({"run": view["run"], "peers": view["peers"]}), flush=True)
+        print(as_json({"run": view["run"], "peers": view["peers"]}), flush=True)
         return 0
     _show(view)
     return 0

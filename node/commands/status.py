@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
-from node.commands.output import Output
+from node.commands.output import Output, as_json
 
 if TYPE_CHECKING:
     from node.commands.parser import Subparsers
@@ -55,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(status: dict[str, Any], output: Output) -> None:
     if output.json:
-        print(json.dumps(status), flush=True)
+        print(as_json(status), flush=True)
         return
     from node.commands.status_view import show
 

@@ -204,8 +204,13 @@ class Demo:
 
     async def _look_at(self, url: str) -> dict[str, Any]:
         """What the backbone peer's /healthz and /metrics say in the middle of it."""
-        status, body = await trio.to_thread.run_sync(_get, f"{url}/healthz")
-        _, metrics = await trio.to_thread.run_sync(_get, f"{url}/metrics")
+        try:
+            status, body = await trio.to_thread.run_sync(_get, f"{url}/healthz")
+            _, metrics = await trio.to_thread.run_sync(_get, f"{url}/metrics")
+        except OSError as error:
+            raise DemoFailed(
+                f"The backbone peer does not answer at {url}.", why=f"{error}."
+            ) from error
         health = {
             "url": url,
             "status": status,

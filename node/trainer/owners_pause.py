@@ -16,6 +16,7 @@ means two hours of the day.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -56,7 +57,8 @@ class OwnersPause:
         if written is None:
             return False
         if written.until is not None and not now < written.until <= now + LONGEST_SECONDS:
-            self._file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the next start, too, finds that it is over
+                self._file.unlink(missing_ok=True)
             return False
         self.is_on, self.until, self._from_before = True, written.until, True
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -34,6 +36,16 @@ def test_a_json_line_is_one_line_of_ascii(text: str) -> None:
     line = Output(json=True).line({"text": text}, text)
     assert line.isascii()
     assert line.isprintable()
+
+
+def test_what_is_no_number_is_null_in_json() -> None:
+    value = {"loss": math.nan, "losses": [1.5, math.inf], "of": ({"ann": -math.inf},), "step": 3}
+    assert json.loads(Output(json=True).line(value, ""), parse_constant=pytest.fail) == {
+        "loss": None,
+        "losses": [1.5, None],
+        "of": [{"ann": None}],
+        "step": 3,
+    }
 
 
 @pytest.mark.parametrize("words", [["completion", "zsh"], ["--help"], ["config", "show"]])
