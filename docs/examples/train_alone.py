@@ -16,7 +16,7 @@ model = nn.Sequential(
 )
 optimizer = torch.optim.AdamW(model.named_parameters(), lr=3e-3)
 for step in range(1, 1001):
-    starts = torch.randint(len(text) - 8, (16384,))
+    starts = torch.randint(len(text) - 8, (4096,))
     context = torch.stack([text[start : start + 8] for start in starts])
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(context), text[starts + 8])

@@ -21,7 +21,7 @@ model = nn.Sequential(
     nn.Embedding(256, 32), nn.Flatten(), nn.Linear(8 * 32, 256), nn.GELU(), nn.Linear(256, 256)
 )
 torch.seed()  # … and goes on with samples of their own
-with collaborate(run="example", batch=16384, bootstrap=sys.argv[1:]) as bridge:
+with collaborate(run="example", batch=4096, bootstrap=sys.argv[1:]) as bridge:
     optimizer = CollaborativeOptimizer(
         model.named_parameters(), lambda named: torch.optim.AdamW(named, lr=3e-3), bridge
     )
