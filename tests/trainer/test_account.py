@@ -7,7 +7,8 @@ import pytest
 from node.trainer.account import Account
 from node.trainer.happenings import LossSeen
 from node.trainer.view import LOSSES_KEPT
-from protocols.accumulation.events import GradientsDropped, HeldBack, StepTaken
+from protocols.accumulation.events import CaughtUp, GradientsDropped, HeldBack, SeenStep, StepTaken
+from protocols.accumulation.share import Share
 from protocols.identity import PeerId
 
 ME, OTHER = PeerId("me"), PeerId("other")
@@ -35,6 +36,18 @@ def test_what_is_in_no_step_is_counted_too() -> None:
     account.take(HeldBack(3, 8, "The loss is nan."))
     assert account.contribution(None).lost_samples == 48
     assert account.contribution(None).share is None
+
+
+@pytest.mark.parametrize(("peers", "given", "lost"), [((ME, OTHER), 64, 0), ((ME,), 0, 64)])
+def test_what_the_others_made_a_step_of_was_not_lost(
+    peers: tuple[PeerId, ...], given: int, lost: int
+) -> None:
+    account = Account()
+    account.take(GradientsDropped(3, 64, "the others made the step"))
+    shares = tuple(Share(one, 64.0, 0) for one in peers)
+    seen = SeenStep(3, bytes(16), 256.0, 64, shares)
+    assert account.take(CaughtUp(4, bytes(16), 0.1, 0, (), {}, seen=(seen,))) == bool(given)
+    assert (account.samples, account.lost_samples, account.epoch) == (given, lost, 4)
 
 
 def test_the_loss_is_smoothed_and_its_history_bounded() -> None:
