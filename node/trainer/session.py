@@ -190,9 +190,9 @@ class Session:
         self._shown.happened(happening)
         for tell in self._followers:
             tell(happening)
-        if is_first and isinstance(happening, StepTaken):
-            samples = happening.own_samples
-            self._take(FirstSamplesAccepted(happening.epoch, samples, round(self.seconds, 3)))
+        if is_first:
+            epoch, samples = self.account.epoch - 1, self.account.samples
+            self._take(FirstSamplesAccepted(epoch, samples, round(self.seconds, 3)))
         self._refresh()
 
     def _note_facts(self, happening: Happening) -> None:
