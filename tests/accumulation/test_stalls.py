@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld
+from node.simulated_network import SimulatedWorld, run_simulation
+from node.simulation.link_model import LinkSettings
+from node.simulation.settings import WorldSettings
 from tests.accumulation.virtual_runs import TARGET, Manner, Trainer, forks, longest_gap, trainer
 from tests.dht.members import simulated
 
 STALL_SECONDS = 30.0  # the bar of a run with churn
 EPOCH_ALONE_SECONDS = TARGET / 8  # at Manner's rate
 WATCHED_SECONDS = 60.0
+SLOW_LINKS = WorldSettings(link=LinkSettings(latency_seconds=0.1))
+LET_IN_SECONDS = 15.0  # a third of it is to meet them, over round trips of 0.2 s
 
 
 async def grown(world: SimulatedWorld, size: int, first: Trainer | None = None) -> list[Trainer]:
@@ -70,3 +74,25 @@ async def test_three_fresh_ones_and_the_keeper_go_on_and_all_of_them_are_in_the_
     assert not forks([*peers, *fresh])
     last = max(step for one in fresh for step in one.steps)
     assert last[-1] == len(fresh), "the last step was made by all"
+
+
+@pytest.mark.slow
+def test_a_third_is_let_in_where_the_others_compute_for_longer_than_it_needs_to_follow() -> None:
+    """Nobody waits for a newcomer: it has to hear of the last step, take it over and compute a
+    batch of its own while they compute for the next one."""
+    let_in: list[float] = []
+
+    async def scenario(world: SimulatedWorld) -> None:
+        manner = Manner(seconds=0.15)  # eight batches are a step: 0.6 s of two
+        pair = [trainer(world, "first", manner)]
+        pair.append(trainer(world, "second", manner, pair))
+        await trio.sleep(20.0)
+        began = trio.current_time()
+        trainer(world, "third", manner, pair)
+        await trio.sleep(STALL_SECONDS)
+        let_in.extend(at - began for at, _, _, members in pair[0].steps if members == len(pair) + 1)
+
+    run_simulation(scenario, settings=SLOW_LINKS)
+    assert let_in
+    assert let_in[0] < LET_IN_SECONDS
+    assert len(let_in) > 1, "and it stays in"
