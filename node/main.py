@@ -81,9 +81,7 @@ def _run_with_signals(argv: Sequence[str] | None) -> int:
         for number in stopping_signals():
             signal.signal(number, memory)
         return _run(list(sys.argv[1:] if argv is None else argv))
-    except BaseException as error:
-        if _is_keyboard_interrupt(error):  # trio's way to tell, while a command starts its loop
-            return 128 + signal.SIGINT
+    except BaseException:
         if memory.first is None:
             raise
         return 128 + memory.first
@@ -91,12 +89,6 @@ def _run_with_signals(argv: Sequence[str] | None) -> int:
         # What is left is the interpreter's own shutdown: let a further Ctrl-C end it silently.
         for number in stopping_signals():
             signal.signal(number, signal.SIG_DFL)
-
-
-def _is_keyboard_interrupt(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(KeyboardInterrupt) is not None
-    return isinstance(error, KeyboardInterrupt)
 
 
 def _run(argv: list[str]) -> int:

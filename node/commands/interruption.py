@@ -8,8 +8,10 @@ ended where it stands, after the clean-up that was named with `at_hard_exit`.
 Whoever trains is told first (`leave`), may end by itself within LEAVING_SECONDS, and is cancelled
 by a second signal.
 
-Easy to get wrong: a signal handler that raises inside trio can hit any line of any task. So none
-raises: signals become an ordinary event inside the loop, and only the alarm acts by itself.
+Easy to get wrong: a signal handler that raises inside trio can hit any line of any task, and any of
+trio's own, which then calls it a bug of its own. So none raises: signals become an ordinary event
+inside the loop, those that come while it begins or ends are set aside until somebody can hear of
+them, and only the alarm acts by itself.
 """
 
 from __future__ import annotations
@@ -45,9 +47,39 @@ def run_until_signal(
     `leave` is called at the first signal, and says whether `main` now ends by itself; else, and at
     the second signal, it is cancelled.
     """
-    # trio takes care of a Ctrl-C in the moments before our receiver stands, if it finds this.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    return trio.run(_supervise, main, terminated, leave)
+    aside = _SetAside()
+    before = {each: signal.signal(each, aside) for each in stopping_signals()}
+    try:
+        code = trio.run(_supervise, main, terminated, leave, aside)
+    finally:
+        for each, handler in before.items():
+            if handler is not None:  # it is not Python's
+                signal.signal(each, handler)
+    aside.hand_on()
+    return code
+
+
+class _SetAside:
+    """Keeps a signal that comes while trio's loop begins or ends: neither is there anybody yet to
+    hear of it, nor may anything be raised in there."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self._is_over = False
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        if not self._is_over:
+            self._number = self._number or number
+
+    def hand_on(self) -> None:
+        """To whoever hears of signals now."""
+        number, self._number = self._number, None
+        if number is not None:
+            signal.raise_signal(number)
+
+    def close(self) -> None:
+        """An earlier one has ended the loop: what comes now says nothing more."""
+        self._number, self._is_over = None, True
 
 
 @contextlib.contextmanager
@@ -71,7 +103,10 @@ def bound_the_end(code: int) -> None:
 
 
 async def _supervise(
-    main: Callable[[], Awaitable[int]], terminated: int, leave: Callable[[], bool] | None
+    main: Callable[[], Awaitable[int]],
+    terminated: int,
+    leave: Callable[[], bool] | None,
+    aside: _SetAside,
 ) -> int:
     code = 0
     stopped_by: int | None = None
@@ -86,6 +121,7 @@ async def _supervise(
     with trio.open_signal_receiver(*stopping_signals()) as received:
         patience = PATIENCE_SECONDS if leave is None else LEAVING_SECONDS
         _set_the_alarm_at_once(terminated, patience)
+        aside.hand_on()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch_signals, received)
@@ -95,7 +131,10 @@ async def _supervise(
             # What fails while everything is being cancelled fails because of that.
             if stopped_by is None:
                 raise
-    return code if stopped_by is None else _code_of(stopped_by, terminated)
+    if stopped_by is None:
+        return code
+    aside.close()
+    return _code_of(stopped_by, terminated)
 
 
 def _code_of(number: int, terminated: int) -> int:

@@ -59,6 +59,37 @@ from node.stopping_signals import stopping_signals
 print([int(one) for one in stopping_signals()])
 """
 
+AT_THE_EDGES = """
+import signal, sys
+import trio
+from node.commands.interruption import run_until_signal
+
+def stopped(number, frame):
+    print("handed on", number)
+    sys.exit(128 + number)
+
+loop = trio.run
+
+def run(*arguments):
+    {before}
+    try:
+        return loop(*arguments)
+    finally:
+        {after}
+
+async def main():
+    await trio.sleep(0)
+    {within}
+    print("done")
+    return 0
+
+trio.run = run
+signal.signal(signal.SIGTERM, stopped)
+sys.exit(run_until_signal(main))
+"""
+
+STOP = "signal.raise_signal(signal.SIGTERM)"
+
 WAYS = [
     "gentle",
     "stubborn",
@@ -105,3 +136,26 @@ def test_under_nohup_the_end_of_the_terminal_ends_nothing(tmp_path: Path) -> Non
     ) as process:
         assert process.stdout is not None
         assert process.stdout.read() == b"[2, 15]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("edges", "said"),
+    [
+        ({"before": STOP, "within": "await trio.sleep_forever()"}, ""),  # heard, and cancelled
+        ({"after": STOP}, "done\nhanded on 15\n"),
+        ({"within": f"{STOP}; await trio.sleep_forever()", "after": STOP}, ""),
+    ],
+)
+def test_a_signal_while_the_loop_begins_or_ends_is_heard_and_raises_nothing_in_it(
+    edges: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    program = AT_THE_EDGES.format(**{"before": "pass", "within": "pass", "after": "pass"} | edges)
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (143, said, "")
