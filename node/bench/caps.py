@@ -66,8 +66,8 @@ delayed = true
 codec = "none"
 grace_seconds = 5.0
 """
-"""25 MB of gradients, and a batch that two weak cores compute in longer than its round takes over
-the capped link: or who has rested could never catch up with those who trained on."""
+"""25 MB of gradients, which need 13 s over the capped link, and a batch that one core computes in
+longer than that: or who has rested could never catch up with those who trained on."""
 
 Talk = Callable[[str], None]
 
@@ -80,7 +80,7 @@ class CapsEffort:
     download: float = 2e6
     threads: int = 1
     memory: int = 650_000_000
-    batch: int = 1024
+    batch: int = 1536
     midnight_in: float = 110.0  # seconds after the capped process is started
     train_seconds: float = 60.0  # before the pause
     pause_seconds: float = 30.0

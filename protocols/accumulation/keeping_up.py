@@ -5,16 +5,19 @@
 
 A newcomer fetches a state of S bytes and, for each step that the run makes meanwhile, a result of V
 bytes, with a link of b bytes a second, while the run makes a step every E seconds. Of what its link
-carries the part r = V / (b E) goes to new results, so the state is there after S / (b (1 - r)), and
-it holds S r / (1 - r) bytes of results by then. With room for ROOM_OF_STATE · S of them
+carries the part r = V / (b E) goes to new results, so it is where the run is after S / (b (1 - r)).
+What it cannot hold beside the state by then it makes steps of on the way. With MOST_OF_LINK for new
+results that takes ten times as long as the state alone, and
 
-    r <= ROOM_OF_STATE / (1 + ROOM_OF_STATE),   b >= V / E · (1 + ROOM_OF_STATE) / ROOM_OF_STATE
+    r <= MOST_OF_LINK,   b >= V / E / MOST_OF_LINK
 
 Without results (a run over a grid has none that could be checked) the state itself has to come in
 the time of one step: b >= S / E.
 
 Easy to get wrong: what comes also depends on how many others fetch, and on what the donors allow
-for it. So this is said only of what has come over several steps of the run.
+for it. So this is said only of what has come over several steps of the run. And how long a step
+takes is seen from one change of the epoch to another: how far the run was into the step in which
+the fetch began, nobody knows.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from dataclasses import dataclass
 from protocols.accumulation.state_account import FetchFailed
 
 ROOM_OF_STATE = 2.0
-"""Results may take twice the memory of a state; then two thirds of what is needed at the least are
-enough headroom."""
+"""Results may take twice the memory of a state, before steps are made of them."""
 
-STEPS_MEASURED = 2  # of the run: before that nothing is said of how fast it is
-MEASURED_SECONDS = 10.0  # and so long: what a fetch begins with is no measure of a link
+MOST_OF_LINK = 0.9
+
+MEASURED_SECONDS = 10.0  # what a fetch begins with is no measure of a link
 
 
 class TooSlow(FetchFailed):
@@ -61,7 +64,7 @@ class Demand:
     def needed_bytes_per_second(self) -> float:
         if not self.result_bytes:
             return self.state_bytes / self.epoch_seconds
-        return self.result_bytes / self.epoch_seconds * (1.0 + ROOM_OF_STATE) / ROOM_OF_STATE
+        return self.result_bytes / self.epoch_seconds / MOST_OF_LINK
 
 
 class KeepingUp:
@@ -69,26 +72,37 @@ class KeepingUp:
 
     def __init__(self, now: float) -> None:
         self._began = now
-        self._first_epoch: int | None = None
-        self._epoch = 0
+        self._epoch: int | None = None
+        self._first_change: tuple[int, float] | None = None
+        self._last_change = now
 
-    def saw(self, epoch: int) -> None:
+    def saw(self, epoch: int, now: float) -> None:
         """Where most of the up-to-date peers are."""
-        if self._first_epoch is None:
-            self._first_epoch = epoch
-        self._epoch = max(self._epoch, epoch)
+        if self._epoch is not None and epoch > self._epoch:
+            self._first_change = self._first_change or (epoch, now)
+            self._last_change = now
+        self._epoch = max(self._epoch or 0, epoch)
 
     def too_slow(
         self, now: float, came_bytes: int, state_bytes: int, result_bytes: int
     ) -> TooSlow | None:
         """Why it cannot go on like that; None if it can, or if too little is known."""
-        seconds = now - self._began
-        steps = 0 if self._first_epoch is None else self._epoch - self._first_epoch
-        if steps < STEPS_MEASURED or seconds < MEASURED_SECONDS:
+        seconds, epoch_seconds = now - self._began, self._epoch_seconds(now)
+        if epoch_seconds is None or seconds < MEASURED_SECONDS:
             return None
-        demand = Demand(state_bytes, result_bytes, seconds / steps)
+        demand = Demand(state_bytes, result_bytes, epoch_seconds)
         speed = came_bytes / seconds
         return TooSlow(demand, speed) if speed < demand.needed_bytes_per_second else None
+
+    def _epoch_seconds(self, now: float) -> float | None:
+        """Of a step, once two of its ends have been seen. The one under way may be a longer one."""
+        if self._first_change is None or self._epoch is None:
+            return None
+        first, began = self._first_change
+        steps = self._epoch - first
+        if not steps:
+            return None
+        return max((self._last_change - began) / steps, (now - began) / (steps + 1))
 
 
 def _size(count: float) -> str:

@@ -12,7 +12,8 @@ it must be able to in any case if it wants to take part in rounds.
 Promises: no byte is taken before it is known that the way leads to where most up-to-date peers say
 they are: a history is a hash over the one before and the digest of the result, and the donor tells
 the digests of all results that follow. Each part is checked as it comes, and a liar is named. At
-most `room_bytes` are held.
+most `room_bytes` are held; when these are full, it ends there: whoever has made steps of them goes
+on with another one.
 
 Easy to get wrong: the others' slots are seconds old. A donor may be further than any slot says, and
 then its way cannot be checked yet; that is no lie.
@@ -92,8 +93,9 @@ class Following:
         self.results: list[CommittedResult] = []
         self.end = start
         self.is_lost = False
-        """Nobody has what follows, or there is no room for it."""
+        """Nobody has what follows, or there is no room for any of it."""
         self.is_full = False
+        """There is no room for the next result beside those that are here."""
         self._account, self._wanted, self._choice_now = account, wanted, choice_now
         self._seen: deque[Lineage] = deque(maxlen=LINEAGES_REMEMBERED)
         self._changed = trio.Event()
@@ -111,8 +113,8 @@ class Following:
         return choice is None or not self._leads_on(choice)
 
     async def run(self) -> None:
-        """Take what follows, as it comes about, until cancelled or lost."""
-        while not self.is_lost:
+        """Take what follows, as it comes about, until cancelled, lost or full."""
+        while not self.is_lost and not self.is_full:
             choice = self._look()
             self._all_without = False
             if choice is not None and self._leads_on(choice) and await self._take_next(choice):
@@ -128,8 +130,9 @@ class Following:
         self._tell_changed()
 
     async def caught_up(self) -> bool:
-        """Wait until the end is where the run is; False if that cannot be any more."""
-        while not self.is_there and not self.is_lost:
+        """Wait until the end is where the run is, or no more can be held; False if what is here is
+        of no use."""
+        while not self.is_there and not self.is_lost and not self.is_full:
             with trio.move_on_after(LOOK_SECONDS):
                 await self._changed.wait()
         return not self.is_lost
@@ -137,9 +140,9 @@ class Following:
     async def once(self) -> bool:
         """The same from now on, without waiting for what is not there: whether the start is on the
         run's way at all."""
-        while not self.is_there:
+        while not self.is_there and not self.is_full:
             choice = self._look()
-            if choice is None or not await self._take_next(choice):
+            if choice is None or not (await self._take_next(choice) or self.is_full):
                 return False
         return bool(self.results)
 
@@ -152,7 +155,7 @@ class Following:
         for source in sources[:MOST_ASKED]:
             if await self._take_from(source):
                 return True
-            if self.is_lost:
+            if self.is_full:
                 break
         return False
 
@@ -192,7 +195,7 @@ class Following:
             layout = self._wanted.layouts.of(said.links[0].kind)
             size = encoded_bytes(layout, cut)
             if self.bytes + size > self._wanted.room_bytes:
-                self.is_lost = self.is_full = True
+                self.is_full, self.is_lost = True, not self.results
                 return None
             memory = memoryview(bytearray(size))
             await self._receive_parts(peer, transfer, cut, memory)

@@ -4,8 +4,9 @@
     is_whole = await both.run(download, manifest, run, latest)   # then both.results lead on from it
     followed = await follow_run(rpc, sources, mine, layouts)     # from a state that is here already
 
-Promise: a download ends early when nobody has any more what follows the state that it brings: that
-state would be of no use.
+Promises: a download ends early when nobody has any more what follows the state that it brings: that
+state would be of no use. What comes may end short of where the run is, where more cannot be held at
+once: then steps are made of it, and from there on the run is followed anew.
 
 Easy to get wrong: a link that is too slow is told so with figures, and is not the donors' fault.
 """
@@ -40,7 +41,7 @@ MOST_TIMES_LOST = 3  # in one fetch: then what it does is of no use, whatever th
 
 @dataclass(frozen=True)
 class Followed:
-    """What leads from this peer's own state to where the run is."""
+    """What leads from this peer's own state to where the run is, or towards it."""
 
     results: tuple[CommittedResult, ...]
     bytes_from: Mapping[PeerId, int]
@@ -57,8 +58,9 @@ async def follow_run(
     settings: FetchSettings | None = None,
     paces: Paces | None = None,
 ) -> Followed | None:
-    """What leads from the state `mine` to where most of the up-to-date peers are, if they have it
-    all; None if not: then a state is to be fetched. `paces` are those of earlier fetches."""
+    """What leads from the state `mine` to where most of the up-to-date peers are, or as much of it
+    as may be held, if they have it all; None if not: then a state is to be fetched. `paces` are
+    those of earlier fetches."""
     account, began = Account(rpc, settings or FetchSettings(), paces), trio.current_time()
 
     def latest() -> Choice | None:
@@ -101,25 +103,34 @@ class DownloadAndFollow:
         manifest: Manifest,
         latest: Callable[[], Choice | None],
     ) -> bool:
-        """Whether the state is whole, and its results lead to where the run is."""
+        """Whether the state is whole, and its results lead to where the run is, or as far as they
+        may be held. TooSlow where it would always stay behind."""
         if self._layouts is None:
             return await download.run()
         wanted = FollowWanted(manifest.run, self._layouts, _room(manifest.stream_bytes))
         start = Lineage(manifest.epoch, manifest.history)
         following = Following(self._account, wanted, start, latest)
-        is_whole = False
+        is_whole = is_of_use = False
         failure: PotluckError | None = None
+
+        async def follow() -> None:
+            await following.run()
+            if not is_whole:
+                nursery.cancel_scope.cancel()  # it would be of no use
+
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow, following, nursery.cancel_scope)
+            nursery.start_soon(follow)
             nursery.start_soon(self._watch, following, manifest, latest)
             try:
-                is_whole = await download.run() and await following.caught_up()
+                is_whole = await download.run()
+                is_of_use = is_whole and await following.caught_up()
             except PotluckError as error:
                 failure = error  # raised below, where no nursery wraps it
             nursery.cancel_scope.cancel()
         self.results = tuple(following.results)
-        if not is_whole:
-            self._times_lost += following.is_lost
+        if not is_of_use:
+            self._times_lost += following.is_lost or following.is_full
+        if not is_of_use or following.is_full:
             failure = failure or self._error(following, manifest)
         if failure is None and self._times_lost >= MOST_TIMES_LOST:
             failure = FetchFailed(
@@ -130,11 +141,7 @@ class DownloadAndFollow:
             )
         if failure is not None:
             raise failure
-        return is_whole
-
-    async def _follow(self, following: Following, downloading: trio.CancelScope) -> None:
-        await following.run()
-        downloading.cancel()  # nobody has what follows: the state is of no use
+        return is_of_use
 
     async def _watch(
         self, following: Following, manifest: Manifest, latest: Callable[[], Choice | None]
@@ -143,7 +150,7 @@ class DownloadAndFollow:
         while True:
             choice = latest()
             if choice is not None:
-                self._keeping_up.saw(choice.epoch)
+                self._keeping_up.saw(choice.epoch, trio.current_time())
             error = self._error(following, manifest)
             if error is not None and self._too_slow is not None:
                 log.warning("%s", error.what)

@@ -18,9 +18,16 @@ from node.simulated_network import (
     WorldSettings,
     run_simulation,
 )
+from protocols.accumulation import results_kept, state_with_results
 from protocols.accumulation.committed_result import Made, usual_bytes
 from protocols.accumulation.forks import Lineage
-from protocols.accumulation.keeping_up import Demand, TooSlow
+from protocols.accumulation.keeping_up import (
+    MOST_OF_LINK,
+    ROOM_OF_STATE,
+    Demand,
+    KeepingUp,
+    TooSlow,
+)
 from protocols.accumulation.results_kept import FOLLOWED_SECONDS, STEPS_FOLLOWED, Offered
 from protocols.accumulation.state_fetching import StateSource
 from protocols.accumulation.state_messages import (
@@ -87,6 +94,35 @@ def test_a_newcomer_whose_fetch_takes_three_epochs_gets_in() -> None:
     with_newcomer(scenario)
 
 
+@pytest.mark.slow
+def test_a_newcomer_whose_link_carries_little_more_than_the_results_gets_in_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It cannot hold all that it needs at once: it makes steps of what it has, and goes on."""
+    for module in (results_kept, state_with_results):
+        monkeypatch.setattr(module, "ROOM_OF_SMALL_BYTES", 0)
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS)
+        newcomer, takes = RunMember(seed=1), 1
+        fetched = await run.fetch(rpc, newcomer)
+        held = sum(len(one.memory) for one in fetched.results)
+        assert STATE_BYTES < held <= ROOM_OF_STATE * len(fetched.state.memory)
+        newcomer.take(fetched.state, fetched.results)
+        while newcomer.at != run.at:
+            followed = await follow_run(rpc, run.sources, newcomer.look(), newcomer.layouts)
+            assert followed is not None
+            newcomer.take(None, followed.results)
+            takes += 1
+        check_is_there(run, newcomer)
+        assert takes >= 2
+        assert run.told == []
+
+    with_newcomer(scenario, bytes_per_second=1.4 * RESULT_BYTES / EPOCH_SECONDS)
+
+
 @pytest.mark.parametrize(("epoch_seconds", "slot_seconds"), [(0.15, 1.0), (0.03, 0.15)])
 def test_a_newcomer_gets_into_a_run_whose_states_are_over_before_it_hears_of_them(
     epoch_seconds: float, slot_seconds: float
@@ -145,7 +181,7 @@ def test_who_can_never_keep_up_is_told_what_would_be_enough() -> None:
         newcomer = RunMember(seed=1)
         with pytest.raises(TooSlow) as raised:
             await run.fetch(rpc, newcomer)
-        needed = 1.5 * RESULT_BYTES / EPOCH_SECONDS
+        needed = RESULT_BYTES / EPOCH_SECONDS / MOST_OF_LINK
         assert raised.value.needed_bytes_per_second == pytest.approx(needed, rel=0.15)
         assert raised.value.bytes_per_second < RESULT_BYTES / EPOCH_SECONDS
         assert "would need" in run.told[0].what  # long before it was over
@@ -370,6 +406,27 @@ def test_results_over_a_grid_are_not_kept() -> None:
     assert len(member.results) == 0
 
 
-def test_what_is_needed_is_a_result_and_a_half_for_each_step_or_a_state() -> None:
-    assert Demand(300, 20, 10.0).needed_bytes_per_second == pytest.approx(3.0)
+def test_what_is_needed_is_a_little_more_than_a_result_for_each_step_or_a_state() -> None:
+    assert Demand(300, 18, 10.0).needed_bytes_per_second == pytest.approx(2.0)
     assert Demand(300, 0, 10.0).needed_bytes_per_second == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("into_a_step", [0.01, 0.5, 0.99])
+def test_how_long_a_step_takes_does_not_depend_on_when_the_fetch_began(into_a_step: float) -> None:
+    """A link that carries a result in 9 s, of steps that take 10 s, is not called too slow in any
+    of the following ones; one that needs 10 s is, in the third at the latest."""
+    for speed, is_enough in ((1000 / 8.9, True), (1000 / 10.0, False)):
+        keeping_up, told = KeepingUp(0.0), 0
+        for tenth in range(400):
+            now = tenth / 10
+            keeping_up.saw(7 + int(now / 10.0 + into_a_step), now)
+            told += keeping_up.too_slow(now, int(speed * now), 1000, 1000) is not None
+        assert bool(told) is not is_enough
+
+
+def test_a_run_that_has_stopped_after_two_steps_close_together_is_not_called_fast() -> None:
+    keeping_up = KeepingUp(0.0)
+    for now, epoch in ((0.0, 1), (1.0, 2), (1.5, 3), (30.0, 3)):
+        keeping_up.saw(epoch, now)
+    assert keeping_up.too_slow(30.0, 3000, 1000, 1000) is None
+    assert keeping_up.too_slow(30.0, 1500, 1000, 1000) is not None
