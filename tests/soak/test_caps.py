@@ -1,4 +1,4 @@
-"""A volunteer's caps, measured from outside for six minutes: needs root, and a machine at rest.
+"""A volunteer's caps, measured from outside for eight minutes: needs root, and a machine at rest.
 
 Its short form is tests/processes/test_capped_volunteers.py, which goes without measuring.
 """
