@@ -19,11 +19,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="stop computing for a while, and stay in the run",
         description="Have the node that trains in this home compute nothing until `potluck "
         "resume`, or for as long as --for says. The others are told, and nobody waits for it or "
-        "fetches from it. What is under way is finished first (a batch, a round, a state that is "
-        "being fetched), which takes seconds on most links. Memory that only computing needs is "
-        "given back, a GPU's as well; the model and its optimizer's state stay (`potluck leave` "
-        "gives back everything). A pause outlives a restart. Pausing again replaces it. Exit code "
-        "4 when no node trains here.",
+        "fetches from it. What is under way is finished first (a batch, a round), which takes "
+        "seconds on most links; a state that is being fetched is left, and gone on with "
+        "afterwards. Memory that only computing needs is given back, a GPU's as well; the model "
+        "and its optimizer's state stay (`potluck leave` gives back everything). A pause outlives "
+        "a restart. Pausing again replaces it. Exit code 4 when no node trains here.",
         example="potluck pause\npotluck pause --for 2h\npotluck pause --for 30min --json",
     )
     parser.add_argument(

@@ -36,6 +36,7 @@ from node.trainer.happenings import Began, LossSeen, Notice, Paused, Resumed, Ru
 from node.trainer.out_of_memory import is_out_of_memory
 from node.trainer.parameters_digest import digest_of
 from node.trainer.phases import NETWORK
+from node.trainer.resting import Resting
 from node.trainer.session import Session
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.events import GradientsDropped
@@ -71,6 +72,7 @@ class Loop:
         self._definition, self._task, self._session = definition, task, session
         self._batch_size, self._share = batch_size, share
         self._keeps_only = keeps_only
+        self._resting = Resting(session)
         self._position_file = position_file
         self._batches: Batches | None = None
         self._position_kept = time.monotonic()
@@ -87,8 +89,10 @@ class Loop:
 
         CollaborationEnded when the collaboration ends first.
         """
-        if self._rests():  # since a moment ago: nothing is fetched for it
+        if self._resting.is_wanted():  # since a moment ago: nothing is fetched for it
             self._session.gate.wait()
+        bridge.rest = self._resting
+        self._session.gate.watch(bridge.rest_changed)
         optimizer = self._enter(bridge)
         self._session.happened(Began(self._definition.name, optimizer.epoch))
         if self._keeps_only:
@@ -96,7 +100,7 @@ class Loop:
             return
         with suppress(ReadingStopped):
             while self._goes_on(optimizer):
-                if self._rests():
+                if self._resting.is_wanted():
                     self._rest(optimizer)
                 else:
                     self._read_with(optimizer, self._size())
@@ -144,7 +148,7 @@ class Loop:
                 while self._goes_on(optimizer) and self._size() == size:
                     if self._session.gate.is_open:
                         self._batch(optimizer, next(batches))
-                    elif self._rests() and batches.position() is not None:
+                    elif self._resting.is_wanted() and batches.position() is not None:
                         break
                     else:
                         self._rest(optimizer)
@@ -204,11 +208,6 @@ class Loop:
             self._session.happened(LossSeen(epoch, mean, self._counted))
         self._losses, self._counted = 0.0, 0
 
-    def _rests(self) -> bool:
-        """Whether there is another reason not to compute than a network that is gone: that comes
-        back at any moment, and is no reason to give anything back."""
-        return any(one.name != NETWORK for one in self._session.gate.reasons())
-
     def _rest(self, optimizer: CollaborativeOptimizer) -> None:
         """The gate is closed: until it opens, nobody counts on this peer."""
         session, began = self._session, time.monotonic()
@@ -218,6 +217,8 @@ class Loop:
             optimizer.see_out(ROUND_PATIENCE_SECONDS)  # or the others would wait for it in vain
             if optimizer.epoch != before:
                 self._tell_loss(optimizer.epoch)
+            if session.gate.is_open:  # the rest was seen out where a state was to be fetched
+                return
         reasons = tuple(one.words for one in closed if one.name != NETWORK)
         if reasons:
             session.happened(Paused(reasons))

@@ -43,7 +43,7 @@ from protocols.accumulation.state_with_results import Followed
 from protocols.accumulation.training_description import TrainingDescription
 from protocols.accumulation.training_state import LiveState
 from protocols.accumulation.waiting import Answer
-from protocols.errors import ProtocolMisuse
+from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
 from protocols.moshpit.outcome import Outcome
 from protocols.moshpit.vector import Vector
@@ -98,6 +98,20 @@ class FetchWanted:
     history: bytes | None
     layouts: ResultLayouts
     too_slow: Callable[[TooSlow], None]
+    is_unwanted: Callable[[], bool] = lambda: False
+    """Whether the owner wants this peer to rest instead, since a moment ago. Any thread."""
+
+
+class FetchCut(PotluckError):
+    """What was being fetched is left where it is: the owner wants this peer to rest."""
+
+
+class Rest(Protocol):
+    """What the owner of this peer wants: a pause, a schedule, a quota. `is_wanted` may be called in
+    any thread and never waits; `see_out` waits, in the training thread, until it is over."""
+
+    def is_wanted(self) -> bool: ...
+    def see_out(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -125,6 +139,7 @@ class FarSide(Protocol):
     def wait_for_news(self, seconds: float, answer: Answer[Estimate]) -> None: ...
     def sleep(self, seconds: float, answer: Answer[None]) -> None: ...
     def fetch(self, wanted: FetchWanted, answer: Answer[Fetched | Followed]) -> None: ...
+    def cut_fetch(self) -> None: ...
     def describe(
         self, peers: Sequence[PeerId], answer: Answer[TrainingDescription | None]
     ) -> None: ...
@@ -157,6 +172,8 @@ class Bridge:
         """Who keeps the run's checkpoints at this peer, if anybody does."""
         self.begins = True
         """CollaborationSettings.begins."""
+        self.rest: Rest | None = None
+        """What the owner of this peer has to say in it, if anything; set before it is entered."""
         self._token = token
         self._far: FarSide | None = None
         self._lock = threading.Lock()
@@ -228,7 +245,7 @@ class Bridge:
 
     def fetch(self, wanted: FetchWanted) -> Answer[Fetched | Followed]:
         """A verified state, or what leads on from the present one. The answer fails with what
-        befell each source."""
+        befell each source; with FetchCut where the owner wants a rest."""
         answer = self._answer(Answer[Fetched | Followed]("a state"))
         self._post(self._far_side().fetch, wanted, answer)
         return answer
@@ -282,6 +299,14 @@ class Bridge:
         entered = self._entered_at
         seconds = 0.0 if entered is None else time.monotonic() - entered
         return BridgeStatistics(seconds, self._waited_seconds)
+
+    # -- for any thread
+
+    def rest_changed(self) -> None:
+        """Its owner wants another thing now. Never waits; raises nothing, also after the end."""
+        if self.rest is not None and self.rest.is_wanted():
+            with suppress(CollaborationEnded):
+                self._post(self._far_side().cut_fetch)
 
     # -- for trio's thread
 

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protocols.accumulation.bridge import Bridge, Entry, FetchWanted
+from protocols.accumulation.bridge import Bridge, Entry, FetchCut, FetchWanted, Rest
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import (
     CaughtUp,
@@ -209,9 +209,11 @@ class Driver:
                 raise AssertionError(f"{effect} is done where it comes about")
 
     def _fetch(self, effect: Fetch) -> list[Effect]:
-        """The run is elsewhere: take its state."""
+        """The run is elsewhere: take its state, unless this peer is to rest."""
         bridge, standing = self._bridge, self.standing
-        epoch = standing.life.epoch
+        epoch, rest = standing.life.epoch, bridge.rest
+        if rest is not None and rest.is_wanted():
+            return self._see_out(rest)
         bridge.tell(FellBehind(epoch, effect.at_least_epoch, effect.reason))
         wanted = FetchWanted(
             standing.look(),
@@ -220,6 +222,7 @@ class Driver:
             effect.history,
             standing.results.layouts,
             lambda error: bridge.tell(_told_too_slow(epoch, error)),
+            (lambda: False) if rest is None else rest.is_wanted,
         )
         try:
             with bridge.waiting():
@@ -228,6 +231,9 @@ class Driver:
             seen = standing.take_state(state, fetched.results)
         except CollaborationEnded:
             raise
+        except FetchCut:
+            assert rest is not None
+            return self._see_out(rest)
         except PotluckError as error:
             if isinstance(error, StateRefused | MalformedMessage):
                 if self._is_of_the_run(effect):
@@ -254,6 +260,16 @@ class Driver:
             )
         )
         return standing.tell(Fetched(now_at, history))
+
+    def _see_out(self, rest: Rest) -> list[Effect]:
+        """Where the run is, is looked at afterwards. Nobody is told anything of this peer until
+        then, and what has come of a state is kept."""
+        self._bridge.set_away(is_away=True)
+        with self._bridge.waiting():
+            rest.see_out()
+        self._bridge.set_away(is_away=False)
+        self._retry_seconds = FIRST_RETRY_SECONDS
+        return self.standing.tell(FetchFailed("Its owner wanted this peer to rest."))
 
     def _is_of_the_run(self, effect: Fetch) -> bool:
         """Whether most of the others are there: then a state that cannot be taken is the run's, and

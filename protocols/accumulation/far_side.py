@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import trio
 
-from protocols.accumulation.bridge import Entry, FetchWanted, Wanted
+from protocols.accumulation.bridge import Entry, FetchCut, FetchWanted, Wanted
 from protocols.accumulation.describing import described_by, serve_description
 from protocols.accumulation.events import Event, FellBehind
 from protocols.accumulation.keeping_up import TooSlow
@@ -74,6 +74,8 @@ class NetworkSide:
         self._kept = KeptPieces(settings.fetching_folder)
         self._paces = Paces()
         self._slot: ProgressSlot | None = None
+        self._fetching = trio.CancelScope()
+        """Of the fetch that is under way, or was the last one."""
         self._subscribers: list[trio.MemorySendChannel[Event]] = []
 
     # -- in any thread
@@ -107,6 +109,9 @@ class NetworkSide:
 
     def fetch(self, wanted: FetchWanted, answer: Answer[Fetched | Followed]) -> None:
         self._begin(answer, lambda: self._fetch(wanted))
+
+    def cut_fetch(self) -> None:
+        self._fetching.cancel()
 
     def describe(self, peers: Sequence[PeerId], answer: Answer[TrainingDescription | None]) -> None:
         self._begin(answer, lambda: self._describe(peers))
@@ -202,6 +207,15 @@ class NetworkSide:
         return self.estimate()
 
     async def _fetch(self, wanted: FetchWanted) -> Fetched | Followed:
+        if not wanted.is_unwanted():
+            with trio.CancelScope() as self._fetching:
+                return await self._fetch_on(wanted)
+        raise FetchCut(
+            "What was being fetched is left where it is.",
+            why="The owner of this peer wants it to rest.",
+        )
+
+    async def _fetch_on(self, wanted: FetchWanted) -> Fetched | Followed:
         fetched: Fetched | Followed | PotluckError
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._entered().look_often)
