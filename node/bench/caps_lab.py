@@ -25,16 +25,12 @@ from typing import Any, Final
 import trio
 
 from node.bench.caps_meter import Meter
-from node.bench.caps_peer import LEAVE_SECONDS
 from node.bench.processes import BenchFailed, BenchProcess, open_process
 
 HOST: Final = "10.79.0.1"
 NET_BITS: Final = 24
 PORT: Final = 4001  # in a network of one's own no port is taken
 KEEPER: Final = ("-m", "node.bench.caps_peer")
-KEEPER_END_SECONDS: Final = 2.0 + LEAVE_SECONDS
-"""It waits for what it has started, which would write into a folder that is gone by then."""
-
 LOOK_SECONDS: Final = 0.1  # between two looks at what a process has said
 COMMAND_SECONDS: Final = 60.0
 LINES_SHOWN: Final = 12  # of what a process said last, where something fails
@@ -139,7 +135,7 @@ async def open_lab(folder: Path, names: tuple[str, ...]) -> AsyncIterator[list[P
 
 
 async def _keep(name: str, task_status: Any) -> None:
-    async with open_process(name, KEEPER, end_seconds=KEEPER_END_SECONDS) as keeper:
+    async with open_process(name, KEEPER) as keeper:
         task_status.started(keeper)
         await trio.sleep_forever()
 

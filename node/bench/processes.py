@@ -51,9 +51,9 @@ class Running(Protocol):
 class BenchProcess:
     """One process. Made by `open_process`, or a `PeerFork`."""
 
-    def __init__(self, name: str, process: Running, end_seconds: float = END_SECONDS) -> None:
+    def __init__(self, name: str, process: Running) -> None:
         self.name = name
-        self._process, self._end_seconds = process, end_seconds
+        self._process = process
         self._unread = bytearray()
         self.introduction: dict[str, Any] = {}
 
@@ -122,7 +122,7 @@ class BenchProcess:
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
                     await pipe.aclose()
-            with trio.move_on_after(self._end_seconds):
+            with trio.move_on_after(END_SECONDS):
                 await self._process.wait()
             if self._process.returncode is None:
                 self._process.kill()
@@ -131,13 +131,9 @@ class BenchProcess:
 
 @asynccontextmanager
 async def open_process(
-    name: str,
-    words: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    end_seconds: float = END_SECONDS,
+    name: str, words: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[BenchProcess]:
-    """`python WORDS…`, once it has introduced itself, until the block is left. It is given so many
-    seconds to end."""
+    """`python WORDS…`, once it has introduced itself, until the block is left."""
     process = BenchProcess(
         name,
         await trio.lowlevel.open_process(
@@ -146,7 +142,6 @@ async def open_process(
             stdout=subprocess.PIPE,
             env=environment,
         ),
-        end_seconds,
     )
     try:
         process.introduction = await process.answer("start", START_SECONDS)

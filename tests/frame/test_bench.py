@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import trio
 
 from node.bench.figures import AUTH_NAMES, FIGURES, NAMES, Samples
 from node.bench.pouring import BLOCK_CHUNKS, CHUNK_BYTES, make_block
-from node.bench.processes import END_SECONDS, BenchFailed, introduce, open_peer, open_process
+from node.bench.processes import BenchFailed, introduce, open_peer, open_process
 from node.bench.transport import MEASUREMENTS, Effort, measure_transport
 from tests.waiting import PATIENCE_SECONDS
 
@@ -132,16 +131,6 @@ async def test_a_process_that_does_not_end_is_killed() -> None:
             number = process.process_id
     with pytest.raises(ProcessLookupError):
         os.kill(number, 0)
-
-
-@pytest.mark.slow  # it takes longer than others are given
-async def test_a_process_that_has_others_to_wait_for_is_given_the_time_to(tmp_path: Path) -> None:
-    done = tmp_path / "done"
-    script = "import sys, time; print('{}', flush=True); sys.stdin.read(); "
-    script += f"time.sleep({END_SECONDS + 0.5}); open({str(done)!r}, 'x').close()"
-    async with open_process("it", ["-c", script], end_seconds=PATIENCE_SECONDS):
-        pass
-    assert done.exists()
 
 
 TWO_PEERS = """
