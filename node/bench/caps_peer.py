@@ -4,7 +4,8 @@ It leaves the machine's network for an empty one, is given a cable by whoever as
 it is told to there: the very command that a person types. What that says goes to files.
 
 Promise: when the keeper's stdin ends, which it does also if the bench is killed, what it has
-started is told to leave, and killed if it does not.
+started is told to leave, and killed if it does not at once: its folder goes next, and whoever
+writes into it later leaves it there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from node.bench.orders import obey
 from node.bench.own_network import configure_network, leave_for_own_network
 
 LEAVE_SECONDS: Final = 6.0  # a Ctrl-C promises five
+ABANDONED_SECONDS: Final = 1.0  # the bench itself promises to be gone within five
 
 
 class CapsPeer:
@@ -54,14 +56,14 @@ class CapsPeer:
         """Have it leave; its exit code."""
         return {"exit_code": self.end_child()}
 
-    def end_child(self) -> int | None:
+    def end_child(self, seconds: float = LEAVE_SECONDS) -> int | None:
         child = self._child
         if child is None:
             return None
         if child.poll() is None:
             child.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
-                child.wait(LEAVE_SECONDS)
+                child.wait(seconds)
         if child.poll() is None:
             child.kill()
         return child.wait()
@@ -82,7 +84,7 @@ def main() -> None:
     try:
         trio.run(obey, peer)
     finally:
-        peer.end_child()
+        peer.end_child(ABANDONED_SECONDS)
 
 
 if __name__ == "__main__":
