@@ -32,7 +32,7 @@ from node.trainer.batch_size import BatchSize
 from node.trainer.compiler_kept_out import keep_the_compiler_out
 from node.trainer.departure import ROUND_PATIENCE_SECONDS
 from node.trainer.giving_back import give_back_memory
-from node.trainer.happenings import Began, LossSeen, Notice, Paused, Resumed, RunComplete
+from node.trainer.happenings import Began, LossSeen, Notice, RunComplete
 from node.trainer.out_of_memory import is_out_of_memory
 from node.trainer.parameters_digest import digest_of
 from node.trainer.phases import NETWORK
@@ -210,7 +210,7 @@ class Loop:
 
     def _rest(self, optimizer: CollaborativeOptimizer) -> None:
         """The gate is closed: until it opens, nobody counts on this peer."""
-        session, began = self._session, time.monotonic()
+        session = self._session
         closed = session.gate.reasons()
         if not any(one.name == NETWORK for one in closed):  # else nobody can be brought anything
             before = optimizer.epoch
@@ -219,16 +219,11 @@ class Loop:
                 self._tell_loss(optimizer.epoch)
             if session.gate.is_open:  # the rest was seen out where a state was to be fetched
                 return
-        reasons = tuple(one.words for one in closed if one.name != NETWORK)
-        if reasons:
-            session.happened(Paused(reasons))
-        with optimizer.away():
-            if reasons:
+        with self._resting.told() as is_rest, optimizer.away():
+            if is_rest:
                 optimizer.zero_grad()
                 give_back_memory()
             session.gate.wait()
-        if reasons:
-            session.happened(Resumed(round(time.monotonic() - began, 3)))
 
     def _wait_for_the_end(self, optimizer: CollaborativeOptimizer, bridge: Bridge) -> None:
         """The run is complete. The keeper stays, for whoever wants the result; volunteers leave,

@@ -3,6 +3,7 @@
     resting = Resting(session)
     resting.is_wanted()                # any thread
     resting.see_out()                  # the training thread: tells of it, and waits
+    with resting.told() as is_rest:    # the same, where there is more to do in it
 
 Easy to get wrong: a network that is gone closes the same gate, and is no rest: it comes back at any
 moment, and is no reason to give anything back, or to leave what is being fetched.
@@ -11,6 +12,8 @@ moment, and is no reason to give anything back, or to leave what is being fetche
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from node.trainer.giving_back import give_back_memory
 from node.trainer.happenings import Paused, Resumed
@@ -33,10 +36,18 @@ class Resting:
         return tuple(one.words for one in closed if one.name != NETWORK)
 
     def see_out(self) -> None:
+        with self.told() as is_rest:
+            if is_rest:
+                give_back_memory()
+            self._session.gate.wait()
+
+    @contextmanager
+    def told(self) -> Iterator[bool]:
+        """Tells when the block begins and ends, unless only the network is gone: whether it is a
+        rest."""
         reasons, began = self.reasons(), time.monotonic()
         if reasons:
             self._session.happened(Paused(reasons))
-        give_back_memory()
-        self._session.gate.wait()
+        yield bool(reasons)
         if reasons:
             self._session.happened(Resumed(round(time.monotonic() - began, 3)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -12,14 +10,12 @@ import torch
 import trio
 
 from node.checkpoints import Checkpoints
-from node.run.building import build_task
 from node.run.definition import read_definition
-from node.simulated_network import SimulatedNetwork, SimulatedWorld
+from node.simulated_network import SimulatedWorld
 from node.trainer.happenings import RunComplete
 from node.trainer.options import TrainerOptions
-from node.trainer.trainer import train_run
 from tests.runs.definitions import with_line
-from tests.trainer.training_nodes import TrainingNode, training_node
+from tests.trainer.training_nodes import TrainingNode, training_in
 from tests.waiting import PATIENCE_SECONDS, until
 
 STEPS: Final = 6
@@ -28,20 +24,6 @@ DEFINITION: Final = read_definition(
     with_line(f"steps = {STEPS}\ndelayed = true")
     + b"[averaging]\ngrace_seconds = 1.0\nround_seconds = 20.0\n"
 )
-
-
-@asynccontextmanager
-async def training(
-    world: SimulatedWorld, name: str, home: Path, options: TrainerOptions, *bootstrap: str
-) -> AsyncIterator[TrainingNode]:
-    async def train(one: TrainingNode) -> None:
-        task = build_task(DEFINITION, peer=name)
-        await train_run(one.node, DEFINITION, task, options, one.session)
-
-    async with training_node(world, name, home, train, *bootstrap) as one:
-        yield one
-        one.session.departure.leave(at_once=True)
-        one.session.gate.end()
 
 
 def complete(one: TrainingNode) -> RunComplete | None:
@@ -60,14 +42,13 @@ async def test_volunteers_do_not_leave_with_a_last_step_that_the_keeper_is_witho
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
             SimulatedWorld(seed=1) as world,
-            training(world, "keeper", tmp_path / "keeper", keeps) as keeper,
+            training_in(world, DEFINITION, "keeper", tmp_path / "keeper", keeps) as keeper,
         ):
-            network = keeper.node.network
-            assert isinstance(network, SimulatedNetwork)
+            network = keeper.network
             (address, *_) = network.addresses()
             async with (
-                training(world, "ann", tmp_path / "ann", volunteer, address) as ann,
-                training(world, "ben", tmp_path / "ben", volunteer, address) as ben,
+                training_in(world, DEFINITION, "ann", tmp_path / "ann", volunteer, address) as ann,
+                training_in(world, DEFINITION, "ben", tmp_path / "ben", volunteer, address) as ben,
             ):
                 await until(
                     lambda: ann.shown.kinds().count("StepTaken") >= STOPPED_AT, PATIENCE_SECONDS

@@ -2,6 +2,8 @@
 
     async with training_node(world, "ann", home, train) as ann:
         await ann.until("Began")
+    async with training_in(world, definition, "ben", home, TrainerOptions(), address) as ben:
+        ...                                              # told to leave at the end of the block
 
 Easy to get wrong: the training thread may wait for what only the test would give it. Before the
 block is left, its departure has to be wanted, and its gate ended.
@@ -18,8 +20,12 @@ import trio
 
 from node.configuration import read_configuration
 from node.node import Node
-from node.simulated_network import SimulatedWorld
+from node.run.building import build_task
+from node.run.definition import RunDefinition
+from node.simulated_network import SimulatedNetwork, SimulatedWorld
+from node.trainer.options import TrainerOptions
 from node.trainer.session import Session
+from node.trainer.trainer import train_run
 from tests.access.members import running_node, write_key
 from tests.trainer.recorded import Recorded
 from tests.waiting import PATIENCE_SECONDS, until
@@ -34,6 +40,11 @@ class TrainingNode:
     shown: Recorded
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     ended: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def network(self) -> SimulatedNetwork:
+        assert isinstance(self.node.network, SimulatedNetwork)
+        return self.node.network
 
     async def until(self, kind: str) -> None:
         await until(lambda: kind in self.shown.kinds(), PATIENCE_SECONDS)
@@ -62,3 +73,24 @@ async def training_node(
 
         nursery.start_soon(to_the_end)
         yield one
+
+
+@asynccontextmanager
+async def training_in(
+    world: SimulatedWorld,
+    definition: RunDefinition,
+    name: str,
+    home: Path,
+    options: TrainerOptions,
+    *bootstrap: str,
+) -> AsyncIterator[TrainingNode]:
+    """A node that trains what is defined, and leaves at once when the block is left."""
+
+    async def train(one: TrainingNode) -> None:
+        task = build_task(definition, peer=name)
+        await train_run(one.node, definition, task, options, one.session)
+
+    async with training_node(world, name, home, train, *bootstrap) as one:
+        yield one
+        one.session.departure.leave(at_once=True)
+        one.session.gate.end()
