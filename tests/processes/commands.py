@@ -27,13 +27,13 @@ _PYTHON_NEVER_STARTED: Final = "Fatal Python error: init"
 
 
 @asynccontextmanager
-async def running_command(place: Path, *arguments: str) -> AsyncIterator[Child]:
+async def running_command(place: Path, *arguments: str, **variables: str) -> AsyncIterator[Child]:
     """`potluck` with these arguments; its home is place/home, its standard error place/errors."""
     home = place / "home"
     command = [sys.executable, "-m", "node", *arguments]
     with (place / "errors").open("ab") as errors:
         async with started(
-            command, {"POTLUCK_HOME": str(home)}, errors_to=errors.fileno()
+            command, {"POTLUCK_HOME": str(home)} | variables, errors_to=errors.fileno()
         ) as child:
             child.errors_file = place / "errors"
             yield child

@@ -69,7 +69,8 @@ async def test_nobody_outlives_a_bench_that_is_killed_not_even_who_is_stopped(
     tmp_path: Path,
 ) -> None:
     words = ("bench", "averaging", "--numel", "1e4", "--rounds", "100000")
-    async with running_command(tmp_path, *words) as bench:
+    folder = str(tmp_path)  # who is killed leaves its temporary folder where it is
+    async with running_command(tmp_path, *words, TMPDIR=folder) as bench:
         assert bench.errors_file is not None
         with trio.fail_after(START_SECONDS):
             while "round 2 of" not in bench.errors_file.read_text():  # noqa: ASYNC110
