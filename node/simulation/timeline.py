@@ -67,7 +67,7 @@ class Timeline:
             if time == math.inf:
                 return
             if tick_seconds:
-                time = math.ceil(time / tick_seconds) * tick_seconds
+                time = _next_tick(time, tick_seconds)
             if time > now:
                 clock.jump(time - now)
             self._now = clock.current_time()
@@ -93,6 +93,15 @@ class Timeline:
             _, _, call, arguments = heapq.heappop(heap)
             self.calls_made += 1
             call(*arguments)
+
+
+def _next_tick(time: float, tick_seconds: float) -> float:
+    """The first whole tick that is not before `time`. The quotient is rounded: for a time that is
+    a hair past a tick it may be that tick, and a clock that went there would never get past it."""
+    ticks = math.ceil(time / tick_seconds)
+    while ticks * tick_seconds < time:
+        ticks += 1
+    return ticks * tick_seconds
 
 
 def _abort(_: object) -> trio.lowlevel.Abort:
