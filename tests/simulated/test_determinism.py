@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -78,9 +79,52 @@ def test_a_trace_is_the_same_in_another_process_with_another_hash_seed(hash_seed
 
 
 def test_the_scheduler_is_put_back_as_it_was() -> None:
-    allowed, state = trio_run._ALLOW_DETERMINISTIC_SCHEDULING, trio_run._r.getstate()
+    def in_place() -> tuple[object, ...]:
+        runner = trio_run
+        adds = runner.Deadlines.add
+        return (
+            runner._ALLOW_DETERMINISTIC_SCHEDULING,
+            runner._r.getstate(),
+            runner.CancelStatus,
+            adds,
+        )
+
+    before = in_place()
     run_simulation(gossip, seed=3, settings=SETTINGS)
-    assert (trio_run._ALLOW_DETERMINISTIC_SCHEDULING, trio_run._r.getstate()) == (allowed, state)
+    assert in_place() == before
+
+
+def told_to_end(*, by_a_deadline: bool) -> list[int]:
+    """Which of many tasks, in the order in which they were begun, is told first that it is
+    cancelled: all by one nursery, or each by a deadline of its own at the same moment."""
+    told: list[int] = []
+
+    async def wait(number: int) -> None:
+        def abort(_: object) -> trio.lowlevel.Abort:
+            told.append(number)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        with trio.move_on_at(1.0 if by_a_deadline else math.inf):
+            await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def scenario(_world: SimulatedWorld) -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(50):
+                nursery.start_soon(wait, number)
+            await trio.sleep(0.5)
+            if not by_a_deadline:
+                nursery.cancel_scope.cancel()
+
+    run_simulation(scenario)
+    return told
+
+
+@pytest.mark.parametrize("by_a_deadline", [False, True], ids=["nursery", "deadlines"])
+def test_cancelled_tasks_are_told_in_the_same_order_in_every_run(*, by_a_deadline: bool) -> None:
+    """A call that is cancelled tells the other side at once, so it matters who is told first."""
+    orders = [told_to_end(by_a_deadline=by_a_deadline) for _ in range(4)]
+    assert len(orders[0]) == 50
+    assert orders.count(orders[0]) == 4
 
 
 if __name__ == "__main__":
