@@ -44,6 +44,8 @@ HEAVY_ROOMS = (
     "node.run.building",
     "node.run.batches",
     "node.run.spreading",
+    "node.simulation.virtual_run",
+    "node.simulation.virtual_trainer",
     # Processes of their own, which hold tensors; no command loads them
     "node.bench.averaging_peer",
     "node.bench.shaped_peer",

@@ -1,4 +1,4 @@
-"""`potluck simulate`: what thousands of nodes would do, on one machine and in virtual time."""
+"""`potluck simulate`: what many nodes would do, on one machine and in virtual time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIGURES = {
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.commands import simulate_moshpit
+    from node.commands import simulate_moshpit, simulate_run
     from node.commands.parser import CommandParser
 
     parser = subparsers.add_parser(
@@ -48,6 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     _add_dht(kinds)
     simulate_moshpit.add_parser(kinds)
+    simulate_run.add_parser(kinds)
 
 
 def _add_dht(kinds: Subparsers) -> None:
@@ -107,11 +108,15 @@ def _add_dht(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.kind == "moshpit":
-        from node.commands import simulate_moshpit
+    from node.commands import simulate_moshpit, simulate_run
 
-        return simulate_moshpit.run(arguments)
-    return _run_dht(arguments)
+    match arguments.kind:
+        case "moshpit":
+            return simulate_moshpit.run(arguments)
+        case "run":
+            return simulate_run.run(arguments)
+        case _:
+            return _run_dht(arguments)
 
 
 def _run_dht(arguments: argparse.Namespace) -> int:

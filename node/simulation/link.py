@@ -150,6 +150,7 @@ class LinkEnd:
         self._last_arrival = arrival
         if size:
             self.bytes_sent += size
+            self.node.bytes_sent += size
             self.send_rate.record(now, size)
         message = Message(now, kind, size, deliver, arguments)
         self._timeline.at(arrival, self._arrive, message)

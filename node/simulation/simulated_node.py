@@ -78,6 +78,7 @@ class SimulatedNetwork(Network):
         self._running: dict[int, trio.CancelScope] = {}
         self._runs = 0
         self.messages_sent = 0  # to the wire, goodbyes apart
+        self.bytes_sent = 0  # on all links, those that have ended too
         self._fates: dict[int, Callable[[], None]] = {}  # what happens instead of which message
 
     def __repr__(self) -> str:

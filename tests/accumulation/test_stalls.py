@@ -8,7 +8,7 @@ import trio
 from node.simulated_network import SimulatedWorld, run_simulation
 from node.simulation.link_model import LinkSettings
 from node.simulation.settings import WorldSettings
-from tests.accumulation.virtual_runs import TARGET, Manner, Trainer, forks, longest_gap, trainer
+from node.simulation.virtual_trainer import TARGET, Manner, Trainer, forks, longest_gap, trainer
 from tests.dht.members import simulated
 
 STALL_SECONDS = 30.0  # the bar of a run with churn
@@ -73,7 +73,7 @@ async def test_three_fresh_ones_and_the_keeper_go_on_and_all_of_them_are_in_the_
     assert longest_gap(fresh, began, trio.current_time()) < STALL_SECONDS
     assert not forks([*peers, *fresh])
     last = max(step for one in fresh for step in one.steps)
-    assert last[-1] == len(fresh), "the last step was made by all"
+    assert last.members == len(fresh), "the last step was made by all"
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_a_third_is_let_in_where_the_others_compute_for_longer_than_it_needs_to_
         began = trio.current_time()
         trainer(world, "third", manner, pair)
         await trio.sleep(STALL_SECONDS)
-        let_in.extend(at - began for at, _, _, members in pair[0].steps if members == len(pair) + 1)
+        let_in.extend(step.at - began for step in pair[0].steps if step.members == len(pair) + 1)
 
     run_simulation(scenario, settings=SLOW_LINKS)
     assert let_in

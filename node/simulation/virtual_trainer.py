@@ -1,30 +1,33 @@
-"""Whole runs in virtual time: the cast of the tests of stalls.
+"""One peer of a training run, in virtual time and without threads.
 
     one = trainer(world, "first", Manner(seconds=0.5))
     two = trainer(world, "second", Manner(seconds=0.5), others=[one])
     two.kill()
-    longest_gap([one], since)
+    longest_gap([one], since, now)
 
-Lifecycle, progress, averager and directory are the real ones, on the simulated network. Threads
-cannot be in virtual time, so what driver.py and rounds.py do in the training thread is done here by
-a task of trio's, in the same order and with the same pauses; and a state comes from its owner in
-`FETCH_SECONDS`, if that is alive.
+Lifecycle, tracker, averager and directory are the real ones, on the simulated network. A virtual
+clock does not see a thread at work, so a task does here what driver.py and rounds.py do in the
+training thread, in the same order and with the same pauses. Two things are simplified: a batch
+takes time and no processor, its gradient is the same vector every time; and a state is copied from
+its owner after `FETCH_SECONDS` if that is alive, without the bytes of it on the network.
 
-Easy to get wrong: how long a run stands still is the longest time in which the furthest epoch of
-those who live does not grow; the time from the last step to now counts.
+Every peer has another gradient, so the parameters of two peers are equal only if they have made
+the same steps with the same members and weights.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import trio
+from blake3 import blake3
 
-from node.simulated_network import SimulatedNetwork, SimulatedWorld
+from node.simulated_network import NodeSettings, SimulatedNetwork, SimulatedWorld
 from protocols.accumulation.driver import (
     FIRST_RETRY_SECONDS,
     LONGEST_RETRY_SECONDS,
@@ -53,18 +56,23 @@ from protocols.accumulation.lifecycle_events import (
 from protocols.accumulation.progress_slot import PROGRESS, ProgressSlot
 from protocols.accumulation.round_endings import averaged, brought_to, left_out_of
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
-from protocols.dht.service import open_dht
+from protocols.dht.service import Dht, open_dht
 from protocols.dht.settings import DhtSettings
 from protocols.identity import PeerId
 from protocols.moshpit.averager import Averager, open_averager
 from protocols.moshpit.layout import Layout, Segment
 from protocols.moshpit.matchmaking import GROUP
 from protocols.moshpit.outcome import Alone, Committed, Outcome
-from protocols.moshpit.settings import AveragerSettings
+from protocols.moshpit.settings import GROUP_SIZE, AveragerSettings
 from protocols.moshpit.vector import Vector
 from protocols.rpc import open_rpc
 
+RUN = "poem"
 TARGET = 64
+PARAMETERS = 1000
+LEARNING_RATE = 0.1
+MATCHMAKING_SECONDS = 10.0
+ROUND_SECONDS = 60.0
 SIGNATURE = b"m" * 16
 FETCH_SECONDS = 0.5
 FETCH_FAILS_SECONDS = 3.0  # until nobody is known any more who has it
@@ -72,12 +80,42 @@ FETCH_FAILS_SECONDS = 3.0  # until nobody is known any more who has it
 
 @dataclass(frozen=True)
 class Manner:
-    """How a peer takes part: a batch of `samples` in so many `seconds`; without samples it is
-    auxiliary, and looks so often. `restored`: begins with a state of its own of that epoch."""
+    """How a peer takes part.
+
+    - `seconds`, `samples`: a batch of so many samples takes so long; without samples the peer is
+      auxiliary, and looks at the run so often.
+    - `restored`: it begins with a state of its own of that epoch.
+    - `begins`: it may begin the run; else it waits until there is one, as a volunteer does.
+    - `target`: samples of one step of the whole run.
+    - `parameters`: how many values the model has.
+    - `group_size`: the most members of a group.
+    """
 
     seconds: float = 1.0
     samples: int = 8
     restored: int = 0
+    begins: bool = True
+    target: int = TARGET
+    parameters: int = PARAMETERS
+    group_size: int = GROUP_SIZE
+
+
+class StepMade(NamedTuple):
+    """A step of one peer. `epoch` is the one after it, `digest` that of the parameters then."""
+
+    at: float
+    epoch: int
+    history: bytes
+    members: int
+    digest: bytes
+
+
+class Batch(NamedTuple):
+    """A batch that one peer has computed, and in which epoch."""
+
+    at: float
+    epoch: int
+    samples: int
 
 
 class Trainer:
@@ -93,19 +131,30 @@ class Trainer:
     ) -> None:
         self.world, self.network, self.manner = world, network, manner
         self.registry, self._bootstrap = registry, tuple(bootstrap)
-        self.steps: list[tuple[float, int, bytes, int]] = []
-        """When, epoch after it, history, members."""
+        self.steps: list[StepMade] = []
+        self.batches: list[Batch] = []
         self.alive = True
+        self.began = trio.current_time()
+        self.died: float | None = None
         self.words: list[str] = []
+        self.when_stepped: Callable[[], None] = lambda: None
         self.leaving, self.ended = trio.Event(), trio.Event()
         self._away_until: float | None = None
         self._failed, self._retry = 0, FIRST_RETRY_SECONDS
-        mode = Mode(TARGET, auxiliary=not manner.samples)
+        chance = torch.Generator().manual_seed(network.random.getrandbits(62))
+        self._gradient = torch.randn(manner.parameters, generator=chance)
+        self.parameters = torch.zeros(manner.parameters)
+        mode = Mode(manner.target, auxiliary=not manner.samples)
         self.lifecycle = Lifecycle(mode, epoch=0, history=b"\0" * HISTORY_BYTES)
         self._tracker: Tracker | None = None
         self._averager: Averager | None = None
+        self.directory: Dht | None = None
         registry[network.peer_id] = self
         world.start(network, self._run)
+
+    @property
+    def name(self) -> str:
+        return self.network.name
 
     @property
     def tracker(self) -> Tracker:
@@ -117,11 +166,11 @@ class Trainer:
         return self.lifecycle.life.epoch
 
     def kill(self, *, silently: bool = False) -> None:
-        self.alive = False
+        self.alive, self.died = False, trio.current_time()
         self.world.crash(self.network, silently=silently)
 
     async def leave(self) -> None:
-        self.alive = False
+        self.alive, self.died = False, trio.current_time()
         self.leaving.set()
         await self.ended.wait()
         self.world.crash(self.network)  # its process ends
@@ -133,18 +182,24 @@ class Trainer:
     # -- within
 
     async def _run(self, network: SimulatedNetwork) -> None:
-        settings = AveragerSettings(run="poem", matchmaking_seconds=10.0, round_seconds=60.0)
+        manner = self.manner
+        settings = AveragerSettings(
+            RUN,
+            group_size=manner.group_size,
+            matchmaking_seconds=MATCHMAKING_SECONDS,
+            round_seconds=ROUND_SECONDS,
+        )
         dht = DhtSettings(bootstrap=self._bootstrap)
-        progress = TrackerSettings("poem", TARGET)
-        if self.manner.restored:
-            epoch = self.manner.restored
+        progress = TrackerSettings(RUN, manner.target, counts_silence=manner.begins)
+        if manner.restored:
+            epoch = manner.restored
             history = bytes([epoch]) * HISTORY_BYTES
             self.lifecycle = Lifecycle(self.lifecycle.mode, epoch=epoch, history=history)
         async with (
             open_rpc(network) as rpc,
-            open_dht(network, rpc, families=[GROUP, PROGRESS], settings=dht) as directory,
-            open_averager(network, rpc, directory, settings) as self._averager,
-            open_tracker(network, directory, progress, self._slot()) as self._tracker,
+            open_dht(network, rpc, families=[GROUP, PROGRESS], settings=dht) as self.directory,
+            open_averager(network, rpc, self.directory, settings) as self._averager,
+            open_tracker(network, self.directory, progress, self._slot()) as self._tracker,
             trio.open_nursery() as nursery,
         ):
             self._averager.when_asked(self.tracker.was_asked)
@@ -170,11 +225,16 @@ class Trainer:
     async def _train(self) -> None:
         await self.tracker.looked()
         await self._go_on()
+        while not (self.manner.begins or self.epoch or self.tracker.estimate.keepers):
+            with trio.move_on_after(LONGEST_RETRY_SECONDS):
+                await self.tracker.changed()
+            await self._go_on()
         while True:
             await trio.sleep(self.manner.seconds)
             if self._away_until is not None:
                 await self._stay_away(self._away_until)
             if self.manner.samples:
+                self.batches.append(Batch(trio.current_time(), self.epoch, self.manner.samples))
                 await self._do_all(self._tell(Contributed(self.manner.samples)))
                 self.tracker.note(self._slot())
             await self._go_on()
@@ -219,13 +279,15 @@ class Trainer:
 
     async def _round(self, wanted: Average) -> list[Effect]:
         assert self._averager is not None
+        over_a_grid = wanted.expected > self.manner.group_size
         outcome = await self._averager.average(
-            Vector(Layout([Segment("all", 1000)]), torch.ones(1000)),
+            Vector(Layout((Segment("all", self.manner.parameters),)), self._gradient),
             weight=float(wanted.weight),
             epoch=wanted.epoch,
             topic=wanted.history.hex(),
             expected=wanted.expected,
             awaited=wanted.awaited,
+            grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
         )
         self.words.append(
             f"{trio.current_time():.1f} {self.epoch} {type(outcome).__name__} "
@@ -248,8 +310,18 @@ class Trainer:
                 self.words.append(f"{trio.current_time():.1f} {self.epoch} kept: {one.reason}")
         if steps:
             self._failed = 0
-            members = len(ended.members) or 1
-            self.steps.append((trio.current_time(), self.epoch, steps[0].history, members))
+            result = outcome.result if isinstance(outcome, Committed) else self._gradient
+            self.parameters -= LEARNING_RATE * result
+            self.steps.append(
+                StepMade(
+                    trio.current_time(),
+                    self.epoch,
+                    steps[0].history,
+                    len(ended.members) or 1,
+                    blake3(self.parameters.numpy().tobytes()).digest(),
+                )
+            )
+            self.when_stepped()
             effects += self._tell(Stepped())
         return effects
 
@@ -260,7 +332,7 @@ class Trainer:
             case Committed():
                 found = self.tracker.estimate
                 group = {found.me, *outcome.members, *left_out_of(outcome)}
-                return not found.holders <= group
+                return len(outcome.rounds) == 1 and not found.holders <= group
             case _:
                 return False
 
@@ -274,6 +346,7 @@ class Trainer:
             if other.alive and slot.epoch >= wanted.at_least_epoch <= there.epoch and fits:
                 self._failed = 0
                 self.words.append(f"{trio.current_time():.1f} has epoch {there.epoch}")
+                self.parameters = other.parameters.clone()
                 return self._tell(Fetched(there.epoch, there.history))
         await trio.sleep(FETCH_FAILS_SECONDS - FETCH_SECONDS)
         self.words.append(f"{trio.current_time():.1f} {self.epoch} gets none")
@@ -298,21 +371,26 @@ class Trainer:
 
 
 def trainer(
-    world: SimulatedWorld, name: str, manner: Manner | None = None, others: Sequence[Trainer] = ()
+    world: SimulatedWorld,
+    name: str,
+    manner: Manner | None = None,
+    others: Sequence[Trainer] = (),
+    node: NodeSettings | None = None,
 ) -> Trainer:
+    """A new peer, which knows the addresses of the first three of these that live."""
     registry = others[0].registry if others else {}
     bootstrap = [one.network.address for one in others if one.alive][:3]
-    return Trainer(world, world.add_node(name), manner or Manner(), bootstrap, registry)
+    return Trainer(world, world.add_node(name, node), manner or Manner(), bootstrap, registry)
 
 
 def longest_gap(peers: Iterable[Trainer], since: float, now: float) -> float:
     """In which the furthest epoch of these did not grow."""
     times, furthest = [since], -1
-    for at, epoch, _history, _members in sorted(step for one in peers for step in one.steps):
-        if epoch > furthest:
-            furthest = epoch
-            if at >= since:
-                times.append(at)
+    for step in sorted(step for one in peers for step in one.steps):
+        if step.epoch > furthest:
+            furthest = step.epoch
+            if step.at >= since:
+                times.append(step.at)
     times.append(now)
     return max(after - before for before, after in pairwise(times))
 
@@ -321,6 +399,6 @@ def forks(peers: Iterable[Trainer]) -> list[int]:
     """Epochs that have been reached with more than one history."""
     made: dict[int, set[bytes]] = {}
     for one in peers:
-        for _at, epoch, history, _members in one.steps:
-            made.setdefault(epoch, set()).add(history)
+        for step in one.steps:
+            made.setdefault(step.epoch, set()).add(step.history)
     return sorted(epoch for epoch, histories in made.items() if len(histories) > 1)
