@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face, where that library is installed (it is not in the development extra).
+"""Data sets of Hugging Face, read by their own library.
 
 They are read from a folder that looks like one of theirs, so that nobody is asked.
 """
@@ -23,7 +23,6 @@ from tests.models.openers import contents, opened, sentences
 
 @pytest.fixture
 def described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSettings:
-    pytest.importorskip("datasets", reason="datasets is not installed: the extra `datasets`")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "owner" / "name"

@@ -1,12 +1,10 @@
-"""What `hf_export` gives is loaded by transformers itself, where that library is installed.
+"""What `hf_export` gives is loaded by transformers itself.
 
-It is not among ours, so these are skipped by default. tests/models/test_hf_export.py checks names,
-shapes and numbers without it.
+tests/models/test_hf_export.py checks names, shapes and numbers without it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,7 @@ from models.hf_export import hf_export
 from models.initial import seeded
 from models.registry import build_model
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("transformers") is None
-        or importlib.util.find_spec("safetensors") is None,
-        reason="transformers is not installed",
-    ),
-    pytest.mark.filterwarnings("ignore"),  # theirs, not ours
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, not ours
 
 CLOSE = 1e-5  # of logits around 1: two libraries sum in different orders
 

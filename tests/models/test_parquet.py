@@ -18,8 +18,6 @@ from models.data.events import DocumentsSkipped, Retrying, SourceEvent
 from tests.models.openers import everything, one_source, opened, sentences
 from tests.models.web_server import Handler, Site, serving, status, web_server, without_ranges
 
-pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: the extra `parquet`")
-
 
 def packed(columns: dict[str, list[Any]], rows_in_group: int = 100) -> bytes:
     import pyarrow.parquet
