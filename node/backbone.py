@@ -1,6 +1,6 @@
 """A backbone peer's HTTP face: `/metrics` for Prometheus, `/healthz` for whatever restarts it.
 
-    await serve_backbone(address, record, node.status, session.view, listening)
+    await serve_backbone(address, record, node.status, session.view, folder.trouble, listening)
 
 `/healthz` answers 200 while a volunteer who came now would be served, and 503 with the reasons
 else. Neither answer holds a secret, but both say who computes how much: it listens on this machine
@@ -9,8 +9,9 @@ only, unless its operator names another address.
 Promises: bounded in connections, requests and bytes (auth/server/serving.py), and it ends with the
 task that runs it.
 
-Easy to get wrong: an answer must not wait for anything of the run, or a health check is slow just
-when something is wrong. Everything here is read from memory.
+An answer waits for nothing of the run, or a health check would be slow just when something is
+wrong. All of it is in memory, but for the run's folder: that is looked at for each answer, and a
+disk that does not answer within `DISK_SECONDS` is a trouble of its own.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ THIS_MACHINE = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 """Its programs share an address. One of them that holds every connection must not keep the health
 check out: whoever is idle for longest makes way."""
 BACKLOG = 32
+DISK_SECONDS = 2.0  # a busy disk answers in less, and health checks wait for longer
 
 
 class CannotServeHttp(PotluckError):
@@ -52,12 +54,13 @@ async def serve_backbone(
     record: BackboneRecord,
     status: Callable[[], NodeStatus],
     view: Callable[[], TrainerView],
+    folder_trouble: Callable[[], str],
     listening: Callable[[str], None],
 ) -> None:
     """Serve until cancelled; `listening` is told the URL. CannotServeHttp if it cannot."""
     listeners = await _listeners(address)
     server = HttpServer(
-        backbone_app(record, status, view),
+        backbone_app(record, status, view, folder_trouble),
         None,
         most_connections=MOST_CONNECTIONS,
         most_connections_per_address=MOST_CONNECTIONS,
@@ -74,10 +77,23 @@ def backbone_app(
     record: BackboneRecord,
     status: Callable[[], NodeStatus],
     view: Callable[[], TrainerView],
+    folder_trouble: Callable[[], str],
 ) -> Starlette:
-    """What is answered."""
+    """What is answered. `folder_trouble` says what is wrong with the folder, and may block."""
+    one_look = trio.CapacityLimiter(1)  # a disk that hangs holds one thread, however many ask
+
+    async def look_at_the_folder() -> None:
+        with trio.move_on_after(DISK_SECONDS) as waiting:
+            record.folder_trouble = await trio.to_thread.run_sync(
+                folder_trouble,
+                abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
+                limiter=one_look,
+            )
+        if waiting.cancelled_caught:
+            record.folder_trouble = f"the disk has not answered for {DISK_SECONDS:.0f} seconds"
 
     async def healthz(_request: Request) -> Answer:
+        await look_at_the_folder()
         troubles = record.troubles(status())
         body = {"healthy": not troubles, "troubles": troubles, "epoch": record.epoch}
         return json_answer(body, 503 if troubles else 200)
@@ -87,6 +103,7 @@ def backbone_app(
     async def metrics(_request: Request) -> Answer:
         nonlocal made_at, made
         if trio.current_time() - made_at >= METRICS_SECONDS:
+            await look_at_the_folder()
             made_at, made = trio.current_time(), metrics_text(status(), view(), record)
         return Answer(made, CONTENT_TYPE_LATEST)
 

@@ -43,6 +43,8 @@ class BackboneRecord:
         self.checkpoint_at: float | None = None
         self.checkpoint_bytes = 0
         self.missed = ""
+        self.folder_trouble = ""
+        """What is wrong with the run's folder: whoever answers has just looked."""
         self.credit: RecordsSummed | None = None
         self._unkept_since: float | None = None
 
@@ -94,6 +96,8 @@ class BackboneRecord:
             troubles["run"] = "it has not entered the run yet"
         if status.training is not None and status.training.closed:
             troubles["paused"] = "; ".join(status.training.closed)
+        if self.folder_trouble:
+            troubles["folder"] = self.folder_trouble
         if self.missed:
             troubles["checkpoints"] = self.missed
         elif self.unkept_seconds() > self._checkpoint_seconds + LATE_SECONDS:

@@ -90,14 +90,16 @@ def write_checkpoint(
 ) -> Path:
     """Write a checkpoint into this folder; its path. Blocks for as long as the disk needs.
 
-    CheckpointFailed if the disk is full, or not to be written; nothing is left of it then.
+    CheckpointFailed if the disk is full, or not to be written; nothing is left of it then. The
+    folder is made where it is missing, and what it lies in is not: a run's folder that somebody has
+    removed does not come back as one with checkpoints and without a definition.
     """
     final = folder / name_of_checkpoint(state)
     if final.exists():
         return final
     draft = folder / f"{WRITING}{secrets.token_hex(8)}"
     try:
-        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
         _check_room(folder, len(state.memory))
         draft.mkdir(mode=FOLDER_MODE)
         with _new_file(draft / STATE_FILE) as file:

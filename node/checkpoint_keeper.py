@@ -26,7 +26,7 @@ from typing import Any
 
 import trio
 
-from node.checkpoint_file import Checkpoint, CheckpointBroken, CheckpointFailed
+from node.checkpoint_file import FOLDER_MODE, Checkpoint, CheckpointBroken, CheckpointFailed
 from node.checkpoints import Checkpoints, KeepPolicy
 from node.wrong_use import WrongUse
 from protocols.accumulation.events import CheckpointMissed, CheckpointSaved, Event
@@ -50,6 +50,8 @@ class CheckpointSettings:
     - `every_seconds`: how often one is written, if there was a step; 0 is after every step.
     - `policy`: which ones stay. One whose epoch `keep_every` divides is written at once.
     - `last_epoch`: with which the run is complete; it is written at once as well. 0: it has no end.
+    - `passes_over_broken`: where no checkpoint is whole, go on without one. Only for a peer that
+      may not begin the run (`begins=False`), and so waits for others who have its state.
     - `model`: what the model was built from, for `potluck export --format hf`.
     """
 
@@ -58,6 +60,7 @@ class CheckpointSettings:
     policy: KeepPolicy = field(default_factory=KeepPolicy)
     model: Mapping[str, Any] = field(default_factory=dict)
     last_epoch: int = 0
+    passes_over_broken: bool = False
 
     def __post_init__(self) -> None:
         if not self.every_seconds >= 0.0:
@@ -72,7 +75,7 @@ async def open_keeper(settings: CheckpointSettings, run: str) -> AsyncIterator[C
     WrongUse if the checkpoints are another run's; CheckpointBroken if there are some, none whole.
     """
     checkpoints = Checkpoints(settings.folder, settings.policy)
-    found = await in_thread(_newest_of, checkpoints, run)
+    found = await in_thread(_newest_of, checkpoints, run, settings.passes_over_broken)
     keeper = CheckpointKeeper(checkpoints, settings, found)
     failure: BaseException | None = None
     try:
@@ -182,17 +185,25 @@ def _copy_of(holder: StateHolder) -> TrainingState:
         return holder.look().copy()
 
 
-def _newest_of(checkpoints: Checkpoints, run: str) -> TrainingState | None:
+def _newest_of(
+    checkpoints: Checkpoints, run: str, passes_over_broken: bool
+) -> TrainingState | None:
+    with suppress(OSError):  # then the first checkpoint says why not
+        checkpoints.folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     checkpoints.clean_up()
     found = checkpoints.newest()
     if found is None:
         broken = checkpoints.paths()
+        if broken and passes_over_broken:
+            log.warning("no checkpoint is whole; the run's state has to come from other peers")
+            return None
         if broken:
             raise CheckpointBroken(
                 f"None of the {len(broken)} checkpoints in {checkpoints.folder} is whole.",
                 why="The lines above say of each what is wrong with it.",
-                advice="Mend the disk, or copy a whole one there. To begin the run anew, take "
-                "another folder.",
+                advice="Every volunteer who trains has the run's state: start with --from-peers "
+                "(in a script: begins=False, and the broken ones moved away) to take it from them. "
+                "Or copy a whole checkpoint there. To begin the run anew, take another folder.",
             )
         log.info("there is no checkpoint in %s yet", checkpoints.folder)
         return None

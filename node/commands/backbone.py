@@ -76,6 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
             )
 
         session.follow(record.take)
-        await serve_backbone(address, record, node.status, session.view, listening)
+        await serve_backbone(address, record, node.status, session.view, folder.trouble, listening)
 
     return start_peer(arguments, keeps_only=True, beside=serve)

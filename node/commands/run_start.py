@@ -82,6 +82,12 @@ def add_flags(start: CommandParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="draw a QR code of the invite, or not (if this is a terminal)",
     )
+    start.add_argument(
+        "--from-peers",
+        action="store_true",
+        help="begin nothing: where no checkpoint is whole, take the run's state from the "
+        "volunteers who have it, and wait until one of them is there",
+    )
     add_trust(start)
     for key in CAP_KEYS:
         add_setting_flag(start, key)
@@ -122,6 +128,7 @@ def start_peer(
         checkpoints=folder.checkpoints,
         keeps_only=keeps_only,
         begins=True,
+        from_peers=arguments.from_peers,
     )
     with folder.held():
         way_in = _way_in(configuration, signed, getattr(arguments, "home", None))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 
@@ -70,6 +70,7 @@ class Part:
     - `trusted`: modules from this machine's disk (--trust-module).
     - `checkpoints`: the folder in which this peer keeps the run's.
     - `begins`: this peer may begin the run: the organiser's first one.
+    - `from_peers`: it may not, since it has lost the run's checkpoints: others have the state.
     - `keeps_only`: it brings no samples; it reduces, serves the state and keeps the checkpoints.
     """
 
@@ -80,6 +81,7 @@ class Part:
     trusted: Mapping[str, Path] = field(default_factory=dict)
     checkpoints: Path | None = None
     begins: bool = False
+    from_peers: bool = False
     keeps_only: bool = False
 
 
@@ -224,13 +226,17 @@ def _options(
     folder = _made(runs_folder(node.configuration.places))
     checkpoints = None
     if part.checkpoints is not None:
-        checkpoints = definition.checkpoint_settings(part.checkpoints, prepared.task.plain_model)
+        checkpoints = replace(
+            definition.checkpoint_settings(part.checkpoints, prepared.task.plain_model),
+            passes_over_broken=part.from_peers,
+        )
     return TrainerOptions(
         most_samples=prepared.most_samples,
         batch_share=lambda: watched.batch_share,
         make_sure=lambda: refuse_if_in_use(node, session, part.run),
         client=node.configuration.is_client,
         begins=part.begins,
+        from_peers=part.from_peers,
         keeps_only=part.keeps_only,
         checkpoints=checkpoints,
         up_bytes_per_second=rates.up_bytes_per_second,

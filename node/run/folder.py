@@ -126,6 +126,16 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
+    def trouble(self) -> str:
+        """Why this peer could not start from here again; empty where it could. Asks the disk."""
+        for file in (self.definition_file, self.signed_file):
+            if not file.is_file():
+                return f"{file} is gone: without it this peer cannot be started again"
+        checkpoints = self.checkpoints if self.checkpoints.exists() else self.path
+        if not os.access(checkpoints, os.W_OK | os.X_OK):
+            return f"{checkpoints} cannot be written to: no checkpoint can be kept"
+        return ""
+
     def is_held(self) -> bool:
         """Whether a process keeps the run here just now: it may have written no checkpoint yet."""
         from node.running_lock import AlreadyRunning

@@ -27,6 +27,7 @@ class TrainerOptions:
     - `make_sure`: done last before the run is entered; what it raises keeps this peer out.
     - `client`: others cannot dial this node.
     - `begins`: this peer may begin the run anew: the organiser's first one.
+    - `from_peers`: it waits for others who have the run's state instead.
     - `keeps_only`: it brings no samples, and helps with the rounds of the others.
     - `checkpoints`: this peer keeps the run's.
     - `up_bytes_per_second`, `down_bytes_per_second`: by which rounds are planned; 0 is measured.
@@ -41,6 +42,7 @@ class TrainerOptions:
     make_sure: Callable[[], Awaitable[None]] = _nothing
     client: bool = False
     begins: bool = False
+    from_peers: bool = False
     keeps_only: bool = False
     checkpoints: CheckpointSettings | None = None
     up_bytes_per_second: float = 0.0

@@ -74,7 +74,7 @@ async def train_run(
     )
     settings = definition.collaboration_settings(
         client=options.client,
-        begins=options.begins,
+        begins=options.begins and not options.from_peers,
         up_bytes_per_second=options.up_bytes_per_second,
         down_bytes_per_second=options.down_bytes_per_second,
         fetching_folder=options.fetching_folder,

@@ -244,6 +244,7 @@ class Standing:
             role="auxiliary" if self._mode.auxiliary else "trains",
             torch=torch.__version__[:LONGEST_TORCH],
             averaging=life.phase is Phase.AVERAGING,
-            keeps=self._bridge.keeper is not None,
+            # one that lost its checkpoints may not begin the run, and others may not begin with it
+            keeps=self._bridge.keeper is not None and (self._bridge.begins or life.epoch > 0),
             follows=life.follows and life.epoch > 0,
         )

@@ -139,5 +139,5 @@ def not_together(key: str, reasons: tuple[tuple[PeerId, str], ...]) -> NoGroup:
     return NoGroup(
         f"No group came about under {key}, though {len(reasons)} others look for one.",
         why=f"{told}.",
-        advice="Try again with the next round; 'potluck doctor' says who can be reached.",
+        advice="Try again with the next round; `potluck peers` says who can be reached.",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 import trio
 from trio.testing import MockClock
 
-from node.checkpoint_file import CheckpointBroken
+from node.checkpoint_file import CheckpointBroken, CheckpointFailed
 from node.checkpoint_keeper import CheckpointKeeper, CheckpointSettings, open_keeper
 from node.checkpoints import Checkpoints, KeepPolicy
 from node.wrong_use import WrongUse
@@ -165,6 +166,25 @@ async def test_a_keeper_does_not_begin_anew_where_no_checkpoint_is_whole(tmp_pat
     with pytest.raises(CheckpointBroken, match="None of the 1 checkpoints"):
         async with training(CheckpointSettings(tmp_path)):
             raise AssertionError
+
+
+async def test_it_goes_on_without_a_whole_checkpoint_where_others_have_the_state(
+    tmp_path: Path,
+) -> None:
+    path = Checkpoints(tmp_path).save(state_of(3))
+    (path / "state.safetensors").write_bytes(b"damaged")
+    async with open_keeper(CheckpointSettings(tmp_path, passes_over_broken=True), RUN) as keeper:
+        assert keeper.newest() is None
+    assert path.exists()  # for a person to look at
+
+
+async def test_a_removed_folder_does_not_come_back_with_a_checkpoint_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "poem" / "checkpoints"
+    async with open_keeper(CheckpointSettings(folder), RUN):
+        shutil.rmtree(tmp_path / "poem")
+        with pytest.raises(CheckpointFailed):
+            Checkpoints(folder).save(state_of(3))
+    assert not (tmp_path / "poem").exists()
 
 
 async def test_what_cannot_be_kept_so_is_refused(tmp_path: Path) -> None:

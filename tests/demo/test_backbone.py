@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,6 +19,7 @@ from auth.server.settings import ListenAddress
 from node.backbone import MOST_CONNECTIONS, CannotServeHttp, serve_backbone
 from node.backbone_metrics import PREFIX, metrics_text
 from node.backbone_record import LATE_SECONDS, BackboneRecord
+from node.run.folder import RunFolder
 from node.status import DirectoryStatus, MembershipStatus, NodeStatus
 from node.trainer.happenings import Began, RecordsSummed
 from node.trainer.view import PeerView, TrainerView
@@ -174,11 +178,53 @@ async def test_a_taken_port_is_told_with_what_to_do(record: BackboneRecord) -> N
     (taken,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     address = ListenAddress("127.0.0.1", taken.socket.getsockname()[1])
     with pytest.raises(CannotServeHttp, match="cannot be served"):
-        await serve_backbone(address, record, lambda: LISTENS, TrainerView, lambda _url: None)
+        await serve_backbone(address, record, lambda: LISTENS, TrainerView, str, lambda _url: None)
     await taken.aclose()
 
 
-async def serving(nursery: trio.Nursery, record: BackboneRecord, status: object) -> str:
+async def test_a_removed_folder_is_a_trouble_at_once(
+    record: BackboneRecord, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "poem")
+    folder.path.mkdir()
+    folder.definition_file.touch()
+    folder.signed_file.touch()
+    async with trio.open_nursery() as nursery:
+        url = await serving(nursery, record, lambda: LISTENS, folder.trouble)
+        assert (await got(f"{url}/healthz"))[0] == 200
+        shutil.rmtree(folder.path)
+        code, body = await got(f"{url}/healthz")
+        assert code == 503
+        assert "run.toml is gone" in json.loads(body)["troubles"]["folder"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_disk_that_does_not_answer_is_a_trouble(
+    record: BackboneRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.backbone.DISK_SECONDS", 0.01)
+    answers = threading.Event()
+
+    def hanging() -> str:
+        answers.wait()
+        return ""
+
+    async with trio.open_nursery() as nursery:
+        url = await serving(nursery, record, lambda: LISTENS, hanging)
+        for _ in range(2):  # the second finds the one thread held, and waits no longer
+            code, body = await got(f"{url}/healthz")
+            assert code == 503
+            assert "has not answered" in json.loads(body)["troubles"]["folder"]
+        answers.set()
+        nursery.cancel_scope.cancel()
+
+
+async def serving(
+    nursery: trio.Nursery,
+    record: BackboneRecord,
+    status: object,
+    folder_trouble: Callable[[], str] = str,
+) -> str:
     urls: list[str] = []
     told = trio.Event()
 
@@ -187,7 +233,13 @@ async def serving(nursery: trio.Nursery, record: BackboneRecord, status: object)
         told.set()
 
     nursery.start_soon(
-        serve_backbone, ListenAddress("127.0.0.1", 0), record, status, TrainerView, listening
+        serve_backbone,
+        ListenAddress("127.0.0.1", 0),
+        record,
+        status,
+        TrainerView,
+        folder_trouble,
+        listening,
     )
     await told.wait()
     return urls[0]
