@@ -61,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
             "parameters": costs.parameters,
             "memory_bytes": costs.memory_bytes(most),
             "memory_bytes_least": costs.memory_bytes(1),
+            "memory_bytes_beside_gpu": costs.memory_bytes(most, on_gpu=True),
+            "gpu_bytes": costs.gpu_bytes(most),
             "samples_at_once": most,
             "download_bytes": costs.state_bytes,
             "disk_bytes": costs.disk_bytes,
@@ -158,6 +160,11 @@ def _lines(
             "memory",
             f"{_size(costs.memory_bytes(most))} with {most} samples at once; "
             f"{_size(costs.memory_bytes(1))} with one",
+        ),
+        (
+            "on a GPU",
+            f"{_size(costs.gpu_bytes(most))} of its memory with {most} samples at once, and "
+            f"{_size(costs.memory_bytes(most, on_gpu=True))} of the machine's",
         ),
         (
             "joining",
