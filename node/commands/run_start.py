@@ -107,6 +107,7 @@ def start_peer(
     from node.commands.configured import configuration_for
     from node.joining.getting_in import own_identity
     from node.joining.taking_part import Part
+    from node.libp2p.listening import check_listening
     from node.run.trusted import trusted_modules
     from node.running_lock import hold_running_lock
     from node.undisturbed import undisturbed
@@ -132,8 +133,9 @@ def start_peer(
         from_peers=arguments.from_peers,
     )
     with folder.held():
-        way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
         configuration = listening_as_before(configuration, folder, output)
+        check_listening(configuration.listen_addresses)  # before a code is made and spent
+        way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
         return _run(configuration, folder, part, way_in, arguments, output, beside)
 
 
