@@ -15,6 +15,7 @@ import dataclasses
 import shlex
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,7 @@ def start_peer(
     from node.commands.configured import configuration_for
     from node.joining.getting_in import own_identity
     from node.joining.taking_part import Part
+    from node.libp2p.listening import check_listening
     from node.run.trusted import trusted_modules
     from node.running_lock import hold_running_lock
     from node.undisturbed import undisturbed
@@ -131,8 +133,9 @@ def start_peer(
         from_peers=arguments.from_peers,
     )
     with folder.held():
-        way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
         configuration = listening_as_before(configuration, folder, output)
+        check_listening(configuration.listen_addresses)  # before a code is made and spent
+        way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
         return _run(configuration, folder, part, way_in, arguments, output, beside)
 
 
@@ -152,12 +155,15 @@ def _run(
     signed = part.signed
 
     async def get_in(session: Session) -> None:
-        if way_in is not None:
-            from node.joining.getting_in import enrol_with_code
-            from node.trainer.happenings import Preparing
+        from node.joining.getting_in import enrol_with_code
+        from node.trainer.happenings import Preparing
+        from node.trainer.stages import STARTING
 
+        await _try_out(part, session)
+        if way_in is not None:
             session.happened(Preparing("logging in at this machine's auth server"))
             await enrol_with_code(configuration, way_in, "")
+        session.happened(Preparing(STARTING))
 
     def introduce(node: Node, lines: LineQueue) -> None:
         _introduce(node, folder, signed, arguments, lines)
@@ -170,6 +176,46 @@ def _run(
         started=introduce,
         beside=beside or nothing_beside,
     )
+
+
+async def _try_out(part: Part, session: Session) -> None:
+    """Whether the checkpoints have room and the data can be read: asked before anybody is invited.
+    A peer that only keeps the run trains on no data, and says of it what it sees the first time."""
+    import trio
+
+    from models.data.clock import ReadingStopped
+    from node.run.dry_run import DataTrial, DataUnreadable, check_room
+    from node.trainer.happenings import Notice, Preparing
+    from node.trainer.stages import READING, WORKING_OUT
+
+    assert part.signed is not None
+    assert part.checkpoints is not None
+    definition, checkpoints, trusted = part.signed.definition, part.checkpoints, part.trusted
+    token = trio.lowlevel.current_trio_token()
+
+    def tell(words: str) -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(session.happened, Notice(words))
+
+    session.happened(Preparing(WORKING_OUT))
+    await trio.to_thread.run_sync(check_room, definition, trusted, checkpoints, tell)
+    if part.keeps_only and any(checkpoints.glob("epoch-*")):
+        return
+    session.happened(Preparing(READING))
+    trial = DataTrial(definition, trusted, tell)
+
+    def read() -> None:
+        with suppress(ReadingStopped):  # nobody waits for it any more
+            trial.read()
+
+    try:
+        await trio.to_thread.run_sync(read, abandon_on_cancel=True)  # type: ignore[call-arg] # older stubs
+    except DataUnreadable as error:
+        if not part.keeps_only:
+            raise
+        session.happened(Notice(f"warning: {error.what} {error.why} This peer needs none."))
+    finally:
+        trial.stop()
 
 
 def _signed(

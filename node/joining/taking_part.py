@@ -32,7 +32,7 @@ from node.caps.units import in_words
 from node.caps.watching import WatchedCaps, open_caps
 from node.credit.keeping import Terms, open_credit
 from node.disk_trouble import disk_trouble
-from node.joining.fitting import check_any_fits, check_fits, machine_memory
+from node.joining.fitting import check_any_fits, check_fits, has_own_memory, machine_memory
 from node.joining.meeting import definition_of, meet
 from node.joining.newer import NewerDefinition
 from node.joining.same_key import refuse_if_in_use
@@ -171,6 +171,8 @@ async def _prepare(node: Node, part: Part, session: Session, watched: WatchedCap
         computes=not part.keeps_only,
         machine_bytes=machine_memory(),
     )
+    if has_own_memory(devices):
+        watched.leave_batches_alone()
     if not part.begins:
         watched.expect(costs.state_bytes, part.run)
     session.happened(WillUse(_lines(part, definition, costs, caps, devices, threads, most)))
@@ -338,13 +340,16 @@ def _lines(
     threads: int,
     most: int,
 ) -> tuple[str, str, str]:
+    on_gpu = has_own_memory(devices)
+    each = -(-most // len(devices))  # of several GPUs each computes a part
     return three_lines(
         Use(
             run=definition.name,
             description=definition.run.description,
             devices=devices,
             threads=threads,
-            memory_bytes=costs.memory_bytes(most),
+            memory_bytes=costs.memory_bytes(most, on_gpu=on_gpu),
+            gpu_bytes=costs.gpu_bytes(each) if on_gpu else 0,
             state_bytes=costs.state_bytes,
             disk_bytes=costs.disk_bytes if part.checkpoints is None else costs.keeper_disk_bytes,
             round_bytes=costs.round_bytes,

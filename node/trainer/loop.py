@@ -178,9 +178,9 @@ class Loop:
         """The loss, with its gradients computed; None if memory has no room for it. What was begun
         of it goes with this function's end."""
         try:
-            with optimizer.autocast():
+            with self._task.autocast():
                 loss = self._task.loss(batch)
-            optimizer.scaled(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
+            self._task.backward(optimizer.scaled(loss))
             return float(loss.detach())
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):

@@ -41,7 +41,7 @@ from protocols.accumulation.gradient_steps import GradientSteps
 from protocols.accumulation.inner_step import Factory, Scheduler
 from protocols.accumulation.life import Mode
 from protocols.accumulation.local_steps import LocalSteps
-from protocols.accumulation.options import check_options, description_of, first_of
+from protocols.accumulation.options import autocast_to, check_options, description_of, first_of
 from protocols.accumulation.parameters import Parameters
 from protocols.accumulation.saved import from_saved, to_saved
 from protocols.accumulation.standing import Batch
@@ -169,10 +169,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
 
     def autocast(self) -> AbstractContextManager[Any]:
         """torch.autocast to the chosen precision on the parameters' device."""
-        if self._precision == "float32":
-            return contextlib.nullcontext()
-        dtype = torch.bfloat16 if self._precision == "bf16" else torch.float16
-        return torch.autocast(self._parameters.device.type, dtype)
+        return autocast_to(self._precision, self._parameters.device.type)
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss times the agreed scale (fp16), or the loss itself. Call `backward` on it."""
