@@ -156,6 +156,7 @@ class Round:
             plan=self._plan.cuts_for,
             verify=self._is_stated,
             check_cuts=self._plan.objection_to,
+            awaited=self._awaited,
         )
         self._deadline = trio.current_time() + task.timing.round_seconds
         self._course = Course()
@@ -281,7 +282,9 @@ class Round:
         except ExchangeFailed as error:
             for suspicion in error.suspicions:
                 self._note(suspicion.member, suspicion.code, suspicion.text)
-            self._agreement.exchange_failed(start.ballot, error.suspicions, trio.current_time())
+            self._agreement.exchange_failed(
+                start.ballot, error.suspicions + error.awaited, trio.current_time()
+            )
         else:
             self._measure(report)
             self._cut = result_cut(start.members, start.cuts, self._task.chunk_bytes)
@@ -303,6 +306,9 @@ class Round:
         reducer = self._peers[statement.part]
         return counts(reducer, self._task.group.round_id, ballot, statement)
 
+    def _awaited(self, ballot: Ballot) -> tuple[Suspicion, ...]:
+        return self._shell.butterfly.awaited(self._task.group.round_id, ballot)
+
     def _plan_of(self, start: StartExchange) -> ExchangePlan:
         entries = self._task.group.roster.entries
         return ExchangePlan(
@@ -310,7 +316,13 @@ class Round:
             ballot=start.ballot,
             me=self._task.group.me,
             members=tuple(
-                Participant(place, entries[place].peer, entries[place].weight)
+                Participant(
+                    place,
+                    entries[place].peer,
+                    entries[place].weight,
+                    entries[place].up_bytes_per_second,
+                    entries[place].down_bytes_per_second,
+                )
                 for place in start.members
             ),
             cuts=start.cuts,
