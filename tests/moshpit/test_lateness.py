@@ -8,12 +8,23 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 import trio
 
-from node.simulated_network import LinkSettings, SimulatedNetwork, SimulatedWorld, WorldSettings
+from node.simulated_network import (
+    LinkSettings,
+    SimulatedNetwork,
+    SimulatedWorld,
+    WorldSettings,
+    run_simulation,
+)
+from protocols.identity import PeerId
 from protocols.moshpit.ballots import Ballot, Suspicion
 from protocols.moshpit.blame import Blame
 from protocols.moshpit.butterfly import Butterfly
+from protocols.moshpit.group_round import Doubts
+from protocols.moshpit.lateness import GRACE_SECONDS
 from protocols.moshpit.round import run_round
 from protocols.moshpit.settings import ROUND_SECONDS
+from tests.dht.members import SETTINGS as WORLD
+from tests.moshpit.averagers import averagers, check_same_result, peer_in
 from tests.moshpit.rogues import (
     KeepsItsValues,
     ReadsNothing,
@@ -199,3 +210,46 @@ def test_two_that_send_nothing_do_not_cost_the_one_that_finds_it_out_first() -> 
         for member in (1, 2):
             blame.complain(member, ballot, [Suspicion(0, "gave_up"), Suspicion(late, "overdue")])
     assert set(blame.ruled_out(range(5))) == {3, 4}
+
+
+# The rounds after it
+
+
+async def it_comes_again(world: SimulatedWorld) -> None:
+    peers = await averagers(world, 3)
+    rogue = peer_in(world, "rogue", peers, kind=KeepsItsValues)
+    await rogue.ready.wait()
+    everybody = [*peers, rogue]
+    seconds = []
+    for epoch in range(1, 6):
+        events = [one.begin(epoch=epoch, expected=len(everybody)) for one in everybody]
+        with trio.fail_after(60.0):
+            for event in events[:-1]:
+                await event.wait()
+        ended = [one.ended[-1] for one in peers]
+        check_same_result(ended, peers)
+        seconds.append(max(one.seconds for one in ended))
+        with trio.fail_after(60.0):
+            await events[-1].wait()
+    slow = [one for one in seconds if one > GRACE_SECONDS]
+    assert len(slow) <= 3, seconds  # it is not listed after the first, nor twice after the next
+
+
+def test_it_is_not_in_the_next_rounds() -> None:
+    run_simulation(it_comes_again, seed=1, settings=WORLD)
+
+
+def test_a_doubt_grows_and_ends_with_a_result() -> None:
+    doubts, peer = Doubts(), PeerId("somebody")
+    spans = []
+    for _ in range(4):
+        doubts.round_begins()
+        assert not doubts.unwelcome
+        spans.append(doubts.held_up(peer))
+        for _ in range(spans[-1]):
+            doubts.round_begins()
+            assert doubts.unwelcome == {peer}
+    assert spans == [1, 2, 4, 8]
+    doubts.round_begins()
+    doubts.was_in([peer])
+    assert doubts.held_up(peer) == 1
