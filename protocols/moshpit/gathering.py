@@ -57,13 +57,14 @@ from protocols.moshpit.waiting_joins import WaitingJoins
 @dataclass(frozen=True)
 class GatheringSettings:
     """`reduces`: whether this peer can be dialled. `expected` counts this peer. `awaited`: who of
-    those is known by name."""
+    those is known by name. `unwelcome`: whose joins are refused here."""
 
     group_size: int
     seconds: float
     reduces: bool = True
     expected: int | None = None
     awaited: frozenset[PeerId] = frozenset()
+    unwelcome: frozenset[PeerId] = frozenset()
 
 
 class Gathering:
@@ -198,6 +199,13 @@ class Gathering:
             self._course.add(SendAway(self._joins.release(candidate.peer)))
         if known is None or self.ended:
             self._course.add(SendAway(ticket))
+            return
+        if candidate.peer in self._settings.unwelcome:
+            known.pass_over(Absence.AT_ODDS, "it has held up a round")
+            self._awaited.is_lost(candidate.peer)
+            self._closing.refused(candidate.peer)
+            self._course.add(SendAway(ticket))
+            self._course.reconsider(now)
             return
         known.heard_from(now)
         known.reduces = candidate.reduces  # in its own signed words

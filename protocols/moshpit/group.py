@@ -50,6 +50,7 @@ class Search:
     - `expected`: how many peers the caller knows to come, itself included.
     - `awaited`: who of these is known by name; the list is not closed before the deadline without
       one of them that is there (awaited.py).
+    - `unwelcome`: who is not listed where this peer leads, because it has held up its rounds.
     - `matchmaking_seconds`: the deadline of the list. The search ends then, or one short timeout
       (`closing_time.GRACE_SECONDS`) later.
     """
@@ -62,6 +63,7 @@ class Search:
     expected: int | None = None
     matchmaking_seconds: float = 10.0
     awaited: frozenset[PeerId] | None = None
+    unwelcome: frozenset[PeerId] = frozenset()
 
     def __post_init__(self) -> None:
         check_group_size(self.group_size)

@@ -49,6 +49,7 @@ class SearchContext:
                 search.offer.reduces,
                 search.expected,
                 search.awaited or frozenset(),
+                search.unwelcome,
             ),
             trio.current_time(),
         )
