@@ -176,12 +176,13 @@ def estimate(
         if (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
     ]
     ignored += _samples_of_the_past(fitting, mine, known.members)
-    believed = [one for one in here if not known.credit.is_doubted(one.peer, mine.epoch)]
-    ignored += [
-        Ignored(one.peer, "doubted", "It did not bring to the last rounds what it had claimed.")
-        for one in here
-        if one not in believed
-    ]
+    believed = []
+    for one in here:
+        if known.credit.is_doubted(one.peer, mine.epoch):
+            reason = "It did not bring to the last rounds what it had claimed."
+            ignored.append(Ignored(one.peer, "doubted", reason))
+        else:
+            believed.append(one)
     moved = [
         peer
         for peer, one in fitting.items()

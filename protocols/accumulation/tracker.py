@@ -49,6 +49,7 @@ from protocols.accumulation.rate_meter import RateMeter
 from protocols.accumulation.saying import Said, say_again_in
 from protocols.accumulation.slots_seen import READ_SECONDS, SlotsSeen
 from protocols.dht.bootstrap import Joined
+from protocols.dht.reading import Breadth
 from protocols.dht.service import Dht
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
@@ -132,6 +133,8 @@ class Tracker:
         self._asked_at = -READ_WHEN_DUE_SECONDS
         self._complaints = Complaints()
         self.publishing = Publishing(dht, self._key, self.mine, self._measured, self._again_in)
+        self._wants_newest = False
+        """The next reading is to find all that was brought out before it."""
         self._wants_look, self._wants_reckoning = trio.Event(), trio.Event()
         self._reckoned = trio.Event()
         self._meter.began(trio.current_time())
@@ -189,6 +192,7 @@ class Tracker:
         with trio.move_on_after(WRITE_SECONDS):
             await self.publishing.brought_out()
         begun = self._seen.begun
+        self._wants_newest = True
         self._look_now()
         while self._seen.whole <= begun or self.estimate.number <= after:
             await self.changed()
@@ -321,9 +325,13 @@ class Tracker:
 
     async def _read(self) -> None:
         is_full, is_first = self._seen.begins(), not self._seen.number
+        breadth = Breadth.ALL if is_full else Breadth.FEW
+        if self._wants_newest and not is_full:
+            breadth = Breadth.FIRST
+        self._wants_newest = False
         began = trio.current_time()
         try:
-            found, gone = await self._dht.get_and_gone(self._key, latest_enough=not is_full)
+            found, gone = await self._dht.look(self._key, breadth)
         except PotluckError as error:
             log.debug("progress could not be read: %s", error)
             return
