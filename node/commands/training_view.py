@@ -8,18 +8,21 @@ from collections.abc import Iterator
 
 from node.caps.units import in_words
 from node.trainer.view import BatchView, ContributionView, TrafficView, TrainerView
-from node.trainer.words import span
+from node.trainer.words import since_words, span
 
 
 def training_rows(view: TrainerView) -> Iterator[tuple[str, str]]:
     """Names and values, in the order in which they matter."""
-    yield "training", f"{view.run}, {view.phase.value} for {span(view.phase_seconds)}"
+    yield "training", f"{view.run}, {view.phase.value} {since_words(view)}"
     if view.doing:
         yield "", view.doing
     if view.advice:
         yield "next", view.advice
-    loss = "" if view.loss is None else f", loss {view.loss:.4f} (of its own samples)"
-    yield "step", f"{view.epoch:,}{loss}"
+    of_all = f" of {view.steps:,}" if view.steps else ""
+    over = "" if view.seconds_left is None else f", over in {span(view.seconds_left)}"
+    yield "step", f"{view.epoch:,}{of_all}{over}"
+    if view.loss is not None:
+        yield "loss", f"{view.loss:.4f}, the run's, of all samples in step {view.loss_step:,}"
     if view.batch.target:
         yield "batch", _batch(view.batch)
     yield "given", _given(view.contribution)
@@ -52,8 +55,12 @@ def _given(given: ContributionView) -> str:
     rate = ""
     if given.samples_per_second is not None:
         rate = f", {given.samples_per_second:,.1f} samples/s"
+    alone = ""
+    if given.alone_steps:
+        alone = f", {given.alone_samples:,} in {given.alone_steps:,} steps made alone"
     lost = f", {given.lost_samples:,} in none" if given.lost_samples else ""
-    return f"{given.samples:,} samples in {given.steps:,} steps{share}{rate}{lost}"
+    together = f"{given.samples:,} samples in {given.steps:,} steps with others{share}"
+    return f"{together}{alone}{lost}{rate}"
 
 
 def _traffic(traffic: TrafficView) -> str:

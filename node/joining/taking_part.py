@@ -205,6 +205,7 @@ async def _train(
     from node.trainer.trainer import train_run
 
     training = prepared.definition.training
+    session.steps = training.steps
     samples = training.batch * training.local_steps  # of a round, which is a step here
     terms = Terms(f"{part.run}/{part.organiser}", samples, training.steps)
     async with (
@@ -247,6 +248,7 @@ def _options(
         download_limit=caps.download_bytes_per_second,
         fetching_folder=fetching_folder(node.configuration.places, part.run, part.organiser),
         position_file=folder / f"{part.run}-{part.organiser}.position",
+        losses_file=folder / f"{part.run}-{part.organiser}.losses",
     )
 
 

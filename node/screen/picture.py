@@ -19,19 +19,22 @@ from typing import Final
 
 from rich.text import Text
 
-from node.screen.cells import clean, clip, fit, pad, time_span, wrap
+from node.screen.cells import clean, clip, fit, pad, wrap
 from node.screen.company import peers_block, with_names
 from node.screen.layout import Block, arrange
 from node.screen.numbers import batch_block, device_block, given_block, loss_block, traffic_block
 from node.screen.scene import Scene, SceneEvent
 from node.trainer.view import ENDED, Phase, TrainerView
-from node.trainer.words import short
+from node.trainer.words import short, since_words
 
 MARGIN_FROM: Final = 40
 """Columns: from here on one stays free at each side."""
 
-WIDEST: Final = 140
-"""Columns: a wider line is no easier to read."""
+WIDEST: Final = 240
+"""Columns: a wider chart shows no more."""
+
+READABLE: Final = 140
+"""Columns: a wider line of words is no easier to read."""
 
 _WELL: Final = "black on green"
 _BUSY: Final = "bright_white on blue"
@@ -62,11 +65,12 @@ RESUME: Final = "potluck resume"
 
 _STOPPING: Final = ("Ctrl-C leaves", "in another terminal: potluck status, peers, pause, leave")
 
-TALL_FROM: Final = 30
-"""Lines: from here on the curve of the loss may be five rows high."""
-
 WITH_REASON_FROM: Final = 8
 """Lines: from here on the reason of a state matters more than the device, traffic and peers."""
+
+LEAST_CURVE_ROWS: Final = 3
+LINES_BESIDE_CURVE: Final = 20
+"""Of the other blocks, in a run of a few peers."""
 
 LINES_OF_DOING: Final = 3
 LINES_OF_ADVICE: Final = 4
@@ -78,11 +82,11 @@ EVENTS_AT_FIRST: Final = 3
 def render(scene: Scene, width: int, height: int) -> list[Text]:
     """At most `height` lines, none wider than `width` cells."""
     room, view = room_of(width), scene.view
-    since = (f"for {time_span(view.phase_seconds)}",) if view.phase_seconds >= 1 else ()
+    since = (since_words(view),) if view.phase_seconds >= 1 else ()
     blocks = [
         Block(1, [[title(view, room, since)]]),
         _state(view, room, height),
-        loss_block(view, room, is_tall=height >= TALL_FROM),
+        loss_block(view, room, most_rows=curve_rows(height)),
         batch_block(view, room),
         given_block(view, room),
         traffic_block(view, room),
@@ -92,6 +96,11 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
         _stopping(view, room),
     ]
     return [placed(line, width) for line in arrange(blocks, max(height, 0))]
+
+
+def curve_rows(height: int) -> int:
+    """That the chart may have on a terminal of so many lines."""
+    return max(LEAST_CURVE_ROWS, (height - LINES_BESIDE_CURVE) // 2)
 
 
 def room_of(width: int) -> int:
@@ -128,6 +137,7 @@ def state_lines(
 ) -> tuple[list[Text], list[Text]]:
     """What the state means, and what can be done about it."""
     label = "next: " if room >= MARGIN_FROM else ""
+    room = min(room, READABLE)
     says = wrap(clean(with_names(view.doing, view.peers)), room, most_doing)
     to_do = wrap(clean(view.advice), room - len(label), most_advice)
     return [Text(one) for one in says], [
@@ -139,6 +149,7 @@ def state_lines(
 def event_lines(event: SceneEvent, room: int, most: int) -> list[Text]:
     """The time of day, and beside it the words, in at most so many lines."""
     clock_width = 9 if room >= MARGIN_FROM else 0
+    room = min(room, READABLE)
     texts = [Text(one) for one in wrap(clean(event.words), room - clock_width, most)]
     if texts and event.warns:
         texts[0].stylize("bold", 0, texts[0].plain.find(":") + 1)

@@ -34,6 +34,7 @@ class TrainerOptions:
     - `upload_limit`, `download_limit`: what the owner allows, to be shown; None is no limit.
     - `fetching_folder`: where a state that is being fetched is kept across a restart.
     - `position_file`: where it is kept how far the data has been read.
+    - `losses_file`: where the curve of the run's loss is kept across a restart.
     """
 
     micro_batch: int = 0
@@ -51,3 +52,4 @@ class TrainerOptions:
     download_limit: float | None = None
     fetching_folder: Path | None = None
     position_file: Path | None = None
+    losses_file: Path | None = None

@@ -7,7 +7,9 @@ is in the way of it.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from node.trainer.gate import Closed
 from node.trainer.happenings import Failed, Left
@@ -33,6 +35,7 @@ class Facts:
     alone: bool = False
     complete: bool = False
     begins: bool = False
+    checkpoint: str = ""  # the newest that this peer keeps, if it keeps any
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,11 @@ def told_of(facts: Facts) -> Told:
 
 def _left(left: Left, facts: Facts) -> Told:
     said = ["the run has made all its steps"] if facts.complete else []
-    if left.steps or left.lost_samples:  # who only keeps brings none
+    if left.steps or left.alone_steps or left.lost_samples:  # who only keeps brings none
         said.append(given_by(left))
     gave = f"{'; '.join(said)}. Thank you!" if said else "Thank you!"
     if facts.complete:
-        return Told(Phase.LEFT, gave)
+        return Told(Phase.LEFT, gave, _export(facts))
     again = "`potluck run start` goes on with it" if facts.begins else "`potluck join` takes part"
     return Told(Phase.LEFT, gave, f"{again} again.")
 
@@ -96,8 +99,15 @@ def _complete(facts: Facts) -> Told:
     return Told(
         Phase.COMPLETE,
         "the run has made all its steps; its state is served to whoever asks",
-        "Ctrl-C ends it.",
+        f"{_export(facts)} Ctrl-C ends it.".lstrip(),
     )
+
+
+def _export(facts: Facts) -> str:
+    if not facts.checkpoint:
+        return ""
+    folder = shlex.quote(str(PurePath(facts.checkpoint).parent))
+    return f"`potluck export {folder}` writes the trained model into a file."
 
 
 def _leaving(facts: Facts) -> Told:

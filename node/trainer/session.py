@@ -40,7 +40,7 @@ from node.trainer.happenings import (
 )
 from node.trainer.phases import Facts, Told, told_of
 from node.trainer.shown import Shown
-from node.trainer.view import BatchView, PeerView, TrafficView, TrainerView
+from node.trainer.view import GOES_ON, TRAINS, BatchView, PeerView, TrafficView, TrainerView
 from node.trainer.words import words_of
 from protocols.accumulation.events import CaughtUp, CheckpointSaved, FellBehind, StepTaken
 
@@ -68,6 +68,8 @@ class Session:
         self.gate, self.departure = Gate(), Departure()
         self.account = Account()
         self.run = self.peer = self.person = ""
+        self.steps = 0
+        """That the run will have made when it is over; 0 where it has no end, or nobody knows."""
         self.watched: Watched | None = None
         self.lines: deque[tuple[float, str]] = deque(maxlen=LINES_KEPT)
         self.lines_told = 0
@@ -78,6 +80,8 @@ class Session:
         self._began_at = time.monotonic()
         self._facts = Facts(preparing="starting", begins=begins)
         self._told, self._told_since = told_of(self._facts), time.monotonic()
+        self._trains_since: float | None = None
+        """Without a pause since; steps, and catching up with them, are part of training."""
         self._measured: Measured | None = None
         self._checkpoint = ""
         self._last_event, self._last_event_at = "", 0.0
@@ -140,6 +144,7 @@ class Session:
             leaving_at_once=departure.at_once,
             left=self.left,
             closed=self.gate.reasons(),
+            checkpoint=self._checkpoint,
             averaging=watched is not None and watched.averaging(),
             alone=watched is not None and watched.alone(),
         )
@@ -149,6 +154,8 @@ class Session:
         """How it is now."""
         told, watched, account = self._note_phase(), self.watched, self.account
         measured = self._measured or Measured("", 0, 0, 0.0, 0.0)
+        points = account.curve.points
+        left = account.seconds_left(self.steps, time.monotonic())
         return TrainerView(
             run=self.run,
             peer=self.peer,
@@ -160,8 +167,12 @@ class Session:
             closed=tuple(one.words for one in self.gate.reasons()),
             session_seconds=round(self.seconds, 3),
             epoch=account.epoch,
+            steps=self.steps,
+            seconds_left=None if left is None else round(left, 1),
             loss=account.loss,
-            losses=tuple(account.losses),
+            loss_step=account.loss_step,
+            losses=tuple(loss for _, loss in points),
+            losses_at=tuple(step for step, _ in points),
             batch=BatchView() if watched is None else watched.batch(),
             contribution=account.contribution(
                 None if watched is None else watched.samples_per_second()
@@ -179,6 +190,7 @@ class Session:
 
     def _take(self, happening: Happening) -> None:
         is_first = self.account.take(happening)
+        self.account.note_moment(time.monotonic())
         self._note_facts(happening)
         words = words_of(happening)
         if words:
@@ -224,8 +236,15 @@ class Session:
 
     def _note_phase(self) -> Told:
         told = self.told()
-        if told.phase is not self._told.phase:
-            self._told_since = time.monotonic()
+        before, now = self._told.phase, time.monotonic()
+        if told.phase not in GOES_ON:
+            self._trains_since = None
+        elif told.phase in TRAINS and self._trains_since is None:
+            self._trains_since = now
+        if told.phase is not before:
+            self._told_since = now
+        if told.phase in TRAINS and self._trains_since is not None:
+            self._told_since = self._trains_since
         self._told = told
         return told
 

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 LOSSES_KEPT: Final = 512
-"""Of the run's last steps: as many as a wide terminal has columns, a few times over."""
+"""Points of the run's curve: as many as a wide terminal has columns, a few times over."""
 
 
 class Phase(enum.StrEnum):
@@ -34,6 +34,12 @@ class Phase(enum.StrEnum):
     REFUSED = "refused"
     FAILED = "failed"
 
+
+TRAINS: Final = frozenset({Phase.TRAINING, Phase.AVERAGING})
+"""Every step leads from one to the other: `phase_seconds` is of both together."""
+
+GOES_ON: Final = TRAINS | {Phase.CATCHING_UP}
+"""A run of short steps changes between these all the time, and trains."""
 
 ENDED: Final = frozenset({Phase.LEFT, Phase.REFUSED, Phase.FAILED})
 """Nothing comes after these."""
@@ -74,6 +80,8 @@ class ContributionView(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     steps: int = 0
     of_samples: float = 0.0  # of everybody, in those steps
+    alone_samples: int = 0  # in steps of the run that this peer made alone
+    alone_steps: int = 0
     lost_samples: int = 0  # computed, and in no step
     samples_per_second: float | None = None
 
@@ -107,8 +115,12 @@ class TrainerView(msgspec.Struct, frozen=True, kw_only=True):
     closed: tuple[str, ...] = ()  # why the gate is closed, in words
     session_seconds: float = 0.0
     epoch: int = 0
-    loss: float | None = None  # of this peer's own samples, smoothed
-    losses: tuple[float, ...] = ()  # one for each step of the run, the newest last
+    steps: int = 0  # that the run will have made when it is over; 0 where it has no end
+    seconds_left: float | None = None  # until then, at the pace of the last steps
+    loss: float | None = None  # the run's, of all peers' samples in the step `loss_step`
+    loss_step: int = 0
+    losses: tuple[float, ...] = ()  # the run's curve, each the mean of some steps, the newest last
+    losses_at: tuple[int, ...] = ()  # the last of those steps
     batch: BatchView = BatchView()
     contribution: ContributionView = ContributionView()
     peers: tuple[PeerView, ...] = ()

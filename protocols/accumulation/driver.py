@@ -228,7 +228,7 @@ class Driver:
             with bridge.waiting():
                 fetched = bridge.fetch(wanted).wait()
             state = fetched.state if isinstance(fetched, StateFetched) else None
-            seen = standing.take_state(state, fetched.results)
+            seen, losses = standing.take_state(state, fetched.results)
         except CollaborationEnded:
             raise
         except FetchCut:
@@ -257,6 +257,7 @@ class Driver:
                 replayed=len(fetched.results),
                 leads_on=state is None,
                 seen=seen,
+                losses=losses,
             )
         )
         return standing.tell(Fetched(now_at, history))

@@ -35,6 +35,16 @@ class StepTaken(msgspec.Struct, frozen=True, tag=True):
     shares: tuple[Share, ...] = ()
     """Who brought what, as far as this peer's group goes; empty for a step that was made alone."""
     over_a_grid: bool = False
+    loss: float | None = None
+    """The run's: the mean over all samples of this step, averaged with their gradients, and so the
+    same at all peers; None where nobody has given one."""
+
+
+class StepLoss(msgspec.Struct, frozen=True):
+    """The run's loss in the step that ended an epoch."""
+
+    epoch: int
+    loss: float
 
 
 class SeenStep(msgspec.Struct, frozen=True):
@@ -98,6 +108,8 @@ class CaughtUp(msgspec.Struct, frozen=True, tag=True):
     leads_on: bool = False
     seen: tuple[SeenStep, ...] = ()
     """Those of the steps that it came by in whose rounds it was."""
+    losses: tuple[StepLoss, ...] = ()
+    """Of the steps that were `replayed`."""
 
 
 class TooSlowToCatchUp(msgspec.Struct, frozen=True, tag=True):

@@ -180,8 +180,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     ) -> bool:
         """Count the gradients in `.grad`, the mean over so many samples; whether the run stepped.
 
-        A `loss` that is not finite is held back, as gradients are that are not finite: the batch
-        does not count, and an event says so with the parameter's name.
+        The run's loss (`StepTaken.loss`) is the mean of what all peers give here. One that is not
+        finite is held back, as gradients are that are not finite: the batch does not count, and an
+        event says so with the parameter's name.
 
         Raises CollaborationEnded when the collaboration has ended; StateRefused when the run has
         another model, or another release of torch.
@@ -200,7 +201,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             raise ProtocolMisuse(f"A batch of {samples} samples was given to step().")
         value = float(loss.detach() if isinstance(loss, Tensor) else loss or 0.0)
         trouble = "" if math.isfinite(value) else f"The loss is {value}."
-        has_stepped = self._driver.contribute(Batch(samples, trouble))
+        known = None if loss is None else value
+        has_stepped = self._driver.contribute(Batch(samples, trouble, known))
         self._show_inner()
         return has_stepped
 

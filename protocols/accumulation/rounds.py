@@ -154,6 +154,7 @@ class Rounds:
                 norm=stepped.norm,
                 shares=() if together is None else shares_of(together),
                 over_a_grid=together is not None and len(together.rounds) > 1,
+                loss=stepped.loss,
             )
         )
         now = self._steps.scale.scale

@@ -58,7 +58,7 @@ def test_nothing_that_is_said_leaves_its_place(
     scene = Scene(view, (SceneEvent("21:00:00", said, warns=True),) * 3)
     terminal, canvas = Emulator(columns, rows + 1), Canvas()
     lines = [paint(line, look) for line in render(scene, columns, rows)]
-    terminal.write(canvas.draw(lines, columns))
+    terminal.write(canvas.draw(lines, columns, rows))
     assert terminal.modes == AT_REST
     assert (terminal.row, terminal.column) == (len(lines), 0)
     assert terminal.wrapped == 0
