@@ -56,14 +56,17 @@ def _show(view: dict[str, Any]) -> None:
 
 
 def _facts(peer: dict[str, Any]) -> Iterator[str]:
-    does = {"trains": "trains", "auxiliary": "helps", "keeps": "keeps the checkpoints"}
-    if peer["role"]:
-        yield does.get(peer["role"], peer["role"])
+    from node.trainer.words import role_words
+
+    does = role_words(peer["role"], keeps=peer["keeps"])
+    if does:
+        yield f"{does} the checkpoints" if peer["keeps"] else does
     trip = "" if peer["round_trip_ms"] is None else f", {peer['round_trip_ms']:.1f} ms away"
     yield ("no link to it now" if peer["reach"] == "none" else peer["reach"]) + trip
     if peer["epoch"] is not None:
         rate = peer["samples_per_second"] or 0.0
-        yield f"at step {peer['epoch']:,} with {peer['samples']:,} samples, {rate:,.1f} samples/s"
+        samples = f"{peer['samples']:,} samples for the next one"
+        yield f"at step {peer['epoch']:,}, {samples}, {rate:,.1f} samples/s"
     if peer["reduces"] is not None:
         yield _part(peer)
     if peer["ignored"]:

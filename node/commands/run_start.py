@@ -337,7 +337,7 @@ def _introduce(
     """The node listens: remember where, and say what volunteers paste."""
     from auth.invites import Invite
     from node.commands.qr import lines_that_fit
-    from node.commands.run_invite import auth_server_of, worth_naming
+    from node.commands.run_invite import auth_server_of, wants_qr, worth_naming
     from node.run.invite import RunInvite, write_invite
 
     addresses = node.network.addresses()
@@ -357,7 +357,8 @@ def _introduce(
     text = write_invite(invite)
     to_people = not getattr(arguments, "json", False)
     if to_people:  # before the text: a code can take a whole terminal, and the text shall be seen
-        for line in lines_that_fit(text, wanted=arguments.qr, colour=False):
+        wanted = wants_qr(arguments.qr, bootstrap)
+        for line in lines_that_fit(text, wanted=wanted, colour=False):
             lines.say(line)
     lines.data(
         {

@@ -18,7 +18,7 @@ from node.screen.cells import clean, clip, count, fit, pad
 from node.screen.layout import Block
 from node.screen.numbers import named, within
 from node.trainer.view import PeerView, TrainerView
-from node.trainer.words import SHORT_ID, short
+from node.trainer.words import SHORT_ID, role_words, short
 
 MOST_PEERS: Final = 12
 """Lines of the list; `potluck peers` has them all."""
@@ -88,8 +88,8 @@ def _rows(peers: Sequence[PeerView], room: int) -> list[Text]:
             _REACHED.get(one.reach, UNREACHED),
             "" if one.round_trip_ms is None else f"{count(one.round_trip_ms)} ms",
             "" if one.samples_per_second is None else f"{count(one.samples_per_second, 1)} /s",
-            "" if one.samples is None else f"{count(one.samples)} samples",
-            clip(clean(one.role), NAME_MOST),
+            "" if one.samples is None else f"{count(one.samples)} for this step",
+            clip(role_words(clean(one.role), keeps=one.keeps), NAME_MOST),
         )
         for one in peers
     ]

@@ -40,6 +40,7 @@ class Account:
         self.loss_step = 0
         self.curve = LossCurve()
         self._alone_lately = (0, 0)  # samples and steps, since the last step with others
+        self._has_stepped = False
         self._moments: deque[tuple[int, float]] = deque(maxlen=PACE_STEPS)
 
     def take(self, happening: Happening) -> bool:
@@ -47,6 +48,7 @@ class Account:
         match happening:
             case StepTaken(members=members, own_samples=own):
                 self.epoch = happening.epoch + 1
+                self._has_stepped = True
                 self._note_loss(happening.epoch, happening.loss)
                 if len(members) > 1:
                     self._alone_lately = (0, 0)
@@ -81,12 +83,14 @@ class Account:
         return self._accepted(seen.own_samples, seen.samples)
 
     def note_moment(self, now: float) -> None:
-        """The run is at `epoch` now: for its pace."""
-        if self._moments and self._moments[-1][0] >= self.epoch:
-            if self._moments[-1][0] > self.epoch:
-                self._moments.clear()  # it went back to a checkpoint
+        """The run is at `epoch` now: for its pace, which is known after this peer's first step."""
+        if not self._has_stepped:
             return
-        self._moments.append((self.epoch, now))
+        newest = self._moments[-1][0] if self._moments else -1
+        if newest > self.epoch:  # it went back to a checkpoint
+            self._moments.clear()
+        if newest != self.epoch:
+            self._moments.append((self.epoch, now))
 
     def seconds_left(self, steps: int, now: float) -> float | None:
         """Until the run has made so many steps, at its present pace; None where nobody knows."""

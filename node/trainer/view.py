@@ -52,7 +52,8 @@ class PeerView(msgspec.Struct, frozen=True, kw_only=True):
 
     peer: str = ""
     name: str = ""
-    role: str = ""  # trains, auxiliary, keeps (the run's checkpoints), or "" where it says nothing
+    role: str = ""  # trains or auxiliary; "" where it says nothing
+    keeps: bool = False  # the run's checkpoints
     reach: str = "none"  # none, direct or relayed
     epoch: int | None = None
     samples: int | None = None  # of the batch that is being filled

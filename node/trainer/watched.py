@@ -123,7 +123,8 @@ class WatchedTraining:
             return view
         return msgspec.structs.replace(
             view,
-            role="keeps" if slot.keeps else slot.role,
+            role=slot.role,
+            keeps=slot.keeps,
             epoch=slot.epoch,
             samples=slot.samples,
             samples_per_second=round(slot.samples_per_second, 3),

@@ -161,6 +161,12 @@ def _in_hex(value: Any) -> Any:
             return value
 
 
+def role_words(role: str, *, keeps: bool) -> str:
+    """What a peer of the run does."""
+    does = {"trains": "trains", "auxiliary": "helps"}.get(role, role)
+    return " and ".join(one for one in (does, "keeps" if keeps else "") if one)
+
+
 def since_words(view: TrainerView) -> str:
     """How long this goes on: a round is a part of training."""
     training = f"{Phase.TRAINING} " if view.phase is Phase.AVERAGING else ""

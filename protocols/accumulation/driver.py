@@ -342,8 +342,10 @@ class Driver:
             theirs = self._bridge.describe(others).wait()
         differences = [] if theirs is None else how_it_differs(self._description, theirs)
         words = f": {'; '.join(differences)}" if differences else ""
+        count = len(others)
+        train = f"All {count} other peers train" if count > 1 else "The only other peer trains"
         raise OtherModel(
-            f"All {len(others)} peers of the run {self._bridge.run} train something else{words}.",
+            f"{train} something else in the run {self._bridge.run}{words}.",
             why="Peers average only what is alike, and then step alike: model, optimizer and its "
             "settings, batch, codec and clipping belong to the run.",
             advice="Build all of it as the run's organiser says, or take another name for a run of "

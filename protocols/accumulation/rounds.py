@@ -158,7 +158,7 @@ class Rounds:
             )
         )
         now = self._steps.scale.scale
-        if now != scale:
+        if now != scale and self._steps.scales_loss:
             self._bridge.tell(ScaleChanged(effect.epoch + 1, now, stepped.overflowed))
         return standing.tell(Stepped())
 

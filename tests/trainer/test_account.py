@@ -97,6 +97,12 @@ def test_the_loss_is_that_of_the_newest_step_and_not_smoothed() -> None:
 def test_the_end_of_the_run_is_told_by_the_pace_of_its_last_steps() -> None:
     account = Account()
     assert account.seconds_left(2000, 0.0) is None
+    account.epoch = 0
+    account.note_moment(-9.0)
+    account.take(CaughtUp(7, bytes(16), 0.1, 0, (), {}))  # in a moment, and no pace of the run
+    account.note_moment(-8.0)
+    assert account.seconds_left(2000, -8.0) is None
+    account.epoch = 0
     for epoch in range(10):
         account.take(step(epoch, 64))
         account.note_moment(3.0 * epoch)
