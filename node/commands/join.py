@@ -77,7 +77,8 @@ def add_parser(subparsers: Subparsers) -> None:
         add_setting_flag(parser, key)
     for key in ("network.listen", "network.announce", "dht.bootstrap", "dht.client"):
         add_setting_flag(parser, key)
-    add_setting_flag(parser, "identity.key_file")
+    for key in ("identity.name", "identity.key_file"):
+        add_setting_flag(parser, key)
 
 
 def run(arguments: argparse.Namespace) -> int:

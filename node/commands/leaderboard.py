@@ -96,7 +96,7 @@ def board_lines(board: dict[str, Any], columns: int | None = None) -> Iterator[s
 
 def check_lines(board: dict[str, Any]) -> Iterator[str]:
     """What came of checking the keepers."""
-    from node.trainer.words import short
+    from node.display_name import short
 
     yield ""
     if board["keeps"] and not board["checks"]:
@@ -173,7 +173,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
 
 def _name(person: str) -> str:
     """Who has no name is shown by the end of the peer id; names have a provider and a colon."""
-    from node.trainer.words import short
+    from node.display_name import short
 
     is_peer = ":" not in person and len(person) > LONGEST_NAME
     return short(person) if is_peer else _clipped(person, LONGEST_NAME)

@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(view: dict[str, Any]) -> None:
     """Lines and no table: a peer id with its end missing is of no use on a narrow terminal."""
+    from node.display_name import cleaned
     from node.trainer.view import Phase
 
     columns = columns_of(sys.stdout)
@@ -50,7 +51,8 @@ def _show(view: dict[str, Any]) -> None:
         words = f"not entered yet ({view['doing']})" if early else "nobody else is in it now"
         print(folded(one_line(f"{view['run']}: {words}."), columns))
     for peer in view["peers"]:
-        who = f"{peer['name']}, {peer['peer']}" if peer["name"] else peer["peer"]
+        said = f"“{cleaned(peer['said_name'])}”" if peer["said_name"] else ""
+        who = ", ".join(one for one in (peer["name"], said, peer["peer"]) if one)
         print(folded(one_line(who), columns))
         print(hung("  ", one_line(", ".join(_facts(peer))), columns))
 
@@ -65,8 +67,8 @@ def _facts(peer: dict[str, Any]) -> Iterator[str]:
     yield ("no link to it now" if peer["reach"] == "none" else peer["reach"]) + trip
     if peer["epoch"] is not None:
         rate = peer["samples_per_second"] or 0.0
-        samples = f"{peer['samples']:,} samples for the next one"
-        yield f"at step {peer['epoch']:,}, {samples}, {rate:,.1f} samples/s"
+        samples = f"{peer['samples']:,} samples of the next"
+        yield f"at step {peer['epoch']:,} with {samples}, {rate:,.1f} samples/s"
     if peer["reduces"] is not None:
         yield _part(peer)
     if peer["ignored"]:

@@ -92,7 +92,9 @@ def add_flags(start: CommandParser) -> None:
     add_trust(start)
     for key in CAP_KEYS:
         add_setting_flag(start, key)
-    for key in ("network.listen", "network.announce", "dht.bootstrap", "identity.key_file"):
+    for key in ("network.listen", "network.announce", "dht.bootstrap"):
+        add_setting_flag(start, key)
+    for key in ("identity.name", "identity.key_file"):
         add_setting_flag(start, key)
 
 

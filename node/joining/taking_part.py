@@ -91,6 +91,7 @@ async def take_part(node: Node, part: Part, session: Session) -> Left | None:
     Session.entered has been called. Raises what no waiting mends: TooLarge, NotAllowed, ...
     """
     session.run, session.peer = part.run, node.network.peer_id
+    session.name = node.configuration.display_name
     session.person = "" if node.membership is None else node.membership.status().username
     node.training = session.view
     node.machine.follow(lambda words: session.happened(Notice(words)))
@@ -238,6 +239,7 @@ def _options(
         batch_share=lambda: watched.batch_share,
         make_sure=lambda: refuse_if_in_use(node, session, part.run),
         client=node.configuration.is_client,
+        name=node.configuration.display_name,
         begins=part.begins,
         from_peers=part.from_peers,
         keeps_only=part.keeps_only,

@@ -39,10 +39,21 @@ NEXT_LINE: Final = "\r\n"
 _ASCII: Final = str.maketrans(
     {
         **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
-        **{"█": "#", "▓": "=", "░": ".", "…": "~", "·": "-", "↑": "^", "↓": "v", "│": "|"},
+        **{
+            "█": "#",
+            "▓": "=",
+            "░": ".",
+            "…": "~",
+            "·": "-",
+            "↑": "^",
+            "↓": "v",
+            "│": "|",
+            "“": '"',
+            "”": '"',
+        },
     }
 )
-_OF_A_CONSOLE: Final = str.maketrans("▁▂▃▄▅▆▇…", "__▄▄▄██~")
+_OF_A_CONSOLE: Final = str.maketrans("▁▂▃▄▅▆▇…“”", '__▄▄▄██~""')
 """The font of Linux's own console has the characters of the first PCs."""
 
 

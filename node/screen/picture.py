@@ -19,13 +19,14 @@ from typing import Final
 
 from rich.text import Text
 
+from node.display_name import label, with_names
 from node.screen.cells import clean, clip, fit, pad, wrap
-from node.screen.company import peers_block, with_names
+from node.screen.company import peers_block
 from node.screen.layout import Block, arrange
 from node.screen.numbers import batch_block, device_block, given_block, loss_block, traffic_block
 from node.screen.scene import Scene, SceneEvent
-from node.trainer.view import ENDED, Phase, TrainerView
-from node.trainer.words import short, since_words
+from node.trainer.view import ENDED, Phase, TrainerView, named
+from node.trainer.words import since_words
 
 MARGIN_FROM: Final = 40
 """Columns: from here on one stays free at each side."""
@@ -124,8 +125,7 @@ def title(view: TrainerView, room: int, since: Sequence[str]) -> Text:
     ground = f" {phase} " if run else phase
     line.append(clip(ground, room - line.cell_len), _STYLES[view.phase])
     line.append(next((one for one in since if line.cell_len + len(one) <= room), ""))
-    person, peer = clip(clean(view.person), room // 4), short(clean(view.peer))
-    who = " ".join(one for one in (person, peer) if one)
+    who = label(clean(view.peer), clean(view.person), view.name, room // 4)
     free = room - line.cell_len - Text(who).cell_len
     if who and free >= 2:
         line.append(" " * free).append(who, "dim")
@@ -138,7 +138,7 @@ def state_lines(
     """What the state means, and what can be done about it."""
     label = "next: " if room >= MARGIN_FROM else ""
     room = min(room, READABLE)
-    says = wrap(clean(with_names(view.doing, view.peers)), room, most_doing)
+    says = wrap(clean(with_names(view.doing, named(view.peers))), room, most_doing)
     to_do = wrap(clean(view.advice), room - len(label), most_advice)
     return [Text(one) for one in says], [
         Text().append(label if number == 0 else " " * len(label), "bold").append(one)
@@ -170,7 +170,7 @@ def _state(view: TrainerView, room: int, height: int) -> Block:
     full = [*says, *to_do]
     if view.phase in ENDED:
         return Block(2, [full[:many] for many in range(1, len(full) + 1)], grows_first=True)
-    says_in_short = Text(clip(clean(with_names(view.doing, view.peers)), room))
+    says_in_short = Text(clip(clean(with_names(view.doing, named(view.peers))), room))
     if view.phase not in _IN_SHORT or not to_do:
         variants = [[says_in_short], full] if len(full) > 1 else [says]
         return Block(2 if to_do else 7, [one for one in variants if one])
@@ -181,7 +181,9 @@ def _state(view: TrainerView, room: int, height: int) -> Block:
 
 
 def events_with_names(scene: Scene) -> list[SceneEvent]:
-    return [replace(one, words=with_names(one.words, scene.view.peers)) for one in scene.events]
+    return [
+        replace(one, words=with_names(one.words, named(scene.view.peers))) for one in scene.events
+    ]
 
 
 def _worth_saying(scene: Scene) -> list[SceneEvent]:

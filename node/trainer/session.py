@@ -24,6 +24,7 @@ from typing import Final, Protocol
 
 import trio
 
+from node.display_name import with_names
 from node.status import memory_in_use
 from node.trainer.account import Account
 from node.trainer.departure import Departure
@@ -40,7 +41,15 @@ from node.trainer.happenings import (
 )
 from node.trainer.phases import Facts, Told, told_of
 from node.trainer.shown import Shown
-from node.trainer.view import GOES_ON, TRAINS, BatchView, PeerView, TrafficView, TrainerView
+from node.trainer.view import (
+    GOES_ON,
+    TRAINS,
+    BatchView,
+    PeerView,
+    TrafficView,
+    TrainerView,
+    named,
+)
 from node.trainer.words import words_of
 from protocols.accumulation.events import CaughtUp, CheckpointSaved, FellBehind, StepTaken
 
@@ -67,7 +76,7 @@ class Session:
     def __init__(self, shown: Shown, *, begins: bool = False) -> None:
         self.gate, self.departure = Gate(), Departure()
         self.account = Account()
-        self.run = self.peer = self.person = ""
+        self.run = self.peer = self.person = self.name = ""
         self.steps = 0
         """That the run will have made when it is over; 0 where it has no end, or nobody knows."""
         self.watched: Watched | None = None
@@ -160,6 +169,7 @@ class Session:
             run=self.run,
             peer=self.peer,
             person=self.person,
+            name=self.name,
             phase=told.phase,
             phase_seconds=round(time.monotonic() - self._told_since, 3),
             doing=told.doing,
@@ -194,6 +204,8 @@ class Session:
         self._note_facts(happening)
         words = words_of(happening)
         if words:
+            peers = () if self.watched is None else self.watched.peers()
+            words = with_names(words, named(peers))
             self._last_event, self._last_event_at = words, round(time.time(), 3)
             self.lines.append((self._last_event_at, words))
             self.lines_told += 1

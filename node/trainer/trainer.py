@@ -82,6 +82,7 @@ async def train_run(
     )
     settings = definition.collaboration_settings(
         client=options.client,
+        name=options.name,
         begins=options.begins and not options.from_peers,
         up_bytes_per_second=options.up_bytes_per_second,
         down_bytes_per_second=options.down_bytes_per_second,

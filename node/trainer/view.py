@@ -11,9 +11,12 @@ is shown as that.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+
+from node.display_name import Named
 
 LOSSES_KEPT: Final = 512
 """Points of the run's curve: as many as a wide terminal has columns, a few times over."""
@@ -46,12 +49,14 @@ ENDED: Final = frozenset({Phase.LEFT, Phase.REFUSED, Phase.FAILED})
 
 
 class PeerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer of the run. `name`: its person's, where the run has an auth server. The rates are by
+    """A peer of the run. `name`: its person's, where the run has an auth server, which knows who
+    that is; `said_name`: what it says of itself, cleaned, which proves nothing. The rates are by
     which the last round was planned (what its owner allows, or what was measured), and `reduces`
     is the part of the averaging that the plan gave it, from 0 to 1."""
 
     peer: str = ""
     name: str = ""
+    said_name: str = ""
     role: str = ""  # trains or auxiliary; "" where it says nothing
     keeps: bool = False  # the run's checkpoints
     reach: str = "none"  # none, direct or relayed
@@ -63,6 +68,11 @@ class PeerView(msgspec.Struct, frozen=True, kw_only=True):
     down_bytes_per_second: float | None = None
     reduces: float | None = None
     ignored: str = ""  # why what it says does not count
+
+
+def named(peers: Iterable[PeerView]) -> list[Named]:
+    """These peers, for words about them."""
+    return [Named(one.peer, one.name, one.said_name) for one in peers]
 
 
 class BatchView(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +119,7 @@ class TrainerView(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     peer: str = ""
     person: str = ""
+    name: str = ""  # that this peer's owner has given it
     phase: Phase = Phase.PREPARING
     phase_seconds: float = 0.0
     doing: str = ""

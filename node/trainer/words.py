@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from node.display_name import short
 from node.trainer.happenings import (
     Began,
     Failed,
@@ -48,13 +49,6 @@ from protocols.accumulation.events import (
     StepTaken,
     TooSlowToCatchUp,
 )
-
-SHORT_ID = 8  # of a peer id's last characters: the first ones are the same for all
-
-
-def short(peer: str) -> str:
-    """A peer id as it is shown where there is little room."""
-    return f"…{peer[-SHORT_ID:]}" if len(peer) > SHORT_ID else peer
 
 
 def words_of(happening: Happening) -> str:

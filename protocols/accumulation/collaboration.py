@@ -57,6 +57,7 @@ class CollaborationSettings:
     - `round_seconds`: how long a round may take from its list to its decision.
     - `group_size`: the most members of one group; with more peers a round goes over a grid.
     - `client`: this node can only dial out; it reduces nothing for others and serves no state.
+    - `name`: what its owner wants to be called by the others.
     - `up_bytes_per_second`, `down_bytes_per_second`: what the owner allows, for averaging and for
       the states that others fetch from here; 0 is measured, and what does not slow the training.
     - `begins`: False waits, when the optimizer is made, until the run has made a step or somebody
@@ -73,6 +74,7 @@ class CollaborationSettings:
     round_seconds: float = ROUND_SECONDS
     group_size: int = GROUP_SIZE
     client: bool = False
+    name: str = ""
     up_bytes_per_second: float = 0.0
     down_bytes_per_second: float = 0.0
     begins: bool = True

@@ -277,7 +277,8 @@ class NetworkSide:
     def _completed(self, slot: ProgressSlot) -> ProgressSlot:
         """With what only this side knows: how this node is reached, and the digest of the state, if
         that is of this epoch and history."""
-        slot = msgspec.structs.replace(slot, client=self._settings.client)
+        settings = self._settings
+        slot = msgspec.structs.replace(slot, client=settings.client, name=settings.name)
         offer = None if self._server is None else self._server.offer
         if offer is None or (offer.epoch, offer.history) != (slot.epoch, slot.history):
             return slot

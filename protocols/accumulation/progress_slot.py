@@ -33,7 +33,8 @@ LARGEST_SAMPLES: Final = 1 << 50  # exact as a float, with room to add up a thou
 SIGNATURE_BYTES: Final = 16
 STATE_DIGEST_BYTES: Final = 32
 LONGEST_TORCH = 32  # characters of a version such as 2.13.0+cu130
-SLOT_LIMIT_BYTES = 256  # some 150 are used
+LONGEST_NAME = 24  # characters; four bytes each at most
+SLOT_LIMIT_BYTES = 320  # some 150 are used, and a hundred more by the longest name
 MOST_PEERS = 1024  # in one run, as many as one group of averaging may have
 
 Role = Literal["trains", "auxiliary"]
@@ -59,6 +60,8 @@ class ProgressSlot(Message, frozen=True):
     - `keeps`: it keeps the run's checkpoints, so a run may begin with it.
     - `follows`: it has taken its state from others and made no step with it since: what becomes of
       the run is not for it to say (forks.py).
+    - `name`: what its owner would be called. It proves nothing, and is any text: whoever shows it
+      cleans it first.
     """
 
     epoch: Epoch
@@ -74,6 +77,7 @@ class ProgressSlot(Message, frozen=True):
     averaging: bool = False
     keeps: bool = False
     follows: bool = False
+    name: Annotated[str, Meta(max_length=LONGEST_NAME)] = ""
 
 
 def _check(_key: str, slot: Any) -> str | None:

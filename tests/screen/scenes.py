@@ -29,13 +29,13 @@ DENIED = Failed(
 )
 DISK = Failed("poem.signed cannot be kept.", "The disk is full.", "Free 5 MB.", refused=False)
 GAVE = Left(samples=28_160, steps=84, seconds=4210.0, lost_samples=96)
-CHECKPOINT = "/home/alice/poem/checkpoints/epoch-0000002000-5bbf42dd"
+CHECKPOINT = "/srv/poem/checkpoints/epoch-0000002000-5bbf42dd"
 
 
 def _peer(number: int, name: str, reach: str, milliseconds: float, rate: float) -> PeerView:
     return PeerView(
         peer=f"12D3KooWJ8mQyYcVbZ{number:02d}kfDqWzXn{number:02d}",
-        name=name,
+        said_name=name,
         role="trains",
         reach=reach,
         epoch=312,

@@ -8,9 +8,10 @@ import typing
 import msgspec
 import pytest
 
+from node.display_name import short
 from node.trainer import happenings
 from node.trainer.happenings import Happening, Left, NetworkBack, Paused
-from node.trainer.words import given_by, object_of, short, span, words_of
+from node.trainer.words import given_by, object_of, span, words_of
 from protocols.accumulation.events import SeenStep, StepLoss, StepTaken
 from protocols.accumulation.share import Share
 from protocols.identity import PeerId
