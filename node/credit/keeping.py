@@ -332,6 +332,10 @@ class Credit:
             unheard={str(peer): why for peer, why in unheard.items()},
             keeps=self._keeps,
             checks=checks,
+            names={
+                me: self._session.name,
+                **{PeerId(one.peer): one.said_name for one in self._session.view().peers},
+            },
         )
 
     @property
