@@ -3,8 +3,9 @@
 
 One peer trains alone, in steps of a known length. Then some newcomers come at the same moment, each
 a process with a node of its own on loopback. One is in when it has made a step with its own
-samples. Measured beside it: how much longer the first peer's passes take while it serves them, and
-which newcomers were told that they are too slow, after how long.
+samples; its clock starts when its model is there and it looks at the run. Measured beside it: how
+much longer the first peer's passes take while it serves them, and which newcomers were told that
+they are too slow, after how long.
 
 A pass is a short computation and a pause for the rest of its time, as on an accelerator: otherwise
 the peers would fight for this machine's cores, and a step would have no known length.
@@ -16,7 +17,6 @@ shorter. Whoever comes last has the hardest run to get into.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,6 @@ async def measure_newcomers(effort: NewcomersEffort, say: Talk) -> dict[str, Any
         alone = await _pass_seconds(first, SETTLED_STEPS * effort.step_seconds)
         newcomers = await swarm.join(effort.newcomers)
         before = await first.ask("cpu")
-        began = time.monotonic()
         async with trio.open_nursery() as nursery:
             for one in newcomers:
                 nursery.start_soon(swarm.train, one, {})
@@ -78,12 +77,13 @@ async def measure_newcomers(effort: NewcomersEffort, say: Talk) -> dict[str, Any
                         line for line in swarm.lines(one, "StepTaken") if line["own_samples"] > 0
                     ]
                     if steps and one.number not in in_after:
-                        in_after[one.number] = steps[0]["at"] - began
+                        entered = swarm.lines(one, "enters")[0]["at"]
+                        in_after[one.number] = steps[0]["at"] - entered
                         say(f"{one.name} is in after {in_after[one.number]:.1f} s")
         after = await first.ask("cpu")
         serving = _seconds_of_a_pass(before["sheet"], after["sheet"])
         told = {
-            one.name: [round(line["at"] - began, 1) for line in lines]
+            one.name: [round(line["at"] - swarm.lines(one, "enters")[0]["at"], 1) for line in lines]
             for one in newcomers
             if (lines := swarm.lines(one, "TooSlowToCatchUp"))
         }

@@ -204,6 +204,7 @@ class TrainingPeer:
         model, samples = task.model(), Samples(task.context + 1)
         with TrainingLog(path) as log:
             self._catching_up = bridge, log
+            log.write("enters")
             try:
                 optimizer = CollaborativeOptimizer(
                     model.named_parameters(),

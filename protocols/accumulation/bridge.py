@@ -39,6 +39,7 @@ from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.results_kept import ResultsKept
 from protocols.accumulation.state_fetching import Fetched
 from protocols.accumulation.state_lock import StateLock
+from protocols.accumulation.state_pace import ServingCost
 from protocols.accumulation.state_with_results import Followed
 from protocols.accumulation.training_description import TrainingDescription
 from protocols.accumulation.training_state import LiveState
@@ -63,7 +64,8 @@ Arguments = TypeVarTuple("Arguments")
 class Entry:
     """What the optimizer brings when it enters: what its peer says first, how its state is seen
     (`look` is called in a worker thread with the lock held for reading), of how many samples a
-    round is, what its last steps were made of, and what it trains and how."""
+    round is, what its last steps were made of, and what it trains and how. `serving_cost`: what
+    serving the state costs its batches; None where it computes none."""
 
     slot: ProgressSlot
     look: Callable[[], LiveState]
@@ -71,6 +73,7 @@ class Entry:
     target_samples: int
     results: ResultsKept
     description: TrainingDescription
+    serving_cost: ServingCost | None = None
 
 
 @dataclass(frozen=True, eq=False)

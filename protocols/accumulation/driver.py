@@ -46,6 +46,7 @@ from protocols.accumulation.rounds import Rounds
 from protocols.accumulation.standing import Batch, Standing
 from protocols.accumulation.state_fetching import Fetched as StateFetched
 from protocols.accumulation.state_manifest import StateRefused
+from protocols.accumulation.state_pace import ServingCost
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_description import TrainingDescription, how_it_differs
 from protocols.accumulation.training_state import TrainingState
@@ -90,6 +91,7 @@ class Driver:
         self._to_do: deque[Effect] = deque()
         self._retry_seconds = FIRST_RETRY_SECONDS
         self._batch_seconds, self._last_batch = 0.0, time.monotonic()
+        self._serving_cost = ServingCost()
         self._waited_in_vain = -1  # in this epoch, for a round that did not begin
 
     def enter(self) -> None:
@@ -104,6 +106,7 @@ class Driver:
                 target,
                 standing.results,
                 self._description,
+                None if self._mode.auxiliary else self._serving_cost,
             )
         )
         if self._bridge.keeper is not None:
@@ -111,10 +114,11 @@ class Driver:
         self._check_model()
         self.go_on()
         self._wait_for_a_run()
-        self._last_batch = time.monotonic()
+        self._batch_begins()
 
     def contribute(self, batch: Batch) -> bool:
         """A batch is done and its gradients lie in `.grad`; whether the run has stepped since."""
+        self._serving_cost.computed()
         self._rounds.raise_failure()
         steps_before = self.standing.steps_taken
         self._to_do.extend(self.standing.count(batch))
@@ -122,7 +126,7 @@ class Driver:
         self._rounds.wait_while_full()
         self.go_on()
         self._wait_if_the_next_batch_is_too_late()
-        self._last_batch = time.monotonic()
+        self._batch_begins()
         return self.standing.steps_taken > steps_before
 
     def go_on(self) -> None:
@@ -175,7 +179,7 @@ class Driver:
         with self._bridge.waiting():
             self._bridge.look_again(self._bridge.estimate.number).wait()
         self.go_on()
-        self._last_batch = time.monotonic()
+        self._batch_begins()
 
     def capture(self) -> TrainingState:
         """A copy of the state."""
@@ -187,6 +191,10 @@ class Driver:
         self.finish()
         self.standing.take_state(state)
         self._to_do.extend(self.standing.tell(Restored(state.epoch, state.history)))
+
+    def _batch_begins(self) -> None:
+        self._last_batch = time.monotonic()
+        self._serving_cost.computes()
 
     # -- doing what the lifecycle says
 

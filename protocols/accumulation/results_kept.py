@@ -32,6 +32,7 @@ from protocols.accumulation.committed_result import (
     Made,
     ResultLayouts,
     proven_digest,
+    usual_bytes,
 )
 from protocols.accumulation.forks import Lineage
 from protocols.accumulation.state_messages import MOST_RESULTS, ROOM_OF_SMALL_BYTES
@@ -84,6 +85,12 @@ class ResultsKept:
     @property
     def bytes(self) -> int:
         return sum(len(one.memory) for one in tuple(self._results))
+
+    @property
+    def usual_bytes(self) -> int:
+        """Of one result: of the largest that is kept, or as many as a round's takes."""
+        held = max((len(one.memory) for one in tuple(self._results)), default=0)
+        return max(held, usual_bytes(self.layouts))
 
     def follow(self, state_bytes: int = 0) -> None:
         """Somebody wants to know what the next steps are made of."""
