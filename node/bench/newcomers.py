@@ -31,7 +31,6 @@ BYTES_PER_PARAMETER = 12  # float32, and AdamW's two statistics
 SETTLED_STEPS = 8  # before the newcomers come
 SETTLE_SECONDS = 120.0
 BAR_SECONDS = 10.0
-BAR_SLOWDOWN = 0.05
 GLANCE_SECONDS = 0.2
 
 
@@ -93,6 +92,7 @@ async def measure_newcomers(effort: NewcomersEffort, say: Talk) -> dict[str, Any
         "state_MB": round(effort.state_bytes / 1e6, 1),
         "in_after_s": sorted(round(seconds, 1) for seconds in in_after.values()),
         "never_in": len(newcomers) - len(in_after),
+        "met": len(in_after) == len(newcomers) and max(in_after.values()) <= BAR_SECONDS,
         "told_too_slow_s": told,
         "pass_ms_alone": round(1000 * alone, 1),
         "pass_ms_serving": round(1000 * serving, 1),

@@ -304,7 +304,13 @@ class NetworkSide:
     def _sources(self) -> list[StateSource]:
         return [
             StateSource(
-                peer, slot.epoch, slot.history, slot.state_digest, slot.signature, slot.torch
+                peer,
+                slot.epoch,
+                slot.history,
+                slot.state_digest,
+                slot.signature,
+                slot.torch,
+                slot.follows,
             )
             for peer, slot in self._entered().slots().items()
             if slot.serves_state

@@ -215,6 +215,7 @@ class Standing:
         losses: list[StepLoss] = []
         passed = [one.after for one in results]
         with self.lock.changing():
+            self.results.take_over(results)
             if state is not None:
                 self._steps.restore(state)
                 self.at = (state.epoch, state.history)

@@ -37,8 +37,8 @@ MOST_SLOWDOWN: Final = 0.05
 
 SUPPOSED_COST: Final = 3e-9
 """Of a core, in seconds a byte: encryption, copies and the kernel. It is believed of a peer that
-has measured nothing yet, and counts as SUPPOSED_WEIGHT stretches at SUPPOSED_RATE, or at what was tried
-lately where that is less: a machine on which a byte costs more is believed."""
+has measured nothing yet, and counts as SUPPOSED_WEIGHT stretches at SUPPOSED_RATE, or at what was
+tried lately where that is less: a machine on which a byte costs more is believed."""
 SUPPOSED_RATE: Final = 8e6
 SUPPOSED_WEIGHT: Final = 1.0
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
+import torch
 import trio
 
 from node.simulated_network import (
@@ -17,7 +18,9 @@ from node.simulated_network import (
 )
 from protocols.accumulation.keeping_up import MOST_OF_LINK, FetchFailed, KeepingUp
 from protocols.accumulation.state_serving import StateServingSettings
+from protocols.accumulation.state_sources import StateSource, choose
 from protocols.accumulation.state_with_results import follow_run
+from protocols.identity import PeerId
 from protocols.rpc import Rpc, open_rpc
 from tests.accumulation.followed_runs import (
     RESULT_BYTES,
@@ -147,3 +150,39 @@ def test_a_peer_that_has_every_result_and_is_never_in_a_step_is_told_so() -> Non
     assert "always too late" in error.what
     keeping_up.is_in()
     assert keeping_up.too_slow(40.0, 3000, 1000) is None
+
+
+def source(name: str, epoch: int, *, follows: bool = False) -> StateSource:
+    return StateSource(PeerId(name), epoch, b"h" * 16, bytes([epoch]) * 32, b"", "", follows)
+
+
+def test_many_newcomers_who_are_a_step_behind_are_not_taken_for_the_run() -> None:
+    late = [source(f"late-{number}", 7, follows=True) for number in range(5)]
+    run = [source("first", 8), source("second", 8), source("new", 8, follows=True)]
+    me = PeerId("me")
+    choice = choose([*late, *run], me)
+    assert choice is not None
+    assert choice.epoch == 8
+    assert [one.follows for one in choice.sources] == [False, False, True]
+    alone = choose(late, me)
+    assert alone is not None, "where nobody else is there, they are"
+    assert alone.epoch == 7
+
+
+def test_a_newcomer_hands_on_the_results_that_it_has_followed_by() -> None:
+    donor, newcomer = RunMember(clock=lambda: 0.0), RunMember(clock=lambda: 0.0)
+    start = donor.at
+    donor.results.follow(STATE_BYTES)
+    for _ in range(2):
+        values = torch.randn(donor.layouts.exchanged.values)
+        donor.step(donor.made(values, "step"), values)
+    found = donor.results.following(start)
+    assert found is not None
+    newcomer.results.take_over(found.results)
+    assert newcomer.results.following(start) is None, "nobody follows it"
+    newcomer.results.follow(STATE_BYTES)
+    newcomer.results.take_over(found.results)
+    handed_on = newcomer.results.following(start)
+    assert handed_on is not None
+    assert [one.after for one in handed_on.results] == [one.after for one in found.results]
+    assert handed_on.first.memory is found.first.memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from node.bench.newcomers import BAR_SECONDS
 from node.bench.state import BAR_OF_ALONE, BAR_OF_LINKS, StateEffort, measure_misfortune
 from node.commands import bench_state
 
@@ -28,3 +29,8 @@ def test_the_command_measures_what_the_bar_asks_for() -> None:
     assert effort.pairs == bench_state.PAIRS
     assert effort.parts == bench_state.PARTS
     assert (BAR_OF_LINKS, BAR_OF_ALONE) == (bench_state.BAR, bench_state.BAR_OF_ALONE)
+    newcomers = effort.newcomers
+    assert newcomers.newcomers == bench_state.NEWCOMERS
+    assert newcomers.step_seconds == bench_state.STEP_SECONDS
+    assert newcomers.state_bytes == bench_state.NEWCOMERS_MEGABYTES * 1e6
+    assert BAR_SECONDS == bench_state.BAR_SECONDS
