@@ -204,6 +204,8 @@ class TrainingPeer:
         model, samples = task.model(), Samples(task.context + 1)
         with TrainingLog(path) as log:
             self._catching_up = bridge, log
+            if manner.pass_seconds:
+                _warm_up(task, samples)
             log.write("enters")
             try:
                 optimizer = CollaborativeOptimizer(
@@ -288,6 +290,14 @@ class TrainingPeer:
         with self._writing:
             while bridge.events:
                 log.write_event(bridge.events.popleft())
+
+
+def _warm_up(task: Task, samples: Samples) -> None:
+    """What torch imports and makes at a first step takes seconds on a busy machine."""
+    model = task.model()
+    optimizer = task.optimizer(model.named_parameters())
+    model.loss(samples.batch(range(task.batch))).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 def _descriptors() -> int:
