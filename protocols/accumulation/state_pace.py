@@ -44,7 +44,7 @@ SUPPOSED_WEIGHT: Final = 1.0
 
 STRETCH_SECONDS: Final = 0.1  # of computing: shorter ones measure the clock and the scheduler
 REST_EVERY: Final = 8  # stretches; in one of them nothing is sent
-LONGEST_REST_SECONDS: Final = 30.0  # a batch that takes longer is no reason to send nothing
+LONGEST_REST_SECONDS: Final = 5.0  # a third of a newcomer's patience with a source
 QUIET_STRETCHES: Final = 16  # that are compared with
 FEWEST_QUIET: Final = 3
 FORGETTING: Final = 0.95  # a stretch counts so much of the one after it: about the last twenty
