@@ -36,6 +36,8 @@ MOST_OF_LINK = 0.9
 
 MEASURED_SECONDS = 10.0  # what a fetch begins with is no measure of a link
 PATIENT_SECONDS = 15.0  # without a byte, or with all of them and without a step
+MOST_TIMES_LOST = 3  # that what follows a state could not be had any more, until it is in
+SAFE_SHARE = 0.5  # of a link for new results, which leaves it room for a step that comes early
 STEPS_MISSED = 8  # of the run's, with the state here: it had as many tries to be in one
 
 
@@ -82,12 +84,13 @@ class Demand:
     state_bytes: int
     result_bytes: int
     epoch_seconds: float
+    most_of_link: float = MOST_OF_LINK
 
     @property
     def needed_bytes_per_second(self) -> float:
         if not self.result_bytes:
             return self.state_bytes / self.epoch_seconds
-        return self.result_bytes / self.epoch_seconds / MOST_OF_LINK
+        return self.result_bytes / self.epoch_seconds / self.most_of_link
 
 
 class KeepingUp:
@@ -104,6 +107,8 @@ class KeepingUp:
         self._came_bytes = 0
         self._wanting, self._wanting_since, self._wanted_seconds = 0, 0.0, 0.0
         self._here_since: tuple[int, float] | None = None
+        self.times_lost = 0
+        """What follows a state that was being fetched could not be had any more."""
         self._epoch: int | None = None
         self._first_change: tuple[int, float] | None = None
         self._last_change = 0.0
@@ -146,11 +151,13 @@ class KeepingUp:
         seconds = self._wanted_seconds
         if self._wanting:
             seconds += now - self._wanting_since
-        demand = Demand(state_bytes, result_bytes, epoch_seconds)
+        share = MOST_OF_LINK if self.times_lost < MOST_TIMES_LOST else SAFE_SHARE
+        demand = Demand(state_bytes, result_bytes, epoch_seconds, share)
         speed = self._came_bytes / seconds if seconds > 0.0 else 0.0
         is_starved = not self._came_bytes and now - self._began >= PATIENT_SECONDS
         is_measured = seconds >= MEASURED_SECONDS and speed < demand.needed_bytes_per_second
-        if is_starved or is_measured or self._is_always_late(now):
+        is_outrun = self.times_lost >= MOST_TIMES_LOST and speed < demand.needed_bytes_per_second
+        if is_starved or is_measured or is_outrun or self._is_always_late(now):
             return TooSlow(demand, speed)
         return None
 

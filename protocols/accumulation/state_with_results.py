@@ -21,7 +21,13 @@ import trio
 
 from protocols.accumulation.committed_result import CommittedResult, ResultLayouts, usual_bytes
 from protocols.accumulation.forks import Lineage
-from protocols.accumulation.keeping_up import ROOM_OF_STATE, FetchFailed, KeepingUp, TooSlow
+from protocols.accumulation.keeping_up import (
+    MOST_TIMES_LOST,
+    ROOM_OF_STATE,
+    FetchFailed,
+    KeepingUp,
+    TooSlow,
+)
 from protocols.accumulation.state_account import Account, FetchSettings
 from protocols.accumulation.state_download import LOOK_SECONDS, Download
 from protocols.accumulation.state_following import Following, FollowWanted
@@ -35,8 +41,6 @@ from protocols.identity import PeerId
 from protocols.rpc import Rpc
 
 log = logging.getLogger("potluck.state")
-
-MOST_TIMES_LOST = 3  # in one fetch: then what it does is of no use, whatever the figures say
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,8 @@ class DownloadAndFollow:
         self.results = tuple(following.results)
         if not is_of_use:
             self._times_lost += following.is_lost or following.is_full
+            self._account.keeping_up.times_lost += following.is_lost or following.is_full
+            self._slowness.look(latest)
         if not is_of_use or following.is_full:
             failure = failure or self._slowness.error(following)
         if failure is None and self._times_lost >= MOST_TIMES_LOST:

@@ -11,7 +11,7 @@ import torch
 from blake3 import blake3
 
 from protocols.accumulation import state_manifest as manifest
-from protocols.accumulation.keeping_up import ROOM_OF_STATE
+from protocols.accumulation.keeping_up import MOST_TIMES_LOST, ROOM_OF_STATE
 from protocols.accumulation.optimizer_state import OWN_SETTINGS
 from protocols.accumulation.results_kept import FOLLOWED_SECONDS, STEPS_FOLLOWED
 from protocols.accumulation.signature import LONGEST_TENSOR_NAME, VALUE_TYPES
@@ -45,7 +45,6 @@ from protocols.accumulation.state_recent import (
 from protocols.accumulation.state_serving import NEEDED_SHARE, StateServingSettings
 from protocols.accumulation.state_snapshots import KEPT_SECONDS, MOST_COPIES
 from protocols.accumulation.state_tree import MOST_DEPTH
-from protocols.accumulation.state_with_results import MOST_TIMES_LOST
 from protocols.moshpit.settings import CHUNK_BYTES
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()

@@ -16,7 +16,12 @@ from node.simulated_network import (
     WorldSettings,
     run_simulation,
 )
-from protocols.accumulation.keeping_up import MOST_OF_LINK, FetchFailed, KeepingUp
+from protocols.accumulation.keeping_up import (
+    MOST_OF_LINK,
+    MOST_TIMES_LOST,
+    FetchFailed,
+    KeepingUp,
+)
 from protocols.accumulation.state_serving import StateServingSettings
 from protocols.accumulation.state_sources import StateSource, choose
 from protocols.accumulation.state_with_results import follow_run
@@ -150,6 +155,20 @@ def test_a_peer_that_has_every_result_and_is_never_in_a_step_is_told_so() -> Non
     assert "always too late" in error.what
     keeping_up.is_in()
     assert keeping_up.too_slow(40.0, 3000, 1000) is None
+
+
+def test_a_peer_that_loses_the_run_again_and_again_is_told_what_would_be_safe() -> None:
+    """Though nearly as much comes as is needed, and the figures alone would not say so."""
+    keeping_up = KeepingUp()
+    for step in range(6):
+        keeping_up.saw(step, float(step))
+    keeping_up.wants(0.0)
+    keeping_up.came(6000)
+    assert keeping_up.too_slow(5.0, 3000, 1000) is None
+    keeping_up.times_lost = MOST_TIMES_LOST
+    error = keeping_up.too_slow(5.0, 3000, 1000)
+    assert error is not None
+    assert error.needed_bytes_per_second == pytest.approx(2000.0)
 
 
 def source(name: str, epoch: int, *, follows: bool = False) -> StateSource:
