@@ -99,13 +99,19 @@ def add_flags(start: CommandParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return start_peer(arguments, keeps_only=arguments.keep_only)
+    command = "potluck run start --keep-only" if arguments.keep_only else "potluck run start"
+    return start_peer(arguments, command, keeps_only=arguments.keep_only)
 
 
 def start_peer(
-    arguments: argparse.Namespace, *, keeps_only: bool, beside: Beside | None = None
+    arguments: argparse.Namespace,
+    command: str,
+    *,
+    keeps_only: bool,
+    beside: Beside | None = None,
 ) -> int:
-    """What `run start` does, and `potluck backbone`, with something of its own beside it."""
+    """What `run start` does, and `potluck backbone`, with something of its own beside it.
+    `command`: what was typed before the folder."""
     from node.commands.configured import configuration_for
     from node.joining.getting_in import own_identity
     from node.joining.taking_part import Part
@@ -138,7 +144,7 @@ def start_peer(
         configuration = listening_as_before(configuration, folder, output)
         check_listening(configuration.listen_addresses)  # before a code is made and spent
         way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
-        return _run(configuration, folder, part, way_in, arguments, output, beside)
+        return _run(configuration, folder, part, way_in, arguments, command, output, beside)
 
 
 def _run(
@@ -147,6 +153,7 @@ def _run(
     part: Part,
     way_in: RunInvite | None,
     arguments: argparse.Namespace,
+    command: str,
     output: Output,
     beside: Beside | None,
 ) -> int:
@@ -177,6 +184,7 @@ def _run(
         before=get_in,
         started=introduce,
         beside=beside or nothing_beside,
+        again=f"{command} {shlex.quote(arguments.folder)}",
     )
 
 

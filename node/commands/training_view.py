@@ -24,8 +24,11 @@ def training_rows(view: TrainerView) -> Iterator[tuple[str, str]]:
     if view.loss is not None:
         yield "loss", f"{view.loss:.4f}, the run's, of all samples in step {view.loss_step:,}"
     if view.batch.target:
-        yield "batch", _batch(view.batch)
-    yield "given", _given(view.contribution)
+        yield "batch", _batch(view.batch, computes=not view.keeps_only)
+    if not view.keeps_only:
+        yield "given", _given(view.contribution)
+    if view.troubles is not None:
+        yield "health", "; ".join(view.troubles) or "well: it serves volunteers who come now"
     if view.device:
         threads = "1 thread" if view.threads == 1 else f"{view.threads} threads"
         yield "device", f"{view.device}, {threads}, {view.micro_batch:,} samples at once"
@@ -33,20 +36,23 @@ def training_rows(view: TrainerView) -> Iterator[tuple[str, str]]:
     others = "1 other" if len(view.peers) == 1 else f"{len(view.peers)} others"
     yield "peers", f"{others} in the run (`potluck peers`)"
     if view.checkpoint:
-        yield "saved", view.checkpoint
+        age = view.checkpoint_age_seconds
+        ago = "" if age is None else f", {span(age)} ago"
+        yield "saved", f"{view.checkpoint}{ago}"
     if view.last_event:
         clock = time.strftime("%H:%M:%S", time.localtime(view.last_event_at))
         yield "last", f"{clock} {view.last_event}"
 
 
-def _batch(batch: BatchView) -> str:
+def _batch(batch: BatchView, *, computes: bool) -> str:
     share = 100.0 * batch.samples / batch.target
     due = ""
     if batch.seconds_to_step is not None:
         due = f", full in {span(batch.seconds_to_step)}" if batch.seconds_to_step else ", full"
+    mine = f"{batch.mine:,} of them from here, " if computes else ""
     return (
         f"{batch.samples:,.0f} of {batch.target:,} samples ({min(share, 100.0):.0f} %), "
-        f"{batch.mine:,} of them from here, {batch.samples_per_second:,.1f} samples/s{due}"
+        f"{mine}{batch.samples_per_second:,.1f} samples/s{due}"
     )
 
 

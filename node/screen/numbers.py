@@ -128,7 +128,7 @@ def batch_block(view: TrainerView, room: int) -> Block:
         return Block(3, [[line]], apart=apart)
     details = (
         f"next step {due}" if batch.seconds_to_step else due or "next step: nobody can tell yet",
-        f"{MINE} {count(batch.mine)} from here",
+        "" if view.keeps_only else f"{MINE} {count(batch.mine)} from here",
         f"{count(batch.samples_per_second, 1)} samples/s together",
     )
     legend = Text(fit(details, free))
@@ -165,6 +165,22 @@ def given_block(view: TrainerView, room: int) -> Block:
         f"{count(given.lost_samples)} in none" if given.lost_samples else "",
     )
     return Block(5, [[named("given", Text(fit(parts, within(room))), room)]])
+
+
+def kept_block(view: TrainerView, room: int) -> Block:
+    """Of a peer that brings no samples: what is on its disk, and whether anything is wrong."""
+    free, age = within(room), view.checkpoint_age_seconds
+    if age is None:
+        kept = "no checkpoint is written yet: that comes with the volunteers' steps"
+    else:
+        kept = f"step {count(view.checkpoint_step)}, written {time_span(age)} ago"
+    lines = [named("kept", Text(clip(kept, free)), room)]
+    if view.troubles is None:
+        return Block(5, [lines])
+    health = Text("well: it serves volunteers who come now")
+    if view.troubles:
+        health = Text(clip(clean("; ".join(view.troubles)), free), "bold")
+    return Block(5, [lines, [*lines, named("health", health, room)]])
 
 
 def traffic_block(view: TrainerView, room: int) -> Block:

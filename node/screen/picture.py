@@ -23,7 +23,14 @@ from node.display_name import label, with_names
 from node.screen.cells import clean, clip, fit, pad, wrap
 from node.screen.company import peers_block
 from node.screen.layout import Block, arrange
-from node.screen.numbers import batch_block, device_block, given_block, loss_block, traffic_block
+from node.screen.numbers import (
+    batch_block,
+    device_block,
+    given_block,
+    kept_block,
+    loss_block,
+    traffic_block,
+)
 from node.screen.scene import Scene, SceneEvent
 from node.trainer.view import ENDED, Phase, TrainerView, named
 from node.trainer.words import since_words
@@ -43,6 +50,7 @@ _RESTS: Final = "black on yellow"
 _WRONG: Final = "bright_white on red"
 _STYLES: Final = {
     Phase.TRAINING: _WELL,
+    Phase.KEEPING: _WELL,
     Phase.AVERAGING: "black on cyan",
     Phase.COMPLETE: _WELL,
     Phase.LEFT: _WELL,
@@ -89,7 +97,7 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
         _state(view, room, height),
         loss_block(view, room, most_rows=curve_rows(height)),
         batch_block(view, room),
-        given_block(view, room),
+        kept_block(view, room) if view.keeps_only else given_block(view, room),
         traffic_block(view, room),
         device_block(view, room),
         peers_block(view, room),

@@ -35,6 +35,8 @@ class Facts:
     alone: bool = False
     complete: bool = False
     begins: bool = False
+    keeps_only: bool = False
+    again: str = "potluck join"  # the command that goes on with the run
     checkpoint: str = ""  # the newest that this peer keeps, if it keeps any
 
 
@@ -72,6 +74,8 @@ def told_of(facts: Facts) -> Told:
         return Told(Phase.AVERAGING, "averaging with the others")
     if facts.complete:
         return _complete(facts)
+    if facts.keeps_only:
+        return _keeping(facts)
     if facts.alone:
         others = "volunteers" if facts.begins else "the others"
         return Told(
@@ -82,6 +86,16 @@ def told_of(facts: Facts) -> Told:
     return Told(Phase.TRAINING, "computing samples for the next step")
 
 
+def _keeping(facts: Facts) -> Told:
+    if facts.alone:
+        return Told(
+            Phase.KEEPING,
+            "no volunteer trains at the moment; others can join here",
+            "`potluck run invite` makes an invite for them.",
+        )
+    return Told(Phase.KEEPING, "helping with the volunteers' steps, and keeping what they learn")
+
+
 def _left(left: Left, facts: Facts) -> Told:
     said = ["the run has made all its steps"] if facts.complete else []
     if left.steps or left.alone_steps or left.lost_samples:  # who only keeps brings none
@@ -89,8 +103,7 @@ def _left(left: Left, facts: Facts) -> Told:
     gave = f"{'; '.join(said)}. Thank you!" if said else "Thank you!"
     if facts.complete:
         return Told(Phase.LEFT, gave, _export(facts))
-    again = "`potluck run start` goes on with it" if facts.begins else "`potluck join` takes part"
-    return Told(Phase.LEFT, gave, f"{again} again.")
+    return Told(Phase.LEFT, gave, f"`{facts.again}` takes part again.")
 
 
 def _complete(facts: Facts) -> Told:

@@ -73,7 +73,14 @@ class Watched(Protocol):
 class Session:
     """Invariant: all but `happened`, `gate` and `departure` is for trio's thread."""
 
-    def __init__(self, shown: Shown, *, begins: bool = False) -> None:
+    def __init__(
+        self,
+        shown: Shown,
+        *,
+        begins: bool = False,
+        keeps_only: bool = False,
+        again: str = "potluck join",
+    ) -> None:
         self.gate, self.departure = Gate(), Departure()
         self.account = Account()
         self.run = self.peer = self.person = self.name = ""
@@ -87,12 +94,15 @@ class Session:
         """Whether the loop has begun, so that there may be a round to see out."""
         self._shown = shown
         self._began_at = time.monotonic()
-        self._facts = Facts(preparing="starting", begins=begins)
+        self._facts = Facts(preparing="starting", begins=begins, keeps_only=keeps_only, again=again)
         self._told, self._told_since = told_of(self._facts), time.monotonic()
         self._trains_since: float | None = None
         """Without a pause since; steps, and catching up with them, are part of training."""
         self._measured: Measured | None = None
-        self._checkpoint = ""
+        self.troubles: tuple[str, ...] | None = None
+        """What `/healthz` complains of; None where this peer has none."""
+        self._checkpoint: CheckpointSaved | None = None
+        self._checkpoint_at = 0.0
         self._last_event, self._last_event_at = "", 0.0
         self._token: trio.lowlevel.TrioToken | None = None
         self._news = trio.Event()
@@ -153,7 +163,7 @@ class Session:
             leaving_at_once=departure.at_once,
             left=self.left,
             closed=self.gate.reasons(),
-            checkpoint=self._checkpoint,
+            checkpoint="" if self._checkpoint is None else self._checkpoint.path,
             averaging=watched is not None and watched.averaging(),
             alone=watched is not None and watched.alone(),
         )
@@ -165,6 +175,7 @@ class Session:
         measured = self._measured or Measured("", 0, 0, 0.0, 0.0)
         points = account.curve.points
         left = account.seconds_left(self.steps, time.monotonic())
+        saved = self._checkpoint
         return TrainerView(
             run=self.run,
             peer=self.peer,
@@ -193,7 +204,13 @@ class Session:
             threads=measured.threads,
             micro_batch=measured.micro_batch,
             memory_bytes=memory_in_use(),
-            checkpoint=self._checkpoint,
+            keeps_only=self._facts.keeps_only,
+            checkpoint="" if saved is None else saved.path,
+            checkpoint_step=0 if saved is None else saved.epoch,
+            checkpoint_age_seconds=None
+            if saved is None
+            else round(time.monotonic() - self._checkpoint_at, 1),
+            troubles=self.troubles,
             last_event=self._last_event,
             last_event_at=self._last_event_at,
         )
@@ -240,8 +257,8 @@ class Session:
                 facts = replace(facts, failed=happening)
             case Left():
                 self.left = happening
-            case CheckpointSaved(path=path):
-                self._checkpoint = path
+            case CheckpointSaved():
+                self._checkpoint, self._checkpoint_at = happening, time.monotonic()
             case _:
                 pass
         self._facts = facts

@@ -28,6 +28,7 @@ class Phase(enum.StrEnum):
     PREPARING = "preparing"
     CATCHING_UP = "catching up"
     TRAINING = "training"
+    KEEPING = "keeping the run"  # in the place of training, where no samples are brought
     AVERAGING = "averaging"
     PAUSED = "paused"
     NETWORK_LOST = "network lost"
@@ -38,7 +39,7 @@ class Phase(enum.StrEnum):
     FAILED = "failed"
 
 
-TRAINS: Final = frozenset({Phase.TRAINING, Phase.AVERAGING})
+TRAINS: Final = frozenset({Phase.TRAINING, Phase.KEEPING, Phase.AVERAGING})
 """Every step leads from one to the other: `phase_seconds` is of both together."""
 
 GOES_ON: Final = TRAINS | {Phase.CATCHING_UP}
@@ -141,6 +142,10 @@ class TrainerView(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     micro_batch: int = 0
     memory_bytes: int | None = None
+    keeps_only: bool = False  # it brings no samples
     checkpoint: str = ""  # the newest that this peer keeps, if it keeps any
+    checkpoint_step: int = 0
+    checkpoint_age_seconds: float | None = None  # None before the first one of this session
+    troubles: tuple[str, ...] | None = None  # of a backbone peer, as /healthz says; None elsewhere
     last_event: str = ""  # in words
     last_event_at: float = 0.0  # seconds since 1970

@@ -104,6 +104,9 @@ def _words_of_run(happening: Happening) -> str:
     match happening:
         case StepTaken(members=members, own_samples=own):
             loss = "" if happening.loss is None else f", loss {happening.loss:.4f}"
+            if len(members) > 1 and not own:
+                share = f"{happening.samples:,.0f} samples"
+                return f"step {happening.epoch + 1:,} of {len(members)} peers{loss}: {share}"
             if len(members) > 1:
                 share = f"{own:,} of {happening.samples:,.0f} samples are yours"
                 return f"step {happening.epoch + 1:,} with {len(members)} peers{loss}: {share}"

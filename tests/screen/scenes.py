@@ -104,6 +104,14 @@ QUOTA = Closed("quota", "the quota of 200 GB for 2026-11 is used up", 2.0)
 SCHEDULE = Closed("schedule", "outside of the schedule (22:00-07:00): goes on at 22:00", 2.0)
 
 STATES = {
+    "keeping": _told(
+        Facts(begins=True, keeps_only=True),
+        changed(TRAINING, keeps_only=True, checkpoint_step=310, checkpoint_age_seconds=52.0),
+    ),
+    "keeping, and ailing": _told(
+        Facts(begins=True, keeps_only=True, alone=True),
+        changed(TRAINING, peers=(), keeps_only=True, troubles=("run.toml is gone",)),
+    ),
     "starting": replace(
         _told(Facts(preparing="fetching the run's definition"), START), events=EVENTS[:1]
     ),
