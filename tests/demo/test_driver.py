@@ -58,6 +58,7 @@ class Script(Child):
                 "members": list(EARLY),
                 "shares": [share],
                 "history": "h",
+                "loss": 2.0,
             }
         if late:
             yield {"event": "run_complete", "epoch": STEPS, "parameters": "5f0c"}
