@@ -23,6 +23,7 @@ import trio
 
 from node.simulated_network import SimulatedWorld, run_simulation
 from node.simulation.link_model import LinkSettings
+from node.simulation.rare_collections import rare_collections
 from node.simulation.settings import NodeSettings, WorldSettings
 from node.simulation.virtual_trainer import Manner, Trainer, longest_gap, trainer
 
@@ -83,7 +84,10 @@ def simulate(plan: RunPlan, say: Callable[[str], None] = lambda _: None) -> dict
     async def scenario(world: SimulatedWorld) -> dict[str, Any]:
         return await _Run(plan, world, say).run()
 
-    figures = run_simulation(scenario, seed=plan.seed, settings=settings, tick_seconds=TICK_SECONDS)
+    with rare_collections():
+        figures = run_simulation(
+            scenario, seed=plan.seed, settings=settings, tick_seconds=TICK_SECONDS
+        )
     return {**figures, "wall_seconds": round(time.perf_counter() - began, 1)}
 
 
