@@ -27,6 +27,7 @@ class Phase(enum.StrEnum):
 
     PREPARING = "preparing"
     CATCHING_UP = "catching up"
+    FOLLOWING = "following"
     TRAINING = "training"
     AVERAGING = "averaging"
     PAUSED = "paused"

@@ -155,6 +155,8 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
     if life.passed_by & found.ahead:
         return _fetch_from(life, tuple(sorted(life.passed_by & found.ahead)))
     life = replace(life, phase=Phase.ACCUMULATING)
+    if not found.has_place:
+        return life, ()  # it follows the run until a place in its rounds is free
     if 0 < mode.last_epoch <= life.epoch or not found.is_due_with(life.samples):
         return life, ()
     if not life.samples and not mode.auxiliary:

@@ -69,6 +69,7 @@ class Walk:
             most_weight=contribution.most_weight,
             expected=self._expected(),
             awaited=contribution.awaited if self._grid.dimensions == 1 else None,
+            splits=self._grid.dimensions > 1,
             source=self._values,
             result=self._result,
         )
