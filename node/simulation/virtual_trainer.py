@@ -293,6 +293,7 @@ class Trainer:
             topic=wanted.history.hex(),
             expected=wanted.expected,
             awaited=wanted.awaited,
+            votes=float(self.lifecycle.life.me in self.lifecycle.life.holders),
             grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
         )
         self.words.append(
@@ -302,7 +303,7 @@ class Trainer:
         )
         if self._lacks_somebody(outcome):
             await self.tracker.look_again(self.tracker.estimate.number)
-        ended = averaged(outcome, wanted.expected)
+        ended = averaged(outcome)
         if ended.ending is Ending.ALONE:  # nobody else has these bytes
             ended = Averaged(Ending.ALONE, digest=self.network.random.randbytes(16))
         self.lifecycle.take(Estimated(self.tracker.estimate))
@@ -338,7 +339,9 @@ class Trainer:
             case Committed():
                 found = self.tracker.estimate
                 group = {found.me, *outcome.members, *left_out_of(outcome)}
-                return len(outcome.rounds) == 1 and not found.holders <= group
+                if outcome.votes is not None:
+                    return outcome.votes < len(found.holders)
+                return not found.holders <= group
             case _:
                 return False
 

@@ -88,6 +88,7 @@ class Wanted:
     topic: str
     expected: int
     awaited: frozenset[PeerId] | None = None
+    votes: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -209,6 +209,7 @@ class NetworkSide:
             topic=wanted.topic,
             expected=wanted.expected,
             awaited=wanted.awaited,
+            votes=wanted.votes,
             grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
         )
 

@@ -146,6 +146,7 @@ async def test_more_peers_than_places_that_begin_at_once_make_the_first_step(
     all_of_them: list[Trainer] = []
     for number in range(2 * PLACES + 1):
         all_of_them.append(trainer(world, f"peer-{number}", FEW, all_of_them))
+    await trio.sleep(1.0)  # until all have begun
     await stepped(all_of_them, 3)
     assert len(in_last_step(all_of_them)) == PLACES
     assert_one_variant(all_of_them)
