@@ -3,13 +3,19 @@ hold nobody up. Runs with few places, which have the same rules as runs with 256
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 
+import pytest
 import trio
 
 from node.simulated_network import SimulatedWorld
 from node.simulation.virtual_trainer import Manner, StepMade, Trainer, forks, trainer
+from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.claims import Credit
+from protocols.accumulation.events import CaughtUp, Event, PlaceFree, PlacesTaken, StepTaken
 from protocols.accumulation.progress import (
     CARRIED_SECONDS,
     Estimate,
@@ -21,6 +27,8 @@ from protocols.accumulation.progress import (
 from protocols.accumulation.progress_slot import SLOT_SECONDS, ProgressSlot
 from protocols.identity import PeerId
 from tests.accumulation.progress_slots import peers, slot
+from tests.accumulation.test_one_line_of_steps import RUN, batch, optimizer_of
+from tests.accumulation.training_peers import training_world
 from tests.dht.members import simulated
 
 PLACES = 4
@@ -151,3 +159,46 @@ async def test_more_peers_than_places_that_begin_at_once_make_the_first_step(
     assert len(in_last_step(all_of_them)) == PLACES
     assert_one_variant(all_of_them)
     assert not forks(all_of_them)
+
+
+@pytest.mark.slow
+def test_a_peer_without_a_place_waits_and_follows_and_trains_when_one_is_free() -> None:
+    """With the optimizer, in threads of their own."""
+    bridges: dict[int, Bridge] = {}
+    has_begun, enough = threading.Event(), threading.Event()
+
+    def events(number: int) -> list[Event]:
+        return list(bridges[number].events) if number in bridges else []
+
+    def has_followed() -> bool:
+        """It has taken a step over since it knows that it has no place."""
+        told = [type(one) for one in events(2)]
+        return PlacesTaken in told and CaughtUp in told[told.index(PlacesTaken) :]
+
+    def train(bridge: Bridge, number: int) -> None:
+        bridges[number] = bridge
+        if number == 2:
+            has_begun.wait()
+        model, optimizer = optimizer_of(bridge)
+        while not enough.is_set():
+            batch(model, optimizer)
+            if optimizer.epoch >= 2:
+                has_begun.set()
+            if number == 0 and has_followed():
+                optimizer.finish()
+                bridge.set_away(is_away=True)
+                return
+            if any(isinstance(one, StepTaken) for one in events(2)):
+                enough.set()
+            time.sleep(0.05)  # the peer's speed
+
+    async def main() -> None:
+        async with training_world() as world:
+            await world.train(await world.peers(3, replace(RUN, group_size=2)), train)
+
+    trio.run(main)
+    told = [type(one) for one in events(2)]
+    assert told.index(PlacesTaken) < told.index(PlaceFree) < told.index(StepTaken)
+    for number in range(3):
+        steps = [one for one in events(number) if isinstance(one, StepTaken)]
+        assert all(len(one.members) <= 2 for one in steps)
