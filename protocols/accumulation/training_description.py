@@ -161,6 +161,8 @@ def _differs(what: str, mine: str, theirs: str) -> str:
 
 
 def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"  # as in a run's definition
     if isinstance(value, int):
         return f"{value:,}"
     return as_setting(value) if value else "none"

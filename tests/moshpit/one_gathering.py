@@ -24,7 +24,9 @@ def gathering(
     awaited: tuple[PeerId, ...] = (),
     splits: bool = True,
 ) -> Gathering:
-    settings = GatheringSettings(group_size, SECONDS, reduces, expected, frozenset(awaited), splits)
+    settings = GatheringSettings(
+        group_size, SECONDS, reduces, expected, frozenset(awaited), splits=splits
+    )
     return Gathering(me, by_name, settings, 0.0)
 
 
