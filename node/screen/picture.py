@@ -56,6 +56,7 @@ _STYLES: Final = {
     Phase.LEFT: _WELL,
     Phase.PREPARING: _BUSY,
     Phase.CATCHING_UP: _BUSY,
+    Phase.FOLLOWING: _BUSY,
     Phase.PAUSED: _RESTS,
     Phase.LEAVING: _RESTS,
     Phase.NETWORK_LOST: _WRONG,

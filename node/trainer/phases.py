@@ -31,6 +31,7 @@ class Facts:
     closed: tuple[Closed, ...] = ()
     preparing: str = ""  # what is being done before the loop begins; empty when it has begun
     behind: bool = False
+    places_taken: int = 0  # as many as there are, while this peer has none
     averaging: bool = False
     alone: bool = False
     complete: bool = False
@@ -66,6 +67,12 @@ def told_of(facts: Facts) -> Told:
         )
     if facts.closed:
         return _paused(facts.closed)
+    if facts.places_taken:  # also while it catches up, as it does after every step
+        return Told(
+            Phase.FOLLOWING,
+            f"following the run: all {facts.places_taken:,} places in its rounds are taken",
+            "Nothing has to be done: this peer computes from when a place is free.",
+        )
     if facts.behind:
         return Told(Phase.CATCHING_UP, "fetching the run's newest state from other peers")
     if facts.preparing:

@@ -51,7 +51,14 @@ from node.trainer.view import (
     named,
 )
 from node.trainer.words import words_of
-from protocols.accumulation.events import CaughtUp, CheckpointSaved, FellBehind, StepTaken
+from protocols.accumulation.events import (
+    CaughtUp,
+    CheckpointSaved,
+    FellBehind,
+    PlaceFree,
+    PlacesTaken,
+    StepTaken,
+)
 
 LINES_KEPT: Final = 2_000
 """Of what happened, for `potluck logs`: some hours, at most half a megabyte."""
@@ -251,6 +258,10 @@ class Session:
                 facts = replace(facts, behind=True)
             case CaughtUp() | StepTaken():
                 facts = replace(facts, behind=False)
+            case PlacesTaken(places=places):
+                facts = replace(facts, places_taken=places)
+            case PlaceFree():
+                facts = replace(facts, places_taken=0)
             case RunComplete():
                 facts = replace(facts, complete=True)
             case Failed():

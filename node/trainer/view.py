@@ -27,6 +27,7 @@ class Phase(enum.StrEnum):
 
     PREPARING = "preparing"
     CATCHING_UP = "catching up"
+    FOLLOWING = "following"
     TRAINING = "training"
     KEEPING = "keeping the run"  # in the place of training, where no samples are brought
     AVERAGING = "averaging"

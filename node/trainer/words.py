@@ -44,6 +44,8 @@ from protocols.accumulation.events import (
     GradientsDropped,
     HeldBack,
     ParametersAveraged,
+    PlaceFree,
+    PlacesTaken,
     RoundFailed,
     ScaleChanged,
     StepTaken,
@@ -123,6 +125,13 @@ def _words_of_run(happening: Happening) -> str:
             return _caught_up(happening)
         case TooSlowToCatchUp(epoch=epoch, reason=reason):
             return f"the run is faster than its state comes (step {epoch:,}): {reason}"
+        case PlacesTaken(places=places):
+            return (
+                f"all {places:,} places in the run's rounds are taken: this peer follows its "
+                "steps, and computes from when a place is free"
+            )
+        case PlaceFree():
+            return "a place in the run's rounds is free: this peer computes"
         case FetchingFailed(reason=reason):
             return f"the run's state could not be fetched yet, and is tried again: {reason}"
         case ParametersAveraged(members=members, drift=drift):

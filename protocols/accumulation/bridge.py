@@ -47,6 +47,7 @@ from protocols.accumulation.waiting import Answer
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
 from protocols.moshpit.outcome import Outcome
+from protocols.moshpit.settings import GROUP_SIZE
 from protocols.moshpit.vector import Vector
 
 LAST_EVENTS = 1024  # an hour of a run that steps every four seconds; memory for some 200 KB
@@ -87,6 +88,7 @@ class Wanted:
     topic: str
     expected: int
     awaited: frozenset[PeerId] | None = None
+    votes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ class Bridge:
         """Who keeps the run's checkpoints at this peer, if anybody does."""
         self.begins = True
         """CollaborationSettings.begins."""
+        self.group_size, self.approximate = GROUP_SIZE, False
+        """Those of the CollaborationSettings."""
         self.rest: Rest | None = None
         """What the owner of this peer has to say in it, if anything; set before it is entered."""
         self._token = token

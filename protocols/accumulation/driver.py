@@ -27,6 +27,8 @@ from protocols.accumulation.events import (
     CaughtUp,
     FellBehind,
     FetchingFailed,
+    PlaceFree,
+    PlacesTaken,
     TooSlowToCatchUp,
 )
 from protocols.accumulation.keeping_up import TooSlow
@@ -93,6 +95,7 @@ class Driver:
         self._batch_seconds, self._last_batch = 0.0, time.monotonic()
         self._serving_cost = ServingCost()
         self._waited_in_vain = -1  # in this epoch, for a round that did not begin
+        self._has_place = True
 
     def enter(self) -> None:
         """Say who we are, look at the run, and take its state if it is elsewhere."""
@@ -114,6 +117,7 @@ class Driver:
         self._check_model()
         self.go_on()
         self._wait_for_a_run()
+        self._wait_for_a_place()
         self._batch_begins()
 
     def contribute(self, batch: Batch) -> bool:
@@ -125,6 +129,7 @@ class Driver:
         self._batch_seconds = time.monotonic() - self._last_batch
         self._rounds.wait_while_full()
         self.go_on()
+        self._wait_for_a_place()
         self._wait_if_the_next_batch_is_too_late()
         self._batch_begins()
         return self.standing.steps_taken > steps_before
@@ -339,6 +344,29 @@ class Driver:
         while not (self._bridge.begins or self.standing.at[0] or self._bridge.estimate.keepers):
             self.wait_for_news(LONGEST_RETRY_SECONDS)
             self.go_on()
+
+    def _wait_for_a_place(self) -> None:
+        """Follow the run's steps, and compute nothing, while all places in its rounds are taken."""
+        while not (self.tell_of_place() or self._is_complete()):
+            rest = self._bridge.rest
+            if rest is not None and rest.is_wanted():
+                with self.away():
+                    rest.see_out()
+            self.wait_for_news(LONGEST_RETRY_SECONDS)
+            self.go_on()
+
+    def tell_of_place(self) -> bool:
+        """Whether this peer has a place in the run's rounds; an event says when that changes."""
+        found, had_place = self._bridge.estimate, self._has_place
+        self._has_place = found.has_place
+        if had_place and not found.has_place:
+            self._bridge.tell(PlacesTaken(self.standing.at[0], found.places))
+        elif found.has_place and not had_place:
+            self._bridge.tell(PlaceFree(self.standing.at[0]))
+        return found.has_place
+
+    def _is_complete(self) -> bool:
+        return 0 < self._mode.last_epoch <= self.standing.at[0]
 
     def _check_model(self) -> None:
         """OtherModel where everybody else in the run has another one."""

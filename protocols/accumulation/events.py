@@ -122,6 +122,20 @@ class TooSlowToCatchUp(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class PlacesTaken(msgspec.Struct, frozen=True, tag=True):
+    """As many peers as fit into a round are in the run. This one follows its steps, and computes
+    nothing, until a place is free."""
+
+    epoch: int
+    places: int
+
+
+class PlaceFree(msgspec.Struct, frozen=True, tag=True):
+    """This peer, which followed the run, has a place in its rounds now."""
+
+    epoch: int
+
+
 class FetchingFailed(msgspec.Struct, frozen=True, tag=True):
     """The state could not be fetched yet; it is tried again."""
 
@@ -170,6 +184,8 @@ Event = (
     | FellBehind
     | CaughtUp
     | TooSlowToCatchUp
+    | PlacesTaken
+    | PlaceFree
     | FetchingFailed
     | ParametersAveraged
     | ScaleChanged

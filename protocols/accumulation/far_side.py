@@ -22,7 +22,7 @@ import trio
 
 from protocols.accumulation.bridge import Entry, FetchCut, FetchWanted, Wanted
 from protocols.accumulation.describing import described_by, serve_description
-from protocols.accumulation.events import Event, FellBehind
+from protocols.accumulation.events import Event, FellBehind, PlacesTaken
 from protocols.accumulation.keeping_up import FetchFailed, KeepingUp, TooSlow
 from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.progress import Estimate
@@ -143,6 +143,8 @@ class NetworkSide:
     def happened(self, event: Event) -> None:
         if isinstance(event, FellBehind):
             log.info("%s The state of epoch %d is fetched.", event.reason, event.at_least_epoch)
+        if isinstance(event, PlacesTaken):
+            log.info("All %d places in the run's rounds are taken: it is followed.", event.places)
         log.debug("%s", event)
         for subscriber in tuple(self._subscribers):
             try:
@@ -162,7 +164,10 @@ class NetworkSide:
     async def _take_part(self, entry: Entry, answer: Answer[None]) -> None:
         """Say and read progress, and serve the state, until the collaboration ends."""
         settings = TrackerSettings(
-            self._settings.run, entry.target_samples, counts_silence=self._settings.begins
+            self._settings.run,
+            entry.target_samples,
+            counts_silence=self._settings.begins,
+            places=self._settings.places,
         )
         first = self._completed(entry.slot)
         async with open_tracker(self._network, self._dht, settings, first) as tracker:
@@ -194,7 +199,8 @@ class NetworkSide:
                 self.note(self._slot, at_once=False)
 
     async def _average(self, wanted: Wanted) -> Outcome:
-        over_a_grid = wanted.expected > self._settings.group_size
+        settings = self._settings
+        over_a_grid = settings.approximate and wanted.expected > settings.group_size
         return await self._averager.average(
             wanted.vector,
             weight=wanted.weight,
@@ -203,6 +209,7 @@ class NetworkSide:
             topic=wanted.topic,
             expected=wanted.expected,
             awaited=wanted.awaited,
+            votes=wanted.votes,
             grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
         )
 

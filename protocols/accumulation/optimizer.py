@@ -140,6 +140,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             local_steps=local_steps,
             max_norm=max_norm,
             average_parameters_every=average_parameters_every,
+            group_size=bridge.group_size,
+            approximate=bridge.approximate,
         )
         self._driver = Driver(
             bridge,
@@ -241,6 +243,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 break
             self._driver.wait_for_news(min(NEWS_SECONDS, left))
             self._driver.go_on()
+            self._driver.tell_of_place()
         self._show_inner()
 
     def finish(self) -> None:

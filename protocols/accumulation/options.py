@@ -90,6 +90,8 @@ def description_of(
     local_steps: int,
     max_norm: float | None,
     average_parameters_every: int,
+    group_size: int,
+    approximate: bool,
 ) -> TrainingDescription:
     """What all peers of a run have to share, of an optimizer that has not stepped yet."""
     inner, trained = steps.inner, set(steps.shared.names)
@@ -104,6 +106,8 @@ def description_of(
         target_batch=target_batch,
         max_norm=max_norm or 0.0,
         average_parameters_every=average_parameters_every,
+        group_size=group_size,
+        approximate=approximate,
     )
 
 

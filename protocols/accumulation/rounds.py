@@ -86,6 +86,7 @@ class Rounds:
             topic=f"{effect.history.hex()}.{self._steps.kind}",
             expected=effect.expected,
             awaited=effect.awaited,
+            votes=float(self._standing.life.me in self._standing.life.holders),
         )
         answer = self._bridge.start_averaging(wanted)
         if self._mode.delayed:
@@ -199,9 +200,7 @@ class Rounds:
         self._standing.decided.note(decided_step(outcome, before, own))
         if self._lacks_somebody(outcome):  # what became of them only a look from now on can tell
             self._bridge.look_again(self._bridge.estimate.number).wait()
-        effects = deque(
-            self._standing.end_round(averaged(outcome, one.expected, one.made), brought_to(outcome))
-        )
+        effects = deque(self._standing.end_round(averaged(outcome, one.made), brought_to(outcome)))
         rest: list[Effect] = []
         while effects:
             match effects.popleft():
@@ -221,7 +220,9 @@ class Rounds:
             case Committed():
                 found = self._bridge.estimate
                 group = {found.me, *outcome.members, *left_out_of(outcome)}
-                return len(outcome.rounds) == 1 and not found.holders <= group
+                if outcome.votes is not None:
+                    return outcome.votes < len(found.holders)
+                return not found.holders <= group
             case _:
                 return False
 

@@ -43,7 +43,7 @@ from protocols.accumulation.progress import (
     estimate,
     expected_of,
 )
-from protocols.accumulation.progress_slot import ProgressSlot, progress_key
+from protocols.accumulation.progress_slot import MOST_PEERS, ProgressSlot, progress_key
 from protocols.accumulation.publishing import WRITE_SECONDS, Publishing
 from protocols.accumulation.rate_meter import RateMeter
 from protocols.accumulation.saying import Said, say_again_in
@@ -76,12 +76,14 @@ class TrackerSettings:
     """- `run`: the name of the run. - `target_samples`: of one round.
     - `carries_forward`: see ProgressSettings; all peers of a run say the same.
     - `counts_silence`: False: what is read while nobody answers says nothing. So a volunteer whose
-      own network is gone takes nobody for gone, and makes no step alone."""
+      own network is gone takes nobody for gone, and makes no step alone.
+    - `places`: see ProgressSettings; all peers of a run say the same."""
 
     run: str
     target_samples: int
     carries_forward: bool = True
     counts_silence: bool = True
+    places: int = MOST_PEERS
 
 
 @asynccontextmanager
@@ -120,7 +122,9 @@ class Tracker:
     ) -> None:
         self._network, self._dht = network, dht
         self._key = progress_key(settings.run)
-        self._settings = ProgressSettings(settings.target_samples, settings.carries_forward)
+        self._settings = ProgressSettings(
+            settings.target_samples, settings.carries_forward, settings.places
+        )
         self._counts_silence = settings.counts_silence
         self._jitter = _share(network.peer_id, settings.run)
         self._token, self._thread = trio.lowlevel.current_trio_token(), threading.get_ident()
@@ -281,7 +285,9 @@ class Tracker:
         self._meter.paused()
         self._claimed = (
             mine.epoch,
-            expected_of(self._seen.slots, mine, self._settings, self._now()),
+            expected_of(
+                self._seen.slots, mine, self._settings, self._now(), self.estimate.without_place
+            ),
         )
 
     def _measured(self) -> ProgressSlot:

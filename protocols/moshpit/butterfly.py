@@ -25,7 +25,7 @@ from protocols.errors import Busy, ProtocolMisuse
 from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.attempt import Attempt
-from protocols.moshpit.ballots import Ballot, Suspicion
+from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Suspicion
 from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, ExchangeReport
 from protocols.moshpit.opening_time import LONGEST_OPENING_SECONDS, watch_openings
 from protocols.moshpit.part_messages import PART, PartOpening, StaleAttempt
@@ -36,7 +36,7 @@ from protocols.moshpit.vector import check_values
 from protocols.network import Network
 from protocols.rpc import Rpc
 
-MOST_WAITING = 256  # early transfers: two attempts of a group of 128
+MOST_WAITING = 2 * LARGEST_GROUP  # early transfers: of two attempts
 MOST_WAITING_OF_PEER = 2  # the one of this attempt, and one of the next
 ROUNDS_REMEMBERED = 64  # of which the last ballot is known, so that late transfers are told at once
 

@@ -57,7 +57,9 @@ from protocols.moshpit.waiting_joins import WaitingJoins
 @dataclass(frozen=True)
 class GatheringSettings:
     """`reduces`: whether this peer can be dialled. `expected` counts this peer. `awaited`: who of
-    those is known by name. `unwelcome`: whose joins are refused here."""
+    those is known by name. `unwelcome`: whose joins are refused here. `splits`: more peers than fit
+    become several groups, as a round of a grid needs; else those who do not fit are told that the
+    group has begun without them."""
 
     group_size: int
     seconds: float
@@ -65,6 +67,7 @@ class GatheringSettings:
     expected: int | None = None
     awaited: frozenset[PeerId] = frozenset()
     unwelcome: frozenset[PeerId] = frozenset()
+    splits: bool = True
 
 
 class Gathering:
@@ -96,6 +99,7 @@ class Gathering:
             me,
             order,
             group_size=settings.group_size,
+            splits=settings.splits,
             known=self._known,
             joins=self._joins,
             awaited=self._awaited,

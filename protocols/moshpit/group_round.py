@@ -44,7 +44,8 @@ MOST_DOUBTED = 1024
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """What this peer brings to a round, and where. `name` is the group's within the round."""
+    """What this peer brings to a round, and where. `name` is the group's within the round.
+    `splits`: more peers than fit into a group become several, because other rounds follow."""
 
     name: str
     number: int
@@ -55,6 +56,7 @@ class Wanted:
     most_weight: float
     expected: int | None
     awaited: frozenset[PeerId] | None
+    splits: bool
     source: Tensor
     result: Tensor
 
@@ -181,6 +183,7 @@ class GroupRounds:
             expected=wanted.expected,
             awaited=wanted.awaited,
             unwelcome=self._doubts.unwelcome,
+            splits=wanted.splits,
             matchmaking_seconds=settings.matchmaking_seconds,
         )
 

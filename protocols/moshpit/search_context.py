@@ -50,6 +50,7 @@ class SearchContext:
                 search.expected,
                 search.awaited or frozenset(),
                 search.unwelcome,
+                search.splits,
             ),
             trio.current_time(),
         )

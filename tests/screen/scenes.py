@@ -116,6 +116,7 @@ STATES = {
         _told(Facts(preparing="fetching the run's definition"), START), events=EVENTS[:1]
     ),
     "catching up": _told(Facts(behind=True), TRAINING),
+    "following": _told(Facts(places_taken=256), TRAINING),
     "training": Scene(TRAINING, EVENTS),
     "alone": _told(Facts(alone=True, begins=True), changed(TRAINING, peers=())),
     "averaging": _told(Facts(averaging=True), TRAINING),

@@ -25,6 +25,7 @@ TRAINS = Facts()
         (TRAINS, Phase.TRAINING),
         (Facts(preparing="building the model"), Phase.PREPARING),
         (Facts(preparing="entering the run", behind=True), Phase.CATCHING_UP),
+        (Facts(places_taken=256, behind=True), Phase.FOLLOWING),
         (Facts(averaging=True), Phase.AVERAGING),
         (Facts(keeps_only=True), Phase.KEEPING),
         (Facts(averaging=True, closed=(PAUSE,)), Phase.PAUSED),
