@@ -22,6 +22,10 @@ class DhtSettings:
     """This node cannot be dialled: it reads and writes, keeps nothing for others, and is in
     nobody's table. A node without addresses is one in any case."""
 
+    tells_of_clock: bool = True
+    """Warn where this machine's clock is far from the swarm's. A member of a run is told of its
+    clock by the auth server's time, and twice would be no better."""
+
     k: int = K
     """How many peers keep a slot, and how many each part of the routing table holds."""
 
