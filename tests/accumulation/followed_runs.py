@@ -175,7 +175,8 @@ class FollowedRun:
             seed = torch.Generator().manual_seed(epoch)
             values = torch.randn(first.layouts.of(kind).values, generator=seed)
             if kind != "parameters":
-                values[-2:] = torch.tensor([1.0, 0.0])  # used by all, and nothing overflowed
+                # the parameter is used by all, their loss is 2, and nothing overflowed
+                values[-4:] = torch.tensor([1.0, 2.0, 1.0, 0.0])
             made = first.made(values, kind)
             for donor in self.donors:
                 donor.member.step(made, values)

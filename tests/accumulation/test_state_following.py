@@ -382,7 +382,7 @@ def test_never_more_is_kept_than_a_copy_of_the_state_unless_that_is_small() -> N
 
 def random_step(member: RunMember) -> None:
     values = torch.randn(member.layouts.exchanged.values)
-    values[-2:] = torch.tensor([1.0, 0.0])
+    values[-4:] = torch.tensor([1.0, 2.0, 1.0, 0.0])
     member.step(member.made(values, "step"), values)
 
 
