@@ -16,6 +16,7 @@ fetched before a fresh look has said so.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -50,7 +51,6 @@ from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_description import TrainingDescription, how_it_differs
 from protocols.accumulation.training_state import TrainingState
 from protocols.errors import MalformedMessage, PotluckError
-from protocols.moshpit.closing_time import SHARE_WAITED_FOR_MISSING
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 8.0
@@ -89,7 +89,6 @@ class Driver:
         self._rounds = Rounds(bridge, steps, mode, self.standing)
         self._to_do: deque[Effect] = deque()
         self._retry_seconds = FIRST_RETRY_SECONDS
-        self._batch_seconds, self._last_batch = 0.0, time.monotonic()
         self._waited_in_vain = -1  # in this epoch, for a round that did not begin
 
     def enter(self) -> None:
@@ -111,18 +110,17 @@ class Driver:
         self._check_model()
         self.go_on()
         self._wait_for_a_run()
-        self._last_batch = time.monotonic()
+        self.standing.begin_batch()
 
     def contribute(self, batch: Batch) -> bool:
         """A batch is done and its gradients lie in `.grad`; whether the run has stepped since."""
         self._rounds.raise_failure()
         steps_before = self.standing.steps_taken
         self._to_do.extend(self.standing.count(batch))
-        self._batch_seconds = time.monotonic() - self._last_batch
         self._rounds.wait_while_full()
         self.go_on()
-        self._wait_if_the_next_batch_is_too_late()
-        self._last_batch = time.monotonic()
+        self._wait_while_no_batch_is_wanted()
+        self.standing.begin_batch()
         return self.standing.steps_taken > steps_before
 
     def go_on(self) -> None:
@@ -152,7 +150,7 @@ class Driver:
         begins within so many seconds; whether nothing is left that could be brought."""
         until = time.monotonic() + seconds
         self.finish()
-        self._bridge.note(self.standing.slot(), at_once=True)  # no batch comes that says more
+        self.standing.computes_no_more()
         self.go_on()
         while self.standing.life.samples:
             left = until - time.monotonic()
@@ -175,7 +173,7 @@ class Driver:
         with self._bridge.waiting():
             self._bridge.look_again(self._bridge.estimate.number).wait()
         self.go_on()
-        self._last_batch = time.monotonic()
+        self.standing.begin_batch()
 
     def capture(self) -> TrainingState:
         """A copy of the state."""
@@ -302,26 +300,32 @@ class Driver:
                 return
             self._bridge.wait_for_news(max(left, SHORTEST_WAIT_SECONDS)).wait()
 
-    def _wait_if_the_next_batch_is_too_late(self) -> None:
-        """A batch that ends when the others have long gone without this peer is better not begun:
-        then all that it has would be dropped, and a state fetched.
+    def _wait_while_no_batch_is_wanted(self) -> None:
+        """Until the others' batches are done, and the round has ended, where the plan has no other
+        batch of this peer: one that lies beyond the target, or would end too late for the round.
 
-        Once for each epoch, and for a batch at most: a round that has not begun by then is only
-        said to be nearly due, and who went on waiting would wait for as long as that is said."""
-        late = self._batch_seconds - SHARE_WAITED_FOR_MISSING * self._bridge.grace_seconds
-        until = time.monotonic() + self._batch_seconds
-        while late > 0.0 and self.standing.life.epoch != self._waited_in_vain:
-            life = self.standing.life
-            due_in = self._bridge.estimate.due_in_seconds_with(life.samples)
-            if life.phase is not Phase.ACCUMULATING or not life.samples or due_in >= late:
+        Once for each epoch, and not for much longer than the others' batches take: a round that has
+        not begun by then is only said to be nearly due, and this peer would wait for as long as
+        that is said."""
+        epoch, until = -1, math.inf
+        while self.standing.life.epoch != self._waited_in_vain:
+            life, found = self.standing.life, self._bridge.estimate
+            if life.epoch != epoch:
+                epoch, until = life.epoch, math.inf
+            if life.phase is not Phase.ACCUMULATING or 0 < self._mode.last_epoch <= life.epoch:
                 return
             if self._mode.delayed and life.begun_without:
                 return  # the others are gone: the next epoch's batches are computed meanwhile
-            left = until - time.monotonic()
-            if left <= 0.0:
+            seconds, now = SHORTEST_WAIT_SECONDS, time.monotonic()
+            if (found.epoch, found.history) == (life.epoch, life.history):
+                if found.wants_batch_after(life.samples):
+                    return
+                seconds = max(found.others_ready_in_seconds, SHORTEST_WAIT_SECONDS)
+                until = min(until, now + found.longest_wait_seconds)
+            if now >= until:
                 self._waited_in_vain = life.epoch
                 return
-            self.wait_for_news(max(min(due_in, left), SHORTEST_WAIT_SECONDS))
+            self.wait_for_news(min(seconds, LONGEST_RETRY_SECONDS))
             self.go_on()
 
     def _wait_for_a_run(self) -> None:
