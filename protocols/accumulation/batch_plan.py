@@ -116,7 +116,7 @@ def plan_batches(
     plan = _planned(workers, target, order)
     for _ in range(MOST_LATE):
         busy = sorted((one for one in workers if one.is_busy), key=lambda one: one.free_at)
-        if not busy or busy[-1].free_at <= busy[max(-2, -len(busy))].free_at + patience_seconds:
+        if not busy or _is_like_the_rest(busy, patience_seconds):
             break
         last = busy[-1]
         others = [one for one in workers if one is not last]
@@ -125,6 +125,11 @@ def plan_batches(
             break
         workers, plan = [*others, Worker(last.peer, last.samples)], without
     return plan
+
+
+def _is_like_the_rest(busy: Sequence[Worker], patience_seconds: float) -> bool:
+    """Whether the last one is surely in time: not much later than another that is waited for."""
+    return len(busy) > 1 and busy[-1].free_at <= busy[-2].free_at + patience_seconds
 
 
 def rounded_times(free_at: float, seconds: float) -> tuple[float, float]:

@@ -193,10 +193,11 @@ class Estimate:
         round's weight decides whether it makes a step.
         """
         done = self.done_by_others + own_samples
+        together = self.others_samples + own_samples  # all that is known before the first batch
+        if self.is_due or max(done, 0 if self.own_batch else together) >= self.target_samples:
+            return True
         if not done:
             return False
-        if done >= self.target_samples:
-            return True
         if not self.wants_batch_after(own_samples):
             return self.others_ready_in_seconds <= 0.0 or bool(self.averaging)
         if not self.averaging or self._can_finish(own_samples):
