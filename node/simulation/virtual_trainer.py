@@ -103,13 +103,15 @@ class Manner:
 
 
 class StepMade(NamedTuple):
-    """A step of one peer. `epoch` is the one after it, `digest` that of the parameters then."""
+    """A step of one peer, made of so many samples of all. `epoch` is the one after it, `digest` that
+    of the parameters then."""
 
     at: float
     epoch: int
     history: bytes
     members: int
     digest: bytes
+    samples: float
 
 
 class Batch(NamedTuple):
@@ -349,6 +351,7 @@ class Trainer:
                     steps[0].history,
                     len(ended.members) or 1,
                     blake3(self.parameters.numpy().tobytes()).digest(),
+                    outcome.weight if isinstance(outcome, Committed) else wanted.weight,
                 )
             )
             self.when_stepped()
