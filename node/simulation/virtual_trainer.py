@@ -103,8 +103,8 @@ class Manner:
 
 
 class StepMade(NamedTuple):
-    """A step of one peer, made of so many samples of all. `epoch` is the one after it, `digest` that
-    of the parameters then."""
+    """A step of one peer, made of so many samples of all. `epoch` is the one after it, `digest`
+    that of the parameters then."""
 
     at: float
     epoch: int
