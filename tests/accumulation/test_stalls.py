@@ -83,7 +83,7 @@ def test_a_third_is_let_in_where_the_others_compute_for_longer_than_it_needs_to_
     let_in: list[float] = []
 
     async def scenario(world: SimulatedWorld) -> None:
-        manner = Manner(seconds=0.15)  # eight batches are a step: 0.6 s of two
+        manner = Manner(seconds=0.2)  # eight batches are a step: 0.8 s of two
         pair = [trainer(world, "first", manner)]
         pair.append(trainer(world, "second", manner, pair))
         await trio.sleep(20.0)
