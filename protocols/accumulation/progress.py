@@ -75,6 +75,11 @@ LATE_SHARE: Final = 0.5
 """Of that patience: what a peer still has to do of its part when others have begun the round may
 take so long; else it comes with what it has."""
 
+CLOSE_BEHIND: Final = 2  # epochs: a newcomer that follows the run step by step is never further
+
+FOLLOWER_AGAIN_SECONDS: Final = 8 * PATIENCE_SECONDS
+"""A round's list stays open for a newcomer for about the patience, and so often at most: whoever
+only says that it follows costs the run an eighth of its time, however many names it has."""
 
 NOBODY: Final = PeerId("")  # a peer whose name does not matter
 
@@ -133,6 +138,8 @@ class Estimate:
     - `awaited`: who of them is known by name to bring samples, or to help. Who has none yet and
       says nothing of a batch that the plan has is expected, but not waited for longer than the
       quiet of a group.
+    - `waits_for_follower`: one of the expected is none of these, but a newcomer that follows the
+      run and is a step or two behind: a list that stays open for as long as a list does lets it in.
     - `averaging`: others who are in the round that ends this epoch.
     - `company`: others in this epoch and history who have not failed to come again and again,
       all who are further, and those to whose state this peer will soon give way: while there are
@@ -167,6 +174,7 @@ class Estimate:
     read_again_in_seconds: float = 1.0
     expected: int = 1
     awaited: frozenset[PeerId] = frozenset()
+    waits_for_follower: bool = False
     averaging: frozenset[PeerId] = frozenset()
     company: int = 0
     holders: frozenset[PeerId] = frozenset()
@@ -243,6 +251,7 @@ class Known:
     - `me`: its own name.
     - `said`: what it has said last, and when: what the others plan with.
     - `epoch_began`: when that round ended; None where this peer was not in it.
+    - `may_wait_for_follower`: whether the last round that has waited for one is long enough ago.
     """
 
     credit: Credit
@@ -250,6 +259,7 @@ class Known:
     me: PeerId = NOBODY
     said: Seen | None = None
     epoch_began: float | None = None
+    may_wait_for_follower: bool = False
 
 
 def estimate(
@@ -319,6 +329,11 @@ def estimate(
     comes = [
         one.peer for one in believed if one.under_way and plan.parts[one.peer] > one.slot.samples
     ]
+    waits_for_follower = (
+        known.may_wait_for_follower
+        and bool(believed or moved)
+        and any(_is_close_behind(one, mine, now) for one in fitting.values())
+    )
     found = Estimate(
         number=number,
         epoch=mine.epoch,
@@ -334,7 +349,8 @@ def estimate(
         done_by_others=done_by_others,
         others_ready_in_seconds=_others_ready_in(others, plan, now),
         patience_seconds=settings.patience_seconds,
-        expected=1 + sum(1 for one in believed if one.will_come) + len(moved),
+        expected=1 + sum(1 for one in believed if one.will_come) + len(moved) + waits_for_follower,
+        waits_for_follower=waits_for_follower,
         awaited=frozenset((*(one.peer for one in believed if one.is_awaited), *comes, *moved)),
         averaging=frozenset(one.peer for one in here if one.slot.averaging),
         company=len(company),
@@ -379,6 +395,13 @@ class _Counted:
         is_waited_out = slot.under_way >= 0.0 and slot.batch_seconds > 0.0
         self.under_way = slot.batch if is_waited_out and not slot.averaging else 0
         """Of a batch for which the round waits: who claims one has to bring it."""
+
+
+def _is_close_behind(seen: Seen, mine: ProgressSlot, now: float) -> bool:
+    """Whether it fetches the state of this epoch now, as it did with that of the last one or two:
+    it may need a moment more than the others need for a step, and would never be in one."""
+    slot, behind = seen.slot, mine.epoch - seen.slot.epoch
+    return slot.follows and 1 <= behind <= CLOSE_BEHIND and now - seen.at <= CARRIED_SECONDS
 
 
 def _holders(

@@ -20,6 +20,7 @@ Easy to get wrong: `estimate` is replaced, never changed; take it once and look 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -35,6 +36,7 @@ from protocols.accumulation.complaints import Complaints
 from protocols.accumulation.forks import Patience
 from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.progress import (
+    FOLLOWER_AGAIN_SECONDS,
     PATIENCE_SECONDS,
     READ_WHEN_DUE_SECONDS,
     SHORTEST_READ_SECONDS,
@@ -140,6 +142,7 @@ class Tracker:
         self._epoch_began: float | None = None
         self._batch_began: float | None = None
         self._batch_seconds = 0.0
+        self._waited_for_follower_at = -math.inf
         self._claimed: tuple[int, dict[PeerId, int]] = (mine.epoch, {})
         self._seen = SlotsSeen()
         self._asked_at = -READ_WHEN_DUE_SECONDS
@@ -304,6 +307,8 @@ class Tracker:
     def _begin_round(self, mine: ProgressSlot) -> None:
         """Remember who is to come, and with what."""
         self._meter.paused()
+        if self.estimate.waits_for_follower:
+            self._waited_for_follower_at = trio.current_time()
         self._claimed = (
             mine.epoch,
             expected_of(self._seen.slots, mine, self._settings, self._now()),
@@ -403,6 +408,7 @@ class Tracker:
             self._network.peer_id,
             None if said is None else Seen(said.slot, now - (clock - said.at)),
             None if self._epoch_began is None else now - (clock - self._epoch_began),
+            clock - self._waited_for_follower_at >= FOLLOWER_AGAIN_SECONDS,
         )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)
