@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from protocols.identity import PeerId
@@ -38,6 +38,13 @@ MOST_HALVINGS: Final = 80  # a double has no more digits than that between two t
 
 MOST_LATE: Final = 8  # batches in one plan that nobody waits for; whoever claims more is waited for
 
+MOST_SPARED: Final = 8
+"""Steps in a row without a batch of one peer. For each of them the next step may take a quarter
+longer for its sake: so a slow peer costs the run a quarter of its time at most, and one whose batch
+does not even fit after so many is told that no batch of it fits."""
+
+SPARED_SHARE: Final = 0.25
+
 SHORTEST_BATCH_SECONDS: Final = 1e-6  # what is claimed to be shorter
 
 
@@ -51,6 +58,7 @@ class Worker:
     - `free_at`: it can begin its next batch then: when the one under way ends, or since it waits.
     - `is_busy`: a batch is under way.
     - `order_at`, `order_seconds`: the same two, but comparable: since the epoch began, and rounded.
+    - `spared`: so many steps in a row were made without a batch of it.
     - `is_guessed`: how long its batch takes is not known; none is taken to be done before its peer
       says so.
     """
@@ -64,10 +72,20 @@ class Worker:
     order_at: float = 0.0
     order_seconds: float = 1.0
     is_guessed: bool = False
+    spared: int = 0
 
     @property
     def under_way(self) -> int:
         return self.batch if self.is_busy else 0
+
+    def with_next(self) -> Worker:
+        """As if its next batch were under way."""
+        return replace(
+            self,
+            free_at=self.free_at + self.seconds,
+            is_busy=True,
+            order_at=self.order_at + self.order_seconds,
+        )
 
     def added_by(self, at: float) -> int:
         """How many batches it adds until then, in that order, to the one under way."""
@@ -96,11 +114,12 @@ class Worker:
 class BatchPlan:
     """- `parts`: what each brings. - `is_full`: whether that is the target, as near as batches come
     to it; where it is not, nobody is known who could add more. - `ready_at`: when all of it is
-    done."""
+    done. - `order_ready_at`: the same, but comparable: since the epoch began, and rounded."""
 
     parts: Mapping[PeerId, int]
     is_full: bool
     ready_at: float
+    order_ready_at: float
 
 
 def plan_batches(
@@ -113,6 +132,7 @@ def plan_batches(
     """The batches of the round. `order`: who is first of those who would be done at the same time.
     `patience_seconds`: a batch under way that is done so much later than the rest could be without
     it is waited for by nobody, and is no part of the plan."""
+    workers = _with_those_who_were_spared(workers, target, order)
     plan = _planned(workers, target, order)
     for _ in range(MOST_LATE):
         busy = sorted((one for one in workers if one.is_busy), key=lambda one: one.free_at)
@@ -121,10 +141,39 @@ def plan_batches(
         last = busy[-1]
         others = [one for one in workers if one is not last]
         without = _planned([*others, Worker(last.peer, last.samples)], target, order)
-        if not last.free_at > without.ready_at + patience_seconds:
+        waits = max(patience_seconds, _waits_for(last, without))
+        if not last.free_at > without.ready_at + waits:
             break
         workers, plan = [*others, Worker(last.peer, last.samples)], without
     return plan
+
+
+def _with_those_who_were_spared(
+    workers: Sequence[Worker], target: int, order: Callable[[PeerId], int]
+) -> list[Worker]:
+    """The same, with the first batches of those who were in none of the last steps as if they were
+    under way: where there is room, and the step takes little longer for each step that they were
+    spared in. All peers decide it alike, so only what is comparable is looked at."""
+    found = {one.peer: one for one in workers}
+    spared = [one for one in workers if one.spared and one.batch and not one.is_busy]
+    spared.sort(key=lambda one: (-one.spared, order(one.peer)))
+    for one in spared[:MOST_LATE]:
+        room = target - sum(each.samples + each.under_way for each in found.values())
+        if one.samples or one.batch > 2 * room:
+            continue
+        others = [each for each in found.values() if each is not one]
+        without = _planned([*others, Worker(one.peer, 0)], target, order)
+        first = one.with_next()
+        if first.order_at <= without.order_ready_at + _waits_for(one, without):
+            found[one.peer] = first
+    return list(found.values())
+
+
+def _waits_for(worker: Worker, without: BatchPlan) -> float:
+    """So much longer a step may take for the sake of a peer that was spared in the last ones."""
+    if not worker.spared or not 0.0 < without.order_ready_at < math.inf:
+        return 0.0
+    return min(worker.spared, MOST_SPARED) * SPARED_SHARE * without.order_ready_at
 
 
 def _is_like_the_rest(busy: Sequence[Worker], patience_seconds: float) -> bool:
@@ -157,7 +206,17 @@ def _planned(workers: Sequence[Worker], target: int, order: Callable[[PeerId], i
         is_full = is_full or total >= target
     parts = {one.peer: one.samples + one.under_way + added[one.peer] * one.batch for one in workers}
     ready_at = max((one.ready_at(parts[one.peer]) for one in workers), default=-math.inf)
-    return BatchPlan(parts, is_full, ready_at if is_full else math.inf)
+    order_ready_at = max(
+        (
+            one.order_at + added[one.peer] * one.order_seconds
+            for one in workers
+            if added[one.peer] or one.is_busy
+        ),
+        default=0.0,
+    )
+    if not is_full:
+        ready_at = order_ready_at = math.inf
+    return BatchPlan(parts, is_full, ready_at, order_ready_at)
 
 
 def _when_full(able: Sequence[Worker], missing: int) -> tuple[float, float]:

@@ -26,6 +26,7 @@ from zlib import crc32
 import msgspec
 
 from protocols.accumulation.batch_plan import (
+    MOST_SPARED,
     SHORTEST_BATCH_SECONDS,
     BatchPlan,
     Worker,
@@ -519,7 +520,8 @@ class _Staff:
     def moved(self, peer: PeerId, slot: ProgressSlot) -> Worker:
         """One that was in the last round, and says nothing of this epoch yet."""
         began = self._now if self._known.epoch_began is None else self._known.epoch_began
-        slot = msgspec.structs.replace(slot, averaging=False, under_way=-1.0)
+        spared = 0 if slot.samples else min(slot.spared + 1, MOST_SPARED)
+        slot = msgspec.structs.replace(slot, averaging=False, under_way=-1.0, spared=spared)
         samples = min(slot.beside, self._settings.target_samples)
         return self._computing(peer, slot, samples, began, 0.0)
 
@@ -552,6 +554,7 @@ class _Staff:
             is_busy,
             *rounded_times(since + ahead, seconds),
             is_guessed=is_guessed or not self._settings.carries_forward,
+            spared=slot.spared,
         )
 
 

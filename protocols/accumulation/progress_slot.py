@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
+from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.history import HISTORY_BYTES
 from protocols.dht.families import Family
 from protocols.messages import Message
@@ -69,6 +70,7 @@ class ProgressSlot(Message, frozen=True):
       peer was not in it.
     - `beside`: samples of the next epoch that it has already, while it averages (delayed).
     - `leaves`: it begins no batch any more, and only brings what it has.
+    - `spared`: so many of the last steps in a row were made without samples of it.
     """
 
     epoch: Epoch
@@ -90,6 +92,7 @@ class ProgressSlot(Message, frozen=True):
     epoch_seconds: Annotated[float, Meta(ge=-1.0, le=LONGEST_SECONDS)] = -1.0
     beside: Samples = 0
     leaves: bool = False
+    spared: Annotated[int, Meta(ge=0, le=MOST_SPARED)] = 0
 
 
 def _check(_key: str, slot: Any) -> str | None:

@@ -31,6 +31,7 @@ import msgspec
 import trio
 from blake3 import blake3
 
+from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.claims import Credit
 from protocols.accumulation.complaints import Complaints
 from protocols.accumulation.forks import Patience
@@ -142,6 +143,7 @@ class Tracker:
         self._epoch_began: float | None = None
         self._batch_began: float | None = None
         self._batch_seconds = 0.0
+        self._spared = 0
         self._waited_for_follower_at = -math.inf
         self._claimed: tuple[int, dict[PeerId, int]] = (mine.epoch, {})
         self._seen = SlotsSeen()
@@ -277,6 +279,8 @@ class Tracker:
         now, before = trio.current_time() - ago, self._mine
         goes_on = (mine.epoch, mine.history) == (before.epoch, before.history)
         if not goes_on:
+            is_with_it = before.averaging and before.samples > 0
+            self._spared = 0 if is_with_it else min(self._spared + 1, MOST_SPARED)
             is_step = before.averaging and mine.epoch == before.epoch + 1
             self._epoch_began = now if is_step else None
         if mine.under_way < 0.0:
@@ -290,11 +294,11 @@ class Tracker:
             self._meter.counted(mine.samples - before.samples, now)
         elif mine.samples != before.samples or before.averaging or not goes_on:
             self._meter.began(now)
-        if mine.batch and not mine.averaging:
-            if mine.under_way < 0.0:
-                self._meter.paused()
-            elif before.under_way < 0.0:
+        if not mine.averaging:
+            if mine.under_way >= 0.0 > before.under_way:
                 self._meter.began(now)
+            elif mine.batch and mine.under_way < 0.0:
+                self._meter.paused()
         self._mine = mine
         self._measured()
         if not goes_on or mine.averaging != before.averaging:
@@ -328,6 +332,7 @@ class Tracker:
             batch_seconds=self._batch_seconds if mine.batch else 0.0,
             under_way=-1.0 if began is None else max(0.0, now - began),
             epoch_seconds=-1.0 if epoch_began is None else max(0.0, now - epoch_began),
+            spared=self._spared if mine.role == "trains" else 0,
         )
         return self._mine
 
