@@ -145,7 +145,7 @@ class Trainer:
         self.leaving, self.ended = trio.Event(), trio.Event()
         self._away_until: float | None = None
         self._failed, self._retry = 0, FIRST_RETRY_SECONDS
-        self._computes, self._knows_batch, self._waited_in_vain = False, False, -1
+        self._computes, self._waited_in_vain = False, -1
         chance = torch.Generator().manual_seed(network.random.getrandbits(62))
         self._gradient = torch.randn(manner.parameters, generator=chance)
         self.parameters = torch.zeros(manner.parameters)
@@ -225,7 +225,7 @@ class Trainer:
             averaging=life.phase is Phase.AVERAGING,
             serves_state=True,
             follows=life.follows and life.epoch > 0,
-            batch=self.manner.samples if self._knows_batch else 0,
+            batch=self.manner.samples,
             under_way=0.0 if self._computes else -1.0,
         )
 
@@ -236,11 +236,13 @@ class Trainer:
             with trio.move_on_after(LONGEST_RETRY_SECONDS):
                 await self.tracker.changed()
             await self._go_on()
+        if self.manner.samples:
+            await self._wait_while_no_batch_is_wanted()
         while True:
             self._computes = self.manner.samples > 0
             self.tracker.note(self._slot())
             await trio.sleep(self.manner.seconds)
-            self._computes, self._knows_batch = False, True
+            self._computes = False
             if self._away_until is not None:
                 await self._stay_away(self._away_until)
             if self.manner.samples:

@@ -41,6 +41,7 @@ from protocols.accumulation.events import (
     FetchingFailed,
     GradientsDropped,
     HeldBack,
+    NoBatchFits,
     ParametersAveraged,
     RoundFailed,
     ScaleChanged,
@@ -126,6 +127,12 @@ def _words_of_run(happening: Happening) -> str:
             return _caught_up(happening)
         case TooSlowToCatchUp(epoch=epoch, reason=reason):
             return f"the run is faster than its state comes (step {epoch:,}): {reason}"
+        case NoBatchFits(steps=steps, batch=batch, batch_seconds=seconds):
+            return (
+                f"the last {steps} steps were made without this machine: a batch of {batch:,} "
+                f"takes it {seconds:.1f} s, and the others are done before. Give it more "
+                "processors or memory, or ask the organiser for a smaller samples_at_once or a larger batch"
+            )
         case FetchingFailed(reason=reason):
             return f"the run's state could not be fetched yet, and is tried again: {reason}"
         case ParametersAveraged(members=members, drift=drift):

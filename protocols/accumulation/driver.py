@@ -79,9 +79,12 @@ class Driver:
         *,
         history: bytes,
         description: TrainingDescription,
+        batch: int = 0,
     ) -> None:
+        """`batch`: samples of its first batch, where that is known."""
         self._description, signature = description, description.digest
         self.standing = Standing(bridge, steps, mode, history=history, signature=signature)
+        self.standing.is_to_compute(batch)
         kept = None if bridge.keeper is None else bridge.keeper.newest()
         if kept is not None:
             self.standing.begin_from(kept)
@@ -110,6 +113,8 @@ class Driver:
         self._check_model()
         self.go_on()
         self._wait_for_a_run()
+        if not self._mode.auxiliary:
+            self._wait_while_no_batch_is_wanted()
         self.standing.begin_batch()
 
     def contribute(self, batch: Batch) -> bool:

@@ -110,6 +110,16 @@ class TooSlowToCatchUp(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class NoBatchFits(msgspec.Struct, frozen=True, tag=True):
+    """So many steps in a row were made without a batch of this peer: the others are done with a
+    step long before it would be with one (batch_plan.py). It is told again after as many."""
+
+    epoch: int
+    steps: int
+    batch: int
+    batch_seconds: float
+
+
 class FetchingFailed(msgspec.Struct, frozen=True, tag=True):
     """The state could not be fetched yet; it is tried again."""
 
@@ -158,6 +168,7 @@ Event = (
     | FellBehind
     | CaughtUp
     | TooSlowToCatchUp
+    | NoBatchFits
     | FetchingFailed
     | ParametersAveraged
     | ScaleChanged

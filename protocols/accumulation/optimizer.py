@@ -74,6 +74,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     - `precision`: what `autocast` computes in; fp16 with a loss scale on which all peers agree.
     - `auxiliary`: brings no gradients, reduces for the others and makes their steps (`assist`).
     - `buffers`: `model.named_buffers()`, where they belong to what a newcomer needs.
+    - `batch`: samples of one batch, where that is known before the first: others plan with it.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         precision: Precision = "float32",
         auxiliary: bool = False,
         buffers: Iterable[tuple[str, Tensor]] = (),
+        batch: int = 0,
     ) -> None:
         check_options(
             delayed=delayed,
@@ -147,6 +149,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             mode,
             history=first_of(self._steps, bridge.run, description.digest),
             description=description,
+            batch=batch,
         )
         self._driver.enter()
         self._show_inner()

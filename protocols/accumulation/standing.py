@@ -132,6 +132,10 @@ class Standing:
             self._bridge.tell(HeldBack(self.life.epoch, batch.samples, trouble, parameter))
         return [one for one in effects if not isinstance(one, HoldBack)]
 
+    def is_to_compute(self, samples: int) -> None:
+        """Batches of so many samples, by what is known before the first; 0: that is not known."""
+        self._batch = samples
+
     def begin_batch(self) -> None:
         """The next batch is being computed from now on."""
         with self._telling:
