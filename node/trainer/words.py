@@ -131,7 +131,8 @@ def _words_of_run(happening: Happening) -> str:
             return (
                 f"the last {steps} steps were made without this machine: a batch of {batch:,} "
                 f"takes it {seconds:.1f} s, and the others are done before. Give it more "
-                "processors or memory, or ask the organiser for a smaller samples_at_once or a larger batch"
+                "processors or memory, or ask the organiser for a smaller samples_at_once, or "
+                "a larger batch of the run"
             )
         case FetchingFailed(reason=reason):
             return f"the run's state could not be fetched yet, and is tried again: {reason}"
