@@ -77,16 +77,13 @@ async def test_three_fresh_ones_and_the_keeper_go_on_and_all_of_them_are_in_the_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_seconds", [0.15, 0.1])  # eight batches are a step of the two
-def test_a_third_is_let_in_where_the_others_compute_for_less_than_it_needs_to_follow(
-    batch_seconds: float,
-) -> None:
+def test_a_third_is_let_in_where_the_others_compute_for_less_than_it_needs_to_follow() -> None:
     """It has to hear of the last step and to take it over while they compute for the next one; now
     and then a list stays open for it a moment longer."""
     let_in: list[float] = []
 
     async def scenario(world: SimulatedWorld) -> None:
-        manner = Manner(seconds=batch_seconds)
+        manner = Manner(seconds=0.15)  # eight batches are a step: 0.6 s of two
         pair = [trainer(world, "first", manner)]
         pair.append(trainer(world, "second", manner, pair))
         await trio.sleep(20.0)
