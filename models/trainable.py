@@ -7,6 +7,7 @@ such a loss is the average over all peers the gradient of one large batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,35 +36,41 @@ class MemoryEstimate:
 
 
 class Trainable(nn.Module):
-    """A network with its loss.
+    """A network with its loss. A model of one's own must have `loss`; all else has a default.
 
     - `sample`: what one sample is, in words.
     - `window`: how many ids (bytes) of text one sample is made of; 0 where it is not made of text.
     - `settings`: what it was built from; `plain_settings()` are the same for a TOML or JSON file,
       and `models.registry.build_model` builds the same network from them.
+
+    A batch is whatever `loss` takes: a tensor, or tensors in a tuple, list, NamedTuple or dict, of
+    which each has the samples along its first dimension.
     """
 
-    sample: str
-    window: int
+    sample: str = "a sample"
+    window: int = 0
 
     def loss(self, batch: Any) -> Tensor:
         """The mean over the batch's samples, as a float32 scalar (float64 in a float64 model)."""
-        raise NotImplementedError
+        raise NotImplementedError("a model must have a method loss(self, batch)")
 
-    def batch_of(self, windows: Tensor, generator: torch.Generator) -> Any:
+    def batch_of(self, windows: Tensor, generator: torch.Generator) -> Any:  # noqa: ARG002
         """What `loss` takes, from text.  windows: (samples, window), uint8 or int64."""
-        raise NotImplementedError
+        return windows
 
     def samples_in(self, batch: Any) -> int:
-        """How many samples a batch holds: what its gradient counts for."""
-        raise NotImplementedError
+        """How many samples a batch holds: what its gradient counts for. The length of its first
+        tensor, unless a model says otherwise."""
+        return len(next(tensors_in(batch)))
 
     def plain_settings(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """Nothing, unless the model is one of models/registry.py."""
+        return {}
 
-    def activation_bytes(self, samples: int, value_bytes: int = FLOAT32_BYTES) -> int:
-        """What is kept between forward and backward, with 2 bytes per value under autocast."""
-        raise NotImplementedError
+    def activation_bytes(self, samples: int, value_bytes: int = FLOAT32_BYTES) -> int:  # noqa: ARG002
+        """What is kept between forward and backward, with 2 bytes per value under autocast. Unless
+        a model says it, nothing is reckoned for it, and volunteers are told too little memory."""
+        return 0
 
     def memory(self, samples: int, value_bytes: int = FLOAT32_BYTES) -> MemoryEstimate:
         """What training takes with so many samples in a batch. Autocast keeps a copy of all
@@ -83,8 +90,32 @@ def parameter_count(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def on_device(batch: Any, device: torch.device | str) -> Any:
-    """The same batch there: a tensor, or a NamedTuple of tensors, which all batches here are."""
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """All tensors of a batch, in its own order; none in what is no batch."""
     if isinstance(batch, Tensor):
-        return batch.to(device)
-    return type(batch)(*(tensor.to(device) for tensor in batch))
+        yield batch
+    elif isinstance(batch, Mapping):
+        for one in batch.values():
+            yield from tensors_in(one)
+    elif isinstance(batch, list | tuple):
+        for one in batch:
+            yield from tensors_in(one)
+
+
+def with_each_tensor(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same batch with other tensors in it; what is no tensor (a number, a text) stays."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {key: with_each_tensor(one, change) for key, one in batch.items()}
+    if isinstance(batch, list | tuple):
+        changed = [with_each_tensor(one, change) for one in batch]
+        if hasattr(batch, "_fields"):  # a NamedTuple takes its values one by one
+            return type(batch)(*changed)
+        return tuple(changed) if isinstance(batch, tuple) else changed
+    return batch
+
+
+def on_device(batch: Any, device: torch.device | str) -> Any:
+    """The same batch there."""
+    return with_each_tensor(batch, lambda tensor: tensor.to(device))

@@ -1,6 +1,7 @@
 """A backbone peer's HTTP face: `/metrics` for Prometheus, `/healthz` for whatever restarts it.
 
-    await serve_backbone(address, record, node.status, session.view, folder.trouble, listening)
+    health = Health(record, node.status, folder.trouble)
+    await serve_backbone(address, health, session.view, listening)
 
 `/healthz` answers 200 while a volunteer who came now would be served, and 503 with the reasons
 else. Neither answer holds a secret, but both say who computes how much: it listens on this machine
@@ -43,24 +44,57 @@ THIS_MACHINE = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 check out: whoever is idle for longest makes way."""
 BACKLOG = 32
 DISK_SECONDS = 2.0  # a busy disk answers in less, and health checks wait for longer
+WATCH_SECONDS = 2.0  # for the screen and `potluck status`
 
 
 class CannotServeHttp(PotluckError):
     """The port is somebody else's, or the address is not ours."""
 
 
+class Health:
+    """What keeps a backbone peer from being of use. `folder_trouble` says what is wrong with the
+    run's folder, and may block."""
+
+    def __init__(
+        self,
+        record: BackboneRecord,
+        status: Callable[[], NodeStatus],
+        folder_trouble: Callable[[], str],
+    ) -> None:
+        self.record, self.status = record, status
+        self._folder_trouble = folder_trouble
+        self._one_look = trio.CapacityLimiter(1)
+        """A disk that hangs holds one thread, however many ask."""
+
+    async def troubles(self) -> dict[str, str]:
+        """By their names; empty where a volunteer who came now would be served."""
+        with trio.move_on_after(DISK_SECONDS) as waiting:
+            self.record.folder_trouble = await trio.to_thread.run_sync(
+                self._folder_trouble,
+                abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
+                limiter=self._one_look,
+            )
+        if waiting.cancelled_caught:
+            self.record.folder_trouble = f"the disk has not answered for {DISK_SECONDS:g} seconds"
+        return self.record.troubles(self.status())
+
+    async def watch(self, tell: Callable[[tuple[str, ...]], None]) -> None:
+        """Tell for ever, every `WATCH_SECONDS`, what is wrong."""
+        while True:
+            tell(tuple((await self.troubles()).values()))
+            await trio.sleep(WATCH_SECONDS)
+
+
 async def serve_backbone(
     address: ListenAddress,
-    record: BackboneRecord,
-    status: Callable[[], NodeStatus],
+    health: Health,
     view: Callable[[], TrainerView],
-    folder_trouble: Callable[[], str],
     listening: Callable[[str], None],
 ) -> None:
     """Serve until cancelled; `listening` is told the URL. CannotServeHttp if it cannot."""
     listeners = await _listeners(address)
     server = HttpServer(
-        backbone_app(record, status, view, folder_trouble),
+        backbone_app(health, view),
         None,
         most_connections=MOST_CONNECTIONS,
         most_connections_per_address=MOST_CONNECTIONS,
@@ -73,28 +107,12 @@ async def serve_backbone(
         listening(f"http://{ListenAddress(host, port)}")
 
 
-def backbone_app(
-    record: BackboneRecord,
-    status: Callable[[], NodeStatus],
-    view: Callable[[], TrainerView],
-    folder_trouble: Callable[[], str],
-) -> Starlette:
-    """What is answered. `folder_trouble` says what is wrong with the folder, and may block."""
-    one_look = trio.CapacityLimiter(1)  # a disk that hangs holds one thread, however many ask
-
-    async def look_at_the_folder() -> None:
-        with trio.move_on_after(DISK_SECONDS) as waiting:
-            record.folder_trouble = await trio.to_thread.run_sync(
-                folder_trouble,
-                abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
-                limiter=one_look,
-            )
-        if waiting.cancelled_caught:
-            record.folder_trouble = f"the disk has not answered for {DISK_SECONDS:.0f} seconds"
+def backbone_app(health: Health, view: Callable[[], TrainerView]) -> Starlette:
+    """What is answered."""
+    record = health.record
 
     async def healthz(_request: Request) -> Answer:
-        await look_at_the_folder()
-        troubles = record.troubles(status())
+        troubles = await health.troubles()
         body = {"healthy": not troubles, "troubles": troubles, "epoch": record.epoch}
         return json_answer(body, 503 if troubles else 200)
 
@@ -103,8 +121,8 @@ def backbone_app(
     async def metrics(_request: Request) -> Answer:
         nonlocal made_at, made
         if trio.current_time() - made_at >= METRICS_SECONDS:
-            await look_at_the_folder()
-            made_at, made = trio.current_time(), metrics_text(status(), view(), record)
+            await health.troubles()
+            made_at, made = trio.current_time(), metrics_text(health.status(), view(), record)
         return Answer(made, CONTENT_TYPE_LATEST)
 
     app = Starlette(routes=[Route("/healthz", healthz), Route("/metrics", metrics)])

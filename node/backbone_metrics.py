@@ -98,7 +98,7 @@ def _credit(record: BackboneRecord) -> Iterator[Metric]:
 def _peers(view: TrainerView) -> Metric:
     counted = Counter(
         (
-            peer.role if peer.role in ROLES else "unknown",
+            "keeps" if peer.keeps else peer.role if peer.role in ROLES else "unknown",
             peer.reach if peer.reach in REACHES else "none",
         )
         for peer in view.peers

@@ -65,6 +65,11 @@ class Configuration:
         return value
 
     @property
+    def display_name(self) -> str:
+        value: str = self.values["identity.name"]
+        return value
+
+    @property
     def listen_addresses(self) -> tuple[str, ...]:
         value: tuple[str, ...] = self.values["network.listen"]
         return value

@@ -51,8 +51,11 @@ class FoundSlot(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
+    """`peers_known`: of the swarm by this node. With 0 nobody was asked but itself."""
+
     key: str
     slots: tuple[FoundSlot, ...]
+    peers_known: int
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -122,7 +125,7 @@ async def _get(asked: Asked, arguments: Mapping[str, Any]) -> Found:
         for entry in entries.values()
     ]
     newest_first = sorted(slots, key=lambda slot: slot.sequence, reverse=True)
-    return Found(question.key, tuple(newest_first))
+    return Found(question.key, tuple(newest_first), asked.dht.statistics().peers_in_table)
 
 
 async def _put(asked: Asked, arguments: Mapping[str, Any]) -> Stored:

@@ -50,6 +50,7 @@ async def open_directory(
         bootstrap=tuple(dict.fromkeys([*configuration.bootstrap_addresses, *endpoints])),
         client=is_client,
         save_seconds=configuration.save_seconds,
+        tells_of_clock=member is None,
     )
     with open_keeper(configuration) as keeper:
         async with open_dht(

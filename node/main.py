@@ -135,3 +135,9 @@ def _run_command(argv: list[str], output: Output) -> int:
 
             traceback.print_exception(error, file=sys.stderr)
         return failure.exit_code
+
+
+if __name__ == "__main__":  # `python -m node.main`; `python -m node` is the documented way
+    from node.main import main as entry  # this module again, under the name that others import
+
+    sys.exit(entry())

@@ -15,6 +15,7 @@ from pathlib import Path
 from node.caps.devices import AUTO, device_as_written, threads_as_written
 from node.caps.timetable import ALWAYS, parse_timetable
 from node.caps.units import NONE, Measure, as_written
+from node.display_name import as_written as name_as_written
 from node.peer_address import (
     check_announce_address,
     check_listen_address,
@@ -33,6 +34,7 @@ class Kind(enum.Enum):
     ANNOUNCE_ADDRESSES = "a list of addresses, such as /dns4/node.example/tcp/4001"
     PEER_ADDRESSES = "a list of peers' addresses, such as /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
     FILE = "a path"
+    NAME = "a name of at most 24 letters"
     SECONDS = "a number of seconds above zero"
     COUNT = "a whole number above zero"
     SWITCH = "true or false"
@@ -48,6 +50,7 @@ LISTS = (Kind.LISTEN_ADDRESSES, Kind.ANNOUNCE_ADDRESSES, Kind.PEER_ADDRESSES)
 
 # Kept as they are written, and so shown as their owner knows them; node/caps reads the amounts
 _AS_WRITTEN: dict[Kind, Callable[[str], str]] = {
+    Kind.NAME: name_as_written,
     Kind.DEVICE: device_as_written,
     Kind.THREADS: threads_as_written,
     Kind.RATE: lambda text: as_written(text, Measure.RATE),
@@ -84,6 +87,12 @@ SETTINGS: tuple[Setting, ...] = (
         Kind.FILE,
         "the file that holds this node's key",
         lambda places: places.data_folder / "identity.key",
+    ),
+    Setting(
+        "identity.name",
+        Kind.NAME,
+        "what the others are shown beside the end of this node's key; at most 24 letters",
+        "",
     ),
     Setting(
         "network.listen",

@@ -1,7 +1,7 @@
 """The user's own systemd, by its program `systemctl --user`: what `potluck service` asks of it.
 
 Easy to get wrong: there may be a systemd and no manager for this user, as after `su` or in a
-container. What was written stays then, and the advice says what to type later.
+container. So it is asked for before anything is written.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ class NoServices(PotluckError):
 
 
 def require_systemd() -> None:
-    """NoServices where there is none, with what to do instead."""
+    """NoServices where there is none, or none that this user can ask, with what to do instead."""
     if shutil.which("systemctl") is None:
         raise NoServices(
             "There is no systemd on this machine.",
             why="`potluck service` writes a unit for it, and finds no `systemctl`.",
             advice=ON_MACOS if sys.platform == "darwin" else ELSEWHERE,
         )
+    ask_manager("show-environment")  # the least that only a running manager answers
 
 
 def ask_manager(*words: str) -> str:

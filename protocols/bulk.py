@@ -127,6 +127,11 @@ class Transfer(Generic[Accepted, Sent, Received]):
         return self._receiver.count.chunk_bytes
 
     @property
+    def bytes_arrived(self) -> int:
+        """Those received, and what is here of the chunk that comes, to a few thousand bytes."""
+        return self.bytes_received + self._receiver.under_way
+
+    @property
     def received_digest(self) -> bytes:
         """The hash over the chunks received so far, as the closing message has it at the end."""
         return self._receiver.count.digest

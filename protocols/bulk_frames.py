@@ -96,9 +96,10 @@ async def receive_exactly(
     destination: memoryview,
     stall_seconds: float,
     patience: trio.CancelScope,
-    on_progress: Callable[[], Awaitable[None]],
+    on_progress: Callable[[int], Awaitable[None]],
 ) -> None:
-    """Fill `destination`, straight from the stream; `on_progress` runs now and then meanwhile.
+    """Fill `destination`, straight from the stream; `on_progress` is told now and then meanwhile
+    how many bytes are there.
 
     `patience` is a fresh scope, as for `send_exactly`.
     """
@@ -117,7 +118,7 @@ async def receive_exactly(
             if received >= progress_at:
                 progress_at = received + PROGRESS_BYTES
                 patience.deadline = trio.current_time() + stall_seconds
-                await on_progress()
+                await on_progress(received)
     if patience.cancelled_caught:
         raise stalled(stall_seconds)
 

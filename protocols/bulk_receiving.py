@@ -75,6 +75,7 @@ class ChunkReceiver(Generic[Received]):
         self._say_alive = say_alive
         self.count = ChunkCount(bulk.hashed or state.guard.hashes_chunks)
         self.closing: Received | None = None
+        self.under_way = 0  # bytes that are here of a chunk that is not whole
         self.busy = False  # a task is receiving
         self.announced: bytes | None = None  # the header of the chunk that comes next
         self._headers = HeaderReader(stream)
@@ -116,6 +117,7 @@ class ChunkReceiver(Generic[Received]):
         with view[:length] as destination:
             await self._alone(self._fill, destination)
             self.announced = None
+            self.under_way = 0
             self.count.add(header, destination)
         await self._say_alive()
         self._state.counts.chunk_bytes_received += length
@@ -158,7 +160,8 @@ class ChunkReceiver(Generic[Received]):
             self._stream, destination, self._bulk.stall_seconds, self._patience, self._on_progress
         )
 
-    async def _on_progress(self) -> None:
+    async def _on_progress(self, received: int) -> None:
+        self.under_way = received
         self._heard()
         await self._say_alive()
 

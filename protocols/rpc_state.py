@@ -46,8 +46,9 @@ class RpcLimits:
     """Calls of all peers in hand."""
     transfers_per_peer: int = 32
     """Bulk transfers that one peer has open here."""
-    transfers_in_total: int = 256
-    """Bulk transfers that all peers have open here."""
+    transfers_in_total: int = 1024
+    """Bulk transfers that all peers have open here: in the largest group of averaging each of 255
+    sends to each, some of them once more after an attempt that failed; and states are fetched."""
     streams_per_peer: int = 64
     """Streams of one peer, of both sorts; more are reset."""
     streams_per_stranger: int = 16

@@ -230,8 +230,8 @@ REGISTRY_HOSTS = [
 ]  # fmt: skip
 THIS_MACHINE = ["/work" + "/", "/opt" + "/", "/root" + "/", "/home" + "/"]
 
-# The one address that may stand there: where a CPU build is fetched that PyPI does not carry.
-EXPECTED = {("scripts/environment", "download.pytorch" + ".org")}
+# The one address that may stand somewhere: where a CPU build is fetched that PyPI does not carry.
+EXPECTED = {(one, "download.pytorch" + ".org") for one in ("README.md", "scripts/environment")}
 
 
 def named_places(text: str) -> set[str]:

@@ -18,6 +18,7 @@ from node.bench.memory_watch import MemoryWatch
 from node.bench.orders import obey
 from node.bench.peer import BenchPeer, open_bench_network
 from node.bench.training_task import Samples, Task
+from protocols.accumulation.state_pace import ServingCost
 from protocols.network import Network
 from protocols.rpc import Rpc
 
@@ -33,6 +34,7 @@ class TrainingGuest(BenchPeer):
         super().__init__(network, rpc, memory)
         self._nursery = nursery
         self._steps: list[tuple[float, float]] = []
+        self.cost = ServingCost()
         self._over = threading.Event()
 
     async def train(self, threads: int, width: int, layers: int, batch: int) -> None:
@@ -64,10 +66,12 @@ class TrainingGuest(BenchPeer):
         ]
         while not self._over.is_set():
             began = time.monotonic()
+            self.cost.computes()
             optimizer.zero_grad()
             loss = model.loss(batches[len(self._steps) % WINDOWS_READ])
             loss.backward()  # type: ignore[no-untyped-call] # torch's own
             optimizer.step()
+            self.cost.computed()
             self._steps.append((began, time.monotonic()))
 
 

@@ -11,6 +11,7 @@ Every peer is a process with a node of a run with tokens, on loopback. Its parts
     training  one donor that trains and serves at the pace of those who do: its steps a second
               while somebody fetches, as a share of those in as long a while without. The two
               take turns, and each is as often the first of a pair; the median counts
+    newcomers some newcomers at once in a run that makes its steps meanwhile (newcomers.py)
 
 Easy to get wrong: the clock of a fetch begins when it is asked for, and a donor copies its state
 when somebody asks. The first fetch pays for that and is told apart from the others.
@@ -24,7 +25,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import trio
@@ -33,6 +34,7 @@ from auth.keys import SEED_BYTES
 from node.bench.link import LinkConditions
 from node.bench.link_proxy import open_link_proxy
 from node.bench.machine import machine_facts
+from node.bench.newcomers import NewcomersEffort, measure_newcomers
 from node.bench.processes import BenchFailed, BenchProcess, introduce, open_process
 
 MIB = 1 << 20
@@ -42,9 +44,9 @@ QUEUE_BYTES = 256 << 10  # before a link: a home router's
 BAR_OF_LINKS = 0.9
 BAR_OF_ALONE = 0.95
 """Of its steps alone a donor makes at least so many while it serves."""
-SERVED_BYTES = 16_000_000  # two seconds at the pace of a peer that trains
+SERVED_BYTES = 16_000_000  # a second at the pace that a peer that trains begins with
 PAIRS = 12
-PARTS = ("shaped", "speed", "training")
+PARTS = ("shaped", "speed", "training", "newcomers")
 BURST_BYTES = 256 << 10
 """What a link catches up after its proxy had to wait for a processor: 50 ms of 40 Mb/s."""
 
@@ -60,6 +62,7 @@ class StateEffort:
     rounds: int = 5
     pairs: int = PAIRS
     parts: tuple[str, ...] = PARTS
+    newcomers: NewcomersEffort = field(default_factory=NewcomersEffort)
 
 
 async def measure_state(effort: StateEffort, say: Talk = lambda _line: None) -> dict[str, Any]:
@@ -77,6 +80,9 @@ async def measure_state(effort: StateEffort, say: Talk = lambda _line: None) -> 
     if "training" in effort.parts:
         say("one donor that trains")
         result["training_donor"] = await _measure_training(effort.pairs)
+    if "newcomers" in effort.parts:
+        say(f"{effort.newcomers.newcomers} newcomers at once")
+        result["newcomers"] = await measure_newcomers(effort.newcomers, say)
     return result | {
         "met": _is_met(result),
         "settings": asdict(effort),
@@ -93,6 +99,8 @@ def _is_met(result: dict[str, Any]) -> bool:
         met.append(shaped["of_what_the_links_carry"] >= BAR_OF_LINKS)
     if (training := result.get("training_donor")) is not None:
         met.append(training["of_alone_p50"] >= BAR_OF_ALONE)
+    if (newcomers := result.get("newcomers")) is not None:
+        met.append(newcomers["met"])
     return all(met)
 
 

@@ -25,7 +25,7 @@ from node.bench.peer import open_bench_network
 from protocols.accumulation.state import LiveState, look
 from protocols.accumulation.state_fetching import Fetched, StateSource, fetch_state
 from protocols.accumulation.state_lock import StateLock
-from protocols.accumulation.state_serving import StateServer, StateServingSettings
+from protocols.accumulation.state_serving import StateServer
 from protocols.identity import PeerId
 from protocols.network import Network
 from protocols.rpc import Rpc
@@ -59,10 +59,8 @@ class StatePeer(TrainingGuest):
         self._make_model(state_bytes // BYTES_PER_PARAMETER, stepped=serve)
         if not serve:
             return {}
-        lock = StateLock()
-        unlimited = StateServingSettings(upload_bytes_per_second=None)
-        settings = StateServingSettings() if as_one_who_trains else unlimited
-        self._server = StateServer(self._rpc, self._look, lock, settings)
+        cost = self.cost if as_one_who_trains else None
+        self._server = StateServer(self._rpc, self._look, StateLock(), cost=cost)
         began = time.perf_counter()
         self._nursery.start_soon(self._server.run)
         offer = await self._server.offered()

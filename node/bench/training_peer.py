@@ -69,6 +69,10 @@ class Manner:
     idle_seconds: float = 0.0
     """How much longer each pass takes, with the processor left alone: it stands for a device that
     computes while the host's thread waits, and for a machine that is not shared."""
+    pass_seconds: float = 0.0
+    """How long each pass takes at least, the processor left alone for the rest of it."""
+    digests: bool = True
+    """Whether the digest of its state is written down after every step, for the audit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +100,8 @@ class TrainingPeer:
         self._sheet = TimeSheet()
         self._epoch = -1
         self._failure = ""
+        self._catching_up: tuple[Bridge, TrainingLog] | None = None
+        self._writing = threading.Lock()
 
     def introduction(self) -> dict[str, Any]:
         return {}
@@ -127,6 +133,8 @@ class TrainingPeer:
 
     async def progress(self) -> dict[str, Any]:
         """How far the loop is; `failure` is what ended it, if something did."""
+        if self._catching_up is not None:
+            self._write_events(*self._catching_up)
         samples = self._sheet.told()["samples"]
         return {"epoch": self._epoch, "samples": samples, "failure": self._failure}
 
@@ -195,6 +203,10 @@ class TrainingPeer:
         torch.set_num_threads(1)  # the peers share the machine's cores
         model, samples = task.model(), Samples(task.context + 1)
         with TrainingLog(path) as log:
+            self._catching_up = bridge, log
+            if manner.pass_seconds:
+                _warm_up(task, samples)
+            log.write("enters")
             try:
                 optimizer = CollaborativeOptimizer(
                     model.named_parameters(),
@@ -205,6 +217,7 @@ class TrainingPeer:
                     max_norm=manner.max_norm,
                     auxiliary=manner.auxiliary,
                 )
+                self._catching_up = None
                 self._epoch = optimizer.epoch
                 at = {"epoch": optimizer.epoch, "history": optimizer.history.hex()}
                 log.write("began", delayed=manner.delayed, **at)
@@ -216,17 +229,18 @@ class TrainingPeer:
                 else:
                     self._loop(guest, first_number)
             finally:
-                _write_events(bridge, log)
+                self._write_events(bridge, log)
 
     def _loop(self, guest: _Guest, number: int) -> None:
         optimizer, sheet, count = guest.optimizer, self._sheet, guest.task.batch
         while not self._over.is_set():
             optimizer.zero_grad()
+            began = time.monotonic()
             with sheet.on(COMPUTING):
                 loss = guest.model.loss(guest.samples.batch(range(number, number + count)))
                 loss.backward()  # type: ignore[no-untyped-call] # torch's own
-                if guest.manner.idle_seconds:
-                    time.sleep(guest.manner.idle_seconds)
+                rest = began + guest.manner.pass_seconds - time.monotonic()
+                time.sleep(max(rest, guest.manner.idle_seconds))
             with sheet.on(RECORDING):
                 told = {"model_epoch": optimizer.model_epoch, "first": number, "count": count}
                 guest.log.write("batch", **told, loss=float(loss.detach()))
@@ -254,9 +268,12 @@ class TrainingPeer:
 
     def _note(self, guest: _Guest) -> None:
         """Write down what happened in the last step, and what came of it."""
-        _write_events(guest.bridge, guest.log)
+        self._write_events(guest.bridge, guest.log)
         optimizer = guest.optimizer
         if optimizer.epoch == self._epoch:
+            return
+        if not guest.manner.digests:
+            self._epoch = optimizer.epoch
             return
         # Of the state, with the optimizer's statistics: delayed, the model is a step behind it for
         # a while that is not the same at all peers.
@@ -268,10 +285,19 @@ class TrainingPeer:
                 told["held_out"] = float(guest.model.loss(guest.samples.held_out()))
         guest.log.write("digest", epoch=state.epoch, history=state.history.hex(), **told)
 
+    def _write_events(self, bridge: Bridge, log: TrainingLog) -> None:
+        """In the training thread, or where that waits for a state in trio's."""
+        with self._writing:
+            while bridge.events:
+                log.write_event(bridge.events.popleft())
 
-def _write_events(bridge: Bridge, log: TrainingLog) -> None:
-    while bridge.events:
-        log.write_event(bridge.events.popleft())
+
+def _warm_up(task: Task, samples: Samples) -> None:
+    """What torch imports and makes at a first step takes seconds on a busy machine."""
+    model = task.model()
+    optimizer = task.optimizer(model.named_parameters())
+    model.loss(samples.batch(range(task.batch))).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 def _descriptors() -> int:

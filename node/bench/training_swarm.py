@@ -89,18 +89,22 @@ class TrainingSwarm:
 
     async def start(self, **manner: Any) -> TrainingProcess:
         """A fresh volunteer, which trains once it has caught up. `manner`: what is its own."""
-        life = await self._join()
-        await self._train(life, manner)
+        (life,) = await self.join(1)
+        await self.train(life, manner)
         return life
+
+    async def join(self, count: int) -> list[TrainingProcess]:
+        """So many volunteers whose nodes are there; they have not begun to train."""
+        return [await self._join() for _ in range(count)]
 
     async def start_together(self, manners: Iterable[dict[str, Any]]) -> list[TrainingProcess]:
         """So many volunteers that begin when all are there: nobody has a state to fetch."""
         manners = list(manners)
-        lives = [await self._join() for _ in manners]
+        lives = await self.join(len(manners))
         company = {"company": len(manners) - 1}
         async with trio.open_nursery() as nursery:
             for life, manner in zip(lives, manners, strict=True):
-                nursery.start_soon(self._train, life, company | manner)
+                nursery.start_soon(self.train, life, company | manner)
         return lives
 
     async def _join(self) -> TrainingProcess:
@@ -122,7 +126,8 @@ class TrainingSwarm:
         self.living.append(life)
         return life
 
-    async def _train(self, life: TrainingProcess, manner: dict[str, Any]) -> None:
+    async def train(self, life: TrainingProcess, manner: dict[str, Any]) -> None:
+        """Let one that has joined begin to train."""
         training = self.training
         await life.ask(
             "train",
@@ -198,6 +203,8 @@ class TrainingSwarm:
 
     def lines(self, life: TrainingProcess, what: str) -> list[dict[str, Any]]:
         """What this life has written down of one kind."""
+        if not life.log.exists():  # it has not begun
+            return []
         return [line for line in read_log(life.log) if line["what"] == what]
 
 

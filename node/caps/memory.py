@@ -64,6 +64,8 @@ class MemoryWatch:
         self.memory_bytes = memory_bytes
         self.batch_share = 1.0
         self.must_leave: PotluckError | None = None
+        self.batches_are_here = True
+        """False where they are in a GPU's memory: smaller ones would give nothing back here."""
         self._shrunk_at = float("-inf")
 
     def look(self, held_bytes: int | None, now: float) -> str:
@@ -82,7 +84,11 @@ class MemoryWatch:
                 "run.",
             )
             return str(self.must_leave)
-        if share < SHRINK_ABOVE or now - self._shrunk_at < SHRINK_SECONDS:
+        if (
+            not self.batches_are_here
+            or share < SHRINK_ABOVE
+            or now - self._shrunk_at < SHRINK_SECONDS
+        ):
             return ""
         if self.batch_share <= LEAST_BATCH_SHARE:
             return ""

@@ -95,6 +95,10 @@ class WatchedCaps:
     def batch_share(self) -> float:
         return self._memory.batch_share
 
+    def leave_batches_alone(self) -> None:
+        """They are in a GPU's memory, which the owner's cap is not about."""
+        self._memory.batches_are_here = False
+
     @property
     def must_leave(self) -> PotluckError | None:
         return self._memory.must_leave

@@ -55,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     import time
     from pathlib import Path
 
+    import trio
+
     from node.backbone_record import BackboneRecord
     from node.commands.run_start import start_peer
     from node.listen_flag import listen_flag
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     record = BackboneRecord(checkpoint_seconds=every_seconds, clock=time.monotonic)
 
     async def serve(node: Node, session: Session, lines: LineQueue) -> None:
-        from node.backbone import serve_backbone
+        from node.backbone import Health, serve_backbone
 
         def listening(url: str) -> None:
             lines.data(
@@ -75,7 +77,14 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{url}/metrics and {url}/healthz say how this peer is",
             )
 
-        session.follow(record.take)
-        await serve_backbone(address, record, node.status, session.view, folder.trouble, listening)
+        def ailing(troubles: tuple[str, ...]) -> None:
+            session.troubles = troubles
+            session.changed()
 
-    return start_peer(arguments, keeps_only=True, beside=serve)
+        session.follow(record.take)
+        health = Health(record, node.status, folder.trouble)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(health.watch, ailing)
+            await serve_backbone(address, health, session.view, listening)
+
+    return start_peer(arguments, "potluck backbone", keeps_only=True, beside=serve)

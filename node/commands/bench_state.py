@@ -14,7 +14,11 @@ MEGABYTES = 100.0
 MEGABITS = 40.0
 ROUNDS = 5
 PAIRS = 12
-PARTS = ("shaped", "speed", "training")
+PARTS = ("shaped", "speed", "training", "newcomers")
+NEWCOMERS = 2
+STEP_SECONDS = 0.28
+NEWCOMERS_MEGABYTES = 3.6
+BAR_SECONDS = 10.0
 BAR = 0.9  # of what the links carry
 BAR_OF_ALONE = 0.95
 
@@ -28,18 +32,23 @@ def add_parser(kinds: Subparsers) -> None:
         description="Have a newcomer fetch a state from three real peers on this machine, behind "
         "links of a known rate. Half-way one of them is killed and another begins to corrupt what "
         "it sends. Then the same from three, and from one, without limits; and from one that "
-        "trains meanwhile, at the pace of those who do.\n\n"
+        "trains meanwhile, at the pace of those who do. And some newcomers at once in a run that "
+        "makes its steps meanwhile.\n\n"
         "  of_what_the_links_carry  the time the links would need, by the time it took\n"
         "  liar_named               whether the peer that corrupted was found and named\n"
         "  training_donor           steps per second of a donor that trains, of those alone\n"
         "  three_donors, one_donor  MiB per second without limits, CPU seconds of all, and what\n"
-        "                           naming a state by its digest takes\n\n"
+        "                           naming a state by its digest takes\n"
+        "  newcomers                after how long each had a part in a step, who was told that\n"
+        "                           it is too slow, and how much longer the passes of the peer\n"
+        "                           took that served them\n\n"
         f"Exit code 1 if the state is not verified, the liar not named, less than {BAR:g} of "
-        f"what the links carry was used, or a donor that trains makes less than {BAR_OF_ALONE:g} "
-        "of its steps.",
+        f"what the links carry was used, a donor that trains makes less than {BAR_OF_ALONE:g} "
+        f"of its steps, or a newcomer is not in after {BAR_SECONDS:g} s.",
         example="potluck bench state --json\n"
         "potluck bench state --megabytes 20 --rounds 1\n"
-        "potluck bench state --only training",
+        "potluck bench state --only training\n"
+        "potluck bench state --only newcomers --newcomers 5 --step-seconds 0.5",
     )
     link = "what each donor's link carries, in Mb/s"
     rounds = "how many fetches without limits are measured, after a first one"
@@ -48,15 +57,21 @@ def add_parser(kinds: Subparsers) -> None:
     add_flag(parser, "--rounds", positive_count, ROUNDS, rounds)
     pairs = "how often a donor that trains serves, and trains alone for as long"
     add_flag(parser, "--pairs", positive_count, PAIRS, pairs)
+    add_flag(parser, "--newcomers", positive_count, NEWCOMERS, "how many come at once")
+    seconds = "how long the run's steps take before they come"
+    add_flag(parser, "--step-seconds", positive_number, STEP_SECONDS, seconds)
+    size = "how large the state is that they take"
+    add_flag(parser, "--newcomers-megabytes", positive_number, NEWCOMERS_MEGABYTES, size)
     parser.add_argument(
         "--only",
         action="append",
         choices=PARTS,
-        help="measure this part only; may be given several times (all three)",
+        help="measure this part only; may be given several times (all four)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from node.bench.newcomers import NewcomersEffort
     from node.bench.state import StateEffort, measure_state
     from node.commands.interruption import run_until_signal
 
@@ -67,6 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
         rounds=arguments.rounds,
         pairs=arguments.pairs,
         parts=tuple(dict.fromkeys(arguments.only or PARTS)),
+        newcomers=NewcomersEffort(
+            arguments.newcomers,
+            arguments.step_seconds,
+            round(arguments.newcomers_megabytes * 1e6),
+        ),
     )
 
     async def measure() -> int:
@@ -102,6 +122,13 @@ def _lines(result: dict[str, Any]) -> str:
                 f"{figures['cpu_s']:.2f} CPU s, the first {figures['first_fetch_s']:.2f} s, "
                 f"digest {figures['digest_s'] * 1000:.0f} ms"
             )
+    if (newcomers := result.get("newcomers")) is not None:
+        seconds = ", ".join(f"{one:.1f}" for one in newcomers["in_after_s"]) or "never"
+        lines.append(
+            f"{newcomers['newcomers']} newcomers at once: in after {seconds} s, "
+            f"{newcomers['never_in']} not in, {len(newcomers['told_too_slow_s'])} told too slow, "
+            f"passes of the peer that served {newcomers['slowdown'] * 100:+.1f} %"
+        )
     machine = result["machine"]
     lines.append(f"{machine['processor']}, {machine['cores_usable']} cores, {result['seconds']} s")
     lines.append("all as it must be" if result["met"] else "NOT as it must be")

@@ -23,6 +23,7 @@ _METAVARS = {
     Kind.ANNOUNCE_ADDRESSES: "ADDRESS",
     Kind.PEER_ADDRESSES: "ADDRESS",
     Kind.FILE: "FILE",
+    Kind.NAME: "NAME",
     Kind.SECONDS: "SECONDS",
     Kind.COUNT: "COUNT",
     Kind.DEVICE: "DEVICE",

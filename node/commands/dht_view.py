@@ -17,6 +17,11 @@ def show(action: str, answer: Mapping[str, Any], output: Output) -> None:
 
 def _found(answer: Mapping[str, Any]) -> str:
     slots = answer["slots"]
+    if not slots and not answer["peers_known"]:
+        return (
+            f"This node knows no other, so nobody could be asked for {answer['key']}; it keeps "
+            "nothing under it itself. `potluck dht stats` shows whom it has tried to reach."
+        )
     if not slots:
         return f"Nothing is stored under {answer['key']}."
     lines = []

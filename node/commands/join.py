@@ -77,7 +77,8 @@ def add_parser(subparsers: Subparsers) -> None:
         add_setting_flag(parser, key)
     for key in ("network.listen", "network.announce", "dht.bootstrap", "dht.client"):
         add_setting_flag(parser, key)
-    add_setting_flag(parser, "identity.key_file")
+    for key in ("identity.name", "identity.key_file"):
+        add_setting_flag(parser, key)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -94,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         read_invited,
         shows_a_code,
     )
+    from node.libp2p.listening import check_listening
     from node.named_text import STANDARD_INPUT
     from node.run.trusted import trusted_modules
     from node.running_lock import hold_running_lock
@@ -114,12 +116,13 @@ def run(arguments: argparse.Namespace) -> int:
     invite = read_invited(places, typed, arguments.invite_file, os.environ)
     code = read_code(arguments.code_file)
     check_still_good(places, invite, int(1000 * time.time()))
-    check_any_fits(caps_of(configuration), invite.run)  # before a code is spent in vain
+    check_any_fits(caps_of(configuration), invite.run)
     with undisturbed():
         check_home(configuration)
         own_identity(configuration)
         with kept_in(places.run_folder), hold_running_lock(places, configuration.key_file):
             pass  # before anybody is asked to log in, who could not join then
+        check_listening(configuration.listen_addresses)  # and before a code is spent in vain
     need = pass_needed(configuration, invite, code)
     if need is not Need.NOTHING and shows_a_code(typed, invite):
         output.say(CODE_IN_SIGHT)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 GATHERING_SECONDS = 60.0  # asking others takes up to 15, and adding up a long run some more
 CHECKING_SECONDS = 240.0  # up to 15 for each of a few keepers on top
 
-COLUMNS = ("", "who", "samples", "averaged", "service", "longest", "devices")
+ALONE = "alone"  # a column that is there where somebody has made steps alone
+COLUMNS = ("", "who", "samples", ALONE, "averaged", "service", "longest", "devices")
 WHO = 1  # the column that gives way where the terminal is narrow
 LONGEST_NAME = 40  # characters; a username may have a hundred
 SHORTEST_NAME = 12  # below it there is no table any more, but lines
@@ -29,7 +30,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="What everybody gave to the run in which the node of this home trains: samples "
         "that are in steps of the run, bytes averaged for others, time of service, and the "
         "longest service without a break. The devices of one person are added up. Who brings no "
-        "samples and helps the others is listed in a table of its own.\n\n"
+        "samples and helps the others is listed in a table of its own; samples in steps that "
+        "somebody made alone, from which the run went on, have a column of their own.\n\n"
         "Nobody's own word counts: every peer signs a record of the steps that it was in, and of "
         "each step that is taken which most of the others confirm, and no more than this node has "
         "seen where it was there. The node asks the peers that are there for their records, and "
@@ -84,6 +86,10 @@ def board_lines(board: dict[str, Any], columns: int | None = None) -> Iterator[s
     if board["people"]:
         yield ""
         yield from _table(board["people"], columns)
+    if _any_alone(board["people"]):
+        yield ""
+        yield "Alone: samples in steps that nobody else was there for, by their maker's own word;"
+        yield "the run went on from those steps."
     if board["helpers"]:
         yield ""
         yield "Helpers, who bring no samples:"
@@ -96,7 +102,7 @@ def board_lines(board: dict[str, Any], columns: int | None = None) -> Iterator[s
 
 def check_lines(board: dict[str, Any]) -> Iterator[str]:
     """What came of checking the keepers."""
-    from node.trainer.words import short
+    from node.display_name import short
 
     yield ""
     if board["keeps"] and not board["checks"]:
@@ -132,29 +138,34 @@ def _agrees(check: dict[str, Any]) -> bool:
 
 
 def _table(ranks: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
-    rows = [COLUMNS, *(_row(one) for one in ranks)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
+    rows = [_row(one) for one in ranks]
+    shown = [place for place, name in enumerate(COLUMNS) if name != ALONE or _any_alone(ranks)]
+    table = [[row[place] for place in shown] for row in (COLUMNS, *rows)]
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     if columns is not None:
-        others = sum(widths) - widths[WHO] + 2 * (len(COLUMNS) - 1)
+        others = sum(widths) - widths[WHO] + 2 * (len(widths) - 1)
         widths[WHO] = min(widths[WHO], columns - others)
-        if widths[WHO] < min(SHORTEST_NAME, max(len(row[WHO]) for row in rows)):
-            yield from _list(ranks)
+        if widths[WHO] < min(SHORTEST_NAME, max(len(row[WHO]) for row in table)):
+            yield from _list(rows)
             return
-    for row in rows:
+    for row in table:
         cells = [
-            _clipped(cell, width).ljust(width) if place == WHO else cell.rjust(width)
+            _who(cell, width).ljust(width) if place == WHO else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
 
 
-def _list(ranks: list[dict[str, Any]]) -> Iterator[str]:
+def _list(rows: list[tuple[str, ...]]) -> Iterator[str]:
     """Where there is no room for a table."""
-    for one in ranks:
-        rank, name, *figures = _row(one)
+    for rank, name, *figures in rows:
         yield f"{rank}. {name}"
         told = zip(COLUMNS[2:], figures, strict=True)
-        yield "  " + ", ".join(f"{what} {figure}" for what, figure in told)
+        yield "  " + ", ".join(f"{what} {figure}" for what, figure in told if figure)
+
+
+def _any_alone(ranks: list[dict[str, Any]]) -> bool:
+    return any(one["alone_steps"] for one in ranks)
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
@@ -162,8 +173,9 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
 
     return (
         f"{one['rank']:,}",
-        _name(one["person"]) + (" (you)" if one["is_me"] else ""),
+        _name(one) + (" (you)" if one["is_me"] else ""),
         f"{one['samples']:,}",
+        f"{one['alone_samples']:,}" if one["alone_steps"] else "",
         in_words(one["averaged_bytes"]),
         _hours(one["service_seconds"]),
         _hours(one["longest_seconds"]),
@@ -171,16 +183,22 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _name(person: str) -> str:
-    """Who has no name is shown by the end of the peer id; names have a provider and a colon."""
-    from node.trainer.words import short
+def _name(one: dict[str, Any]) -> str:
+    """A person that no auth server knows is a peer; the others have a provider and a colon."""
+    from node.display_name import label
 
+    person, peer = one["person"], one["peer"]
     is_peer = ":" not in person and len(person) > LONGEST_NAME
-    return short(person) if is_peer else _clipped(person, LONGEST_NAME)
+    verified = "" if is_peer else person
+    return label(person if is_peer else peer, verified, one["name"], LONGEST_NAME)
 
 
-def _clipped(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+def _who(text: str, width: int) -> str:
+    """The names give way, and the end of the key stays."""
+    if len(text) <= width:
+        return text
+    names, _, key = text.rpartition(" …")
+    return f"{names[: max(width - len(key) - 3, 0)]}… …{key}" if names else text[:width]
 
 
 def _hours(seconds: float) -> str:

@@ -18,7 +18,7 @@ from node.caps.settings import Caps, caps_of
 from node.caps.watching import WatchedCaps, open_caps
 from node.commands.interruption import at_hard_exit
 from node.commands.line_queue import LAST_LINES_SECONDS, LineQueue
-from node.commands.membership_view import clock_words, in_one_line
+from node.commands.membership_view import in_one_line
 from node.commands.output import Output
 from node.configuration import Configuration
 from node.node import Node
@@ -73,9 +73,6 @@ def _introduce(node: Node, lines: LineQueue, output: Output) -> None:
     lines.data(started, "\n".join(status.addresses) or f"/p2p/{status.peer_id}")
     # Loudly, and also where a program reads stdout: nobody shall be in an open run unawares.
     lines.say(f"{in_one_line(status.membership)}")
-    clock = clock_words(status.membership)
-    if clock:
-        lines.say(f"warning: the clock: {clock}")
     if not output.json:
         lines.say("Listening. From another machine: potluck ping ADDRESS. Ctrl-C ends it.")
 

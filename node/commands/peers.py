@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(view: dict[str, Any]) -> None:
     """Lines and no table: a peer id with its end missing is of no use on a narrow terminal."""
+    from node.display_name import cleaned
     from node.trainer.view import Phase
 
     columns = columns_of(sys.stdout)
@@ -50,20 +51,24 @@ def _show(view: dict[str, Any]) -> None:
         words = f"not entered yet ({view['doing']})" if early else "nobody else is in it now"
         print(folded(one_line(f"{view['run']}: {words}."), columns))
     for peer in view["peers"]:
-        who = f"{peer['name']}, {peer['peer']}" if peer["name"] else peer["peer"]
+        said = f"“{cleaned(peer['said_name'])}”" if peer["said_name"] else ""
+        who = ", ".join(one for one in (peer["name"], said, peer["peer"]) if one)
         print(folded(one_line(who), columns))
         print(hung("  ", one_line(", ".join(_facts(peer))), columns))
 
 
 def _facts(peer: dict[str, Any]) -> Iterator[str]:
-    does = {"trains": "trains", "auxiliary": "helps", "keeps": "keeps the checkpoints"}
-    if peer["role"]:
-        yield does.get(peer["role"], peer["role"])
+    from node.trainer.words import role_words
+
+    does = role_words(peer["role"], keeps=peer["keeps"])
+    if does:
+        yield f"{does} the checkpoints" if peer["keeps"] else does
     trip = "" if peer["round_trip_ms"] is None else f", {peer['round_trip_ms']:.1f} ms away"
     yield ("no link to it now" if peer["reach"] == "none" else peer["reach"]) + trip
     if peer["epoch"] is not None:
         rate = peer["samples_per_second"] or 0.0
-        yield f"at step {peer['epoch']:,} with {peer['samples']:,} samples, {rate:,.1f} samples/s"
+        samples = f"{peer['samples']:,} samples of the next"
+        yield f"at step {peer['epoch']:,} with {samples}, {rate:,.1f} samples/s"
     if peer["reduces"] is not None:
         yield _part(peer)
     if peer["ignored"]:

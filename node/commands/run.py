@@ -86,11 +86,12 @@ def _add_check(actions: Subparsers) -> None:
         "check",
         help="find every mistake in run.toml, and say what the run costs a volunteer",
         description="Say everything that is wrong in DIR/run.toml, each with its place; and, if "
-        "nothing is, what a volunteer pays: memory, disk, and traffic per hour. For the traffic "
+        "nothing is, what a volunteer pays: memory, disk, and traffic per hour. A batch of each "
+        "source of the data is read, and a pass made over one. For the traffic "
         "this machine computes for two seconds, and the volunteers are taken to be like it. "
-        "Exit code 2 if there is a mistake.",
+        "Exit code 2 if there is a mistake, 4 if the data cannot be read.",
         example="potluck run check poem\npotluck run check poem --volunteers 30\n"
-        "potluck run check poem --samples-per-s 40 --json",
+        "potluck run check poem --offline\npotluck run check poem --samples-per-s 40 --json",
     )
     add_folder(check)
     check.add_argument(
@@ -105,6 +106,11 @@ def _add_check(actions: Subparsers) -> None:
         type=positive_number,
         metavar="N",
         help="what each of them computes (what this machine does, which is measured)",
+    )
+    check.add_argument(
+        "--offline",
+        action="store_true",
+        help="do not open the data: neither read a batch nor make a pass over it",
     )
     add_trust(check)
 

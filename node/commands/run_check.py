@@ -1,5 +1,8 @@
 """`potluck run check`: every mistake of a run.toml, and what the run costs who takes part.
 
+Whatever can be wrong without being a mistake in the text is tried: a batch of each source is read,
+and a pass made over one. `--offline` leaves that out, and says so.
+
 Easy to get wrong: the traffic depends on how fast everybody computes, which nobody knows before. So
 it is said for a number of machines like this one, and both numbers can be given.
 """
@@ -8,21 +11,26 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.commands.output import Output
 from node.run.folder import RunFolder
 from node.run.mistakes import WrongDefinition
+from node.wrong_use import WrongUse
 
 if TYPE_CHECKING:
+    from node.run.building import RunTask
     from node.run.costs import Costs, Traffic
     from node.run.definition import RunDefinition
 
 MEGA = 1_000_000
 SMALL_BATCHES = 4  # in a step: then it is within an eighth of its target (batch_plan.py)
 SLOW_LINK_MBPS = 10  # what is said of the download; a bad home connection
+LEFT_OUT = ("whether the data can be read", "a pass over a batch of it")  # by --offline
 HIGH_TRAFFIC_PER_HOUR = 10_000 * MEGA  # a month's quota of many home lines in a day
 
 
@@ -38,12 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
     if definition is None:
         raise WrongDefinition.of(mistakes)
     costs = costs_of(definition, trusted)
-    speed = arguments.samples_per_s or measured_here(definition, trusted)
+    tried = None if arguments.offline else _first_batch(definition, trusted, output)
+    task = tried.task if tried else None
+    speed = arguments.samples_per_s or measured_here(definition, trusted, task)
     traffic = costs.traffic(volunteers=arguments.volunteers, samples_per_second=speed)
     most = definition.training.samples_at_once
     pins = unpinned(definition, trusted)
     typed = shlex.quote(arguments.folder)
-    next_ = f"No mistake was found. next: `potluck run start {typed}`"
+    found = "No mistake was found" + (", as far as was looked" if tried is None else "")
+    next_ = f"{found}. next: `potluck run start {typed}`"
     output.data(
         {
             "run": definition.name,
@@ -51,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
             "parameters": costs.parameters,
             "memory_bytes": costs.memory_bytes(most),
             "memory_bytes_least": costs.memory_bytes(1),
+            "memory_bytes_beside_gpu": costs.memory_bytes(most, on_gpu=True),
+            "gpu_bytes": costs.gpu_bytes(most),
             "samples_at_once": most,
             "download_bytes": costs.state_bytes,
             "disk_bytes": costs.disk_bytes,
@@ -64,21 +77,65 @@ def run(arguments: argparse.Namespace) -> int:
             "down_bytes_per_hour": traffic.down_bytes_per_hour,
             "run_seconds": _run_seconds(definition, traffic),
             "sha256_of_modules": dict(pins),
+            "first_loss": None if tried is None else tried.loss,
+            "left_out": list(LEFT_OUT) if tried is None else [],
         },
-        "\n".join([*_lines(definition, costs, traffic, speed, arguments), *_advice(pins), next_]),
+        "\n".join(
+            [
+                *_lines(definition, costs, traffic, speed, arguments, tried),
+                *_advice(pins),
+                next_,
+            ]
+        ),
     )
     return 0
 
 
-def measured_here(definition: RunDefinition, trusted: dict[str, Path]) -> float:
+@dataclass(frozen=True)
+class _FirstBatch:
+    """What was seen of the data: `seconds` of reading it, and the loss of a pass over it."""
+
+    task: RunTask
+    seconds: float
+    loss: float
+
+
+def _first_batch(
+    definition: RunDefinition, trusted: Mapping[str, Path], output: Output
+) -> _FirstBatch:
+    from node.run.dry_run import DataTrial, pass_over
+
+    output.say("reading a first batch of the data …")
+    began = time.monotonic()
+    batch = DataTrial(definition, trusted, output.say).read()
+    seconds = time.monotonic() - began
+    task = _task(definition, trusted)
+    return _FirstBatch(task, seconds, pass_over(task, batch))
+
+
+def measured_here(
+    definition: RunDefinition, trusted: Mapping[str, Path], task: RunTask | None = None
+) -> float:
     """Samples per second of this machine, by computing for a few seconds."""
-    from node.caps.devices import AUTO, choose_device
-    from node.run.building import build_task
     from node.trainer.benchmark import measure
 
-    task = build_task(definition, device=choose_device(AUTO), trusted=trusted)
+    if task is None:  # nothing was opened, and nothing is to be
+        if "module" in definition.data:
+            raise WrongUse(
+                "How fast this machine is cannot be measured with --offline.",
+                why="The run's batches come from a module, whose data would be opened for it.",
+                advice="Say what a machine computes: --samples-per-s N.",
+            )
+        task = _task(definition, trusted)
     training = definition.training
     return measure(task, most=training.samples_at_once, target=training.batch).samples_per_second
+
+
+def _task(definition: RunDefinition, trusted: Mapping[str, Path]) -> RunTask:
+    from node.caps.devices import AUTO, choose_device
+    from node.run.building import build_task
+
+    return build_task(definition, device=choose_device(AUTO), trusted=trusted)
 
 
 def _run_seconds(definition: RunDefinition, traffic: Traffic) -> float | None:
@@ -108,6 +165,7 @@ def _lines(
     traffic: Traffic,
     speed: float,
     arguments: argparse.Namespace,
+    tried: _FirstBatch | None,
 ) -> list[str]:
     most = definition.training.samples_at_once
     who = "each like this machine" if arguments.samples_per_s is None else "each"
@@ -121,6 +179,11 @@ def _lines(
             f"{_size(costs.memory_bytes(1))} with one",
         ),
         *_step_sizes(definition),
+        (
+            "on a GPU",
+            f"{_size(costs.gpu_bytes(most))} of its memory with {most} samples at once, and "
+            f"{_size(costs.memory_bytes(most, on_gpu=True))} of the machine's",
+        ),
         (
             "joining",
             f"{_size(costs.state_bytes)} to fetch first: {_time(download_seconds)} "
@@ -145,6 +208,10 @@ def _lines(
     seconds = _run_seconds(definition, traffic)
     if seconds is not None:
         rows.append(("time", f"{definition.training.steps:,} steps: {_time(seconds)}"))
+    data = f"not looked at (--offline): {' and '.join(LEFT_OUT)}"
+    if tried is not None:
+        data = f"a batch was read in {_time(tried.seconds)}; its loss is {tried.loss:.3f}"
+    rows.append(("data", data))
     lines = [f"{name:<9}{text}" for name, text in rows]
     if traffic.up_bytes_per_hour > HIGH_TRAFFIC_PER_HOUR:
         lines.append(

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         str(file) if file else text,
     )
     if not output.json:
-        draw_qr(text, wanted=arguments.qr)
+        draw_qr(text, wanted=wants_qr(arguments.qr, bootstrap))
         output.say(what_it_is_worth(invite, code))
     return 0
 
@@ -132,6 +132,13 @@ def worth_naming(addresses: Iterable[str]) -> tuple[str, ...]:
     ranked = sorted(dict.fromkeys(addresses), key=_rank)
     others = [address for address in ranked if _rank(address) < _LOOPBACK]
     return tuple((others or ranked)[:MOST_ADDRESSES])
+
+
+def wants_qr(wanted: bool | None, addresses: Iterable[str]) -> bool | None:
+    """Whether to draw a code: unless somebody asks for it, not of an invite that leads nowhere but
+    to this machine. Who reads a code does so with another one."""
+    leads_elsewhere = any(_rank(address) < _LOOPBACK for address in addresses)
+    return wanted if wanted is not None or leads_elsewhere else False
 
 
 _NAMED, _GLOBAL, _PRIVATE, _LOOPBACK = range(4)

@@ -15,6 +15,7 @@ import dataclasses
 import shlex
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,21 +92,30 @@ def add_flags(start: CommandParser) -> None:
     add_trust(start)
     for key in CAP_KEYS:
         add_setting_flag(start, key)
-    for key in ("network.listen", "network.announce", "dht.bootstrap", "identity.key_file"):
+    for key in ("network.listen", "network.announce", "dht.bootstrap"):
+        add_setting_flag(start, key)
+    for key in ("identity.name", "identity.key_file"):
         add_setting_flag(start, key)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return start_peer(arguments, keeps_only=arguments.keep_only)
+    command = "potluck run start --keep-only" if arguments.keep_only else "potluck run start"
+    return start_peer(arguments, command, keeps_only=arguments.keep_only)
 
 
 def start_peer(
-    arguments: argparse.Namespace, *, keeps_only: bool, beside: Beside | None = None
+    arguments: argparse.Namespace,
+    command: str,
+    *,
+    keeps_only: bool,
+    beside: Beside | None = None,
 ) -> int:
-    """What `run start` does, and `potluck backbone`, with something of its own beside it."""
+    """What `run start` does, and `potluck backbone`, with something of its own beside it.
+    `command`: what was typed before the folder."""
     from node.commands.configured import configuration_for
     from node.joining.getting_in import own_identity
     from node.joining.taking_part import Part
+    from node.libp2p.listening import check_listening
     from node.run.trusted import trusted_modules
     from node.running_lock import hold_running_lock
     from node.undisturbed import undisturbed
@@ -131,9 +141,10 @@ def start_peer(
         from_peers=arguments.from_peers,
     )
     with folder.held():
-        way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
         configuration = listening_as_before(configuration, folder, output)
-        return _run(configuration, folder, part, way_in, arguments, output, beside)
+        check_listening(configuration.listen_addresses)  # before a code is made and spent
+        way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
+        return _run(configuration, folder, part, way_in, arguments, command, output, beside)
 
 
 def _run(
@@ -142,6 +153,7 @@ def _run(
     part: Part,
     way_in: RunInvite | None,
     arguments: argparse.Namespace,
+    command: str,
     output: Output,
     beside: Beside | None,
 ) -> int:
@@ -152,12 +164,15 @@ def _run(
     signed = part.signed
 
     async def get_in(session: Session) -> None:
-        if way_in is not None:
-            from node.joining.getting_in import enrol_with_code
-            from node.trainer.happenings import Preparing
+        from node.joining.getting_in import enrol_with_code
+        from node.trainer.happenings import Preparing
+        from node.trainer.stages import STARTING
 
+        await _try_out(part, session)
+        if way_in is not None:
             session.happened(Preparing("logging in at this machine's auth server"))
             await enrol_with_code(configuration, way_in, "")
+        session.happened(Preparing(STARTING))
 
     def introduce(node: Node, lines: LineQueue) -> None:
         _introduce(node, folder, signed, arguments, lines)
@@ -169,7 +184,48 @@ def _run(
         before=get_in,
         started=introduce,
         beside=beside or nothing_beside,
+        again=f"{command} {shlex.quote(arguments.folder)}",
     )
+
+
+async def _try_out(part: Part, session: Session) -> None:
+    """Whether the checkpoints have room and the data can be read: asked before anybody is invited.
+    A peer that only keeps the run trains on no data, and says of it what it sees the first time."""
+    import trio
+
+    from models.data.clock import ReadingStopped
+    from node.run.dry_run import DataTrial, DataUnreadable, check_room
+    from node.trainer.happenings import Notice, Preparing
+    from node.trainer.stages import READING, WORKING_OUT
+
+    assert part.signed is not None
+    assert part.checkpoints is not None
+    definition, checkpoints, trusted = part.signed.definition, part.checkpoints, part.trusted
+    token = trio.lowlevel.current_trio_token()
+
+    def tell(words: str) -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(session.happened, Notice(words))
+
+    session.happened(Preparing(WORKING_OUT))
+    await trio.to_thread.run_sync(check_room, definition, trusted, checkpoints, tell)
+    if part.keeps_only and any(checkpoints.glob("epoch-*")):
+        return
+    session.happened(Preparing(READING))
+    trial = DataTrial(definition, trusted, tell)
+
+    def read() -> None:
+        with suppress(ReadingStopped):  # nobody waits for it any more
+            trial.read()
+
+    try:
+        await trio.to_thread.run_sync(read, abandon_on_cancel=True)  # type: ignore[call-arg] # older stubs
+    except DataUnreadable as error:
+        if not part.keeps_only:
+            raise
+        session.happened(Notice(f"warning: {error.what} {error.why} This peer needs none."))
+    finally:
+        trial.stop()
 
 
 def _signed(
@@ -291,7 +347,7 @@ def _introduce(
     """The node listens: remember where, and say what volunteers paste."""
     from auth.invites import Invite
     from node.commands.qr import lines_that_fit
-    from node.commands.run_invite import auth_server_of, worth_naming
+    from node.commands.run_invite import auth_server_of, wants_qr, worth_naming
     from node.run.invite import RunInvite, write_invite
 
     addresses = node.network.addresses()
@@ -311,7 +367,8 @@ def _introduce(
     text = write_invite(invite)
     to_people = not getattr(arguments, "json", False)
     if to_people:  # before the text: a code can take a whole terminal, and the text shall be seen
-        for line in lines_that_fit(text, wanted=arguments.qr, colour=False):
+        wanted = wants_qr(arguments.qr, bootstrap)
+        for line in lines_that_fit(text, wanted=wanted, colour=False):
             lines.say(line)
     lines.data(
         {

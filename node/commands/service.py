@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,13 +90,14 @@ def _install(arguments: argparse.Namespace, output: Output) -> int:
     require_systemd()
     _refuse_another_home(file, unit)
     _tell_what_is_left_out(output)
-    _write(file, unit.text())
-    ask_manager("daemon-reload")
-    ask_manager("enable", f"{unit.name}.service")
     runs = _runs_here(configuration)
     starts = not (arguments.no_start or runs)
-    if starts:
-        ask_manager("start", f"{unit.name}.service")
+    with _as_before_if_it_fails(file):
+        _write(file, unit.text())
+        ask_manager("daemon-reload")
+        ask_manager("enable", f"{unit.name}.service")
+        if starts:
+            ask_manager("start", f"{unit.name}.service")
     said = [f"{file} is written; it begins with your session{', and now' if starts else ''}."]
     if runs:
         said.append("A node runs in this home now, so it was not started.")
@@ -192,6 +195,27 @@ def _refuse_another_home(file: Path, unit: ServiceUnit) -> None:
             f"{file} is for another home.",
             advice="Give this one a name of its own: --name NAME.",
         )
+
+
+@contextmanager
+def _as_before_if_it_fails(file: Path) -> Iterator[None]:
+    """A unit that could not be enabled or started is not left behind, where it would begin at some
+    later login; nor is one that was there before lost."""
+    from node.user_services import NoServices, ask_manager
+
+    before = file.read_text("utf-8") if file.exists() else None
+    try:
+        yield
+    except NoServices:
+        if before is not None:
+            _write(file, before)
+        else:
+            with suppress(NoServices):  # it removes the links of `enable`, if there are any
+                ask_manager("disable", file.name)
+            file.unlink(missing_ok=True)
+        with suppress(NoServices):
+            ask_manager("daemon-reload")
+        raise
 
 
 def _write(file: Path, text: str) -> None:

@@ -61,18 +61,21 @@ def train_in_foreground(
     before: Before = _nothing,
     started: Started = _say_nothing,
     beside: Beside = nothing_beside,
+    again: str = "potluck join",
 ) -> int:
     """The exit code: 0 also after SIGTERM and `potluck leave`, 130 after Ctrl-C. BrokenPipeError
     when the reader of the output has gone. `before` is done first, shown like everything else;
     `started` is called when the node listens; `beside` runs as long as the node takes part, and
-    ends it when it fails."""
+    ends it when it fails. `again`: the command that goes on with the run after this."""
     log_to_stderr(debug=output.debug)
     raise_descriptor_limit()
     sessions: list[Session] = []
     signals = 0
 
     async def main() -> int:
-        session = Session(display.shown, begins=part.begins)
+        session = Session(
+            display.shown, begins=part.begins, keeps_only=part.keeps_only, again=again
+        )
         session.run = part.run
         sessions.append(session)
         session.entered()

@@ -8,21 +8,27 @@ from collections.abc import Iterator
 
 from node.caps.units import in_words
 from node.trainer.view import BatchView, ContributionView, TrafficView, TrainerView
-from node.trainer.words import span
+from node.trainer.words import since_words, span
 
 
 def training_rows(view: TrainerView) -> Iterator[tuple[str, str]]:
     """Names and values, in the order in which they matter."""
-    yield "training", f"{view.run}, {view.phase.value} for {span(view.phase_seconds)}"
+    yield "training", f"{view.run}, {view.phase.value} {since_words(view)}"
     if view.doing:
         yield "", view.doing
     if view.advice:
         yield "next", view.advice
-    loss = "" if view.loss is None else f", loss {view.loss:.4f} (of its own samples)"
-    yield "step", f"{view.epoch:,}{loss}"
+    of_all = f" of {view.steps:,}" if view.steps else ""
+    over = "" if view.seconds_left is None else f", over in {span(view.seconds_left)}"
+    yield "step", f"{view.epoch:,}{of_all}{over}"
+    if view.loss is not None:
+        yield "loss", f"{view.loss:.4f}, the run's, of all samples in step {view.loss_step:,}"
     if view.batch.target:
-        yield "batch", _batch(view.batch)
-    yield "given", _given(view.contribution)
+        yield "batch", _batch(view.batch, computes=not view.keeps_only)
+    if not view.keeps_only:
+        yield "given", _given(view.contribution)
+    if view.troubles is not None:
+        yield "health", "; ".join(view.troubles) or "well: it serves volunteers who come now"
     if view.device:
         threads = "1 thread" if view.threads == 1 else f"{view.threads} threads"
         yield "device", f"{view.device}, {threads}, {view.micro_batch:,} samples at once"
@@ -30,20 +36,23 @@ def training_rows(view: TrainerView) -> Iterator[tuple[str, str]]:
     others = "1 other" if len(view.peers) == 1 else f"{len(view.peers)} others"
     yield "peers", f"{others} in the run (`potluck peers`)"
     if view.checkpoint:
-        yield "saved", view.checkpoint
+        age = view.checkpoint_age_seconds
+        ago = "" if age is None else f", {span(age)} ago"
+        yield "saved", f"{view.checkpoint}{ago}"
     if view.last_event:
         clock = time.strftime("%H:%M:%S", time.localtime(view.last_event_at))
         yield "last", f"{clock} {view.last_event}"
 
 
-def _batch(batch: BatchView) -> str:
+def _batch(batch: BatchView, *, computes: bool) -> str:
     share = 100.0 * batch.samples / batch.target
     due = ""
     if batch.seconds_to_step is not None:
         due = f", full in {span(batch.seconds_to_step)}" if batch.seconds_to_step else ", full"
+    mine = f"{batch.mine:,} of them from here, " if computes else ""
     return (
         f"{batch.samples:,.0f} of {batch.target:,} samples ({min(share, 100.0):.0f} %), "
-        f"{batch.mine:,} of them from here, {batch.samples_per_second:,.1f} samples/s{due}"
+        f"{mine}{batch.samples_per_second:,.1f} samples/s{due}"
     )
 
 
@@ -52,8 +61,12 @@ def _given(given: ContributionView) -> str:
     rate = ""
     if given.samples_per_second is not None:
         rate = f", {given.samples_per_second:,.1f} samples/s"
+    alone = ""
+    if given.alone_steps:
+        alone = f", {given.alone_samples:,} in {given.alone_steps:,} steps made alone"
     lost = f", {given.lost_samples:,} in none" if given.lost_samples else ""
-    return f"{given.samples:,} samples in {given.steps:,} steps{share}{rate}{lost}"
+    together = f"{given.samples:,} samples in {given.steps:,} steps with others{share}"
+    return f"{together}{alone}{lost}{rate}"
 
 
 def _traffic(traffic: TrafficView) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from node.credit.checking import Check
 from node.credit.tally import Standing
+from protocols.identity import PeerId
 
 MOST_SHOWN: Final = 500  # of each kind
 MOST_UNHEARD_SHOWN: Final = 100
@@ -28,6 +29,10 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     service_seconds: float
     longest_seconds: float
     devices: int
+    alone_samples: int = 0  # in steps that this person made alone, by its own word
+    alone_steps: int = 0
+    name: str = ""  # that it gives itself, as far as it is here now, cleaned
+    peer: str = ""  # a device of its
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +65,7 @@ def board_of(
     unheard: Mapping[str, str],
     keeps: bool = False,
     checks: tuple[Check, ...] = (),
+    names: Mapping[PeerId, str] | None = None,
 ) -> Board:
     found = list(standings)
     helpers = [one for one in found if one.helps]
@@ -67,8 +73,8 @@ def board_of(
     return Board(
         run=run,
         steps=steps,
-        people=_ranked([one for one in found if not one.helps], mine),
-        helpers=_ranked(helpers, mine),
+        people=_ranked([one for one in found if not one.helps], mine, names or {}),
+        helpers=_ranked(helpers, mine, names or {}),
         records=records,
         seen_steps=seen_steps,
         asked=asked,
@@ -78,7 +84,7 @@ def board_of(
     )
 
 
-def _ranked(standings: list[Standing], mine: str) -> tuple[Rank, ...]:
+def _ranked(standings: list[Standing], mine: str, names: Mapping[PeerId, str]) -> tuple[Rank, ...]:
     return tuple(
         Rank(
             rank=rank,
@@ -90,6 +96,10 @@ def _ranked(standings: list[Standing], mine: str) -> tuple[Rank, ...]:
             service_seconds=round(one.service_seconds, 3),
             longest_seconds=round(one.longest_seconds, 3),
             devices=len(one.devices),
+            alone_samples=one.alone_samples,
+            alone_steps=one.alone_steps,
+            name=next((names[peer] for peer in one.devices if names.get(peer)), ""),
+            peer=one.devices[0] if one.devices else "",
         )
         for rank, one in enumerate(standings[:MOST_SHOWN], start=1)
     )

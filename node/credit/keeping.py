@@ -68,7 +68,6 @@ WRITE_SECONDS = 5.0  # how much of the record a kill may cost
 PAGES_HANDED_OVER = 2  # a keeper collects every minute: what it lacks is on the newest ones
 LEAVING_SECONDS = 0.5  # of the five in which a peer has left
 MOST_KEEPERS = 8  # of a run; it has one or two
-KEEPS: Final = "keeps"  # as watched.py calls them
 
 _log = logging.getLogger("potluck.credit")
 
@@ -214,7 +213,7 @@ class Credit:
         the records of all takes a last look at them."""
         link = self._node.network.link
         here = [one for one in self._company if link(PeerId(one.peer)) is not None]
-        keepers = [PeerId(one.peer) for one in here if one.role == KEEPS]
+        keepers = [PeerId(one.peer) for one in here if one.keeps]
         with trio.move_on_after(LEAVING_SECONDS):
             await self._write_what_is_new()
             async with trio.open_nursery() as nursery:
@@ -233,7 +232,7 @@ class Credit:
 
     def _keepers_here(self) -> tuple[PeerId, ...]:
         peers = self._session.view().peers
-        return tuple(PeerId(one.peer) for one in peers if one.role == KEEPS)[:MOST_KEEPERS]
+        return tuple(PeerId(one.peer) for one in peers if one.keeps)[:MOST_KEEPERS]
 
     async def _write_what_is_new(self) -> None:
         if self._book.has_changed:
@@ -333,6 +332,10 @@ class Credit:
             unheard={str(peer): why for peer, why in unheard.items()},
             keeps=self._keeps,
             checks=checks,
+            names={
+                me: self._session.name,
+                **{PeerId(one.peer): one.said_name for one in self._session.view().peers},
+            },
         )
 
     @property

@@ -62,7 +62,8 @@ def sums_of(
     used = tuple(
         Used(public_key_of(peer), page.number, page.lines[-1].epoch) for peer, page in found
     )
-    return Sums(steps, tuple(map(_sum, standings[:MOST_SUMMED])), used)
+    together = [one for one in standings if one.steps]  # what was made alone, others cannot check
+    return Sums(steps, tuple(map(_sum, together[:MOST_SUMMED])), used)
 
 
 def added_up_again(

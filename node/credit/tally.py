@@ -11,7 +11,10 @@ that the one who adds up was in itself (`seen_by`), nothing counts that it has n
   more than half of the voices, to lower it half of them;
 - where `seen_by` was in the step, no number of liars raises anything, nor makes another step of it;
 - of two sides of a fork its own counts, else the larger one;
-- a step that a peer made alone counts for nobody: no other has accepted it.
+- a step that a peer made alone counts apart, as alone: no other has seen what is in it. And it
+  counts only where it is known to be of the run's line: the adding peer made it itself, or nobody
+  tells of that epoch but its maker, who went on from it, step by step, into one that others
+  confirm it in. Of how many samples it was, its maker alone says.
 
 One person is one voice, whatever number of devices say the same. Service is the time between
 successive confirmed steps of a person, where no gap was longer than BREAK_SECONDS.
@@ -28,7 +31,7 @@ says nothing. Elsewhere it says that this peer was not there.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
@@ -74,10 +77,12 @@ class Standing:
     service_seconds: float
     longest_seconds: float
     devices: tuple[PeerId, ...]
+    alone_samples: int = 0
+    alone_steps: int = 0
 
     @property
     def helps(self) -> bool:
-        return not self.samples
+        return not (self.samples or self.alone_samples)
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,47 @@ class _Sum:
     averaged_bytes: int = 0
     epochs: list[int] = field(default_factory=list)
     devices: list[PeerId] = field(default_factory=list)
+    alone_samples: int = 0
+    alone_steps: int = 0
+
+    def add_alone(self, peer: PeerId, steps: Sequence[int]) -> None:
+        """Steps that a device made alone, by their samples."""
+        self.alone_samples = min(self.alone_samples + sum(steps), LARGEST_SUM)
+        self.alone_steps += len(steps)
+        if steps and peer not in self.devices[-1:]:
+            self.devices.append(peer)
+
+
+class _Alone:
+    """Steps that peers made alone, until it is known whether the run went on from them. Invariant:
+    those of a peer follow one another, and the last of them is at the epoch kept with them."""
+
+    def __init__(self, seen_by: PeerId | None) -> None:
+        self._seen_by = seen_by
+        self._waiting: dict[PeerId, tuple[int, list[int]]] = {}
+
+    def of(
+        self, step: _Step, confirmed: Collection[PeerId], most_samples: int
+    ) -> Iterator[tuple[PeerId, Sequence[int]]]:
+        """The peers whose steps are now known to be the run's, with the samples of each step."""
+        for peer in confirmed:
+            epoch, samples = self._waiting.pop(peer, (-2, []))
+            if epoch + 1 == step.epoch:
+                yield peer, samples
+        if len(step.voices) != 1:
+            return
+        ((told, *others),) = step.voices.values()
+        if others or len(told.shares) != 1 or told.line.over_a_grid:
+            return
+        ((peer, amounts),) = told.shares.items()
+        samples_now = min(amounts.samples, most_samples)
+        if peer == self._seen_by:
+            yield peer, [samples_now]
+            return
+        epoch, samples = self._waiting.get(peer, (-2, []))
+        before = samples if epoch + 1 == step.epoch else []
+        before.append(samples_now)
+        self._waiting[peer] = step.epoch, before
 
 
 def tally(
@@ -114,11 +160,15 @@ def tally(
     """
     sums: defaultdict[str, _Sum] = defaultdict(_Sum)
     moments: dict[int, float] = {}
+    alone = _Alone(seen_by)
     for step in _steps(records, persons, seen_by):
         if step.epoch > newest_epoch:
             continue  # nobody can have made it yet
         moments[step.epoch] = _moment(step)
-        for peer, amounts in _confirmed(step, persons):
+        confirmed = dict(_confirmed(step, persons))
+        for peer, samples in alone.of(step, confirmed, most_samples):
+            sums[persons.get(peer, peer)].add_alone(peer, samples)
+        for peer, amounts in confirmed.items():
             one = sums[persons.get(peer, peer)]
             one.samples += min(amounts.samples, most_samples)
             one.averaged_bytes = min(one.averaged_bytes + amounts.averaged_bytes, LARGEST_SUM)
@@ -128,7 +178,13 @@ def tally(
                 one.devices.append(peer)
     standings = [_standing(person, sums.pop(person), moments) for person in list(sums)]
     standings.sort(
-        key=lambda one: (-one.samples, -one.averaged_bytes, -one.service_seconds, one.person)
+        key=lambda one: (
+            -one.samples,
+            -one.alone_samples,
+            -one.averaged_bytes,
+            -one.service_seconds,
+            one.person,
+        )
     )
     return tuple(standings)
 
@@ -229,4 +285,6 @@ def _standing(person: str, one: _Sum, moments: Mapping[int, float]) -> Standing:
         whole,
         longest,
         tuple(sorted(set(one.devices))),
+        one.alone_samples,
+        one.alone_steps,
     )

@@ -89,23 +89,7 @@ class Demo:
         )
         await self._define()
         backbone, invite, http_url = await self._start_backbone()
-        volunteers = {name: self._join(name, invite, codes[name]) for name in EARLY}
-        await self._until(
-            lambda: all(self._story.person(name).entered_at is not None for name in EARLY),
-            "the volunteers' start",
-        )
-        self._tell_start()
-        await self._until(lambda: self._story.epoch >= LATE_AT_STEP, "the first steps")
-        volunteers[LATE] = self._join(LATE, invite, codes[LATE])
-        self._tell("late", f"{LATE} comes late: she starts while the others train")
-        await self._until(lambda: self._story.epoch >= KILL_AT_STEP, "the training")
-        self._kill(volunteers[KILLED])
-        health = await self._look_at(http_url)
-        await self._until(lambda: self._story.person(LATE).steps > 0, f"{LATE}'s catching up")
-        self._tell_caught_up()
-        survivors = [child for name, child in volunteers.items() if name != KILLED]
-        await self._until(lambda: all(one.exit_code == 0 for one in survivors), "the last steps")
-        self._tell("complete", f"the run has made its {STEPS} steps, and the volunteers have left")
+        volunteers, health = await self._train(invite, codes, http_url)
         await self._until(lambda: self._story.kept_epoch >= STEPS, "the keeper's last step")
         board = await self._do("leaderboard", "leaderboard")
         self._tell(
@@ -129,6 +113,51 @@ class Demo:
         return summary_of(
             self._story, found, checkpoint, health, board, late=LATE, seconds=self._seconds
         )
+
+    async def _train(
+        self, invite: str, codes: Mapping[str, str], http_url: str
+    ) -> tuple[dict[str, Child], dict[str, Any]]:
+        """Until the run has made its steps and all who were not killed have left; all volunteers,
+        and how the backbone peer was. On a fast machine the run may be over before the late one is
+        in a step, or before there is anybody to kill: it is told, and the summary says that it was
+        not shown."""
+        volunteers = {name: self._join(name, invite, codes[name]) for name in EARLY}
+
+        def all_have_left() -> bool:
+            return all(one.exit_code == 0 for one in volunteers.values() if not one.may_end)
+
+        await self._until(
+            lambda: (
+                all(self._story.person(name).entered_at is not None for name in EARLY)
+                or all_have_left()
+            ),
+            "the volunteers' start",
+        )
+        self._tell_start()
+        await self._until(lambda: self._story.epoch >= LATE_AT_STEP, "the first steps")
+        volunteers[LATE] = self._join(LATE, invite, codes[LATE])
+        meanwhile = "the run is over" if self._is_complete else "she starts while the others train"
+        self._tell("late", f"{LATE} comes late: {meanwhile}")
+        await self._until(lambda: self._story.epoch >= KILL_AT_STEP, "the training")
+        self._kill(volunteers[KILLED])
+        health = await self._look_at(http_url)
+        late = self._story.person(LATE)
+        await self._until(lambda: late.steps > 0 or all_have_left(), f"{LATE}'s catching up")
+        if late.steps:
+            self._tell_caught_up()
+        else:
+            self._tell(
+                "too_late",
+                f"the run had made its {STEPS} steps before {LATE} was in one: this machine is too "
+                "fast for her",
+            )
+        await self._until(all_have_left, "the last steps")
+        self._tell("complete", f"the run has made its {STEPS} steps, and the volunteers have left")
+        return volunteers, health
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._story.epoch >= STEPS
 
     # -- the parts, in order
 
@@ -192,7 +221,9 @@ class Demo:
 
     def _kill(self, child: Child) -> None:
         person = self._story.person(child.name)
-        child.kill()
+        if self._is_complete or not child.kill():
+            self._tell("spared", f"nobody is killed: the run had made its {STEPS} steps before")
+            return
         person.killed_at = self._story.epoch
         self._tell(
             "killed",

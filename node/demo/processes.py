@@ -109,13 +109,16 @@ class Child:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
-    def kill(self) -> None:
-        """End it where it stands. Never waits for more than the kernel; twice is harmless."""
+    def kill(self) -> bool:
+        """End it where it stands, and whether it still ran. Never waits for more than the kernel;
+        twice is harmless."""
         self.may_end = True
         process = self._process
-        if process is not None and process.poll() is None:
-            process.kill()
-            process.wait()
+        if process is None or process.poll() is not None:
+            return False
+        process.kill()
+        process.wait()
+        return True
 
     def last_lines(self) -> str:
         """What it said last: its error, or the end of what it wrote on stderr."""

@@ -8,7 +8,7 @@ tells. So what a volunteer brought who was killed is known, too: up to its last 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,9 +55,7 @@ class Story:
     kept: dict[int, Told] = field(default_factory=dict)
     """What the keeper tells of each step; it tells of none that it was not in."""
     kept_epoch: int = 0
-    _losses: dict[int, dict[str, tuple[float, int]]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
+    _losses: dict[int, float] = field(default_factory=dict)
 
     def person(self, name: str) -> Volunteer:
         return self.people.setdefault(name, Volunteer(name))
@@ -76,13 +74,12 @@ class Story:
                     one.samples += int(event["own_samples"])
                     one.steps += 1
                 one.told[int(event["epoch"])] = _told(event)
+                if event["loss"] is not None:
+                    self._losses[int(event["epoch"]) + 1] = float(event["loss"])
             case "caught_up":
                 one.epoch = max(one.epoch, int(event["epoch"]))
                 if one.caught_up is None or event["fetched_bytes"] > one.caught_up["fetched_bytes"]:
                     one.caught_up = event
-            case "loss_seen":
-                told = float(event["loss"]), int(event["samples"])
-                self._losses[int(event["epoch"])][name] = told
             case "run_complete":
                 one.epoch, one.parameters = int(event["epoch"]), str(event["parameters"])
             case "left":
@@ -109,15 +106,11 @@ class Story:
         return max((one.epoch for one in self.people.values()), default=0)
 
     def curve(self) -> list[tuple[int, float]]:
-        """The loss of each step's samples, over all who told theirs."""
-        return [
-            (epoch, sum(loss * count for loss, count in told.values()) / samples)
-            for epoch, told in sorted(self._losses.items())
-            if (samples := sum(count for _, count in told.values()))
-        ]
+        """The run's loss in each step."""
+        return sorted(self._losses.items())
 
     def loss_at(self, epoch: int) -> float | None:
-        return dict(self.curve()).get(epoch)
+        return self._losses.get(epoch)
 
     def contributions(self) -> list[dict[str, Any]]:
         """Who brought what, the most first."""

@@ -4,9 +4,10 @@
     most_samples = check_fits(costs, caps, devices, definition)       # TooLarge, in words
 
 Above the owner's cap it is refused. Without a cap the machine itself is one: a definition is a few
-lines of text, and may ask for a model of terabytes. On a processor all of the estimate has to be in
-the machine's memory; where a GPU computes, that the GPU says; but the parameters are made here. Who
-keeps a run alive without samples of its own needs no memory for any.
+lines of text, and may ask for a model of terabytes. Both are about the machine's memory: all of the
+estimate where a processor computes, and where a GPU does what is not in the GPU's. How many samples
+fit into that is found by trying (node/trainer/benchmark.py). A peer that keeps a run alive without
+samples of its own needs no memory for any.
 
 Easy to get wrong: what a container may have is less than what its machine has. And torch alone
 comes near a small cap while it is loaded, which then seemed to be what this process had computed.
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from node.run.definition import RunDefinition
 
 CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # of a container, with version 2
-PROCESSOR: Final = "cpu"
+IN_MACHINES_MEMORY: Final = ("cpu", "mps")
+"""Kinds of devices that compute in the machine's own memory: Apple's GPU shares it."""
 
 
 def check_any_fits(caps: Caps, run: str) -> None:
@@ -55,23 +57,27 @@ def check_fits(
     """How many samples at once are the most that fit. TooLarge if not even one does, or none where
     none are computed."""
     run, most = definition.name, definition.training.samples_at_once
-    least = costs.memory_bytes(1 if computes else 0)
+    on_gpu = has_own_memory(devices)
+    least = costs.memory_bytes(1 if computes else 0, on_gpu=on_gpu)
     if caps.memory_bytes is not None:
         refuse_above(caps.memory_bytes, least, run)
-        return max(1, min(most, costs.most_samples(caps.memory_bytes)))
-    if machine_bytes is None:
-        return most
-    on_processor = tuple(devices) == (PROCESSOR,)
-    needed = least if on_processor else costs.built_bytes
-    if needed > machine_bytes:
+    elif machine_bytes is not None and least > machine_bytes:
         raise TooLarge(
-            f"{run} needs about {in_words(needed)} of memory; this machine has "
+            f"{run} needs about {in_words(least)} of memory; this machine has "
             f"{in_words(machine_bytes)}.",
             why="It is worked out from the run's definition.",
             advice="Join from a larger machine. --max-memory says how much it may hold instead. "
             "Nothing was downloaded.",
         )
-    return max(1, min(most, costs.most_samples(machine_bytes))) if on_processor else most
+    room = machine_bytes if caps.memory_bytes is None else caps.memory_bytes
+    if on_gpu or room is None:
+        return most
+    return max(1, min(most, costs.most_samples(room)))
+
+
+def has_own_memory(devices: Sequence[str]) -> bool:
+    """Whether what is computed there is not in the machine's memory."""
+    return not any(one.startswith(IN_MACHINES_MEMORY) for one in devices)
 
 
 def machine_memory() -> int | None:

@@ -32,7 +32,7 @@ from node.caps.units import in_words
 from node.caps.watching import WatchedCaps, open_caps
 from node.credit.keeping import Terms, open_credit
 from node.disk_trouble import disk_trouble
-from node.joining.fitting import check_any_fits, check_fits, machine_memory
+from node.joining.fitting import check_any_fits, check_fits, has_own_memory, machine_memory
 from node.joining.meeting import definition_of, meet
 from node.joining.newer import NewerDefinition
 from node.joining.same_key import refuse_if_in_use
@@ -91,6 +91,7 @@ async def take_part(node: Node, part: Part, session: Session) -> Left | None:
     Session.entered has been called. Raises what no waiting mends: TooLarge, NotAllowed, ...
     """
     session.run, session.peer = part.run, node.network.peer_id
+    session.name = node.configuration.display_name
     session.person = "" if node.membership is None else node.membership.status().username
     node.training = session.view
     node.machine.follow(lambda words: session.happened(Notice(words)))
@@ -171,6 +172,8 @@ async def _prepare(node: Node, part: Part, session: Session, watched: WatchedCap
         computes=not part.keeps_only,
         machine_bytes=machine_memory(),
     )
+    if has_own_memory(devices):
+        watched.leave_batches_alone()
     if not part.begins:
         watched.expect(costs.state_bytes, part.run)
     session.happened(WillUse(_lines(part, definition, costs, caps, devices, threads, most)))
@@ -203,6 +206,7 @@ async def _train(
     from node.trainer.trainer import train_run
 
     training = prepared.definition.training
+    session.steps = training.steps
     samples = training.batch * training.local_steps  # of a round, which is a step here
     terms = Terms(f"{part.run}/{part.organiser}", samples, training.steps)
     async with (
@@ -235,6 +239,7 @@ def _options(
         batch_share=lambda: watched.batch_share,
         make_sure=lambda: refuse_if_in_use(node, session, part.run),
         client=node.configuration.is_client,
+        name=node.configuration.display_name,
         begins=part.begins,
         from_peers=part.from_peers,
         keeps_only=part.keeps_only,
@@ -245,6 +250,7 @@ def _options(
         download_limit=caps.download_bytes_per_second,
         fetching_folder=fetching_folder(node.configuration.places, part.run, part.organiser),
         position_file=folder / f"{part.run}-{part.organiser}.position",
+        losses_file=folder / f"{part.run}-{part.organiser}.losses",
     )
 
 
@@ -338,13 +344,16 @@ def _lines(
     threads: int,
     most: int,
 ) -> tuple[str, str, str]:
+    on_gpu = has_own_memory(devices)
+    each = -(-most // len(devices))  # of several GPUs each computes a part
     return three_lines(
         Use(
             run=definition.name,
             description=definition.run.description,
             devices=devices,
             threads=threads,
-            memory_bytes=costs.memory_bytes(most),
+            memory_bytes=costs.memory_bytes(most, on_gpu=on_gpu),
+            gpu_bytes=costs.gpu_bytes(each) if on_gpu else 0,
             state_bytes=costs.state_bytes,
             disk_bytes=costs.disk_bytes if part.checkpoints is None else costs.keeper_disk_bytes,
             round_bytes=costs.round_bytes,

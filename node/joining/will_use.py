@@ -15,7 +15,8 @@ from node.caps.units import in_words
 @dataclass(frozen=True)
 class Use:
     """- `devices`: such as ("cpu",). - `threads`: that torch computes with.
-    - `memory_bytes`: of the whole process. - `state_bytes`: what is fetched first.
+    - `memory_bytes`: of the machine's, for the whole process. - `gpu_bytes`: of the (first) GPU's,
+      where one computes. - `state_bytes`: what is fetched first.
     - `round_bytes`: each way, for one step of the run. - `caps`: by flag, in words."""
 
     run: str
@@ -28,6 +29,7 @@ class Use:
     round_bytes: int
     caps: Mapping[str, str]
     begins: bool = False
+    gpu_bytes: int = 0
 
 
 def three_lines(use: Use) -> tuple[str, str, str]:
@@ -35,7 +37,7 @@ def three_lines(use: Use) -> tuple[str, str, str]:
     about = f" ({use.description})" if use.description else ""
     machine = (
         f"{use.run}{about}: trains on {_devices(use)}, with about {in_words(use.memory_bytes)} of "
-        f"memory{_said(use, 'max-memory')} and {in_words(use.disk_bytes)} of disk"
+        f"memory{_said(use, 'max-memory')}{_on_gpu(use)} and {in_words(use.disk_bytes)} of disk"
     )
     first = f"{in_words(use.state_bytes)} to begin with, then about "
     each = f"{in_words(use.round_bytes)} each way for every step of the run"
@@ -56,6 +58,13 @@ def _devices(use: Use) -> str:
     if use.devices == ("cpu",):
         return f"the processor with {use.threads} {'thread' if use.threads == 1 else 'threads'}"
     return f"{names} (one peer)" if len(use.devices) > 1 else names
+
+
+def _on_gpu(use: Use) -> str:
+    if not use.gpu_bytes:
+        return ""
+    whose = "the first GPU's" if len(use.devices) > 1 else "the GPU's"
+    return f", {in_words(use.gpu_bytes)} of {whose}"
 
 
 def _said(use: Use, flag: str, before: str = "") -> str:

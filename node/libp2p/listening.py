@@ -40,20 +40,33 @@ def open_listeners(addresses: tuple[str, ...]) -> list[trio.SocketListener]:
 
     Does not block. An IPv6 address is passed over where the machine has no IPv6.
     """
-    listeners: list[trio.SocketListener] = []
+    sockets = _bound(addresses)
+    return [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in sockets]
+
+
+def check_listening(addresses: tuple[str, ...]) -> None:
+    """CannotListen if one of them cannot be had now: asked before something is spent on it. Needs
+    no loop."""
+    for one in _bound(addresses):
+        one.close()
+
+
+def _bound(addresses: tuple[str, ...]) -> list[socket.socket]:
+    bound: list[socket.socket] = []
     try:
         for text in addresses:
             try:
-                listeners.append(_open_listener(_to_listen_on(text)))
+                bound.append(_listening_on(_to_listen_on(text)))
             except OSError as error:
                 if error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL) and "/ip6/" in text:
                     log.info("Not listening on %s: %s", text, error.strerror)
                     continue
                 raise _cannot_listen(text, error) from error
     except BaseException:
-        close_listeners(listeners)
+        for one in bound:
+            one.close()
         raise
-    return listeners
+    return bound
 
 
 def close_listeners(listeners: list[trio.SocketListener]) -> None:
@@ -75,7 +88,7 @@ def _to_listen_on(text: str) -> Address:
     return address
 
 
-def _open_listener(address: Address) -> trio.SocketListener:
+def _listening_on(address: Address) -> socket.socket:
     family = socket.AF_INET if address.family == 4 else socket.AF_INET6
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -88,10 +101,10 @@ def _open_listener(address: Address) -> trio.SocketListener:
         listening.listen(BACKLOG)
         with suppress(AttributeError, OSError):  # a system without it cannot punch holes
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        return trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     except BaseException:
         listening.close()
         raise
+    return listening
 
 
 def _cannot_listen(text: str, error: OSError) -> CannotListen:

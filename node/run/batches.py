@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
-from models.data.batches import ImageBatches, WindowBatches
+from models.data.batches import MOST_CLASSES, ImageBatches, WindowBatches
 from models.data.clock import CLOSED, ReadingStopped
 from models.data.events import OnEvent
 from models.data.opening import open_data
@@ -34,8 +35,8 @@ from models.data.reading_ahead import reading_ahead
 from models.data.settings import DataSettings
 from models.initial import SEEDS, seeded
 from models.synthetic_images import synthetic_images
-from models.trainable import Trainable, on_device
-from node.run.trusted import BrokenModule
+from models.trainable import on_device, tensors_in
+from node.run.trusted import NOT_OURS, BrokenModule, blamed_on
 
 AHEAD = 4  # batches: what a server's pause of a second costs, and a few megabytes at most
 FIGURES = 1 << 40  # numbers of built-in images that a peer has before another one's begin
@@ -82,16 +83,18 @@ class ReadBatches(Batches):
     def __init__(
         self,
         settings: DataSettings,
-        model: Trainable,
         device: torch.device,
         *,
+        window: int,
+        batch_of: Callable[[Tensor, torch.Generator], Any],
+        classes: int | None,
         samples: int,
         seed: int,
         peer: str,
         position: Position | None,
         on_event: OnEvent,
     ) -> None:
-        self._model, self._device = model, device
+        self._window, self._batch_of, self._device = window, batch_of, device
         begun = position.drawn if position is not None else 0
         self._chance = seeded(derived_seed(seed, peer, "batches", begun) % SEEDS)
         with ExitStack() as opening:
@@ -101,17 +104,16 @@ class ReadBatches(Batches):
                     seed=seed,
                     peer=peer,
                     position=position,
-                    window=model.window,
+                    window=window,
                     on_event=on_event,
                     from_strangers=True,
                 )
             )
             batches: Readable[Any]
-            if model.window:
-                batches = WindowBatches(self._data, rows=samples, window=model.window)
+            if window:
+                batches = WindowBatches(self._data, rows=samples, window=window)
             else:
-                classes = int(model.plain_settings()["classes"])
-                batches = ImageBatches(self._data, rows=samples, classes=classes)
+                batches = ImageBatches(self._data, rows=samples, classes=classes or MOST_CLASSES)
             self._ahead = opening.enter_context(reading_ahead(batches, AHEAD))
             self._open = opening.pop_all()
 
@@ -121,8 +123,8 @@ class ReadBatches(Batches):
             if self._stopped:
                 raise ReadingStopped(CLOSED)
             raise StopIteration
-        if self._model.window:
-            batch = self._model.batch_of(batch, self._chance)
+        if self._window:
+            batch = self._batch_of(batch, self._chance)
         return on_device(batch, self._device)
 
     def close(self) -> None:
@@ -161,18 +163,29 @@ class FigureBatches(Batches):
 class ModuleBatches(Batches):
     """What a trusted module gives. It has no position: it begins anew."""
 
-    def __init__(self, opened: Callable[[], Any], device: torch.device) -> None:
-        self._given, self._device = iter(opened()), device
+    def __init__(self, opened: Callable[[], Any], file: str, device: torch.device) -> None:
+        self._file, self._device = file, device
+        with blamed_on(file, "open_batches"):
+            self._given = iter(opened())
 
     def __next__(self) -> Any:
         if self._stopped:
             raise ReadingStopped(CLOSED)
-        batch = next(self._given, None)
+        with blamed_on(self._file, "the next batch of open_batches"):
+            batch = next(self._given, None)
         if batch is None:
             raise BrokenModule(
-                "The batches of the trusted module have ended.",
+                f"{self._file}: the batches of open_batches have ended.",
                 why="In a run data has no end: it is over after the steps of all peers together.",
-                advice="Tell whoever wrote it: open_batches has to begin again by itself.",
+                advice=f"open_batches has to begin again by itself. {NOT_OURS}",
+            )
+        first = next(tensors_in(batch), None)
+        if first is None or not first.dim() or not len(first):
+            raise BrokenModule(
+                f"{self._file}: a batch of open_batches has no samples in it.",
+                why=f"It is a {type(batch).__name__}. A batch is a tensor, or a tuple, list or "
+                "dict of tensors, with the samples along their first dimension.",
+                advice=NOT_OURS,
             )
         return on_device(batch, self._device)
 
@@ -180,7 +193,8 @@ class ModuleBatches(Batches):
         super().close()
         close = getattr(self._given, "close", None)
         if close is not None:
-            close()
+            with blamed_on(self._file, "closing the batches of open_batches"):
+                close()
 
     def position(self) -> None:
         return None

@@ -7,9 +7,9 @@
     with task.open_batches(samples=8, position=kept) as batches:
         for batch in batches:
             optimizer.zero_grad()
-            with optimizer.autocast():
+            with task.autocast():
                 loss = task.loss(batch)
-            optimizer.scaled(loss).backward()
+            task.backward(optimizer.scaled(loss))
             optimizer.step(samples=task.samples_in(batch), loss=loss)
         batches.position()
 
@@ -24,7 +24,8 @@ batch is asked for, and blocks: it belongs into the training thread. `stop` may 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -47,11 +48,19 @@ from models.registry import (
     schedule_factory,
 )
 from models.synthetic_images import synthetic_images
-from models.trainable import Trainable, on_device
+from models.trainable import FLOAT32_BYTES, Trainable, on_device
 from node.run.batches import Batches, FigureBatches, ModuleBatches, ReadBatches
 from node.run.definition import RunDefinition
 from node.run.spreading import spread_loss
-from node.run.trusted import BrokenModule, load_trusted, own_settings
+from node.run.trusted import (
+    BrokenModule,
+    blamed_on,
+    file_of,
+    load_trusted,
+    own_settings,
+    wrong_result,
+)
+from protocols.accumulation.options import autocast_to
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,8 @@ class RunTask:
     data: DataSettings | ModuleType | None
     """None: the built-in figures."""
     peer: str
+    model_file: str = field(default="", kw_only=True)
+    """Whose code the model is, where it is a trusted module's."""
 
     @property
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -92,15 +103,19 @@ class RunTask:
             opened = partial(
                 self.data.open_batches, settings, seed=seed, peer=self.peer, samples=samples
             )
-            return ModuleBatches(opened, device)
+            return ModuleBatches(opened, file_of(self.data), device)
         if self.data is None:
             return FigureBatches(
                 device, samples=samples, seed=seed, peer=self.peer, position=position
             )
+        with self._own_code("plain_settings"):
+            classes = self.model.plain_settings().get("classes")
         return ReadBatches(
             self.data,
-            self.model,
             device,
+            window=self.model.window,
+            batch_of=self._batch_of,
+            classes=classes,
             samples=samples,
             seed=seed,
             peer=self.peer,
@@ -111,25 +126,65 @@ class RunTask:
     def made_up_batch(self, samples: int) -> Any:
         """A batch of the right form, from no data: for measuring how fast this machine is."""
         chance = seeded(0)
+        if isinstance(self.data, ModuleType):  # it alone knows the form of its batches
+            with self.open_batches(samples=samples) as batches:
+                return next(batches)
         if self.model.window:
             shape = (samples, self.model.window)
             windows = torch.randint(1, 128, shape, generator=chance).to(torch.uint8)
-            batch = self.model.batch_of(windows, chance)
-        elif isinstance(self.data, ModuleType):
-            with self.open_batches(samples=samples) as batches:
-                batch = next(batches)
+            batch = self._batch_of(windows, chance)
         else:
             batch = synthetic_images(0, range(samples))
         return on_device(batch, self.devices[0])
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        """What passes are computed in: the run's precision, on this task's devices."""
+        return autocast_to(self.definition.training.precision, self.devices[0].type)
+
     def loss(self, batch: Any) -> Tensor:
-        """The mean over the batch's samples, to call backward on."""
-        if len(self.devices) > 1:
-            return spread_loss(self.model, self.devices, batch)
-        return self.model.loss(batch)
+        """The mean over the batch's samples, to call `backward` with."""
+        with self._own_code("loss"):
+            if len(self.devices) > 1:
+                return spread_loss(self.model, self.devices, batch)
+            loss = self.model.loss(batch)
+        if self.model_file:
+            self._check_loss(loss)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        with self._own_code("the backward pass of its loss"):
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
 
     def samples_in(self, batch: Any) -> int:
-        return self.model.samples_in(batch)
+        with self._own_code("samples_in"):
+            samples = self.model.samples_in(batch)
+        if self.model_file and not (isinstance(samples, int) and samples > 0):
+            must = "must give the number of samples in a batch, at least 1"
+            raise wrong_result(
+                self.model_file, type(self.model).samples_in, must, repr(samples)[:100]
+            )
+        return samples
+
+    def activation_bytes(self) -> int:
+        """What a pass keeps of each sample, in the run's precision."""
+        value_bytes = FLOAT32_BYTES if self.definition.training.precision == "float32" else 2
+        with self._own_code("activation_bytes"):
+            two, one = (self.model.activation_bytes(count, value_bytes) for count in (2, 1))
+            return two - one
+
+    def _batch_of(self, windows: Tensor, generator: torch.Generator) -> Any:
+        with self._own_code("batch_of"):
+            return self.model.batch_of(windows, generator)
+
+    def _own_code(self, doing: str) -> AbstractContextManager[None]:
+        """While code of the model runs, which may be a trusted module's."""
+        return blamed_on(self.model_file, doing) if self.model_file else nullcontext()
+
+    def _check_loss(self, loss: object) -> None:
+        is_number = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
+        if not (is_number and isinstance(loss, Tensor) and loss.requires_grad):
+            must = "must give one number, the mean over the samples, as a tensor with a gradient"
+            raise wrong_result(self.model_file, type(self.model).loss, must, _described(loss))
 
 
 def build_task(
@@ -146,11 +201,29 @@ def build_task(
     """
     given = [device] if isinstance(device, str | torch.device) else list(device)
     devices = tuple(torch.device(one) for one in given)
+    model = model_of(definition, trusted or {}, seed=definition.training.seed)
+    return _task_with(definition, model.to(devices[0]), devices, peer, trusted or {})
+
+
+def task_to_look_at(definition: RunDefinition, trusted: Mapping[str, Path]) -> RunTask:
+    """The same without the memory of a registered model: for what its shapes say, and its data."""
+    model = model_of(definition, trusted, seed=None)
+    return _task_with(definition, model, (torch.device("cpu"),), "", trusted)
+
+
+def _task_with(
+    definition: RunDefinition,
+    model: Trainable,
+    devices: tuple[torch.device, ...],
+    peer: str,
+    trusted: Mapping[str, Path],
+) -> RunTask:
     factory = optimizer_factory(definition.optimizer)
     schedule = None if definition.schedule is None else schedule_factory(definition.schedule)
-    model = model_of(definition, trusted or {}, seed=definition.training.seed)
-    data = data_of(definition, model, trusted or {})
-    return RunTask(definition, model.to(devices[0]), devices, factory, schedule, data, peer)
+    data = data_of(definition, model, trusted)
+    named = definition.model.get("module")
+    model_file = str(trusted[named]) if named is not None else ""
+    return RunTask(definition, model, devices, factory, schedule, data, peer, model_file=model_file)
 
 
 def model_of(
@@ -160,12 +233,12 @@ def model_of(
     if "module" not in definition.model:
         return build_model(definition.model, seed=seed)
     module = load_trusted(definition.model, trusted, "model")
-    model = _called(module, "build_model", own_settings(definition.model), seed=seed or 0)
+    build, file = _function(module, "build_model"), file_of(module)
+    with blamed_on(file, "build_model"):
+        model = build(own_settings(definition.model), seed=seed or 0)
     if not isinstance(model, Trainable):
-        raise BrokenModule(
-            f"build_model of {module.__spec__ and module.__spec__.origin} gave no model.",
-            why=f"It gave a {type(model).__name__}, and must give a models.trainable.Trainable.",
-        )
+        must = "must give a models.trainable.Trainable"
+        raise wrong_result(file, build, must, _described(model))
     return model
 
 
@@ -175,10 +248,16 @@ def data_of(
     """Where the run's samples come from, checked; nothing is opened. None: the built-in figures."""
     if "module" in definition.data:
         module = load_trusted(definition.data, trusted, "data")
-        _attribute(module, "open_batches")
+        _function(module, "open_batches")
         return module
-    if not definition.data.get("source") and isinstance(model, Classifier):
-        return None
+    if not definition.data.get("source") and not model.window:
+        if isinstance(model, Classifier):
+            return None
+        raise DataSettingsError(
+            "The model takes no text (its window is 0), and [data] names nothing else.",
+            advice="Name sources of pictures, or a [data] module that makes the batches; or give "
+            "the model a `window`.",
+        )
     return data_from_strangers(definition.data)
 
 
@@ -195,23 +274,19 @@ def data_from_strangers(table: Mapping[str, Any]) -> DataSettings:
     return settings
 
 
-def _called(module: ModuleType, name: str, *arguments: Any, **options: Any) -> Any:
-    function = _attribute(module, name)
-    try:
-        return function(*arguments, **options)
-    except Exception as error:
-        raise BrokenModule(
-            f"{name} of the trusted module {module.__name__} failed.",
-            why=f"{type(error).__name__}: {str(error)[:300]}",
-            advice="Tell whoever wrote it.",
-        ) from error
-
-
-def _attribute(module: ModuleType, name: str) -> Any:
+def _function(module: ModuleType, name: str) -> Any:
     found = getattr(module, name, None)
     if not callable(found):
         raise BrokenModule(
-            f"The trusted module {module.__name__} has no function {name}.",
+            f"{file_of(module)} has no function {name}.",
             advice="docs/organisers.md says what a module must have.",
         )
     return found
+
+
+def _described(given: object) -> str:
+    """Somebody else's result, in a few words."""
+    if isinstance(given, Tensor):
+        grad = "" if given.requires_grad else " without a gradient"
+        return f"a tensor of shape {tuple(given.shape)} and {given.dtype}{grad}"
+    return f"one of type {type(given).__name__}"

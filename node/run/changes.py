@@ -17,7 +17,7 @@ from node.run.definition import RunDefinition
 TABLES = ("model", "optimizer", "schedule")
 KEYS = {
     "training": ("batch", "max_norm", "local_steps"),
-    "averaging": ("codec", "group_size", "parameters_every"),
+    "averaging": ("codec", "group_size", "approximate", "parameters_every"),
 }
 
 

@@ -2,6 +2,8 @@
 
     costs = costs_of(definition)
     costs.memory_bytes(samples=8)           # of the whole process, with that many at once
+    costs.memory_bytes(samples=8, on_gpu=True)      # of it, what is not in the GPU's memory
+    costs.gpu_bytes(samples=8)                      # and what is
     costs.state_bytes                       # what a newcomer downloads first
     costs.traffic(volunteers=8, samples_per_second=40.0).up_bytes_per_hour
 
@@ -29,12 +31,19 @@ such processes held 361 to 364 MB as they began and 375 to 377 after two minutes
 is for what allocators keep of a small model's batches, of which its shapes say too little: the tiny
 GPT was seen to hold 407 to 421 MB with 4 samples at once (452 by these figures) and 471 to 545 with
 32 (493). With 377 here a cap would let in what it then has to end."""
-FLOAT_BYTES = 4
+GPU_PROCESS_BYTES = 700_000_000
+"""What CUDA's context and libraries hold of the machine's memory on top: the process of a small
+model held 1.1 GB in all beside an H100."""
+FLOAT_BYTES, HALF_BYTES = 4, 2
 KEPT_APART = 1.25  # what allocators hold beside what is asked of them: 1.2 to 1.35 measured
 STATISTICS = {"sgd": 0, "lars": 1, "lamb": 2, "adamw": 2}  # tensors of each parameter's size
 # Flat buffers of a parameter's size each: the gradients of the epoch and the result of its round;
 # with `delayed` a second pair; with local steps where they began, and the outer momentum.
 BUFFERS, BUFFERS_DELAYED, BUFFERS_LOCAL = 2, 4, 4
+# Where a GPU computes: the buffers that a round reads and writes stay in the machine's memory. The
+# GPU has the gradients of the epoch and the average to step with; with `delayed` the shadow, too.
+HOST_BUFFERS, HOST_BUFFERS_LOCAL = 2, 4
+GPU_BUFFERS, GPU_BUFFERS_DELAYED, GPU_BUFFERS_LOCAL = 2, 3, 1
 CODEC_BYTES = {"none": 4.0, "float64": 8.0, "float16": 2.0, "bfloat16": 2.0, "blockwise-int8": 1.02}
 HEADERS = 1.02  # frames, encryption, TCP: measured on loopback
 EXAMPLE_OVERHEAD_BYTES = 200  # of an example in the shuffle buffer, beside its text
@@ -60,10 +69,15 @@ class Costs:
     state_bytes: int
     """Parameters and the optimizer's statistics: what a newcomer fetches first."""
     fixed_bytes: int
-    """Of memory, whatever the batch: Python and torch, parameters, gradients, statistics, the
-    collaborative optimizer's buffers, the data's shuffle buffer."""
+    """Of memory, whatever the batch, where a processor computes: Python and torch, parameters,
+    gradients, statistics, the collaborative optimizer's buffers, the data's shuffle buffer."""
+    fixed_beside_gpu_bytes: int
+    """The same of the machine's memory, where a GPU computes: the process, the buffers of a round,
+    the shuffle buffer."""
+    fixed_on_gpu_bytes: int
+    """And of the GPU's memory: parameters, gradients, statistics, and what is accumulated."""
     sample_bytes: int
-    """Of memory, for each sample at once."""
+    """For each sample at once, of the memory where it is computed."""
     disk_bytes: int
     """Of a volunteer: the state while it is fetched."""
     keeper_disk_bytes: int
@@ -73,17 +87,19 @@ class Costs:
     """Of one round, each way, among many equals; fewer keep a part of it to themselves."""
     samples_per_round: int
 
-    @property
-    def built_bytes(self) -> int:
-        """Of memory, until the model is where it will be trained."""
-        return PROCESS_BYTES + FLOAT_BYTES * self.parameters
-
-    def memory_bytes(self, samples: int) -> int:
-        """Of the whole process that computes so many samples at once."""
+    def memory_bytes(self, samples: int, *, on_gpu: bool = False) -> int:
+        """Of the machine's memory, for the whole process with so many samples at once. What a GPU
+        computes is in its own memory, however many samples there are."""
+        if on_gpu:
+            return self.fixed_beside_gpu_bytes
         return self.fixed_bytes + samples * self.sample_bytes
 
+    def gpu_bytes(self, samples: int) -> int:
+        """Of a GPU's memory that computes so many samples at once."""
+        return self.fixed_on_gpu_bytes + samples * self.sample_bytes
+
     def most_samples(self, memory_bytes: int) -> int:
-        """How many samples at once fit; 0 if not even one does."""
+        """How many samples at once a processor can compute in it; 0 if not even one."""
         return max(0, (memory_bytes - self.fixed_bytes) // max(1, self.sample_bytes))
 
     def traffic(self, *, volunteers: int, samples_per_second: float) -> Traffic:
@@ -99,25 +115,35 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     """Of this run. Models' errors for a model that cannot be; a module's model has to be built to
     be looked at, and UntrustedModule says that it must be trusted for it."""
     from models.trainable import parameter_count
-    from node.run.building import data_of, model_of
+    from node.run.building import task_to_look_at
 
-    model = model_of(definition, trusted or {}, seed=None)
+    task = task_to_look_at(definition, trusted or {})
+    model, training = task.model, definition.training
     parameters = parameter_count(model)
     statistics = STATISTICS.get(str(definition.optimizer.get("name")), 2)
-    training = definition.training
-    buffers = BUFFERS_DELAYED if training.delayed else BUFFERS
+    buffers, on_host, on_gpu = BUFFERS, HOST_BUFFERS, GPU_BUFFERS
+    if training.delayed:
+        buffers, on_gpu = BUFFERS_DELAYED, GPU_BUFFERS_DELAYED
     if training.local_steps > 1:
-        buffers = BUFFERS_LOCAL
+        buffers, on_host, on_gpu = BUFFERS_LOCAL, HOST_BUFFERS_LOCAL, GPU_BUFFERS_LOCAL
     state = FLOAT_BYTES * parameters * (1 + statistics)
-    tensors = FLOAT_BYTES * parameters * (2 + statistics + buffers)  # with the gradients
-    data = data_of(definition, model, trusted or {})
-    sample = int(KEPT_APART * (model.activation_bytes(2) - model.activation_bytes(1)))
-    fixed = PROCESS_BYTES + int(KEPT_APART * tensors) + _buffer_bytes(data, model)
+    tensors = FLOAT_BYTES * parameters * (2 + statistics)  # with the gradients
+    if training.precision != "float32":
+        tensors += HALF_BYTES * parameters  # autocast's copy, while a batch is computed
+    of_parameters = FLOAT_BYTES * parameters
+    shuffled = _buffer_bytes(task.data, model)
+    sample = int(KEPT_APART * task.activation_bytes())
+    fixed = PROCESS_BYTES + int(KEPT_APART * (tensors + buffers * of_parameters)) + shuffled
     stated = MEGA * definition.limits.memory_mb - sample  # what the organiser says, with one sample
     return Costs(
         parameters=parameters,
         state_bytes=state,
         fixed_bytes=max(fixed, stated),
+        fixed_beside_gpu_bytes=PROCESS_BYTES
+        + GPU_PROCESS_BYTES
+        + on_host * of_parameters
+        + shuffled,
+        fixed_on_gpu_bytes=max(int(KEPT_APART * (tensors + on_gpu * of_parameters)), stated),
         sample_bytes=sample,
         disk_bytes=state,
         keeper_disk_bytes=state * (definition.checkpoints.keep_last + 1),

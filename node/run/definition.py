@@ -32,6 +32,7 @@ from node.run.mistakes import (
     parse,
 )
 from node.version import VERSION
+from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.layout import CodecName
 from protocols.moshpit.settings import GROUP_SIZE, MATCHMAKING_SECONDS, ROUND_SECONDS
 from protocols.runs.messages import UnusableDefinition
@@ -102,8 +103,10 @@ class AveragingSection(_Section, frozen=True, kw_only=True):
     """How long at most a round waits for those who are expected."""
     round_seconds: Seconds = ROUND_SECONDS
     """How long a round may take."""
-    group_size: Annotated[int, Meta(ge=2, le=256)] = GROUP_SIZE
-    """The most members of one group; with more peers a round goes over a grid."""
+    group_size: Annotated[int, Meta(ge=2, le=LARGEST_GROUP)] = GROUP_SIZE
+    """How many peers may be in a round; more follow the run until a place is free."""
+    approximate: bool = False
+    """More than fit into a group average over a grid, and do not get the same bits."""
     parameters_every: OrNone = 0
     """After so many steps the parameters are averaged, too; 0: never."""
 
@@ -149,6 +152,7 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
         self,
         *,
         client: bool = False,
+        name: str = "",
         begins: bool = False,
         up_bytes_per_second: float = 0.0,
         down_bytes_per_second: float = 0.0,
@@ -164,7 +168,9 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
             grace_seconds=self.averaging.grace_seconds,
             round_seconds=self.averaging.round_seconds,
             group_size=self.averaging.group_size,
+            approximate=self.averaging.approximate,
             client=client,
+            name=name,
             begins=begins,
             up_bytes_per_second=up_bytes_per_second,
             down_bytes_per_second=down_bytes_per_second,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import parallel_apply, replicate
 
-from models.trainable import Trainable, on_device
+from models.trainable import Trainable, on_device, tensors_in, with_each_tensor
 
 
 def spread_loss(model: Trainable, devices: Sequence[torch.device], batch: Any) -> Tensor:
@@ -47,8 +47,13 @@ def weighted_mean(losses: Sequence[Tensor], samples: Sequence[int]) -> Tensor:
 
 
 def parts_of(batch: Any, count: int) -> list[Any]:
-    """The batch cut along its samples into at most so many parts, none of them empty."""
-    if isinstance(batch, Tensor):
-        return list(batch.chunk(count))
-    cut = [tensor.chunk(count) for tensor in batch]
-    return [type(batch)(*part) for part in zip(*cut, strict=True)]
+    """The batch cut along its samples into at most so many parts, none of them empty. A tensor that
+    does not have the samples along its first dimension goes to all parts whole."""
+    samples = len(next(tensors_in(batch)))
+
+    def part_of(tensor: Tensor, number: int) -> Tensor:
+        has_samples = tensor.dim() > 0 and len(tensor) == samples
+        return tensor.chunk(count)[number] if has_samples else tensor
+
+    parts = -(-samples // -(-samples // count))  # as many as chunk makes
+    return [with_each_tensor(batch, partial(part_of, number=number)) for number in range(parts)]

@@ -92,8 +92,11 @@ codec = "float16"
 #grace_seconds = 10.0
 # How long a round may take.
 #round_seconds = 300.0
-# The most members of one group; with more peers a round goes over a grid.
-#group_size = 64
+# How many peers may be in a round. More follow the run, and take a place when one is free.
+#group_size = 256
+# Lets all of them take part: steps are then made with averages over a grid, which differ between
+# its groups, so that peers no longer hold the same bits.
+#approximate = false
 # After so many steps the parameters are averaged, too, for machines that round unlike; 0: never.
 #parameters_every = 0
 

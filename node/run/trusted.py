@@ -10,10 +10,11 @@ it or trusts who wrote it. One file is one module; it may define
     def build_model(settings, *, seed): ...                     # a models.trainable.Trainable
     def open_batches(settings, *, seed, peer, samples): ...     # an iterable of batches
 
-where `settings` are the other keys of the table.
+where `settings` are the other keys of the table. docs/organisers.md has the contract in full.
 
-Promise: nothing of a file is executed before its bytes have the hash that the definition asks for,
-and what is executed are those bytes.
+Promises: nothing of a file is executed before its bytes have the hash that the definition asks for,
+and what is executed are those bytes. Whatever fails while code of the file runs is told as that
+file's, with the line, and never as potluck's (`blamed_on`).
 
 Easy to get wrong: trusting is by name and path. A name in the definition never becomes a path.
 """
@@ -26,11 +27,14 @@ import importlib.util
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from models.errors import ModelsError
 from node.run.mistakes import WrongDefinition
 from node.wrong_use import WrongUse
 from protocols.errors import PotluckError, Refused
@@ -39,6 +43,11 @@ LARGEST_MODULE_BYTES = 4 << 20
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 OWN_KEYS = ("module", "sha256")
+LONGEST_REASON = 300  # characters of somebody else's error
+NOT_OURS = (
+    "This is the organiser's code and not potluck's: mend it there, or tell the organiser. "
+    "docs/organisers.md says what a module must do."
+)
 
 
 class UntrustedModule(Refused):
@@ -46,7 +55,9 @@ class UntrustedModule(Refused):
 
 
 class BrokenModule(PotluckError):
-    """A trusted module that does not do what it should."""
+    """A trusted module that does not do what it should. To start it again would not help."""
+
+    exit_code = 2
 
 
 def trusted_modules(arguments: Sequence[str]) -> dict[str, Path]:
@@ -157,12 +168,57 @@ def _execute(name: str, path: Path, source: bytes) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    try:
+    with blamed_on(str(path), "loading it"):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise BrokenModule(
-            f"The trusted module {path} could not be loaded.",
-            why=f"{type(error).__name__}: {str(error)[:300]}",
-            advice="Tell whoever wrote it.",
-        ) from error
     return module
+
+
+def file_of(module: ModuleType) -> str:
+    """Where a loaded module's code is from."""
+    assert module.__spec__ is not None
+    return str(module.__spec__.origin)
+
+
+@contextmanager
+def blamed_on(file: str, doing: str) -> Iterator[None]:
+    """BrokenModule, with the line, for what fails while the module's code runs in the block.
+
+    What potluck or its models say on purpose goes through (a stop, a wrong setting), and so does
+    that memory is out: smaller batches may help against it.
+    """
+    from node.trainer.out_of_memory import is_out_of_memory
+
+    try:
+        yield
+    except (PotluckError, ModelsError):
+        raise
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = f"{type(error).__name__}: {str(error)[:LONGEST_REASON]}"
+        raise BrokenModule(
+            f"{_place_of(error, file)}: {doing} failed.", why=reason, advice=NOT_OURS
+        ) from error
+
+
+def wrong_result(file: str, function: Callable[..., object], must: str, given: str) -> BrokenModule:
+    """`function` of the module gave something that it must not."""
+    code = getattr(function, "__code__", None)
+    line = code.co_firstlineno if code is not None and code.co_filename == file else None
+    return BrokenModule(
+        f"{_place(file, line)}: {function.__name__} {must}, and gave {given}.", advice=NOT_OURS
+    )
+
+
+def _place_of(error: BaseException, file: str) -> str:
+    """The line of the file that was executed last; the file alone where none was."""
+    lines = [
+        one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == file
+    ]
+    if isinstance(error, SyntaxError) and error.filename == file:
+        lines.append(error.lineno)
+    return _place(file, lines[-1] if lines else None)
+
+
+def _place(file: str, line: int | None) -> str:
+    return file if line is None else f"{file}, line {line}"

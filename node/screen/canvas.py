@@ -10,9 +10,10 @@ written at all; the cursor (mode 25) is not seen on its way; and terminals that 
 the whole change at once. Nothing wraps: the terminal is told not to (mode 7) while a picture is
 written. What begins a picture and what ends it are in one write.
 
-Easy to get wrong: after a resize a terminal breaks our old lines itself, and the picture takes
-more rows than it has lines. Terminals that cut instead (xterm) lose as many rows of what stands
-above the picture.
+Easy to get wrong: after a resize nobody knows where the old picture stands. Some terminals break
+its lines, some cut them, and one that became lower has pushed rows into the scrollback, where
+nothing reaches them until it is higher again. So everything that is seen is cleared then, and what
+was printed above the picture is written again, as far as it has room.
 """
 
 from __future__ import annotations
@@ -32,15 +33,27 @@ CLEAR_TO_END_OF_LINE: Final = "\x1b[K"
 CLEAR_BELOW: Final = "\x1b[K\x1b[C\x1b[J\r"
 """Not from the corner: tmux takes that for clearing the screen, and keeps what was there."""
 
+TO_THE_CORNER: Final = "\x1b[H"
 NEXT_LINE: Final = "\r\n"
 
 _ASCII: Final = str.maketrans(
     {
         **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
-        **{"█": "#", "▓": "=", "░": ".", "…": "~", "·": "-", "↑": "^", "↓": "v"},
+        **{
+            "█": "#",
+            "▓": "=",
+            "░": ".",
+            "…": "~",
+            "·": "-",
+            "↑": "^",
+            "↓": "v",
+            "│": "|",
+            "“": '"',
+            "”": '"',
+        },
     }
 )
-_OF_A_CONSOLE: Final = str.maketrans("▁▂▃▄▅▆▇…", "__▄▄▄██~")
+_OF_A_CONSOLE: Final = str.maketrans("▁▂▃▄▅▆▇…“”", '__▄▄▄██~""')
 """The font of Linux's own console has the characters of the first PCs."""
 
 
@@ -73,6 +86,7 @@ def paint(line: Text, look: Look) -> Painted:
     plain = look.shown(line.plain)
     if plain != line.plain and len(plain) == len(line.plain):  # else a style would stand wrongly
         shown.plain = plain
+        shown.truncate(line.cell_len)  # an accent that the terminal lacks becomes a whole cell
     if not look.colour:
         return Painted(shown.plain, shown.cell_len)
     shown.end = ""
@@ -87,20 +101,26 @@ def paint(line: Text, look: Look) -> Painted:
 
 class Canvas:
     """Invariant: the cursor is at the beginning of the line below `_lines`, which are on the
-    terminal, drawn when it had `_columns`."""
+    terminal, drawn when it had this `_size`: columns and rows."""
 
     def __init__(self) -> None:
         self._lines: tuple[Painted, ...] = ()
-        self._columns = 0
+        self._size = (0, 0)
 
-    def draw(self, lines: Sequence[Painted], columns: int) -> str:
-        """What to write for these lines to stand there; empty if they do already."""
-        before, resized = self._lines, columns != self._columns
+    def draw(
+        self, lines: Sequence[Painted], columns: int, rows: int, above: Sequence[str] = ()
+    ) -> str:
+        """What to write for these lines to stand there; empty if they do already. `above`: what
+        was printed there, each line short enough for the terminal, to be written again after a
+        resize."""
+        before, resized = self._lines, bool(self._lines) and (columns, rows) != self._size
         if tuple(lines) == before and not resized:
             return ""
-        written = [BEGIN, self._to_the_top(columns)]
-        if resized and before:
-            written.append(CLEAR_BELOW)
+        written = [BEGIN]
+        if resized:
+            written.append(_anew(above, rows - 1 - len(lines)))
+        else:
+            written.append(self._to_the_top())
         for number, line in enumerate(lines):
             if resized or number >= len(before) or before[number] != line:
                 written.append(line.written)
@@ -109,26 +129,31 @@ class Canvas:
             written.append(NEXT_LINE)
         if len(lines) < len(before):
             written.append(CLEAR_BELOW)
-        self._lines, self._columns = tuple(lines), columns
+        self._lines, self._size = tuple(lines), (columns, rows)
         return "".join([*written, END])
 
-    def erase(self, columns: int) -> str:
+    def erase(self, columns: int, rows: int, above: Sequence[str] = ()) -> str:
         """What to write for nothing to stand there, and the cursor where the picture began."""
         if not self._lines:
             return ""
-        written = f"{BEGIN}{self._to_the_top(columns)}{CLEAR_BELOW}{END}"
+        resized = (columns, rows) != self._size
+        erased = _anew(above, rows - 1) if resized else f"{self._to_the_top()}{CLEAR_BELOW}"
+        written = f"{BEGIN}{erased}{END}"
         self.forget()
         return written
 
     def forget(self) -> None:
         """Others have written meanwhile: what stands there stays, and the next picture is below."""
-        self._lines, self._columns = (), 0
+        self._lines, self._size = (), (0, 0)
 
-    def _to_the_top(self, columns: int) -> str:
-        rows = len(self._lines)
-        if columns < self._columns:
-            rows = sum(max(1, -(-line.cells // max(columns, 1))) for line in self._lines)
-        return f"\x1b[{rows}A" if rows else ""
+    def _to_the_top(self) -> str:
+        return f"\x1b[{len(self._lines)}A" if self._lines else ""
+
+
+def _anew(above: Sequence[str], room: int) -> str:
+    """Nothing but the last of these lines, as many as have room."""
+    lines = above[max(len(above) - max(room, 0), 0) :]
+    return "".join((TO_THE_CORNER, CLEAR_BELOW, *(f"{one}{NEXT_LINE}" for one in lines)))
 
 
 @cache

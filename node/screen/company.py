@@ -1,12 +1,7 @@
-"""The block of peers: how many, how each is reached, what each does; and their names. Pure.
-
-Easy to get wrong: a name is what an auth server says of a peer, and an open run has none. Who has
-no name is shown by the end of its id, which is never cut.
-"""
+"""The block of peers: how many, how each is reached, and what each does. Pure."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -14,11 +9,12 @@ from typing import Final
 from rich.cells import cell_len
 from rich.text import Text
 
+from node.display_name import label
 from node.screen.cells import clean, clip, count, fit, pad
 from node.screen.layout import Block
 from node.screen.numbers import named, within
 from node.trainer.view import PeerView, TrainerView
-from node.trainer.words import SHORT_ID, short
+from node.trainer.words import role_words
 
 MOST_PEERS: Final = 12
 """Lines of the list; `potluck peers` has them all."""
@@ -31,10 +27,6 @@ BETWEEN: Final = "  "
 LAST: Final = "\U0010ffff"  # sorts behind every name
 _REACHED: Final = {"direct": "direct", "relayed": "relayed"}
 UNREACHED: Final = "not reached"
-
-_BASE58: Final = "[1-9A-HJ-NP-Za-km-z]"
-_ID: Final = re.compile(rf"\b12D3KooW{_BASE58}{{44}}\b")
-_SHORT_ID: Final = re.compile(rf"…{_BASE58}{{{SHORT_ID}}}\b")
 
 
 def peers_block(view: TrainerView, room: int) -> Block:
@@ -55,20 +47,14 @@ def peers_block(view: TrainerView, room: int) -> Block:
     return Block(9, variants, apart=True)
 
 
-def with_names(words: str, peers: Sequence[PeerView]) -> str:
-    """The words with names for the peers of the run in it, and short ids for others."""
-    names = {one.peer: clip(clean(one.name), NAME_MOST) for one in peers if one.name}
-    shortened = {short(peer): name for peer, name in names.items()}
-
-    def said(found: re.Match[str]) -> str:
-        return names.get(found[0]) or short(found[0])
-
-    return _SHORT_ID.sub(lambda found: shortened.get(found[0], found[0]), _ID.sub(said, words))
-
-
 def _order(peer: PeerView) -> tuple[bool, bool, str, str]:
     """Always the same, so that the list does not jump; who is reached comes first."""
-    return peer.reach not in _REACHED, bool(peer.ignored), peer.name or LAST, peer.peer
+    return (
+        peer.reach not in _REACHED,
+        bool(peer.ignored),
+        peer.name or peer.said_name or LAST,
+        peer.peer,
+    )
 
 
 def _heading(peers: Sequence[PeerView], room: int) -> list[str]:
@@ -84,12 +70,12 @@ def _rows(peers: Sequence[PeerView], room: int) -> list[Text]:
     """One line for each, in columns; columns that have no room in full are left out."""
     table = [
         (
-            clip(clean(one.name) or short(clean(one.peer)), NAME_MOST),
+            label(clean(one.peer), clean(one.name), one.said_name),
             _REACHED.get(one.reach, UNREACHED),
             "" if one.round_trip_ms is None else f"{count(one.round_trip_ms)} ms",
             "" if one.samples_per_second is None else f"{count(one.samples_per_second, 1)} /s",
-            "" if one.samples is None else f"{count(one.samples)} samples",
-            clip(clean(one.role), NAME_MOST),
+            "" if one.samples is None else f"{count(one.samples)} in batch",
+            clip(role_words(clean(one.role), keeps=one.keeps), NAME_MOST),
         )
         for one in peers
     ]

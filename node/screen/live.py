@@ -30,7 +30,7 @@ from node.screen.picture import render
 from node.screen.scene import EVENTS_KEPT, Scene, SceneEvent
 from node.screen.summary import summary
 from node.screen.terminal import Terminal
-from node.trainer.happenings import Failed, Happening, Left, LossSeen, WillUse
+from node.trainer.happenings import Failed, Happening, Left, RecordsSummed, WillUse
 from node.trainer.view import TrainerView
 from node.trainer.words import words_of
 from protocols.accumulation.events import StepTaken
@@ -51,12 +51,14 @@ class Screen:
     def happened(self, happening: Happening) -> None:
         words = words_of(happening)
         match happening:
-            case Left() | Failed() | LossSeen():
+            case Left() | Failed():
                 pass  # in the view
             case WillUse():
                 self._stays(words)
             case StepTaken():
                 self._add(words, instead_of="step")
+            case RecordsSummed():
+                self._add(words, instead_of="records")
             case _ if words:
                 self._add(words)
 

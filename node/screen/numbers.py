@@ -6,13 +6,14 @@ a block of which nothing is known is none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from rich.text import Text
 
 from node.caps.units import in_words
 from node.screen.cells import clean, clip, count, fit, pad, time_span
-from node.screen.charts import curve, shares
+from node.screen.charts import Scale, curve, scale_of, shares
 from node.screen.layout import Block
 from node.trainer.view import Phase, TrafficView, TrainerView
 
@@ -23,10 +24,8 @@ NAME_CELLS: Final = 9
 CURVE_FROM: Final = 4
 """Columns that a curve has at least."""
 
-CURVE_ROWS: Final = 3
-CURVE_ROWS_IF_TALL: Final = 5
-BAR_MOST: Final = 48
-FIGURES_CELLS: Final = 22
+CURVE_ROWS: Final = (3, 5, 8, 12, 16, 20)
+BAR_MOST: Final = 96
 MINE, OTHERS, FREE = "█", "▓", "░"
 MINE_STYLE, OTHERS_STYLE = "green", "bright_blue"
 """Seen on black and on white, also as a console shows them."""
@@ -46,35 +45,63 @@ def within(room: int) -> int:
     return room - NAME_CELLS if room >= NAMED_FROM else room
 
 
-def loss_block(view: TrainerView, room: int, *, is_tall: bool) -> Block:
-    """One line, or a curve of some rows with the figures beside it."""
+def loss_block(view: TrainerView, room: int, *, most_rows: int) -> Block:
+    """The step, and the run's loss in it: one line, or a chart of some rows below."""
     if not view.losses and view.loss is None and not view.epoch:
         return Block(4, [])
-    step, free = f"step {count(view.epoch)}", within(room)
+    free, at = within(room), _steps_of(view)
+    of_all = f" of {count(view.steps)}" if view.steps else ""
     loss = "" if view.loss is None else f"loss {count(view.loss, 4)}"
-    figures = fit((step, loss), free, "  ")
-    line = Text(figures)
+    if room < NAMED_FROM:
+        line = Text(fit((f"step {count(view.epoch)}{of_all}", loss), free, "  "))
+        return Block(4, [[_with_curve(line, view, at, free)]])
+    over = "" if view.seconds_left is None else f"over in {time_span(view.seconds_left)}"
+    if loss:
+        loss = f"the run's {loss}"
+        if view.loss_step != view.epoch:  # the newest one made none, or was made without this peer
+            loss += f" in step {count(view.loss_step)}"
+    line = Text(fit((f"{count(view.epoch)}{of_all}", loss, over), free))
+    variants = [[named("step", _with_curve(line.copy(), view, at, free), room)]]
+    scale = scale_of(view.losses)
+    for rows in CURVE_ROWS if len(view.losses) > 1 and scale is not None else ():
+        if scale is None or rows > most_rows:
+            break
+        drawn = _chart(view, at, scale, free, rows)
+        chart = [named("" if number else "loss", row, room) for number, row in enumerate(drawn)]
+        variants.append([named("step", line, room), *chart])
+    return Block(4, variants, apart=True)
+
+
+def _with_curve(line: Text, view: TrainerView, at: Sequence[int], free: int) -> Text:
     columns = free - line.cell_len - 2
     if columns >= CURVE_FROM and view.losses:
-        line.append("  ").append(curve(view.losses, columns)[0], "cyan")
-    if room < NAMED_FROM:
-        return Block(4, [[line]])
-    began = "" if len(view.losses) < 2 else f"from {count(view.losses[0], 4)}"
-    line = Text(fit((count(view.epoch), loss), free, "   "))
-    line.append("  ").append(curve(view.losses, free - line.cell_len - 2)[0], "cyan")
-    variants = [[named("step", line, room)]]
-    beside = (("step", count(view.epoch)), ("loss", count(view.loss, 4)), ("", began))
-    heights = (CURVE_ROWS, CURVE_ROWS_IF_TALL) if is_tall else (CURVE_ROWS,)
-    for rows in heights if len(view.losses) > 1 else ():
-        drawn = curve(view.losses, free - FIGURES_CELLS, rows)
-        names = [*beside, *[("", "")] * (rows - len(beside))]
-        variants.append(
-            [
-                named(name, Text(pad(figure, FIGURES_CELLS)).append(row, "cyan"), room)
-                for (name, figure), row in zip(names, drawn, strict=True)
-            ]
-        )
-    return Block(4, variants, apart=True)
+        line.append("  ").append(curve(view.losses, columns, at=at)[0], "cyan")
+    return line
+
+
+def _chart(
+    view: TrainerView, at: Sequence[int], scale: Scale, columns: int, rows: int
+) -> list[Text]:
+    """The curve with its two axes: the loss at the ends of the scale, and the steps."""
+    labels = [f"{scale.high:.4g}", *[""] * (rows - 2), f"{scale.low:.4g}"]
+    margin = max(len(one) for one in labels)
+    drawn = curve(view.losses, columns - margin - 2, rows, at=at, scale=scale)
+    lines = [
+        Text().append(f"{label:>{margin}} ", "dim").append("│", "dim").append(row, "cyan")
+        for label, row in zip(labels, drawn, strict=True)
+    ]
+    first, last = f"step {at[0]:,}", f"{at[-1]:,}"
+    width = max(len(row) for row in drawn)
+    steps = f"{first}{last:>{max(width - len(first), len(last) + 3)}}"
+    scaled = "logarithmic" if scale.by_factors else ""
+    below = " " * (margin + 2) + fit((steps, scaled), columns - margin - 2, "   ")
+    return [*lines, Text(below, "dim")]
+
+
+def _steps_of(view: TrainerView) -> Sequence[int]:
+    if len(view.losses_at) == len(view.losses):
+        return view.losses_at
+    return range(view.epoch - len(view.losses) + 1, view.epoch + 1)  # an older node says none
 
 
 def batch_block(view: TrainerView, room: int) -> Block:
@@ -101,7 +128,7 @@ def batch_block(view: TrainerView, room: int) -> Block:
         return Block(3, [[line]], apart=apart)
     details = (
         f"next step {due}" if batch.seconds_to_step else due or "next step: nobody can tell yet",
-        f"{MINE} {count(batch.mine)} from here",
+        "" if view.keeps_only else f"{MINE} {count(batch.mine)} from here",
         f"{count(batch.samples_per_second, 1)} samples/s together",
     )
     legend = Text(fit(details, free))
@@ -113,21 +140,47 @@ def batch_block(view: TrainerView, room: int) -> Block:
 def given_block(view: TrainerView, room: int) -> Block:
     """My accepted samples, and what part of everybody's they are."""
     given = view.contribution
-    if not (given.samples or given.steps or given.lost_samples or view.batch.target):
+    if not (
+        given.samples or given.steps or given.alone_steps or given.lost_samples or view.batch.target
+    ):
         return Block(5, [])
     steps = "1 step" if given.steps == 1 else f"{count(given.steps)} steps"
     share = "" if given.share is None else f"{100.0 * given.share:.0f} %"
     if room < NAMED_FROM:
-        return Block(5, [[Text(fit((f"given {count(given.samples)}", share, steps), room))]])
+        short = (f"given {count(given.samples)}", share, steps)
+        if not given.steps and given.alone_steps:
+            short = (f"alone {count(given.alone_samples)}", f"{count(given.alone_steps)} steps", "")
+        return Block(5, [[Text(fit(short, room))]])
     rate = given.samples_per_second
-    accepted = f"{count(given.samples)} accepted samples in {steps}"
+    accepted = f"{count(given.samples)} accepted samples in {steps}" if given.steps else ""
+    made = "1 step" if given.alone_steps == 1 else f"{count(given.alone_steps)} steps"
+    alone = f"{count(given.alone_samples)} samples alone in {made}" if given.alone_steps else ""
+    nothing = "" if accepted or alone else "no samples are accepted yet: that comes with a step"
     parts = (
-        accepted if given.steps else "no samples are accepted yet: that comes with a step",
+        nothing,
+        accepted,
         share and f"{share} of them",
+        alone,
         f"{count(rate, 1)} samples/s" if rate else "",
         f"{count(given.lost_samples)} in none" if given.lost_samples else "",
     )
     return Block(5, [[named("given", Text(fit(parts, within(room))), room)]])
+
+
+def kept_block(view: TrainerView, room: int) -> Block:
+    """Of a peer that brings no samples: what is on its disk, and whether anything is wrong."""
+    free, age = within(room), view.checkpoint_age_seconds
+    if age is None:
+        kept = "no checkpoint is written yet: that comes with the volunteers' steps"
+    else:
+        kept = f"step {count(view.checkpoint_step)}, written {time_span(age)} ago"
+    lines = [named("kept", Text(clip(kept, free)), room)]
+    if view.troubles is None:
+        return Block(5, [lines])
+    health = Text("well: it serves volunteers who come now")
+    if view.troubles:
+        health = Text(clip(clean("; ".join(view.troubles)), free), "bold")
+    return Block(5, [lines, [*lines, named("health", health, room)]])
 
 
 def traffic_block(view: TrainerView, room: int) -> Block:

@@ -19,19 +19,30 @@ from typing import Final
 
 from rich.text import Text
 
-from node.screen.cells import clean, clip, fit, pad, time_span, wrap
-from node.screen.company import peers_block, with_names
+from node.display_name import label, with_names
+from node.screen.cells import clean, clip, fit, pad, wrap
+from node.screen.company import peers_block
 from node.screen.layout import Block, arrange
-from node.screen.numbers import batch_block, device_block, given_block, loss_block, traffic_block
+from node.screen.numbers import (
+    batch_block,
+    device_block,
+    given_block,
+    kept_block,
+    loss_block,
+    traffic_block,
+)
 from node.screen.scene import Scene, SceneEvent
-from node.trainer.view import ENDED, Phase, TrainerView
-from node.trainer.words import short
+from node.trainer.view import ENDED, Phase, TrainerView, named
+from node.trainer.words import since_words
 
 MARGIN_FROM: Final = 40
 """Columns: from here on one stays free at each side."""
 
-WIDEST: Final = 140
-"""Columns: a wider line is no easier to read."""
+WIDEST: Final = 240
+"""Columns: a wider chart shows no more."""
+
+READABLE: Final = 140
+"""Columns: a wider line of words is no easier to read."""
 
 _WELL: Final = "black on green"
 _BUSY: Final = "bright_white on blue"
@@ -39,11 +50,13 @@ _RESTS: Final = "black on yellow"
 _WRONG: Final = "bright_white on red"
 _STYLES: Final = {
     Phase.TRAINING: _WELL,
+    Phase.KEEPING: _WELL,
     Phase.AVERAGING: "black on cyan",
     Phase.COMPLETE: _WELL,
     Phase.LEFT: _WELL,
     Phase.PREPARING: _BUSY,
     Phase.CATCHING_UP: _BUSY,
+    Phase.FOLLOWING: _BUSY,
     Phase.PAUSED: _RESTS,
     Phase.LEAVING: _RESTS,
     Phase.NETWORK_LOST: _WRONG,
@@ -62,11 +75,12 @@ RESUME: Final = "potluck resume"
 
 _STOPPING: Final = ("Ctrl-C leaves", "in another terminal: potluck status, peers, pause, leave")
 
-TALL_FROM: Final = 30
-"""Lines: from here on the curve of the loss may be five rows high."""
-
 WITH_REASON_FROM: Final = 8
 """Lines: from here on the reason of a state matters more than the device, traffic and peers."""
+
+LEAST_CURVE_ROWS: Final = 3
+LINES_BESIDE_CURVE: Final = 20
+"""Of the other blocks, in a run of a few peers."""
 
 LINES_OF_DOING: Final = 3
 LINES_OF_ADVICE: Final = 4
@@ -78,13 +92,13 @@ EVENTS_AT_FIRST: Final = 3
 def render(scene: Scene, width: int, height: int) -> list[Text]:
     """At most `height` lines, none wider than `width` cells."""
     room, view = room_of(width), scene.view
-    since = (f"for {time_span(view.phase_seconds)}",) if view.phase_seconds >= 1 else ()
+    since = (since_words(view),) if view.phase_seconds >= 1 else ()
     blocks = [
         Block(1, [[title(view, room, since)]]),
         _state(view, room, height),
-        loss_block(view, room, is_tall=height >= TALL_FROM),
+        loss_block(view, room, most_rows=curve_rows(height)),
         batch_block(view, room),
-        given_block(view, room),
+        kept_block(view, room) if view.keeps_only else given_block(view, room),
         traffic_block(view, room),
         device_block(view, room),
         peers_block(view, room),
@@ -92,6 +106,11 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
         _stopping(view, room),
     ]
     return [placed(line, width) for line in arrange(blocks, max(height, 0))]
+
+
+def curve_rows(height: int) -> int:
+    """That the chart may have on a terminal of so many lines."""
+    return max(LEAST_CURVE_ROWS, (height - LINES_BESIDE_CURVE) // 2)
 
 
 def room_of(width: int) -> int:
@@ -115,8 +134,7 @@ def title(view: TrainerView, room: int, since: Sequence[str]) -> Text:
     ground = f" {phase} " if run else phase
     line.append(clip(ground, room - line.cell_len), _STYLES[view.phase])
     line.append(next((one for one in since if line.cell_len + len(one) <= room), ""))
-    person, peer = clip(clean(view.person), room // 4), short(clean(view.peer))
-    who = " ".join(one for one in (person, peer) if one)
+    who = label(clean(view.peer), clean(view.person), view.name, room // 4)
     free = room - line.cell_len - Text(who).cell_len
     if who and free >= 2:
         line.append(" " * free).append(who, "dim")
@@ -128,7 +146,8 @@ def state_lines(
 ) -> tuple[list[Text], list[Text]]:
     """What the state means, and what can be done about it."""
     label = "next: " if room >= MARGIN_FROM else ""
-    says = wrap(clean(with_names(view.doing, view.peers)), room, most_doing)
+    room = min(room, READABLE)
+    says = wrap(clean(with_names(view.doing, named(view.peers))), room, most_doing)
     to_do = wrap(clean(view.advice), room - len(label), most_advice)
     return [Text(one) for one in says], [
         Text().append(label if number == 0 else " " * len(label), "bold").append(one)
@@ -139,6 +158,7 @@ def state_lines(
 def event_lines(event: SceneEvent, room: int, most: int) -> list[Text]:
     """The time of day, and beside it the words, in at most so many lines."""
     clock_width = 9 if room >= MARGIN_FROM else 0
+    room = min(room, READABLE)
     texts = [Text(one) for one in wrap(clean(event.words), room - clock_width, most)]
     if texts and event.warns:
         texts[0].stylize("bold", 0, texts[0].plain.find(":") + 1)
@@ -159,7 +179,7 @@ def _state(view: TrainerView, room: int, height: int) -> Block:
     full = [*says, *to_do]
     if view.phase in ENDED:
         return Block(2, [full[:many] for many in range(1, len(full) + 1)], grows_first=True)
-    says_in_short = Text(clip(clean(with_names(view.doing, view.peers)), room))
+    says_in_short = Text(clip(clean(with_names(view.doing, named(view.peers))), room))
     if view.phase not in _IN_SHORT or not to_do:
         variants = [[says_in_short], full] if len(full) > 1 else [says]
         return Block(2 if to_do else 7, [one for one in variants if one])
@@ -170,7 +190,9 @@ def _state(view: TrainerView, room: int, height: int) -> Block:
 
 
 def events_with_names(scene: Scene) -> list[SceneEvent]:
-    return [replace(one, words=with_names(one.words, scene.view.peers)) for one in scene.events]
+    return [
+        replace(one, words=with_names(one.words, named(scene.view.peers))) for one in scene.events
+    ]
 
 
 def _worth_saying(scene: Scene) -> list[SceneEvent]:

@@ -7,8 +7,8 @@ from typing import Final
 
 from node.trainer.view import TrainerView
 
-EVENTS_KEPT: Final = 8
-"""The newest is what matters; some before it say how it came about."""
+EVENTS_KEPT: Final = 24
+"""The newest is what matters; some before it say how it came about, where there is room."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,15 @@ from rich.text import Text
 from node.screen.cells import time_span
 from node.screen.layout import Block, arrange
 from node.screen.numbers import carried_block, given_block, loss_block
-from node.screen.picture import event_lines, events_with_names, placed, room_of, state_lines, title
+from node.screen.picture import (
+    LEAST_CURVE_ROWS,
+    event_lines,
+    events_with_names,
+    placed,
+    room_of,
+    state_lines,
+    title,
+)
 from node.screen.scene import Scene, SceneEvent
 from node.trainer.view import ENDED, Phase, TrainerView
 
@@ -38,7 +46,8 @@ def summary(scene: Scene, clock: str, width: int, height: int) -> list[Text]:
     in full. `clock`: when it ended."""
     view = _as_ended(scene.view)
     warnings = [one for one in events_with_names(scene) if one.warns][-WARNINGS_KEPT:]
-    gave = bool(view.contribution.steps or view.contribution.lost_samples)
+    given = view.contribution
+    gave = bool(given.steps or given.alone_steps or given.lost_samples)
     failed = view.phase in (Phase.REFUSED, Phase.FAILED)
     if not (gave or failed or warnings or (view.phase is Phase.LEFT and view.epoch)):
         return []
@@ -51,7 +60,7 @@ def summary(scene: Scene, clock: str, width: int, height: int) -> list[Text]:
         Block(2, [state] if state else []),
     ]
     if gave or view.epoch:
-        loss = loss_block(view, room, is_tall=False)
+        loss = loss_block(view, room, most_rows=LEAST_CURVE_ROWS)
         blocks.append(loss if height >= CURVE_FROM else Block(loss.priority, loss.variants[:1]))
         if view.phase is not Phase.LEFT or not view.doing:  # else it has been said
             blocks.append(given_block(view, room))

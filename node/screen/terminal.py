@@ -21,6 +21,7 @@ import os
 import sys
 import termios
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -31,6 +32,9 @@ from node.commands.output import folded
 from node.screen.canvas import Canvas, Look, paint
 
 DUMB: Final = frozenset({"", "dumb", "unknown"})
+LINES_ABOVE: Final = 200
+"""Printed above the picture, of which as many are written again after a resize as have room."""
+
 COLUMNS, ROWS = 80, 24
 """Of a terminal that does not say."""
 
@@ -70,6 +74,7 @@ class Terminal:
         self._lock = threading.Lock()
         self._canvas = Canvas()
         self._picture: Picture = _nothing
+        self._above: deque[str] = deque(maxlen=LINES_ABOVE)
         self._settings_before: list[Any] | None = None
         self._ended = False
 
@@ -82,9 +87,11 @@ class Terminal:
     def print_above(self, line: str) -> None:
         """Print a line that stays, above the picture; too long, it is broken between words."""
         with self._lock:
-            columns, _ = self._size()
-            text = self._look.shown(folded(line, columns)).replace("\n", "\r\n")
-            self._write(f"{self._canvas.erase(columns)}{text}\r\n{self._drawn()}")
+            columns, rows = self._size()
+            erased = self._canvas.erase(columns, rows, self._lines_above(columns))
+            self._above.append(line)
+            text = "".join(f"{one}\r\n" for one in self._folded(line, columns))
+            self._write(f"{erased}{text}{self._drawn()}")
 
     def begin_anew(self) -> None:
         """After the shell had the terminal: draw below what it wrote."""
@@ -99,7 +106,8 @@ class Terminal:
             lines = [paint(line, self._look) for line in last(columns, max(rows - 1, 1))]
             text = "".join(f"{line.written}\r\n" for line in lines)
             self.restore()
-            self._write(f"{self._canvas.erase(columns)}{text}")
+            erased = self._canvas.erase(columns, rows, self._lines_above(columns))
+            self._write(f"{erased}{text}")
 
     def restore(self) -> None:
         """Echo what is typed again, and forget what was typed blindly. Never waits."""
@@ -115,7 +123,15 @@ class Terminal:
         self._without_echo()
         columns, rows = self._size()
         lines = self._picture(columns, max(rows - 1, 1))  # one is the cursor's
-        return self._canvas.draw([paint(line, self._look) for line in lines], columns)
+        return self._canvas.draw(
+            [paint(line, self._look) for line in lines], columns, rows, self._lines_above(columns)
+        )
+
+    def _lines_above(self, columns: int) -> list[str]:
+        return [short for one in self._above for short in self._folded(one, columns)]
+
+    def _folded(self, line: str, columns: int) -> list[str]:
+        return self._look.shown(folded(line, columns)).split("\n")
 
     def _without_echo(self) -> None:
         with contextlib.suppress(termios.error):

@@ -12,17 +12,16 @@ Reads that are to show a damage repair nothing.
 
 from __future__ import annotations
 
-import gc
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from node.simulation.dht_swarm_figures import Reads, percentile
 from node.simulation.dht_swarm_peer import Peer
 from node.simulation.dht_swarm_world import Search, World
+from node.simulation.rare_collections import rare_collections
 from protocols.dht.ids import position_of
 from protocols.dht.routing import REFRESH_SECONDS
 from protocols.dht.slots import Slot
@@ -41,10 +40,6 @@ CHURN_PUBLISHERS = 300
 CHURN_READS_PER_READ = 3  # they are spread over hours, and no read is like another
 
 CHECK_TABLE_SECONDS = 300.0  # how often a node looks whom to ping and what to refresh
-
-# The collector of cycles finds next to nothing here and would walk through millions of contacts
-# for it, again and again.
-COLLECT_AFTER = (200_000, 50, 100)
 
 
 @dataclass(frozen=True)
@@ -67,19 +62,9 @@ class SwarmPlan:
 def simulate(plan: SwarmPlan, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Run the whole plan and return its figures. All but `wall_seconds` follow from the seed."""
     began = time.perf_counter()
-    with _rare_collections():
+    with rare_collections():
         figures = _Swarm(plan, say).run()
     return {**figures, "wall_seconds": round(time.perf_counter() - began, 1)}
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    before = gc.get_threshold()
-    gc.set_threshold(*COLLECT_AFTER)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 class _Swarm:

@@ -23,8 +23,10 @@ import trio
 
 from node.simulated_network import SimulatedWorld, run_simulation
 from node.simulation.link_model import LinkSettings
+from node.simulation.rare_collections import rare_collections
 from node.simulation.settings import NodeSettings, WorldSettings
 from node.simulation.virtual_trainer import Manner, Trainer, longest_gap, trainer
+from protocols.moshpit.settings import GROUP_SIZE
 
 CALM_STEPS = 5  # before anything happens: what the steps under churn are compared with
 JOINING_SECONDS = 5.0  # in which all of the first peers come, one after the other
@@ -62,7 +64,8 @@ class RunPlan:
     step_seconds: float = 10.0
     batch_seconds: float = 1.0
     batch_samples: int = 8
-    group_size: int = 64
+    group_size: int = GROUP_SIZE
+    approximate: bool = False
 
     @property
     def target_samples(self) -> int:
@@ -83,7 +86,10 @@ def simulate(plan: RunPlan, say: Callable[[str], None] = lambda _: None) -> dict
     async def scenario(world: SimulatedWorld) -> dict[str, Any]:
         return await _Run(plan, world, say).run()
 
-    figures = run_simulation(scenario, seed=plan.seed, settings=settings, tick_seconds=TICK_SECONDS)
+    with rare_collections():
+        figures = run_simulation(
+            scenario, seed=plan.seed, settings=settings, tick_seconds=TICK_SECONDS
+        )
     return {**figures, "wall_seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -188,6 +194,7 @@ class _Run:
             target=plan.target_samples,
             parameters=plan.parameters,
             group_size=plan.group_size,
+            approximate=plan.approximate,
         )
         one = trainer(self.world, f"peer-{len(self.peers)}", manner, self.peers, self.node)
         one.when_stepped = self._stepped
@@ -258,6 +265,7 @@ class _Run:
             "seed": plan.seed,
             "target_samples": plan.target_samples,
             "group_size": plan.group_size,
+            "approximate": plan.approximate,
             "mean_life_s": plan.mean_life_seconds,
             "latency_s": plan.latency_seconds,
             "up_bytes_per_s": plan.upload_bytes_per_second,

@@ -55,7 +55,7 @@ from protocols.accumulation.lifecycle_events import (
     StepAlone,
     Stepped,
 )
-from protocols.accumulation.progress_slot import PROGRESS, ProgressSlot
+from protocols.accumulation.progress_slot import MOST_PEERS, PROGRESS, ProgressSlot
 from protocols.accumulation.round_endings import averaged, brought_to, left_out_of
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
 from protocols.dht.service import Dht, open_dht
@@ -90,7 +90,7 @@ class Manner:
     - `begins`: it may begin the run; else it waits until there is one, as a volunteer does.
     - `target`: samples of one step of the whole run.
     - `parameters`: how many values the model has.
-    - `group_size`: the most members of a group.
+    - `group_size`, `approximate`: who is in a round, as in CollaborationSettings.
     """
 
     seconds: float = 1.0
@@ -100,6 +100,7 @@ class Manner:
     target: int = TARGET
     parameters: int = PARAMETERS
     group_size: int = GROUP_SIZE
+    approximate: bool = False
 
 
 class StepMade(NamedTuple):
@@ -195,7 +196,12 @@ class Trainer:
             round_seconds=ROUND_SECONDS,
         )
         dht = DhtSettings(bootstrap=self._bootstrap)
-        progress = TrackerSettings(RUN, manner.target, counts_silence=manner.begins)
+        progress = TrackerSettings(
+            RUN,
+            manner.target,
+            counts_silence=manner.begins,
+            places=MOST_PEERS if manner.approximate else manner.group_size,
+        )
         if manner.restored:
             epoch = manner.restored
             history = bytes([epoch]) * HISTORY_BYTES
@@ -245,7 +251,7 @@ class Trainer:
             self._computes = False
             if self._away_until is not None:
                 await self._stay_away(self._away_until)
-            if self.manner.samples:
+            if self.manner.samples and self.tracker.estimate.has_place:
                 self.batches.append(Batch(trio.current_time(), self.epoch, self.manner.samples))
                 await self._do_all(self._tell(Contributed(self.manner.samples)))
                 self.tracker.note(self._slot())
@@ -313,7 +319,7 @@ class Trainer:
 
     async def _round(self, wanted: Average) -> list[Effect]:
         assert self._averager is not None
-        over_a_grid = wanted.expected > self.manner.group_size
+        over_a_grid = self.manner.approximate and wanted.expected > self.manner.group_size
         outcome = await self._averager.average(
             Vector(Layout((Segment("all", self.manner.parameters),)), self._gradient),
             weight=float(wanted.weight),
@@ -321,6 +327,7 @@ class Trainer:
             topic=wanted.history.hex(),
             expected=wanted.expected,
             awaited=wanted.awaited,
+            votes=float(self.lifecycle.life.me in self.lifecycle.life.holders),
             grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
         )
         self.words.append(
@@ -330,7 +337,7 @@ class Trainer:
         )
         if self._lacks_somebody(outcome):
             await self.tracker.look_again(self.tracker.estimate.number)
-        ended = averaged(outcome, wanted.expected)
+        ended = averaged(outcome)
         if ended.ending is Ending.ALONE:  # nobody else has these bytes
             ended = Averaged(Ending.ALONE, digest=self.network.random.randbytes(16))
         self.lifecycle.take(Estimated(self.tracker.estimate))
@@ -367,7 +374,9 @@ class Trainer:
             case Committed():
                 found = self.tracker.estimate
                 group = {found.me, *outcome.members, *left_out_of(outcome)}
-                return len(outcome.rounds) == 1 and not found.holders <= group
+                if outcome.votes is not None:
+                    return outcome.votes < len(found.holders)
+                return not found.holders <= group
             case _:
                 return False
 

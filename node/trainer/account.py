@@ -2,8 +2,8 @@
 
 A sample counts as given when others have committed a round with it: `StepTaken` with more members
 than this one, or a step that the others made of such a round and this one took over. Steps that a
-peer makes alone (the organiser's first ones) count for the run and for its loss, but nobody has
-accepted anything in them.
+peer makes alone (the organiser's first ones) are steps of the run, too. They are counted apart,
+because nobody else has seen what is in them.
 
 Easy to get wrong: what was dropped or held back was computed all the same; an owner who asks "am I
 contributing?" has to see it.
@@ -12,13 +12,17 @@ contributing?" has to see it.
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
-from node.trainer.happenings import Happening, LossSeen
-from node.trainer.view import LOSSES_KEPT, ContributionView
+from node.trainer.happenings import Happening
+from node.trainer.loss_curve import LossCurve
+from node.trainer.view import ContributionView
 from protocols.accumulation.events import CaughtUp, GradientsDropped, HeldBack, SeenStep, StepTaken
 
-SMOOTHING = 0.1
-"""Of the newest loss in the smoothed one: ten steps are remembered, a few minutes of most runs."""
+PACE_STEPS: Final = 64
+"""By which it is told when the run will be over: enough that one slow round does not matter."""
+
+LEAST_PACE_STEPS: Final = 3  # fewer say nothing
 
 
 class Account:
@@ -29,27 +33,38 @@ class Account:
         self.steps = 0
         self.of_samples = 0.0
         self.lost_samples = 0
+        self.alone_samples = 0
+        self.alone_steps = 0
         self.epoch = 0
-        self.loss: float | None = None
-        self.losses: deque[float] = deque(maxlen=LOSSES_KEPT)
+        self.loss: float | None = None  # the run's, in the newest step that this peer knows of
+        self.loss_step = 0
+        self.curve = LossCurve()
+        self._alone_lately = (0, 0)  # samples and steps, since the last step with others
+        self._has_stepped = False
+        self._moments: deque[tuple[int, float]] = deque(maxlen=PACE_STEPS)
 
     def take(self, happening: Happening) -> bool:
         """Whether these are the first samples that others have accepted."""
         match happening:
             case StepTaken(members=members, own_samples=own):
                 self.epoch = happening.epoch + 1
+                self._has_stepped = True
+                self._note_loss(happening.epoch, happening.loss)
                 if len(members) > 1:
+                    self._alone_lately = (0, 0)
                     return self._accepted(own, happening.samples)
+                if own:
+                    self._count_alone(own, 1)
             case GradientsDropped(samples=samples) | HeldBack(samples=samples):
                 self.lost_samples += samples
             case CaughtUp(epoch=epoch, seen=seen):
                 self.epoch = epoch
+                if not happening.leads_on:
+                    self._give_up_alone()
+                for one in happening.losses:
+                    self._note_loss(one.epoch, one.loss)
                 firsts = [self._accepted_after_all(one) for one in seen if len(one.shares) > 1]
                 return any(firsts)
-            case LossSeen(loss=loss):
-                before = loss if self.loss is None else self.loss
-                self.loss = before + SMOOTHING * (loss - before)
-                self.losses.append(loss)
             case _:
                 pass
         return False
@@ -67,11 +82,50 @@ class Account:
         self.lost_samples = max(0, self.lost_samples - seen.own_samples)
         return self._accepted(seen.own_samples, seen.samples)
 
+    def note_moment(self, now: float) -> None:
+        """The run is at `epoch` now: for its pace, which is known after this peer's first step."""
+        if not self._has_stepped:
+            return
+        newest = self._moments[-1][0] if self._moments else -1
+        if newest > self.epoch:  # it went back to a checkpoint
+            self._moments.clear()
+        if newest != self.epoch:
+            self._moments.append((self.epoch, now))
+
+    def seconds_left(self, steps: int, now: float) -> float | None:
+        """Until the run has made so many steps, at its present pace; None where nobody knows."""
+        if not 0 < self.epoch < steps or not self._moments:
+            return None
+        (first, began), (last, ended) = self._moments[0], self._moments[-1]
+        if last - first < LEAST_PACE_STEPS:
+            return None
+        step_seconds = (ended - began) / (last - first)
+        return max(0.0, step_seconds * (steps - last) - (now - ended))
+
+    def _count_alone(self, samples: int, steps: int) -> None:
+        self.alone_samples += samples
+        self.alone_steps += steps
+        before = self._alone_lately
+        self._alone_lately = (before[0] + samples, before[1] + steps)
+
+    def _give_up_alone(self) -> None:
+        """The others' state was taken: what this peer made alone before is no part of the run."""
+        samples, steps = self._alone_lately
+        self._count_alone(-samples, -steps)
+        self.lost_samples += samples
+
+    def _note_loss(self, epoch: int, loss: float | None) -> None:
+        if loss is not None:
+            self.loss, self.loss_step = loss, epoch + 1
+            self.curve.note(epoch + 1, loss)
+
     def contribution(self, samples_per_second: float | None) -> ContributionView:
         return ContributionView(
             samples=self.samples,
             steps=self.steps,
             of_samples=self.of_samples,
+            alone_samples=self.alone_samples,
+            alone_steps=self.alone_steps,
             lost_samples=self.lost_samples,
             samples_per_second=samples_per_second,
         )

@@ -121,13 +121,15 @@ def _tried(seconds_of: Callable[[int], float], size: int) -> float | None:
 
 
 def _seconds(task: RunTask, size: int, clock: Callable[[], float]) -> float:
-    """Of one forward and backward pass, the second of two."""
+    """Of one forward and backward pass in the run's precision, the second of two."""
     began = 0.0
     try:
+        batch = task.made_up_batch(size)  # once: a module's data may take long to open
         for _ in range(2):
-            batch = task.made_up_batch(size)
             began = clock()
-            task.loss(batch).backward()  # type: ignore[no-untyped-call]  # torch's own
+            with task.autocast():
+                loss = task.loss(batch)
+            task.backward(loss)
             _wait_for_device(task)
         return clock() - began
     finally:

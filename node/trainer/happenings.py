@@ -39,14 +39,6 @@ class Began(msgspec.Struct, frozen=True, tag=True):
     epoch: int
 
 
-class LossSeen(msgspec.Struct, frozen=True, tag=True):
-    """The mean loss of this peer's samples in the epoch that ended."""
-
-    epoch: int
-    loss: float
-    samples: int
-
-
 class FirstSamplesAccepted(msgspec.Struct, frozen=True, tag=True):
     """Others have committed a round with samples of this peer, for the first time in a session."""
 
@@ -130,6 +122,8 @@ class Left(msgspec.Struct, frozen=True, tag=True):
     steps: int
     seconds: float
     lost_samples: int = 0
+    alone_samples: int = 0
+    alone_steps: int = 0
 
 
 Own = (
@@ -137,7 +131,6 @@ Own = (
     | WillUse
     | Measured
     | Began
-    | LossSeen
     | FirstSamplesAccepted
     | Paused
     | Resumed

@@ -32,7 +32,7 @@ from node.trainer.batch_size import BatchSize
 from node.trainer.compiler_kept_out import keep_the_compiler_out
 from node.trainer.departure import ROUND_PATIENCE_SECONDS
 from node.trainer.giving_back import give_back_memory
-from node.trainer.happenings import Began, LossSeen, Notice, RunComplete
+from node.trainer.happenings import Began, Notice, RunComplete
 from node.trainer.out_of_memory import is_out_of_memory
 from node.trainer.parameters_digest import digest_of
 from node.trainer.phases import NETWORK
@@ -76,7 +76,7 @@ class Loop:
         self._position_file = position_file
         self._batches: Batches | None = None
         self._position_kept = time.monotonic()
-        self._losses, self._counted = 0.0, 0
+        self._counted = 0
 
     def stop_reading(self) -> None:
         """Wake the loop where it waits for data. Any thread."""
@@ -166,22 +166,20 @@ class Loop:
             self._make_room(optimizer)
             return
         if math.isfinite(value):
-            self._losses += value * samples
             self._counted += samples
         self._batch_size.took(time.monotonic() - began)
         before = optimizer.epoch
-        if optimizer.step(samples=samples, loss=value):
-            self._tell_loss(optimizer.epoch)
-        elif optimizer.epoch != before:  # another state was taken: they are given up, and told
-            self._losses, self._counted = 0.0, 0
+        optimizer.step(samples=samples, loss=value)
+        if optimizer.epoch != before:  # they are in a step; or given up, and told
+            self._counted = 0
 
     def _computed(self, optimizer: CollaborativeOptimizer, batch: Any) -> float | None:
         """The loss, with its gradients computed; None if memory has no room for it. What was begun
         of it goes with this function's end."""
         try:
-            with optimizer.autocast():
+            with self._task.autocast():
                 loss = self._task.loss(batch)
-            optimizer.scaled(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
+            self._task.backward(optimizer.scaled(loss))
             return float(loss.detach())
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -203,12 +201,6 @@ class Loop:
         words = f"{size:,} samples at once do not fit into memory now: {self._size():,} from now on"
         self._session.happened(Notice(words))
 
-    def _tell_loss(self, epoch: int) -> None:
-        if self._counted:
-            mean = self._losses / self._counted
-            self._session.happened(LossSeen(epoch, mean, self._counted))
-        self._losses, self._counted = 0.0, 0
-
     def _rest(self, optimizer: CollaborativeOptimizer) -> None:
         """The gate is closed: until it opens, nobody counts on this peer."""
         session = self._session
@@ -217,7 +209,7 @@ class Loop:
             before = optimizer.epoch
             optimizer.see_out(ROUND_PATIENCE_SECONDS)  # or the others would wait for it in vain
             if optimizer.epoch != before:
-                self._tell_loss(optimizer.epoch)
+                self._counted = 0
             if session.gate.is_open:  # the rest was seen out where a state was to be fetched
                 return
         with self._resting.told() as is_rest, optimizer.away():

@@ -26,6 +26,7 @@ class TrainerOptions:
     - `batch_share`: of the micro-batch, looked at between batches: less where memory runs short.
     - `make_sure`: done last before the run is entered; what it raises keeps this peer out.
     - `client`: others cannot dial this node.
+    - `name`: what its owner wants to be called by the others.
     - `begins`: this peer may begin the run anew: the organiser's first one.
     - `from_peers`: it waits for others who have the run's state instead.
     - `keeps_only`: it brings no samples, and helps with the rounds of the others.
@@ -34,6 +35,7 @@ class TrainerOptions:
     - `upload_limit`, `download_limit`: what the owner allows, to be shown; None is no limit.
     - `fetching_folder`: where a state that is being fetched is kept across a restart.
     - `position_file`: where it is kept how far the data has been read.
+    - `losses_file`: where the curve of the run's loss is kept across a restart.
     """
 
     micro_batch: int = 0
@@ -41,6 +43,7 @@ class TrainerOptions:
     batch_share: Callable[[], float] = _whole
     make_sure: Callable[[], Awaitable[None]] = _nothing
     client: bool = False
+    name: str = ""
     begins: bool = False
     from_peers: bool = False
     keeps_only: bool = False
@@ -51,3 +54,4 @@ class TrainerOptions:
     download_limit: float | None = None
     fetching_folder: Path | None = None
     position_file: Path | None = None
+    losses_file: Path | None = None

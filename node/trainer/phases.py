@@ -7,7 +7,9 @@ is in the way of it.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from node.trainer.gate import Closed
 from node.trainer.happenings import Failed, Left
@@ -29,10 +31,14 @@ class Facts:
     closed: tuple[Closed, ...] = ()
     preparing: str = ""  # what is being done before the loop begins; empty when it has begun
     behind: bool = False
+    places_taken: int = 0  # as many as there are, while this peer has none
     averaging: bool = False
     alone: bool = False
     complete: bool = False
     begins: bool = False
+    keeps_only: bool = False
+    again: str = "potluck join"  # the command that goes on with the run
+    checkpoint: str = ""  # the newest that this peer keeps, if it keeps any
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,12 @@ def told_of(facts: Facts) -> Told:
         )
     if facts.closed:
         return _paused(facts.closed)
+    if facts.places_taken:  # also while it catches up, as it does after every step
+        return Told(
+            Phase.FOLLOWING,
+            f"following the run: all {facts.places_taken:,} places in its rounds are taken",
+            "Nothing has to be done: this peer computes from when a place is free.",
+        )
     if facts.behind:
         return Told(Phase.CATCHING_UP, "fetching the run's newest state from other peers")
     if facts.preparing:
@@ -69,6 +81,8 @@ def told_of(facts: Facts) -> Told:
         return Told(Phase.AVERAGING, "averaging with the others")
     if facts.complete:
         return _complete(facts)
+    if facts.keeps_only:
+        return _keeping(facts)
     if facts.alone:
         others = "volunteers" if facts.begins else "the others"
         return Told(
@@ -79,15 +93,24 @@ def told_of(facts: Facts) -> Told:
     return Told(Phase.TRAINING, "computing samples for the next step")
 
 
+def _keeping(facts: Facts) -> Told:
+    if facts.alone:
+        return Told(
+            Phase.KEEPING,
+            "no volunteer trains at the moment; others can join here",
+            "`potluck run invite` makes an invite for them.",
+        )
+    return Told(Phase.KEEPING, "helping with the volunteers' steps, and keeping what they learn")
+
+
 def _left(left: Left, facts: Facts) -> Told:
     said = ["the run has made all its steps"] if facts.complete else []
-    if left.steps or left.lost_samples:  # who only keeps brings none
+    if left.steps or left.alone_steps or left.lost_samples:  # who only keeps brings none
         said.append(given_by(left))
     gave = f"{'; '.join(said)}. Thank you!" if said else "Thank you!"
     if facts.complete:
-        return Told(Phase.LEFT, gave)
-    again = "`potluck run start` goes on with it" if facts.begins else "`potluck join` takes part"
-    return Told(Phase.LEFT, gave, f"{again} again.")
+        return Told(Phase.LEFT, gave, _export(facts))
+    return Told(Phase.LEFT, gave, f"`{facts.again}` takes part again.")
 
 
 def _complete(facts: Facts) -> Told:
@@ -96,8 +119,15 @@ def _complete(facts: Facts) -> Told:
     return Told(
         Phase.COMPLETE,
         "the run has made all its steps; its state is served to whoever asks",
-        "Ctrl-C ends it.",
+        f"{_export(facts)} Ctrl-C ends it.".lstrip(),
     )
+
+
+def _export(facts: Facts) -> str:
+    if not facts.checkpoint:
+        return ""
+    folder = shlex.quote(str(PurePath(facts.checkpoint).parent))
+    return f"`potluck export {folder}` writes the trained model into a file."
 
 
 def _leaving(facts: Facts) -> Told:

@@ -24,6 +24,7 @@ from typing import Final, Protocol
 
 import trio
 
+from node.display_name import with_names
 from node.status import memory_in_use
 from node.trainer.account import Account
 from node.trainer.departure import Departure
@@ -40,9 +41,24 @@ from node.trainer.happenings import (
 )
 from node.trainer.phases import Facts, Told, told_of
 from node.trainer.shown import Shown
-from node.trainer.view import BatchView, PeerView, TrafficView, TrainerView
+from node.trainer.view import (
+    GOES_ON,
+    TRAINS,
+    BatchView,
+    PeerView,
+    TrafficView,
+    TrainerView,
+    named,
+)
 from node.trainer.words import words_of
-from protocols.accumulation.events import CaughtUp, CheckpointSaved, FellBehind, StepTaken
+from protocols.accumulation.events import (
+    CaughtUp,
+    CheckpointSaved,
+    FellBehind,
+    PlaceFree,
+    PlacesTaken,
+    StepTaken,
+)
 
 LINES_KEPT: Final = 2_000
 """Of what happened, for `potluck logs`: some hours, at most half a megabyte."""
@@ -64,10 +80,19 @@ class Watched(Protocol):
 class Session:
     """Invariant: all but `happened`, `gate` and `departure` is for trio's thread."""
 
-    def __init__(self, shown: Shown, *, begins: bool = False) -> None:
+    def __init__(
+        self,
+        shown: Shown,
+        *,
+        begins: bool = False,
+        keeps_only: bool = False,
+        again: str = "potluck join",
+    ) -> None:
         self.gate, self.departure = Gate(), Departure()
         self.account = Account()
-        self.run = self.peer = self.person = ""
+        self.run = self.peer = self.person = self.name = ""
+        self.steps = 0
+        """That the run will have made when it is over; 0 where it has no end, or nobody knows."""
         self.watched: Watched | None = None
         self.lines: deque[tuple[float, str]] = deque(maxlen=LINES_KEPT)
         self.lines_told = 0
@@ -76,10 +101,15 @@ class Session:
         """Whether the loop has begun, so that there may be a round to see out."""
         self._shown = shown
         self._began_at = time.monotonic()
-        self._facts = Facts(preparing="starting", begins=begins)
+        self._facts = Facts(preparing="starting", begins=begins, keeps_only=keeps_only, again=again)
         self._told, self._told_since = told_of(self._facts), time.monotonic()
+        self._trains_since: float | None = None
+        """Without a pause since; steps, and catching up with them, are part of training."""
         self._measured: Measured | None = None
-        self._checkpoint = ""
+        self.troubles: tuple[str, ...] | None = None
+        """What `/healthz` complains of; None where this peer has none."""
+        self._checkpoint: CheckpointSaved | None = None
+        self._checkpoint_at = 0.0
         self._last_event, self._last_event_at = "", 0.0
         self._token: trio.lowlevel.TrioToken | None = None
         self._news = trio.Event()
@@ -140,6 +170,7 @@ class Session:
             leaving_at_once=departure.at_once,
             left=self.left,
             closed=self.gate.reasons(),
+            checkpoint="" if self._checkpoint is None else self._checkpoint.path,
             averaging=watched is not None and watched.averaging(),
             alone=watched is not None and watched.alone(),
         )
@@ -149,10 +180,14 @@ class Session:
         """How it is now."""
         told, watched, account = self._note_phase(), self.watched, self.account
         measured = self._measured or Measured("", 0, 0, 0.0, 0.0)
+        points = account.curve.points
+        left = account.seconds_left(self.steps, time.monotonic())
+        saved = self._checkpoint
         return TrainerView(
             run=self.run,
             peer=self.peer,
             person=self.person,
+            name=self.name,
             phase=told.phase,
             phase_seconds=round(time.monotonic() - self._told_since, 3),
             doing=told.doing,
@@ -160,8 +195,12 @@ class Session:
             closed=tuple(one.words for one in self.gate.reasons()),
             session_seconds=round(self.seconds, 3),
             epoch=account.epoch,
+            steps=self.steps,
+            seconds_left=None if left is None else round(left, 1),
             loss=account.loss,
-            losses=tuple(account.losses),
+            loss_step=account.loss_step,
+            losses=tuple(loss for _, loss in points),
+            losses_at=tuple(step for step, _ in points),
             batch=BatchView() if watched is None else watched.batch(),
             contribution=account.contribution(
                 None if watched is None else watched.samples_per_second()
@@ -172,16 +211,25 @@ class Session:
             threads=measured.threads,
             micro_batch=measured.micro_batch,
             memory_bytes=memory_in_use(),
-            checkpoint=self._checkpoint,
+            keeps_only=self._facts.keeps_only,
+            checkpoint="" if saved is None else saved.path,
+            checkpoint_step=0 if saved is None else saved.epoch,
+            checkpoint_age_seconds=None
+            if saved is None
+            else round(time.monotonic() - self._checkpoint_at, 1),
+            troubles=self.troubles,
             last_event=self._last_event,
             last_event_at=self._last_event_at,
         )
 
     def _take(self, happening: Happening) -> None:
         is_first = self.account.take(happening)
+        self.account.note_moment(time.monotonic())
         self._note_facts(happening)
         words = words_of(happening)
         if words:
+            peers = () if self.watched is None else self.watched.peers()
+            words = with_names(words, named(peers))
             self._last_event, self._last_event_at = words, round(time.time(), 3)
             self.lines.append((self._last_event_at, words))
             self.lines_told += 1
@@ -210,22 +258,33 @@ class Session:
                 facts = replace(facts, behind=True)
             case CaughtUp() | StepTaken():
                 facts = replace(facts, behind=False)
+            case PlacesTaken(places=places):
+                facts = replace(facts, places_taken=places)
+            case PlaceFree():
+                facts = replace(facts, places_taken=0)
             case RunComplete():
                 facts = replace(facts, complete=True)
             case Failed():
                 facts = replace(facts, failed=happening)
             case Left():
                 self.left = happening
-            case CheckpointSaved(path=path):
-                self._checkpoint = path
+            case CheckpointSaved():
+                self._checkpoint, self._checkpoint_at = happening, time.monotonic()
             case _:
                 pass
         self._facts = facts
 
     def _note_phase(self) -> Told:
         told = self.told()
-        if told.phase is not self._told.phase:
-            self._told_since = time.monotonic()
+        before, now = self._told.phase, time.monotonic()
+        if told.phase not in GOES_ON:
+            self._trains_since = None
+        elif told.phase in TRAINS and self._trains_since is None:
+            self._trains_since = now
+        if told.phase is not before:
+            self._told_since = now
+        if told.phase in TRAINS and self._trains_since is not None:
+            self._told_since = self._trains_since
         self._told = told
         return told
 

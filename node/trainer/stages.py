@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 LOGGING_IN: Final = "logging in with the enrolment code"
+READING: Final = "reading a first batch of the data"  # of an organiser's peer, before its invite
 STARTING: Final = "starting this node"
 LOOKING: Final = "looking for the others"
 ASKING: Final = "asking what the run is"

@@ -17,18 +17,22 @@ may wait for (the gate, data, the bridge) is woken; a batch that is being comput
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
 from node.node import Node
+from node.trainer.account import Account
 from node.trainer.batch_size import BatchSize
 from node.trainer.benchmark import Measurement, limit_of, measure
 from node.trainer.departure import ROUND_PATIENCE_SECONDS
 from node.trainer.happenings import Leaving, Left, Measured, Paused, Preparing, Resumed
 from node.trainer.loop import Loop
+from node.trainer.loss_curve import LossCurve, keep
 from node.trainer.network_watch import watch_network
 from node.trainer.options import TrainerOptions
 from node.trainer.session import Session
@@ -36,12 +40,16 @@ from node.trainer.stages import ENTERING, MEASURING
 from node.trainer.watched import TrafficMeter, WatchedTraining
 from node.training import train_in_thread
 from protocols.accumulation.collaboration import Collaboration
+from protocols.blocking import in_thread
 
 if TYPE_CHECKING:
     from node.run.building import RunTask
     from node.run.definition import RunDefinition
 
+logger = logging.getLogger("potluck.trainer")
+
 TRAFFIC_SECONDS = 1.0  # between two looks at the bytes that were sent
+LOSSES_SECONDS = 60.0  # how much of the loss's curve a kill may cost
 
 
 async def train_run(
@@ -74,6 +82,7 @@ async def train_run(
     )
     settings = definition.collaboration_settings(
         client=options.client,
+        name=options.name,
         begins=options.begins and not options.from_peers,
         up_bytes_per_second=options.up_bytes_per_second,
         down_bytes_per_second=options.down_bytes_per_second,
@@ -87,21 +96,70 @@ async def train_run(
         session.gate.end()
         loop.stop_reading()
 
-    async with trio.open_nursery() as nursery:
-        training = trio.CancelScope()
-        nursery.start_soon(_end_when_told, session, wake, training, options.keeps_only)
-        with training:
-            await train_in_thread(
-                node, settings, loop.run, options.checkpoints, beside=beside, wake=wake
-            )
-        session.watched = None
-        nursery.cancel_scope.cancel()
+    losses = _LossesFile(session.account, options.losses_file)
+    await in_thread(losses.load)
+    try:
+        async with trio.open_nursery() as nursery:
+            training = trio.CancelScope()
+            nursery.start_soon(_end_when_told, session, wake, training, options.keeps_only)
+            nursery.start_soon(losses.keep_on)
+            with training:
+                await train_in_thread(
+                    node, settings, loop.run, options.checkpoints, beside=beside, wake=wake
+                )
+            session.watched = None
+            nursery.cancel_scope.cancel()
+    finally:
+        losses.keep()
     return _left(session)
+
+
+class _LossesFile:
+    """The curve of the run's loss on the disk. Training does not need it: what cannot be read or
+    written is told in the log."""
+
+    def __init__(self, account: Account, path: Path | None) -> None:
+        self._account, self._path = account, path
+        self._kept = b""
+
+    def load(self) -> None:
+        if self._path is None:
+            return
+        try:
+            self._account.curve = LossCurve.read(self._path)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            logger.warning("the curve of the run's loss begins anew: %s", error)
+
+    def keep(self) -> None:
+        """Blocks for about a millisecond."""
+        data = self._account.curve.as_bytes()
+        if self._path is None or data == self._kept:
+            return
+        try:
+            keep(data, self._path)
+        except OSError as error:
+            why = error.strerror or error
+            logger.warning("the curve of the run's loss is not kept: %s", why)
+        self._kept = data
+
+    async def keep_on(self) -> None:
+        while True:
+            await trio.sleep(LOSSES_SECONDS)
+            self.keep()
 
 
 def _left(session: Session) -> Left:
     account = session.account
-    left = Left(account.samples, account.steps, round(session.seconds, 3), account.lost_samples)
+    left = Left(
+        account.samples,
+        account.steps,
+        round(session.seconds, 3),
+        account.lost_samples,
+        account.alone_samples,
+        account.alone_steps,
+    )
     session.happened(left)
     return left
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from node.display_name import cleaned
 from node.node import Node
 from node.trainer.view import BatchView, PeerView, TrafficView
 from protocols.accumulation.collaboration import Collaboration
@@ -123,7 +124,9 @@ class WatchedTraining:
             return view
         return msgspec.structs.replace(
             view,
-            role="keeps" if slot.keeps else slot.role,
+            said_name=cleaned(slot.name),
+            role=slot.role,
+            keeps=slot.keeps,
             epoch=slot.epoch,
             samples=slot.samples,
             samples_per_second=round(slot.samples_per_second, 3),

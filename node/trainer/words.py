@@ -7,11 +7,13 @@ Easy to get wrong: much of it was said by peers. Whatever prints it passes it th
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import msgspec
 
+from node.display_name import short
 from node.trainer.happenings import (
     Began,
     Failed,
@@ -19,7 +21,6 @@ from node.trainer.happenings import (
     Happening,
     Leaving,
     Left,
-    LossSeen,
     Measured,
     NetworkBack,
     NetworkLost,
@@ -33,6 +34,7 @@ from node.trainer.happenings import (
     RunComplete,
     WillUse,
 )
+from node.trainer.view import Phase, TrainerView
 from protocols.accumulation.events import (
     CaughtUp,
     CheckpointMissed,
@@ -43,18 +45,13 @@ from protocols.accumulation.events import (
     HeldBack,
     NoBatchFits,
     ParametersAveraged,
+    PlaceFree,
+    PlacesTaken,
     RoundFailed,
     ScaleChanged,
     StepTaken,
     TooSlowToCatchUp,
 )
-
-SHORT_ID = 8  # of a peer id's last characters: the first ones are the same for all
-
-
-def short(peer: str) -> str:
-    """A peer id as it is shown where there is little room."""
-    return f"…{peer[-SHORT_ID:]}" if len(peer) > SHORT_ID else peer
 
 
 def words_of(happening: Happening) -> str:
@@ -71,8 +68,6 @@ def words_of(happening: Happening) -> str:
             )
         case Began(run=run, epoch=epoch):
             return f"training in {run}, from step {epoch:,} on"
-        case LossSeen(epoch=epoch, loss=loss):
-            return f"step {epoch:,}: loss {loss:.4f}"
         case FirstSamplesAccepted(samples=samples, seconds=seconds):
             return f"the others have accepted your first {samples:,} samples, after {seconds:.1f} s"
         case Paused(reasons=reasons):
@@ -111,10 +106,14 @@ def _words_of_run(happening: Happening) -> str:
     """What happens in the run itself."""
     match happening:
         case StepTaken(members=members, own_samples=own):
+            loss = "" if happening.loss is None else f", loss {happening.loss:.4f}"
+            if len(members) > 1 and not own:
+                share = f"{happening.samples:,.0f} samples"
+                return f"step {happening.epoch + 1:,} of {len(members)} peers{loss}: {share}"
             if len(members) > 1:
                 share = f"{own:,} of {happening.samples:,.0f} samples are yours"
-                return f"step {happening.epoch + 1:,} with {len(members)} peers: {share}"
-            return f"step {happening.epoch + 1:,} alone, with {own:,} samples"
+                return f"step {happening.epoch + 1:,} with {len(members)} peers{loss}: {share}"
+            return f"step {happening.epoch + 1:,} alone{loss}: {own:,} samples, all yours"
         case HeldBack(samples=samples, reason=reason):
             return f"a batch of {samples:,} samples is held back and does not count: {reason}"
         case RoundFailed(epoch=epoch, reason=reason):
@@ -134,6 +133,13 @@ def _words_of_run(happening: Happening) -> str:
                 "processors or memory, or ask the organiser for a smaller samples_at_once, or "
                 "a larger batch of the run"
             )
+        case PlacesTaken(places=places):
+            return (
+                f"all {places:,} places in the run's rounds are taken: this peer follows its "
+                "steps, and computes from when a place is free"
+            )
+        case PlaceFree():
+            return "a place in the run's rounds is free: this peer computes"
         case FetchingFailed(reason=reason):
             return f"the run's state could not be fetched yet, and is tried again: {reason}"
         case ParametersAveraged(members=members, drift=drift):
@@ -169,6 +175,19 @@ def _in_hex(value: Any) -> Any:
             return value
 
 
+def role_words(role: str, *, keeps: bool) -> str:
+    """What a peer of the run does."""
+    does = {"trains": "trains", "auxiliary": "helps"}.get(role, role)
+    return " and ".join(one for one in (does, "keeps" if keeps else "") if one)
+
+
+def since_words(view: TrainerView) -> str:
+    """How long this goes on: a round is a part of training."""
+    training = f"{Phase.TRAINING} " if view.phase is Phase.AVERAGING else ""
+    seconds = view.phase_seconds if math.isfinite(view.phase_seconds) else 0.0
+    return f"{training}for {span(seconds)}"
+
+
 def said_of(failed: Failed) -> tuple[str, ...]:
     """What happened, and why if that is known."""
     return tuple(one for one in (failed.what, failed.why) if one)
@@ -194,6 +213,17 @@ def _caught_up(event: CaughtUp) -> str:
 
 def given_by(left: Left) -> str:
     """What the session gave."""
-    steps = "1 step" if left.steps == 1 else f"{left.steps:,} steps"
-    lost = f"; {left.lost_samples:,} are in none" if left.lost_samples else ""
-    return f"{left.samples:,} samples of yours are in {steps} of the run{lost}"
+    parts = []
+    if left.samples or not left.alone_samples:
+        parts.append(f"{left.samples:,} samples of yours are in {_steps(left.steps)} of the run")
+    if left.alone_samples:
+        made = _steps(left.alone_steps)
+        whose = "" if parts else " of yours"
+        parts.append(f"{left.alone_samples:,} samples{whose} are in {made} that you made alone")
+    if left.lost_samples:
+        parts.append(f"{left.lost_samples:,} are in none")
+    return "; ".join(parts)
+
+
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number:,} steps"

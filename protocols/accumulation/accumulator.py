@@ -1,7 +1,7 @@
 """The gradients of this peer's samples of an epoch: their mean, in one flat buffer.
 
     accumulator = Accumulator(parameters)
-    accumulator.add(samples=32, scale=1.0)          # from the parameters' .grad, which may go now
+    accumulator.add(32, loss=2.1)                   # from the parameters' .grad, which may go now
     contribution = accumulator.take()               # values to average with weight .samples
     accumulator.put_back(contribution)              # the round failed: nothing is lost
 
@@ -13,6 +13,8 @@ moment and a failed round leaves nothing to undo.
 Behind the parameters' values lie a few more, which are averaged with them:
 - for each parameter, the fraction of samples that had a gradient for it. Where that is 0 at
   everybody, the optimizer sees None, as in a single process, and not a gradient of zeros;
+- the loss, and the fraction of samples that had one: so all peers know the same loss of a step, of
+  the very samples that are in it;
 - the fraction of samples whose gradients overflowed in fp16 (loss_scale.py).
 
 Promises: `.grad` is read within `add` and never kept; one pass over it, and one to see that it is
@@ -24,8 +26,10 @@ gives it; a sum counts too much by a factor of its batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -37,7 +41,11 @@ from protocols.moshpit.layout import Layout, Segment
 from protocols.moshpit.vector import LARGEST_CARRIED
 
 USED = "/used"  # no parameter's name has a slash
+LOSS = "/loss"
+LOSS_VALUES: Final = 2
 OVERFLOWED = "/overflowed"
+
+LARGEST_LOSS: Final = 1e30  # far below what float32 holds: a sum of such is still finite
 
 
 @dataclass(eq=False)
@@ -70,6 +78,7 @@ class Accumulator:
             (
                 *segments,
                 Segment(USED, len(parameters.names), plain),
+                Segment(LOSS, LOSS_VALUES, plain),
                 Segment(OVERFLOWED, 1, plain),
             )
         )
@@ -81,7 +90,7 @@ class Accumulator:
         self._spare: Tensor | None = None
 
     @torch.no_grad()
-    def add(self, samples: int, scale: float = 1.0) -> str | None:
+    def add(self, samples: int, scale: float = 1.0, loss: float | None = None) -> str | None:
         """Count the gradients, unless one is not finite (or beyond its codec): then its name.
 
         Gradients that were computed with a loss scale are divided by it, in place.
@@ -89,13 +98,13 @@ class Accumulator:
         gradients = dense_gradients(self._parameters)
         wrong = self._averageable.first_wrong(gradients, scale)
         if wrong is None:
-            self._mix(gradients, samples, scale, overflowed=False)
+            self._mix(gradients, samples, scale, loss, overflowed=False)
         return wrong
 
     @torch.no_grad()
-    def add_overflowed(self, samples: int) -> None:
+    def add_overflowed(self, samples: int, loss: float | None = None) -> None:
         """Count samples whose gradients overflowed: as zeros, and as overflowed."""
-        self._mix([None] * len(self._parameters.names), samples, 1.0, overflowed=True)
+        self._mix([None] * len(self._parameters.names), samples, 1.0, loss, overflowed=True)
 
     def take(self) -> Contribution:
         """The mean and its weight (0: zeros); from now on another one is accumulated.
@@ -140,12 +149,18 @@ class Accumulator:
         if self._mean is None:
             flat, self._spare = self._spare, None
             if flat is None:
-                flat = self._parameters.buffer(len(self._parameters.names) + 1)
+                flat = self._parameters.buffer(len(self._parameters.names) + LOSS_VALUES + 1)
             self._mean = _Buffer(flat, self._parameters.views(flat))
         return self._mean
 
     def _mix(
-        self, gradients: Sequence[Tensor | None], samples: int, scale: float, *, overflowed: bool
+        self,
+        gradients: Sequence[Tensor | None],
+        samples: int,
+        scale: float,
+        loss: float | None,
+        *,
+        overflowed: bool,
     ) -> None:
         """m <- m + (g - m) n / (N + n); the first ones are copied."""
         mean, is_first = self._filling(), self.samples == 0
@@ -168,9 +183,23 @@ class Accumulator:
             )
         extra = mean.flat[self._parameters.values :]
         now = torch.tensor(
-            [*(float(one is not None) for one in gradients), float(overflowed)], dtype=extra.dtype
+            [*(float(one is not None) for one in gradients), *loss_values(loss), float(overflowed)],
+            dtype=extra.dtype,
         ).to(extra.device)
         extra.copy_(now) if is_first else extra.lerp_(now, part)
+
+
+def loss_values(loss: float | None) -> tuple[float, float]:
+    """What is averaged of a batch's loss: it, and whether it is known."""
+    if loss is None or not abs(loss) <= LARGEST_LOSS:
+        return 0.0, 0.0
+    return loss, 1.0
+
+
+def loss_of(averaged: float, known: float) -> float | None:
+    """The mean loss of the samples that had one; None where none had."""
+    loss = averaged / known if known > 0.0 else math.nan
+    return loss if math.isfinite(loss) else None
 
 
 def dense_gradients(parameters: Parameters) -> list[Tensor | None]:

@@ -39,6 +39,7 @@ from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.results_kept import ResultsKept
 from protocols.accumulation.state_fetching import Fetched
 from protocols.accumulation.state_lock import StateLock
+from protocols.accumulation.state_pace import ServingCost
 from protocols.accumulation.state_with_results import Followed
 from protocols.accumulation.training_description import TrainingDescription
 from protocols.accumulation.training_state import LiveState
@@ -46,6 +47,7 @@ from protocols.accumulation.waiting import Answer
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
 from protocols.moshpit.outcome import Outcome
+from protocols.moshpit.settings import GROUP_SIZE
 from protocols.moshpit.vector import Vector
 
 LAST_EVENTS = 1024  # an hour of a run that steps every four seconds; memory for some 200 KB
@@ -63,7 +65,8 @@ Arguments = TypeVarTuple("Arguments")
 class Entry:
     """What the optimizer brings when it enters: what its peer says first, how its state is seen
     (`look` is called in a worker thread with the lock held for reading), of how many samples a
-    round is, what its last steps were made of, and what it trains and how."""
+    round is, what its last steps were made of, and what it trains and how. `serving_cost`: what
+    serving the state costs its batches; None where it computes none."""
 
     slot: ProgressSlot
     look: Callable[[], LiveState]
@@ -71,6 +74,7 @@ class Entry:
     target_samples: int
     results: ResultsKept
     description: TrainingDescription
+    serving_cost: ServingCost | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +88,7 @@ class Wanted:
     topic: str
     expected: int
     awaited: frozenset[PeerId] | None = None
+    votes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,8 @@ class Bridge:
         """Who keeps the run's checkpoints at this peer, if anybody does."""
         self.begins = True
         """CollaborationSettings.begins."""
+        self.group_size, self.approximate = GROUP_SIZE, False
+        """Those of the CollaborationSettings."""
         self.rest: Rest | None = None
         """What the owner of this peer has to say in it, if anything; set before it is entered."""
         self._token = token

@@ -28,7 +28,7 @@ from protocols.accumulation.events import Event
 from protocols.accumulation.far_side import NetworkSide
 from protocols.accumulation.keeping import Keeper
 from protocols.accumulation.parameters import Codecs
-from protocols.accumulation.progress_slot import ProgressSlot
+from protocols.accumulation.progress_slot import MOST_PEERS, ProgressSlot
 from protocols.dht.service import Dht
 from protocols.errors import ProtocolMisuse
 from protocols.identity import PeerId
@@ -46,7 +46,7 @@ from protocols.rpc import Rpc
 @dataclass(frozen=True)
 class CollaborationSettings:
     """What this node needs to know of a run. All peers of a run say the same `run`,
-    `target_batch`, `codec` and `round_seconds`.
+    `target_batch`, `codec`, `round_seconds`, `group_size` and `approximate`.
 
     - `run`: its name.
     - `target_batch`: samples of one step of the whole collaboration.
@@ -55,8 +55,12 @@ class CollaborationSettings:
       without anybody's coming, a sixth of it (moshpit/closing_time.py). A peer whose own batch
       takes longer than that waits for a round that is nearly due instead of beginning one.
     - `round_seconds`: how long a round may take from its list to its decision.
-    - `group_size`: the most members of one group; with more peers a round goes over a grid.
+    - `group_size`: the most members of one group, which is how many peers may be in a round. Where
+      more take part, the others follow the run, and take a place when one is free.
+    - `approximate`: True lets all of them take part: where they do not fit into one group, a step
+      is made with an average over a grid. Its groups do not hold the same bits.
     - `client`: this node can only dial out; it reduces nothing for others and serves no state.
+    - `name`: what its owner wants to be called by the others.
     - `up_bytes_per_second`, `down_bytes_per_second`: what the owner allows, for averaging and for
       the states that others fetch from here; 0 is measured, and what does not slow the training.
     - `begins`: False waits, when the optimizer is made, until the run has made a step or somebody
@@ -72,7 +76,9 @@ class CollaborationSettings:
     grace_seconds: float = MATCHMAKING_SECONDS
     round_seconds: float = ROUND_SECONDS
     group_size: int = GROUP_SIZE
+    approximate: bool = False
     client: bool = False
+    name: str = ""
     up_bytes_per_second: float = 0.0
     down_bytes_per_second: float = 0.0
     begins: bool = True
@@ -85,6 +91,11 @@ class CollaborationSettings:
                 advice="Set the target batch to what one machine would use, or larger.",
             )
         self.averager_settings()  # which refuses what makes no sense, by name
+
+    @property
+    def places(self) -> int:
+        """How many peers may be in a round."""
+        return MOST_PEERS if self.approximate else self.group_size
 
     def averager_settings(self) -> AveragerSettings:
         return AveragerSettings(
@@ -145,6 +156,7 @@ async def open_collaboration(
         trio.lowlevel.current_trio_token(),
     )
     bridge.keeper, bridge.begins = keeper, settings.begins
+    bridge.group_size, bridge.approximate = settings.group_size, settings.approximate
     failure: BaseException | None = None
     async with (
         open_averager(network, rpc, dht, settings.averager_settings()) as averager,

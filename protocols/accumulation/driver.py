@@ -28,6 +28,8 @@ from protocols.accumulation.events import (
     CaughtUp,
     FellBehind,
     FetchingFailed,
+    PlaceFree,
+    PlacesTaken,
     TooSlowToCatchUp,
 )
 from protocols.accumulation.keeping_up import TooSlow
@@ -47,6 +49,7 @@ from protocols.accumulation.rounds import Rounds
 from protocols.accumulation.standing import Batch, Standing
 from protocols.accumulation.state_fetching import Fetched as StateFetched
 from protocols.accumulation.state_manifest import StateRefused
+from protocols.accumulation.state_pace import ServingCost
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_description import TrainingDescription, how_it_differs
 from protocols.accumulation.training_state import TrainingState
@@ -92,7 +95,9 @@ class Driver:
         self._rounds = Rounds(bridge, steps, mode, self.standing)
         self._to_do: deque[Effect] = deque()
         self._retry_seconds = FIRST_RETRY_SECONDS
+        self._serving_cost = ServingCost()
         self._waited_in_vain = -1  # in this epoch, for a round that did not begin
+        self._has_place = True
 
     def enter(self) -> None:
         """Say who we are, look at the run, and take its state if it is elsewhere."""
@@ -106,6 +111,7 @@ class Driver:
                 target,
                 standing.results,
                 self._description,
+                None if self._mode.auxiliary else self._serving_cost,
             )
         )
         if self._bridge.keeper is not None:
@@ -113,19 +119,22 @@ class Driver:
         self._check_model()
         self.go_on()
         self._wait_for_a_run()
+        self._wait_for_a_place()
         if not self._mode.auxiliary:
             self._wait_while_no_batch_is_wanted()
-        self.standing.begin_batch()
+        self._batch_begins()
 
     def contribute(self, batch: Batch) -> bool:
         """A batch is done and its gradients lie in `.grad`; whether the run has stepped since."""
+        self._serving_cost.computed()
         self._rounds.raise_failure()
         steps_before = self.standing.steps_taken
         self._to_do.extend(self.standing.count(batch))
         self._rounds.wait_while_full()
         self.go_on()
+        self._wait_for_a_place()
         self._wait_while_no_batch_is_wanted()
-        self.standing.begin_batch()
+        self._batch_begins()
         return self.standing.steps_taken > steps_before
 
     def go_on(self) -> None:
@@ -178,7 +187,7 @@ class Driver:
         with self._bridge.waiting():
             self._bridge.look_again(self._bridge.estimate.number).wait()
         self.go_on()
-        self.standing.begin_batch()
+        self._batch_begins()
 
     def capture(self) -> TrainingState:
         """A copy of the state."""
@@ -190,6 +199,10 @@ class Driver:
         self.finish()
         self.standing.take_state(state)
         self._to_do.extend(self.standing.tell(Restored(state.epoch, state.history)))
+
+    def _batch_begins(self) -> None:
+        self.standing.begin_batch()
+        self._serving_cost.computes()
 
     # -- doing what the lifecycle says
 
@@ -231,7 +244,7 @@ class Driver:
             with bridge.waiting():
                 fetched = bridge.fetch(wanted).wait()
             state = fetched.state if isinstance(fetched, StateFetched) else None
-            seen = standing.take_state(state, fetched.results)
+            seen, losses = standing.take_state(state, fetched.results)
         except CollaborationEnded:
             raise
         except FetchCut:
@@ -260,6 +273,7 @@ class Driver:
                 replayed=len(fetched.results),
                 leads_on=state is None,
                 seen=seen,
+                losses=losses,
             )
         )
         return standing.tell(Fetched(now_at, history))
@@ -340,6 +354,29 @@ class Driver:
             self.wait_for_news(LONGEST_RETRY_SECONDS)
             self.go_on()
 
+    def _wait_for_a_place(self) -> None:
+        """Follow the run's steps, and compute nothing, while all places in its rounds are taken."""
+        while not (self.tell_of_place() or self._is_complete()):
+            rest = self._bridge.rest
+            if rest is not None and rest.is_wanted():
+                with self.away():
+                    rest.see_out()
+            self.wait_for_news(LONGEST_RETRY_SECONDS)
+            self.go_on()
+
+    def tell_of_place(self) -> bool:
+        """Whether this peer has a place in the run's rounds; an event says when that changes."""
+        found, had_place = self._bridge.estimate, self._has_place
+        self._has_place = found.has_place
+        if had_place and not found.has_place:
+            self._bridge.tell(PlacesTaken(self.standing.at[0], found.places))
+        elif found.has_place and not had_place:
+            self._bridge.tell(PlaceFree(self.standing.at[0]))
+        return found.has_place
+
+    def _is_complete(self) -> bool:
+        return 0 < self._mode.last_epoch <= self.standing.at[0]
+
     def _check_model(self) -> None:
         """OtherModel where everybody else in the run has another one."""
         found = self._bridge.estimate
@@ -350,8 +387,10 @@ class Driver:
             theirs = self._bridge.describe(others).wait()
         differences = [] if theirs is None else how_it_differs(self._description, theirs)
         words = f": {'; '.join(differences)}" if differences else ""
+        count = len(others)
+        train = f"All {count} other peers train" if count > 1 else "The only other peer trains"
         raise OtherModel(
-            f"All {len(others)} peers of the run {self._bridge.run} train something else{words}.",
+            f"{train} something else in the run {self._bridge.run}{words}.",
             why="Peers average only what is alike, and then step alike: model, optimizer and its "
             "settings, batch, codec and clipping belong to the run.",
             advice="Build all of it as the run's organiser says, or take another name for a run of "

@@ -35,6 +35,16 @@ class StepTaken(msgspec.Struct, frozen=True, tag=True):
     shares: tuple[Share, ...] = ()
     """Who brought what, as far as this peer's group goes; empty for a step that was made alone."""
     over_a_grid: bool = False
+    loss: float | None = None
+    """The run's: the mean over all samples of this step, averaged with their gradients, and so the
+    same at all peers; None where nobody has given one."""
+
+
+class StepLoss(msgspec.Struct, frozen=True):
+    """The run's loss in the step that ended an epoch."""
+
+    epoch: int
+    loss: float
 
 
 class SeenStep(msgspec.Struct, frozen=True):
@@ -98,6 +108,8 @@ class CaughtUp(msgspec.Struct, frozen=True, tag=True):
     leads_on: bool = False
     seen: tuple[SeenStep, ...] = ()
     """Those of the steps that it came by in whose rounds it was."""
+    losses: tuple[StepLoss, ...] = ()
+    """Of the steps that were `replayed`."""
 
 
 class TooSlowToCatchUp(msgspec.Struct, frozen=True, tag=True):
@@ -118,6 +130,20 @@ class NoBatchFits(msgspec.Struct, frozen=True, tag=True):
     steps: int
     batch: int
     batch_seconds: float
+
+
+class PlacesTaken(msgspec.Struct, frozen=True, tag=True):
+    """As many peers as fit into a round are in the run. This one follows its steps, and computes
+    nothing, until a place is free."""
+
+    epoch: int
+    places: int
+
+
+class PlaceFree(msgspec.Struct, frozen=True, tag=True):
+    """This peer, which followed the run, has a place in its rounds now."""
+
+    epoch: int
 
 
 class FetchingFailed(msgspec.Struct, frozen=True, tag=True):
@@ -169,6 +195,8 @@ Event = (
     | CaughtUp
     | TooSlowToCatchUp
     | NoBatchFits
+    | PlacesTaken
+    | PlaceFree
     | FetchingFailed
     | ParametersAveraged
     | ScaleChanged

@@ -22,13 +22,12 @@ import trio
 
 from protocols.accumulation.bridge import Entry, FetchCut, FetchWanted, Wanted
 from protocols.accumulation.describing import described_by, serve_description
-from protocols.accumulation.events import Event, FellBehind
-from protocols.accumulation.keeping_up import TooSlow
+from protocols.accumulation.events import Event, FellBehind, PlacesTaken
+from protocols.accumulation.keeping_up import FetchFailed, KeepingUp, TooSlow
 from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.state_fetching import Fetched, KeptPieces, StateSource, fetch_state
-from protocols.accumulation.state_pace import TRAINING_BYTES_PER_SECOND
 from protocols.accumulation.state_paces import Paces
 from protocols.accumulation.state_serving import StateServer, StateServingSettings
 from protocols.accumulation.state_with_results import Followed, follow_run
@@ -73,7 +72,7 @@ class NetworkSide:
         self._tracker: Tracker | None = None
         self._server: StateServer | None = None
         self._kept = KeptPieces(settings.fetching_folder)
-        self._paces = Paces()
+        self._paces, self._keeping_up = Paces(), KeepingUp()
         self._slot: ProgressSlot | None = None
         self._fetching = trio.CancelScope()
         """Of the fetch that is under way, or was the last one."""
@@ -120,6 +119,8 @@ class NetworkSide:
     def round_ended(
         self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
     ) -> None:
+        if applied:
+            self._keeping_up.is_in()
         self._entered().round_ended(ending, brought, applied=applied)
 
     def state_refused(self, peers: Iterable[PeerId], reason: str) -> None:
@@ -131,6 +132,7 @@ class NetworkSide:
             self._server.advanced()
 
     def set_away(self, *, is_away: bool) -> None:
+        self._keeping_up.is_in()  # while it is away it is not late for anything
         self._entered().set_away(is_away=is_away)
 
     def mine(self) -> ProgressSlot | None:
@@ -142,6 +144,8 @@ class NetworkSide:
     def happened(self, event: Event) -> None:
         if isinstance(event, FellBehind):
             log.info("%s The state of epoch %d is fetched.", event.reason, event.at_least_epoch)
+        if isinstance(event, PlacesTaken):
+            log.info("All %d places in the run's rounds are taken: it is followed.", event.places)
         log.debug("%s", event)
         for subscriber in tuple(self._subscribers):
             try:
@@ -165,6 +169,7 @@ class NetworkSide:
             entry.target_samples,
             patience_seconds=SHARE_WAITED_FOR_MISSING * self._settings.grace_seconds,
             counts_silence=self._settings.begins,
+            places=self._settings.places,
         )
         first = self._completed(entry.slot)
         async with open_tracker(self._network, self._dht, settings, first) as tracker:
@@ -173,8 +178,14 @@ class NetworkSide:
             await tracker.looked()
             answer.give(None)
             if not self._settings.client:
+                allowed = self._settings.up_bytes_per_second or None
                 self._server = StateServer(
-                    self._rpc, entry.look, entry.lock, self._serving_settings(), entry.results
+                    self._rpc,
+                    entry.look,
+                    entry.lock,
+                    StateServingSettings(upload_bytes_per_second=allowed),
+                    entry.results,
+                    entry.serving_cost,
                 )
                 serve_description(self._rpc, self._settings.run, entry.description)
                 self._nursery.start_soon(self._server.run)
@@ -190,7 +201,8 @@ class NetworkSide:
                 self.note(self._slot, at_once=False, ago=0.0)
 
     async def _average(self, wanted: Wanted) -> Outcome:
-        over_a_grid = wanted.expected > self._settings.group_size
+        settings = self._settings
+        over_a_grid = settings.approximate and wanted.expected > settings.group_size
         return await self._averager.average(
             wanted.vector,
             weight=wanted.weight,
@@ -199,6 +211,7 @@ class NetworkSide:
             topic=wanted.topic,
             expected=wanted.expected,
             awaited=wanted.awaited,
+            votes=wanted.votes,
             grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
         )
 
@@ -230,7 +243,9 @@ class NetworkSide:
             nursery.cancel_scope.cancel()
         if isinstance(fetched, PotluckError):
             if not isinstance(fetched, TooSlow):  # which is nobody's fault but the link's
-                self._entered().fetch_failed(wanted.peers, str(fetched))
+                served_by = fetched.served_by if isinstance(fetched, FetchFailed) else frozenset()
+                to_blame = [peer for peer in wanted.peers if peer not in served_by]
+                self._entered().fetch_failed(to_blame, str(fetched))
             raise fetched
         for peer, reason in fetched.liars.items():
             self._entered().state_refused(peer, reason)
@@ -238,7 +253,13 @@ class NetworkSide:
 
     async def _fetched(self, wanted: FetchWanted) -> Fetched | Followed:
         followed = await follow_run(
-            self._rpc, self._sources, wanted.mine, wanted.layouts, paces=self._paces
+            self._rpc,
+            self._sources,
+            wanted.mine,
+            wanted.layouts,
+            paces=self._paces,
+            keeping_up=self._keeping_up,
+            too_slow=wanted.too_slow,
         )
         return followed or await fetch_state(
             self._rpc,
@@ -250,6 +271,7 @@ class NetworkSide:
             layouts=wanted.layouts,
             too_slow=wanted.too_slow,
             paces=self._paces,
+            keeping_up=self._keeping_up,
         )
 
     async def _describe(self, peers: Sequence[PeerId]) -> TrainingDescription | None:
@@ -281,7 +303,8 @@ class NetworkSide:
     def _completed(self, slot: ProgressSlot) -> ProgressSlot:
         """With what only this side knows: how this node is reached, and the digest of the state, if
         that is of this epoch and history."""
-        slot = msgspec.structs.replace(slot, client=self._settings.client)
+        settings = self._settings
+        slot = msgspec.structs.replace(slot, client=settings.client, name=settings.name)
         offer = None if self._server is None else self._server.offer
         if offer is None or (offer.epoch, offer.history) != (slot.epoch, slot.history):
             return slot
@@ -290,13 +313,14 @@ class NetworkSide:
     def _sources(self) -> list[StateSource]:
         return [
             StateSource(
-                peer, slot.epoch, slot.history, slot.state_digest, slot.signature, slot.torch
+                peer,
+                slot.epoch,
+                slot.history,
+                slot.state_digest,
+                slot.signature,
+                slot.torch,
+                slot.follows,
             )
             for peer, slot in self._entered().slots().items()
             if slot.serves_state
         ]
-
-    def _serving_settings(self) -> StateServingSettings:
-        allowed = self._settings.up_bytes_per_second or TRAINING_BYTES_PER_SECOND
-        usual = min(allowed, TRAINING_BYTES_PER_SECOND)  # more would be felt in the training
-        return StateServingSettings(upload_bytes_per_second=usual)

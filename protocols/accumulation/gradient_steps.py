@@ -61,12 +61,12 @@ class GradientSteps:
         self._own_overflowed = 0.0
         self._is_odd = False
 
-    def add(self, samples: int) -> str | None:
-        wrong = self._accumulator.add(samples, self.loss_factor)
+    def add(self, samples: int, loss: float | None = None) -> str | None:
+        wrong = self._accumulator.add(samples, self.loss_factor, loss)
         if wrong is None:
             self._is_odd = False
         elif self.scales_loss and not (self._is_odd or self.scale.is_smallest):
-            self._accumulator.add_overflowed(samples)
+            self._accumulator.add_overflowed(samples, loss)
             return None
         return wrong
 

@@ -1,7 +1,7 @@
 """One step of the run: the inner optimizer, with what all peers have averaged as its gradients.
 
     inner = InnerStep(parameters, factory, scheduler, max_norm=1.0)
-    stepped = inner.apply(averaged, scale)         # flat: gradients, used, overflowed
+    stepped = inner.apply(averaged, scale)         # flat: gradients, used, loss, overflowed
 
 From the same averaged bits every peer takes the same decisions: which parameters had a gradient,
 how much of the batch overflowed, by what factor it is clipped. The scheduler steps once for each
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protocols.accumulation.accumulator import loss_of
 from protocols.accumulation.clipping import clipping_factor, global_norm
 from protocols.accumulation.loss_scale import is_step_worth_it
 from protocols.accumulation.parameters import Parameters
@@ -37,10 +38,12 @@ Scheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRSchedul
 
 @dataclass(frozen=True)
 class Stepped:
-    """What came of an averaged gradient. `norm` is before clipping, None if nothing clips."""
+    """What came of an averaged gradient. `norm` is before clipping, None if nothing clips. `loss`
+    is the mean over all samples of the step; None if no peer has said one."""
 
     overflowed: float
     norm: float | None
+    loss: float | None
 
 
 class InnerStep:
@@ -65,7 +68,7 @@ class InnerStep:
         """Step with an averaged contribution (accumulator.py says what lies in it)."""
         parameters = self.parameters
         tail = averaged[parameters.values :].tolist()
-        used, overflowed = tail[:-1], tail[-1]
+        *used, loss, loss_known, overflowed = tail
         gradients = averaged[: parameters.values]
         norm = None
         if is_step_worth_it(overflowed):
@@ -77,7 +80,7 @@ class InnerStep:
         with gradients_are(parameters.tensors, given):
             self.optimizer.step()
         self.epoch_ended()
-        return Stepped(overflowed, norm)
+        return Stepped(overflowed, norm, loss_of(loss, loss_known))
 
     def step_locally(self) -> None:
         """A step with this peer's own gradients: one of many between two outer steps."""

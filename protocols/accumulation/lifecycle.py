@@ -155,6 +155,8 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
     if life.passed_by & found.ahead:
         return _fetch_from(life, tuple(sorted(life.passed_by & found.ahead)))
     life = replace(life, phase=Phase.ACCUMULATING)
+    if not found.has_place:
+        return life, ()  # it follows the run until a place in its rounds is free
     if 0 < mode.last_epoch <= life.epoch or not found.is_due_with(life.samples):
         return life, ()
     if not life.samples and not mode.auxiliary and not found.is_spared_with(0):
@@ -213,8 +215,11 @@ def _lacking(life: Life, event: Averaged) -> str:
     rest has made the step or has the smallest name. So of two groups that come about at once one
     makes a step at most.
     """
-    if event.over_a_grid:
-        return ""  # nobody knows all who took part; the weight has to be enough
+    if event.votes is not None:  # over a grid nobody knows who took part, but how many did
+        have = round(event.votes)
+        if 2 * have > len(life.holders):
+            return ""
+        return f"{have} of the {len(life.holders)} peers that have made the run's steps took part."
     group = {*event.members, *event.left_out, life.me}
     present, missing = life.holders & group, life.holders - group
     if len(missing) < len(present):

@@ -42,8 +42,9 @@ class Estimated:
 class Averaged:
     """The round that `Average` asked for has ended. `weight`, `digest` and `members` are of what
     was committed, with this peer or (LEFT_OUT) without it; a weight of 0 is unknown. `left_out`:
-    who was in the group too, and knows that its data is not in it. `over_a_grid`: `members` are
-    only those of the last group.
+    who was in the group too, and knows that its data is not in it. `votes`: over a grid, where
+    `members` are only those of the last group, how many of all who are in the result have had a
+    part in the run's steps.
     `begun_without`: DISCARDED, because these have begun without this peer. `in_doubt`: DISCARDED,
     but `members` may have made the step.
 
@@ -56,7 +57,7 @@ class Averaged:
     digest: bytes = b""
     members: tuple[PeerId, ...] = ()
     left_out: tuple[PeerId, ...] = ()
-    over_a_grid: bool = False
+    votes: float | None = None
     reason: str = ""
     begun_without: tuple[PeerId, ...] = ()
     in_doubt: bool = False

@@ -21,7 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protocols.accumulation.accumulator import Contribution, dense_gradients
+from protocols.accumulation.accumulator import (
+    LOSS,
+    LOSS_VALUES,
+    Contribution,
+    dense_gradients,
+    loss_of,
+    loss_values,
+)
 from protocols.accumulation.averageable import Averageable
 from protocols.accumulation.gradient_steps import StepBuffers
 from protocols.accumulation.inner_step import Factory, InnerStep, Scheduler, Stepped
@@ -32,7 +39,7 @@ from protocols.accumulation.state import look, restore
 from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.errors import PotluckError
-from protocols.moshpit.layout import Layout
+from protocols.moshpit.layout import Layout, Segment
 from protocols.moshpit.vector import LARGEST_CARRIED
 
 
@@ -60,21 +67,27 @@ class LocalSteps:
         self.inner = InnerStep(parameters, factory, scheduler, max_norm)
         self.scale = LossScale()
         self.scales_loss = scales_loss
-        self.layout = Layout(parameters.segments(codec))
+        self.layout = Layout(
+            (
+                *parameters.segments(codec),
+                Segment(LOSS, LOSS_VALUES, parameters.codec_of("none")),
+            )
+        )
         cpu = torch.device("cpu")
         self._outer = OuterStep(parameters.copy_into(parameters.buffer(device=cpu)))
         self.shared = _as_parameters(parameters, self._outer.start)
         largest = [LARGEST_CARRIED["none"]] * len(parameters.names)
         self._averageable = Averageable(parameters, largest)
-        self._difference = parameters.buffer(device=cpu)
+        self._difference = parameters.buffer(LOSS_VALUES, device=cpu)
         self._samples = 0
+        self._loss_sums = torch.zeros(LOSS_VALUES, dtype=self._difference.dtype)
         self._buffers = StepBuffers(buffers)
 
     @property
     def loss_factor(self) -> float:
         return self.scale.scale if self.scales_loss else 1.0
 
-    def add(self, samples: int) -> str | None:
+    def add(self, samples: int, loss: float | None = None) -> str | None:
         gradients = dense_gradients(self._own)
         wrong = self._averageable.first_wrong(gradients)
         if wrong is not None and self.scale.is_smallest:
@@ -84,38 +97,43 @@ class LocalSteps:
             if wrong is None:
                 self._divide(self.scale.scale)
             self.scale = self.scale.after(0.0 if wrong is None else 1.0)
-            self._samples += samples
+            self._count(samples, loss)
             if wrong is None:
                 self.inner.step_locally()
             return None
         if wrong is None:
             self.inner.step_locally()
-            self._samples += samples
+            self._count(samples, loss)
         return wrong
 
     def take(self) -> Contribution:
-        self._own.copy_into(self._difference)
-        self._outer.pseudo_gradient(self._difference, out=self._difference)
+        values, losses = self._parts(self._difference)
+        self._own.copy_into(values)
+        self._outer.pseudo_gradient(values, out=values)
         self._check_finite()
-        samples, self._samples = self._samples, 0
+        samples = self._samples
+        torch.div(self._loss_sums, max(samples, 1), out=losses)
+        self._forget_samples()
         return Contribution(self._difference, samples)
 
     def put_back(self, contribution: Contribution) -> None:
         self._samples += contribution.samples
+        self._loss_sums.add_(self._parts(contribution.values)[1], alpha=contribution.samples)
 
     def done_with(self, contribution: Contribution) -> None:
         """There is one buffer, and it stays."""
 
     def drop(self) -> None:
-        self._samples = 0
+        self._forget_samples()
         self.take_over()
 
     def apply(self, averaged: Tensor) -> Stepped:
-        self._outer.step(averaged)
+        values, losses = self._parts(averaged)
+        self._outer.step(values)
         self.inner.epoch_ended()
         self._buffers.keep()
         self.take_over()
-        return Stepped(overflowed=0.0, norm=None)
+        return Stepped(overflowed=0.0, norm=None, loss=loss_of(*losses.tolist()))
 
     def take_over(self) -> None:
         self._own.copy_from(self._outer.start)
@@ -145,7 +163,7 @@ class LocalSteps:
         )
         own.copy_(momentum)
         self._buffers.give_back()
-        self._samples = 0
+        self._forget_samples()
         self.take_over()
         self._set_learning_rates()
 
@@ -158,6 +176,20 @@ class LocalSteps:
             rates = self.inner.scheduler.get_last_lr()
             for group, rate in zip(self.inner.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
+
+    def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """The parameters' values, and those of the loss behind them."""
+        return flat[: self._own.values], flat[self._own.values :]
+
+    def _count(self, samples: int, loss: float | None) -> None:
+        self._samples += samples
+        self._loss_sums.add_(
+            torch.tensor(loss_values(loss), dtype=self._loss_sums.dtype), alpha=samples
+        )
+
+    def _forget_samples(self) -> None:
+        self._samples = 0
+        self._loss_sums.zero_()
 
     @torch.no_grad()
     def _divide(self, scale: float) -> None:

@@ -41,7 +41,7 @@ from protocols.accumulation.gradient_steps import GradientSteps
 from protocols.accumulation.inner_step import Factory, Scheduler
 from protocols.accumulation.life import Mode
 from protocols.accumulation.local_steps import LocalSteps
-from protocols.accumulation.options import check_options, description_of, first_of
+from protocols.accumulation.options import autocast_to, check_options, description_of, first_of
 from protocols.accumulation.parameters import Parameters
 from protocols.accumulation.saved import from_saved, to_saved
 from protocols.accumulation.standing import Batch
@@ -142,6 +142,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             local_steps=local_steps,
             max_norm=max_norm,
             average_parameters_every=average_parameters_every,
+            group_size=bridge.group_size,
+            approximate=bridge.approximate,
         )
         self._driver = Driver(
             bridge,
@@ -172,10 +174,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
 
     def autocast(self) -> AbstractContextManager[Any]:
         """torch.autocast to the chosen precision on the parameters' device."""
-        if self._precision == "float32":
-            return contextlib.nullcontext()
-        dtype = torch.bfloat16 if self._precision == "bf16" else torch.float16
-        return torch.autocast(self._parameters.device.type, dtype)
+        return autocast_to(self._precision, self._parameters.device.type)
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss times the agreed scale (fp16), or the loss itself. Call `backward` on it."""
@@ -190,8 +189,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     ) -> bool:
         """Count the gradients in `.grad`, the mean over so many samples; whether the run stepped.
 
-        A `loss` that is not finite is held back, as gradients are that are not finite: the batch
-        does not count, and an event says so with the parameter's name.
+        The run's loss (`StepTaken.loss`) is the mean of what all peers give here. One that is not
+        finite is held back, as gradients are that are not finite: the batch does not count, and an
+        event says so with the parameter's name.
 
         Raises CollaborationEnded when the collaboration has ended; StateRefused when the run has
         another model, or another release of torch.
@@ -219,7 +219,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             raise ProtocolMisuse(f"A batch of {samples} samples was given to step().")
         value = float(loss.detach() if isinstance(loss, Tensor) else loss or 0.0)
         trouble = "" if math.isfinite(value) else f"The loss is {value}."
-        has_stepped = self._driver.contribute(Batch(samples, trouble))
+        known = None if loss is None else value
+        has_stepped = self._driver.contribute(Batch(samples, trouble, known))
         self._show_inner()
         return has_stepped
 
@@ -258,6 +259,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 break
             self._driver.wait_for_news(min(NEWS_SECONDS, left))
             self._driver.go_on()
+            self._driver.tell_of_place()
         self._show_inner()
 
     def finish(self) -> None:

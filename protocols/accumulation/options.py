@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from blake3 import blake3
 
 from protocols.accumulation.history import first_history
@@ -28,6 +30,13 @@ from protocols.tensors import raw_bytes
 _PARAMETERS = b"potluck initial parameters 1\0"
 
 PRECISIONS = ("float32", "bf16", "fp16")
+
+
+def autocast_to(precision: str, device_type: str) -> AbstractContextManager[Any]:
+    """What a batch's loss is computed in, on a device of this type ("cuda")."""
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device_type, torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def check_options(
@@ -81,6 +90,8 @@ def description_of(
     local_steps: int,
     max_norm: float | None,
     average_parameters_every: int,
+    group_size: int,
+    approximate: bool,
 ) -> TrainingDescription:
     """What all peers of a run have to share, of an optimizer that has not stepped yet."""
     inner, trained = steps.inner, set(steps.shared.names)
@@ -95,6 +106,8 @@ def description_of(
         target_batch=target_batch,
         max_norm=max_norm or 0.0,
         average_parameters_every=average_parameters_every,
+        group_size=group_size,
+        approximate=approximate,
     )
 
 

@@ -8,6 +8,10 @@ Everybody plans the batches of those who are in its own epoch and history (batch
 carries each forward by what its slot says of its batches. So all peers come to the same conclusion
 at nearly the same time without a message, and look more often the nearer the step is.
 
+A group of averaging has so many places, and a run has one group. Where more peers take part, all
+deal the places out by the same rule from the same slots (`_with_places`). The others follow the
+run: nobody expects them in a round or counts their samples.
+
 Easy to get wrong: time is that of this machine's clock that cannot be set. A slot is as old as it
 says, counted from the end of the round that began the epoch, where both were in that; else from
 when it was first seen here. What is carried forward ends after `CARRIED_SECONDS`, because a peer
@@ -17,13 +21,15 @@ that says nothing for that long may be gone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import median_low
 from typing import Final, Literal
 from zlib import crc32
 
 import msgspec
+from blake3 import blake3
 
 from protocols.accumulation.batch_plan import (
     MOST_SPARED,
@@ -44,6 +50,7 @@ from protocols.accumulation.forks import (
 )
 from protocols.accumulation.progress_slot import (
     LONGEST_SECONDS,
+    MOST_PEERS,
     SAY_AGAIN_SECONDS,
     SLOT_SECONDS,
     ProgressSlot,
@@ -93,11 +100,13 @@ class ProgressSettings:
     - `carries_forward`: False counts only what peers have said, so that no step comes early by an
       estimate that was too high; it comes later by what a slot takes to travel.
     - `patience_seconds`: so long a round waits for those who are slower than the others.
+    - `places`: how many peers may be in a round.
     """
 
     target_samples: int
     carries_forward: bool = True
     patience_seconds: float = PATIENCE_SECONDS
+    places: int = MOST_PEERS
 
 
 @dataclass(frozen=True)
@@ -155,6 +164,8 @@ class Estimate:
     - `keepers`: those of them who keep the run's checkpoints; `keepers_here`, who of these is in
       this epoch and history.
     - `ignored`: whose slots do not count, and why.
+    - `places`: how many peers may be in a round. `has_place`: this peer is one of them; without a
+      place it follows the run. `without_place`: others that do.
     """
 
     number: int
@@ -187,6 +198,9 @@ class Estimate:
     keepers: tuple[PeerId, ...] = ()
     keepers_here: tuple[PeerId, ...] = ()
     ignored: tuple[Ignored, ...] = ()
+    places: int = MOST_PEERS
+    has_place: bool = True
+    without_place: frozenset[PeerId] = frozenset()
 
     def wants_batch_after(self, own_samples: int) -> bool:
         """Whether this peer, which has so many, should begin another batch for this round."""
@@ -275,22 +289,26 @@ def estimate(
     """What these slots amount to at this moment, for the peer whose own slot is `mine`."""
     alive = {peer: one for peer, one in seen.items() if now - one.at <= SLOT_SECONDS}
     fitting, ignored = _fitting(alive, mine, known.credit, now)
-    here = [
-        _Counted(peer, one, settings, now)
+    placed = _with_places(fitting, mine, settings.places, now, known.me)
+    there = {
+        peer: one
         for peer, one in fitting.items()
         if (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
-    ]
+    }
+    here = [_Counted(peer, one, settings, now) for peer, one in there.items() if peer in placed]
     ignored += _samples_of_the_past(fitting, mine, known.members)
-    believed = [one for one in here if not known.credit.is_doubted(one.peer, mine.epoch)]
-    ignored += [
-        Ignored(one.peer, "doubted", "It did not bring to the last rounds what it had claimed.")
-        for one in here
-        if one not in believed
-    ]
+    believed = []
+    for one in here:
+        if known.credit.is_doubted(one.peer, mine.epoch):
+            reason = "It did not bring to the last rounds what it had claimed."
+            ignored.append(Ignored(one.peer, "doubted", reason))
+        else:
+            believed.append(one)
     moved = [
         peer
         for peer, one in fitting.items()
         if peer in known.members
+        and peer in placed
         and one.slot.epoch == mine.epoch - 1
         and not known.credit.is_doubted(peer, mine.epoch)
     ]
@@ -333,7 +351,7 @@ def estimate(
     waits_for_follower = (
         known.may_wait_for_follower
         and bool(believed or moved)
-        and any(_is_close_behind(one, mine, now) for one in fitting.values())
+        and any(_is_close_behind(one, mine, now) for peer, one in fitting.items() if peer in placed)
     )
     found = Estimate(
         number=number,
@@ -353,17 +371,20 @@ def estimate(
         expected=1 + sum(1 for one in believed if one.will_come) + len(moved) + waits_for_follower,
         waits_for_follower=waits_for_follower,
         awaited=frozenset((*(one.peer for one in believed if one.is_awaited), *comes, *moved)),
-        averaging=frozenset(one.peer for one in here if one.slot.averaging),
+        averaging=frozenset(peer for peer, one in there.items() if one.slot.averaging),
         company=len(company),
-        holders=_holders(fitting, moved, mine, known),
+        holders=_holders(fitting, placed, moved, mine, known),
         me=known.me,
         ahead=ahead,
         behind=behind(at, voters),
         fork=lost,
         peers=tuple(fitting),
         keepers=tuple(peer for peer, one in fitting.items() if one.slot.keeps),
-        keepers_here=tuple(one.peer for one in here if one.slot.keeps),
+        keepers_here=tuple(peer for peer, one in there.items() if one.slot.keeps),
         ignored=tuple(ignored),
+        places=settings.places,
+        has_place=known.me in placed,
+        without_place=frozenset(fitting) - placed,
     )
     is_due = found.is_due_with(mine.samples)
     due_in = 0.0 if is_due else found.due_in_seconds
@@ -373,6 +394,40 @@ def estimate(
     )
     read_again_in = _read_again_in(due_in, is_due=is_due, is_new=is_new)
     return replace(found, is_due=is_due, due_in_seconds=due_in, read_again_in_seconds=read_again_in)
+
+
+def _with_places(
+    fitting: Mapping[PeerId, Seen], mine: ProgressSlot, places: int, now: float, me: PeerId
+) -> frozenset[PeerId]:
+    """Who may be in a round, this peer perhaps among them.
+
+    Where all fit, everybody. Else first those by whom the run's steps were made, then those who
+    have taken its state, then the rest; among equals a hash decides. A peer that has said nothing
+    for `CARRIED_SECONDS` has no place: its replacement takes it.
+
+    All peers deal the places out by the same slots. Slots travel, so two peers may differ about the
+    last places for a moment: a leader lists no more than fit (moshpit/lead_or_follow.py), and
+    whoever it has no room for is told that the group has begun without it.
+    """
+    if 1 + len(fitting) <= places:
+        return frozenset((me, *fitting))
+    slots = {peer: one.slot for peer, one in fitting.items() if now - one.at <= CARRIED_SECONDS}
+    slots[me] = mine
+    return frozenset(
+        sorted(slots, key=lambda one: (_seniority(slots[one]), _lot(mine.signature, one)))[:places]
+    )
+
+
+def _seniority(slot: ProgressSlot) -> int:
+    """The smaller comes first."""
+    if slot.epoch == 0:
+        return 2
+    return 1 if slot.follows else 0
+
+
+@lru_cache(maxsize=2 * MOST_PEERS)  # of some runs: it is asked some ten times a second
+def _lot(signature: bytes, peer: PeerId) -> bytes:
+    return blake3(signature + peer.encode()).digest()
 
 
 class _Counted:
@@ -406,13 +461,20 @@ def _is_close_behind(seen: Seen, mine: ProgressSlot, now: float) -> bool:
 
 
 def _holders(
-    fitting: Mapping[PeerId, Seen], moved: Sequence[PeerId], mine: ProgressSlot, known: Known
+    fitting: Mapping[PeerId, Seen],
+    placed: Container[PeerId],
+    moved: Sequence[PeerId],
+    mine: ProgressSlot,
+    known: Known,
 ) -> frozenset[PeerId]:
-    """Of those who are not behind, this peer among them, who has had a part in the steps so far;
-    also in others than this peer's: while there is a fork, only its larger side goes on. Who is
-    further counts also as a follower: it may be of the round that made that step."""
+    """Of those who have a place and are not behind, this peer among them, who has had a part in the
+    steps so far; also in others than this peer's: while there is a fork, only its larger side goes
+    on. A peer that is further counts also as a follower: it may be of the round that made that
+    step."""
     present, here = {*moved}, {known.me, *moved}
     for peer, one in fitting.items():
+        if peer not in placed:
+            continue
         if one.slot.epoch < mine.epoch or known.credit.is_given_up(peer, mine.epoch):
             continue
         here.add(peer)
@@ -425,7 +487,11 @@ def _holders(
 
 
 def expected_of(
-    seen: Mapping[PeerId, Seen], mine: ProgressSlot, settings: ProgressSettings, now: float
+    seen: Mapping[PeerId, Seen],
+    mine: ProgressSlot,
+    settings: ProgressSettings,
+    now: float,
+    without_place: Container[PeerId] = (),
 ) -> dict[PeerId, int]:
     """Who is expected in a round that begins now, and with how many samples at least."""
     here = (
@@ -433,6 +499,7 @@ def expected_of(
         for peer, one in seen.items()
         if (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
         and one.slot.signature == mine.signature
+        and peer not in without_place
     )
     return {
         one.peer: 0 if one.slot.role == "auxiliary" else one.slot.samples + one.under_way

@@ -35,7 +35,8 @@ LONGEST_SECONDS: Final = 1e9  # thirty years; no batch and no epoch lasts so lon
 SIGNATURE_BYTES: Final = 16
 STATE_DIGEST_BYTES: Final = 32
 LONGEST_TORCH = 32  # characters of a version such as 2.13.0+cu130
-SLOT_LIMIT_BYTES = 256  # some 150 are used
+LONGEST_NAME = 24  # characters; four bytes each at most
+SLOT_LIMIT_BYTES = 320  # some 150 are used, and a hundred more by the longest name
 MOST_PEERS = 1024  # in one run, as many as one group of averaging may have
 
 Role = Literal["trains", "auxiliary"]
@@ -61,6 +62,8 @@ class ProgressSlot(Message, frozen=True):
     - `keeps`: it keeps the run's checkpoints, so a run may begin with it.
     - `follows`: it has taken its state from others and made no step with it since: what becomes of
       the run is not for it to say (forks.py).
+    - `name`: what its owner would be called. It proves nothing, and is any text: whoever shows it
+      cleans it first.
     - `batch`: samples of one batch of it; 0 where it has computed none yet and does not know.
     - `batch_seconds`: how long one takes it; 0 where that is not known.
     - `under_way`: for so many seconds it has computed the batch that is under way; negative while
@@ -86,6 +89,7 @@ class ProgressSlot(Message, frozen=True):
     averaging: bool = False
     keeps: bool = False
     follows: bool = False
+    name: Annotated[str, Meta(max_length=LONGEST_NAME)] = ""
     batch: Samples = 0
     batch_seconds: Annotated[float, Meta(ge=0.0, le=LONGEST_SECONDS)] = 0.0
     under_way: Annotated[float, Meta(ge=-1.0, le=LONGEST_SECONDS)] = -1.0

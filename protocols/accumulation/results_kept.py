@@ -22,7 +22,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -32,6 +32,7 @@ from protocols.accumulation.committed_result import (
     Made,
     ResultLayouts,
     proven_digest,
+    usual_bytes,
 )
 from protocols.accumulation.forks import Lineage
 from protocols.accumulation.state_messages import MOST_RESULTS, ROOM_OF_SMALL_BYTES
@@ -85,6 +86,12 @@ class ResultsKept:
     def bytes(self) -> int:
         return sum(len(one.memory) for one in tuple(self._results))
 
+    @property
+    def usual_bytes(self) -> int:
+        """Of one result: of the largest that is kept, or as many as a round's takes."""
+        held = max((len(one.memory) for one in tuple(self._results)), default=0)
+        return max(held, usual_bytes(self.layouts))
+
     def follow(self, state_bytes: int = 0) -> None:
         """Somebody wants to know what the next steps are made of."""
         with self._lock:
@@ -93,15 +100,29 @@ class ResultsKept:
 
     def add(self, before: Lineage, made: Made, values: Tensor) -> None:
         """A step is about to be made of this. Copies it only if somebody follows."""
+        if self._is_followed():
+            self._keep(CommittedResult.encoded_from(before, made, values, self.layouts))
+
+    def take_over(self, results: Sequence[CommittedResult]) -> None:
+        """Steps that others have made are about to be made of these. Who follows this peer, which
+        has followed itself, gets them from here, too; they are in memory in any case."""
+        for one in results:
+            if self._is_followed():
+                self._keep(one)
+
+    def _is_followed(self) -> bool:
+        """As of the next step; what nobody follows is forgotten."""
         with self._lock:
-            if not self._steps_left and self._clock() >= self._until:
+            is_followed = bool(self._steps_left) or self._clock() < self._until
+            self._steps_left = max(0, self._steps_left - 1)
+            if not is_followed:
                 self._results.clear()
                 self._most_bytes = 0
-                return
-            self._steps_left = max(0, self._steps_left - 1)
-        result = CommittedResult.encoded_from(before, made, values, self.layouts)
+            return is_followed
+
+    def _keep(self, result: CommittedResult | None) -> None:
         with self._lock:
-            if result is None or (self._results and self._results[-1].after != before):
+            if result is None or (self._results and self._results[-1].after != result.before):
                 self._results.clear()
             if result is not None:
                 self._results.append(result)

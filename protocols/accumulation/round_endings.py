@@ -1,8 +1,6 @@
 """What a round's outcome means to the lifecycle, in its words. Pure.
 
-Easy to get wrong: over a grid the weight of a result is that of the last group, in which each
-member stands for a whole group of the round before. What stands behind the result is then as much
-more as there are more peers than members. And its bits are shared only within that group, so its
+Easy to get wrong: over a grid the bits of a result are shared only within the last group, so its
 digest names no history, unless a part of the grid failed: what came of that is no rounding.
 """
 
@@ -36,21 +34,18 @@ def made_of(outcome: Outcome, own: Tensor, layouts: ResultLayouts) -> Made | Non
             return None
 
 
-def averaged(outcome: Outcome, expected: int, made: Made | None = None) -> Averaged:
-    """`expected` is how many were to come, this peer included."""
+def averaged(outcome: Outcome, made: Made | None = None) -> Averaged:
+    """`made`: what a step would be made of."""
     match outcome:
         case Committed():
-            rounds = sum(one.verdict is Verdict.COMMITTED for one in outcome.rounds)
             over_a_grid = len(outcome.rounds) > 1
-            members = max(1, len(outcome.members))
-            more = max(1.0, expected / members) if rounds > 1 else 1.0
             return Averaged(
                 Ending.COMMITTED,
-                weight=outcome.weight * more,
+                weight=outcome.weight,
                 digest=OVER_A_GRID if over_a_grid and _is_whole(outcome) else outcome.digest,
                 members=outcome.members,
                 left_out=left_out_of(outcome),
-                over_a_grid=over_a_grid,
+                votes=outcome.votes,
             )
         case LeftOut():
             return Averaged(Ending.LEFT_OUT, digest=outcome.digest, members=outcome.members)
@@ -75,7 +70,7 @@ def _is_whole(outcome: Committed) -> bool:
 
 def parameters_averaged(outcome: Outcome) -> ParametersAveraged:
     """The same for an averaging of the parameters."""
-    ended = averaged(outcome, 1)
+    ended = averaged(outcome)
     return ParametersAveraged(ended.ending, ended.digest, ended.members)
 
 

@@ -88,6 +88,7 @@ class Rounds:
             topic=f"{effect.history.hex()}.{self._steps.kind}",
             expected=effect.expected,
             awaited=effect.awaited,
+            votes=float(self._standing.life.me in self._standing.life.holders),
         )
         answer = self._bridge.start_averaging(wanted)
         if self._mode.delayed:
@@ -157,10 +158,11 @@ class Rounds:
                 norm=stepped.norm,
                 shares=() if together is None else shares_of(together),
                 over_a_grid=together is not None and len(together.rounds) > 1,
+                loss=stepped.loss,
             )
         )
         now = self._steps.scale.scale
-        if now != scale:
+        if now != scale and self._steps.scales_loss:
             self._bridge.tell(ScaleChanged(effect.epoch + 1, now, stepped.overflowed))
         return standing.tell(Stepped())
 
@@ -210,9 +212,7 @@ class Rounds:
         self._standing.decided.note(decided_step(outcome, before, own))
         if self._lacks_somebody(outcome):  # what became of them only a look from now on can tell
             self._bridge.look_again(self._bridge.estimate.number).wait()
-        effects = deque(
-            self._standing.end_round(averaged(outcome, one.expected, one.made), brought_to(outcome))
-        )
+        effects = deque(self._standing.end_round(averaged(outcome, one.made), brought_to(outcome)))
         rest: list[Effect] = []
         while effects:
             match effects.popleft():
@@ -232,7 +232,9 @@ class Rounds:
             case Committed():
                 found = self._bridge.estimate
                 group = {found.me, *outcome.members, *left_out_of(outcome)}
-                return len(outcome.rounds) == 1 and not found.holders <= group
+                if outcome.votes is not None:
+                    return outcome.votes < len(found.holders)
+                return not found.holders <= group
             case _:
                 return False
 

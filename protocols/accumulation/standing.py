@@ -27,7 +27,13 @@ from protocols.accumulation.accumulator import Contribution
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.committed_result import CommittedResult, Made, ResultLayouts
 from protocols.accumulation.decided_steps import DecidedSteps
-from protocols.accumulation.events import GradientsDropped, HeldBack, RoundFailed, SeenStep
+from protocols.accumulation.events import (
+    GradientsDropped,
+    HeldBack,
+    RoundFailed,
+    SeenStep,
+    StepLoss,
+)
 from protocols.accumulation.forks import Lineage
 from protocols.accumulation.life import Life, Mode, Phase
 from protocols.accumulation.lifecycle import Lifecycle
@@ -75,10 +81,12 @@ class Round:
 
 @dataclass(frozen=True)
 class Batch:
-    """So many samples, whose mean gradient is in `.grad`. `trouble`: why they cannot count."""
+    """So many samples, whose mean gradient is in `.grad`. `trouble`: why they cannot count. `loss`:
+    their mean, if that is known."""
 
     samples: int
     trouble: str = ""
+    loss: float | None = None
 
 
 class Standing:
@@ -123,7 +131,7 @@ class Standing:
         with self._telling:
             self._batch, self._computes = batch.samples, False
             if not trouble and self.life.phase not in (Phase.BEHIND, Phase.FETCHING):
-                parameter = self._steps.add(batch.samples) or ""
+                parameter = self._steps.add(batch.samples, batch.loss) or ""
                 trouble = f"{parameter}.grad is not finite." if parameter else ""
             contributed = Contributed(batch.samples, finite=not trouble)
             effects = self._rest(self._lifecycle.take(contributed))
@@ -218,12 +226,14 @@ class Standing:
 
     def take_state(
         self, state: TrainingState | None, results: Sequence[CommittedResult] = ()
-    ) -> tuple[SeenStep, ...]:
+    ) -> tuple[tuple[SeenStep, ...], tuple[StepLoss, ...]]:
         """Another state, in place of the present one, and the steps that the run has made since:
         what they were made of makes them here as it has at all others. Those of them in whose
-        rounds this peer was."""
+        rounds this peer was; and the losses of all of them."""
+        losses: list[StepLoss] = []
         passed = [one.after for one in results]
         with self.lock.changing():
+            self.results.take_over(results)
             if state is not None:
                 self._steps.restore(state)
                 self.at = (state.epoch, state.history)
@@ -233,7 +243,9 @@ class Standing:
                 if one.kind == "parameters":
                     self._steps.shared.copy_from(values)
                 else:
-                    self._steps.apply(values)
+                    loss = self._steps.apply(values).loss
+                    if loss is not None:
+                        losses.append(StepLoss(one.before.epoch, loss))
                 self.at = one.after
             self.take_over()
         with self._telling:
@@ -241,7 +253,7 @@ class Standing:
         self.rounds_failed = 0
         self._epoch_began = time.monotonic()
         self._bridge.state_advanced()
-        return seen
+        return seen, tuple(losses)
 
     def take_over(self) -> None:
         """Let the model compute with the newest state."""

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import trio
 
+from protocols.accumulation.keeping_up import FetchFailed, KeepingUp
 from protocols.accumulation.state_messages import (
     MANIFEST,
     STALL_SECONDS,
@@ -25,7 +28,7 @@ from protocols.accumulation.state_messages import (
 )
 from protocols.accumulation.state_paces import Paces
 from protocols.bulk import Transfer
-from protocols.errors import DeadlineExceeded, MalformedMessage, PotluckError
+from protocols.errors import DeadlineExceeded, MalformedMessage
 from protocols.identity import PeerId
 from protocols.rpc import Rpc
 
@@ -33,12 +36,6 @@ log = logging.getLogger("potluck.state")
 
 ALIVE_SECONDS = STALL_SECONDS / 4  # Transfer.say_alive finds it due no sooner
 ASK_SECONDS = 20.0  # for a manifest or a place: dialling, and the donor's copy of some gigabytes
-
-
-class FetchFailed(PotluckError):
-    """No state could be fetched. `why` has what befell each source."""
-
-    exit_code = 4
 
 
 class Lied(MalformedMessage):
@@ -60,8 +57,15 @@ class FetchSettings:
 class Account:
     """Of one fetch. `given_up` and `liars` say why, in words."""
 
-    def __init__(self, rpc: Rpc, settings: FetchSettings, paces: Paces | None = None) -> None:
+    def __init__(
+        self,
+        rpc: Rpc,
+        settings: FetchSettings,
+        paces: Paces | None = None,
+        keeping_up: KeepingUp | None = None,
+    ) -> None:
         self.rpc, self.settings, self.paces = rpc, settings, paces or Paces()
+        self.keeping_up = keeping_up or KeepingUp()
         self.bytes_from: Counter[PeerId] = Counter()
         self.given_up: dict[PeerId, str] = {}
         self.liars: dict[PeerId, str] = {}
@@ -70,7 +74,17 @@ class Account:
     def came(self, peer: PeerId, count: int) -> None:
         """So many bytes of a piece have come."""
         self.bytes_from[peer] += count
+        self.keeping_up.came(count)
         self._progress_at = trio.current_time()
+
+    @contextmanager
+    def wanting(self) -> Iterator[None]:
+        """What comes within the block is as much as the links and the donors give."""
+        self.keeping_up.wants(trio.current_time())
+        try:
+            yield
+        finally:
+            self.keeping_up.has(trio.current_time())
 
     def gives_up(self, peer: PeerId, why: str) -> None:
         self.given_up[peer] = why

@@ -19,7 +19,8 @@ from collections.abc import Callable
 import trio
 from blake3 import blake3
 
-from protocols.accumulation.state_account import Account, FetchFailed, Lied, next_chunk_bytes
+from protocols.accumulation.keeping_up import FetchFailed
+from protocols.accumulation.state_account import Account, Lied, next_chunk_bytes
 from protocols.accumulation.state_board import PieceBoard
 from protocols.accumulation.state_kept import KeptPieces
 from protocols.accumulation.state_manifest import DIGEST_BYTES, Manifest

@@ -25,9 +25,9 @@ import torch
 import trio
 
 from protocols.accumulation.committed_result import CommittedResult, ResultLayouts
-from protocols.accumulation.keeping_up import TooSlow
+from protocols.accumulation.keeping_up import FetchFailed, KeepingUp, TooSlow
 from protocols.accumulation.signature import torch_release
-from protocols.accumulation.state_account import Account, FetchFailed, FetchSettings, Lied
+from protocols.accumulation.state_account import Account, FetchSettings, Lied
 from protocols.accumulation.state_download import LOOK_SECONDS, Download
 from protocols.accumulation.state_kept import KeptPieces
 from protocols.accumulation.state_manifest import (
@@ -40,7 +40,7 @@ from protocols.accumulation.state_manifest import (
 from protocols.accumulation.state_messages import ManifestAnswer, ManifestRequest
 from protocols.accumulation.state_paces import Paces
 from protocols.accumulation.state_sources import Choice, StateSource, choose
-from protocols.accumulation.state_with_results import DownloadAndFollow
+from protocols.accumulation.state_with_results import DownloadAndFollow, Slowness
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
@@ -93,6 +93,7 @@ async def fetch_state(
     layouts: ResultLayouts | None = None,
     too_slow: Callable[[TooSlow], None] | None = None,
     paces: Paces | None = None,
+    keeping_up: KeepingUp | None = None,
 ) -> Fetched:
     """The state of up-to-date peers, verified piece by piece.
 
@@ -101,17 +102,19 @@ async def fetch_state(
     is taken. `history`: take only states of this history. `kept` survives an interruption: hand
     the same over again. `progress` is called with the bytes that are here, and of all. With
     `layouts` the results of the steps that the run makes meanwhile are fetched as well, and
-    `too_slow` is told, once, if that is more than comes; `paces` are those of earlier fetches.
+    `too_slow` is told if that is more than comes; `paces` and `keeping_up` are those of earlier
+    fetches.
 
     StateRefused, with the differences, if the state is of another model, dtype or torch release;
     FetchFailed, naming what befell each source, when nothing comes any more; TooSlow when the run
     has gone on so far that what follows the state cannot be had any more. Limit the total with a
     cancel scope.
     """
-    account = Account(rpc, settings or FetchSettings(), paces)
+    account = Account(rpc, settings or FetchSettings(), paces, keeping_up)
     kept = kept or KeptPieces()
     began, kept_bytes = trio.current_time(), 0
-    both = DownloadAndFollow(account, layouts, too_slow)
+    slowness = Slowness(account, mine, layouts, too_slow)
+    both = DownloadAndFollow(account, layouts, slowness)
 
     def choice_now() -> Choice | None:
         return choose(
@@ -127,20 +130,37 @@ async def fetch_state(
             sources(), rpc.network.peer_id, at_least_epoch=at_least_epoch, without=account.liars
         )
 
-    while True:
-        choice = choice_now()
-        manifest = None if choice is None else await _manifest_of(choice, account, mine, choice_now)
-        if choice is None or manifest is None:
-            failure = account.failure()
-            if failure is not None:
-                raise failure
-            await _until_another(choice, choice_now)
-            continue
-        await kept.begin(manifest)
-        kept_bytes = kept_bytes or kept.bytes_here
-        download = Download(account, choice, manifest, kept, choice_now, progress)
-        if await both.run(download, manifest, latest):
-            break
+    async def fetch() -> Choice:
+        nonlocal kept_bytes
+        while True:
+            choice = choice_now()
+            manifest = None
+            if choice is not None:
+                manifest = await _manifest_of(choice, account, mine, choice_now)
+            if choice is None or manifest is None:
+                failure = account.failure()
+                if failure is not None:
+                    raise failure
+                await _until_another(choice, choice_now)
+                continue
+            await kept.begin(manifest)
+            kept_bytes = kept_bytes or kept.bytes_here
+            download = Download(account, choice, manifest, kept, choice_now, progress)
+            if await both.run(download, manifest, latest):
+                return choice
+
+    chosen: Choice | PotluckError
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slowness.watch, latest)
+        try:
+            chosen = await fetch()
+        except PotluckError as error:
+            chosen = error  # raised below, where no nursery wraps it
+        nursery.cancel_scope.cancel()
+    if isinstance(chosen, FetchFailed):
+        chosen.served_by = frozenset(account.bytes_from)
+    if isinstance(chosen, PotluckError):
+        raise chosen
     seconds = trio.current_time() - began
     fetched = Fetched(
         kept.finish(),
@@ -148,7 +168,7 @@ async def fetch_state(
         kept_bytes,
         account.given_up,
         account.liars,
-        choice.is_majority,
+        chosen.is_majority,
         seconds,
         both.results,
     )

@@ -162,7 +162,8 @@ class Following:
     async def _take_from(self, source: StateSource) -> bool:
         paces, began = self._account.paces, trio.current_time()
         try:
-            result = await self._receive(source.peer)
+            with self._account.wanting():
+                result = await self._receive(source.peer)
         except StateGone as error:
             log.debug("%s: %s", source.peer, error.what)
             return False

@@ -7,8 +7,8 @@
 
 Promises: the training thread waits for a reader of its parameters only if it steps while a copy is
 being made (some 60 ms for 100 MB), which happens once for each epoch that somebody downloads.
-What is sent is limited in number and rate (state_desk.py, state_pace.py), so that serving slows
-training by less than a twentieth.
+What is sent is limited in rate by what it is measured to cost the training, a twentieth at most
+(state_pace.py), and the newcomer that came first is served first (state_desk.py).
 
 Easy to get wrong: `look` and everything it reads run in a worker thread. It must not wait for the
 trio side, nor take the lock.
@@ -17,9 +17,10 @@ trio side, nor take the lock.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import trio
@@ -44,7 +45,7 @@ from protocols.accumulation.state_messages import (
     StateGone,
     read_wanted,
 )
-from protocols.accumulation.state_pace import TRAINING_BYTES_PER_SECOND, UploadPace, until
+from protocols.accumulation.state_pace import ServingCost, UploadPace
 from protocols.accumulation.state_recent import is_small
 from protocols.accumulation.state_snapshots import Snapshots
 from protocols.accumulation.training_state import LiveState, TrainingState
@@ -62,8 +63,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("potluck.state")
 
 SWEEP_SECONDS = 5.0
+STEPS_MEASURED = 8
+NEEDED_SHARE = 2.0
+"""What a newcomer is given by the results that it needs: the other half is for its state, which so
+takes twice the time that it would take alone."""
+STEPS_HELD = 3.0  # without a question a newcomer is in, or gone
+SHORTEST_HELD_SECONDS = 0.5
 
 PiecesTransfer = Transfer[Empty, Empty, Empty]
+Turn = Callable[[int], Awaitable[None]]
+"""Waits until a peer may be sent so many bytes."""
+
+_RESULTS, _PIECES = 0, 1  # the order in which one peer's transfers have their turns
 
 
 @dataclass(frozen=True)
@@ -80,12 +91,11 @@ class StateServingSettings:
     """How much serving may cost.
 
     - `most_downloads`: peers that download at the same time; the others are told when to ask.
-    - `upload_bytes_per_second`: of all downloads together; None: no limit. As it is, what a
-      peer that trains can give without being slowed by a twentieth.
+    - `upload_bytes_per_second`: of all downloads together, as the owner allows; None: no limit.
     """
 
-    most_downloads: int = 4
-    upload_bytes_per_second: float | None = TRAINING_BYTES_PER_SECOND
+    most_downloads: int = 8
+    upload_bytes_per_second: float | None = None
 
 
 class StateServer:
@@ -98,11 +108,13 @@ class StateServer:
         lock: StateLock,
         settings: StateServingSettings | None = None,
         results: ResultsKept | None = None,
+        cost: ServingCost | None = None,
     ) -> None:
         """Serves `/potluck/state/1.0.0` from now on, and has something when `run` has begun.
 
         `look` is called in a worker thread, with the lock held for reading. `results`: what the
-        last steps were made of; None has nothing of that to offer.
+        last steps were made of; None has nothing of that to offer. `cost`: what serving costs the
+        training of this peer; None where nothing trains.
         """
         self.settings = settings or StateServingSettings()
         self.offer: StateOffer | None = None
@@ -110,9 +122,11 @@ class StateServer:
         self._look, self._lock, self._results = look, lock, results
         self._snapshots = Snapshots(look, lock)
         self._desk = DownloadDesk(self.settings.most_downloads)
-        self._pace = UploadPace(self.settings.upload_bytes_per_second)
+        self._pace = UploadPace(self.settings.upload_bytes_per_second, cost)
         self._advanced, self._offered = trio.Event(), trio.Event()
         self._run: str | None = None
+        self._taking_pieces: Counter[PeerId] = Counter()
+        self._stepped_at: deque[float] = deque(maxlen=STEPS_MEASURED)
         rpc.serve(MANIFEST, self._answer_manifest)
         rpc.serve_bulk(PIECES, self._send_pieces)
         rpc.serve_bulk(RESULT, self._send_result)
@@ -134,6 +148,7 @@ class StateServer:
     def advanced(self) -> None:
         """The state has changed: name it anew. (On the trio side, as everything here.)"""
         self._advanced.set()
+        self._stepped_at.append(trio.current_time())
         if self._results is not None and self._desk.downloading:
             self._results.follow()  # a download may take longer than anybody asks for results
 
@@ -185,7 +200,11 @@ class StateServer:
 
     async def _answer_manifest(self, caller: Caller, request: ManifestRequest) -> ManifestAnswer:
         self._check_has(request.run, request.digest)
-        wait = self._desk.ask(caller.peer, trio.current_time())
+        step_seconds = self._step_seconds()
+        held_seconds = max(STEPS_HELD * step_seconds, SHORTEST_HELD_SECONDS)
+        wait = self._desk.ask(
+            caller.peer, trio.current_time(), self._most_newcomers(step_seconds), held_seconds
+        )
         if wait:
             return ManifestAnswer(b"", _version(), max(1, round(1000 * wait)))
         if self._results is not None:  # from before the copy is made
@@ -204,10 +223,14 @@ class StateServer:
             if self._results is not None:
                 self._results.follow(len(state.memory))
             self._begin(caller.peer, len(state.memory))
+            self._taking_pieces[caller.peer] += 1
             try:
                 await transfer.accept(Empty())
-                await _Sending(transfer, state, self._pace, self._sent(caller.peer)).run()
+                turn = self._turn_of(caller.peer, transfer, _PIECES)
+                await _Sending(transfer, state, self._pace, turn).run()
             finally:
+                self._taking_pieces[caller.peer] -= 1
+                self._taking_pieces += Counter()  # which forgets the zeros
                 self._desk.end(caller.peer)
 
     async def _send_result(
@@ -227,7 +250,7 @@ class StateServer:
             )
         self._begin(caller.peer, found.bytes)
         try:
-            await send_result(transfer, found, self._pace, self._sent(caller.peer))
+            await send_result(transfer, found, self._turn_of(caller.peer, transfer, _RESULTS))
         finally:
             self._desk.end(caller.peer)
 
@@ -245,8 +268,30 @@ class StateServer:
                 advice=f"Ask again in {wait:.0f} seconds.",
             )
 
-    def _sent(self, peer: PeerId) -> Callable[[int], None]:
-        return lambda count: self._desk.sent(peer, count)
+    def _turn_of(self, peer: PeerId, transfer: Transfer[Any, Any, Any], kind: int) -> Turn:
+        async def turn(count: int) -> None:
+            place = self._desk.place_in_line(peer, trio.current_time())
+            order = int(self._taking_pieces[peer] > 0), place, kind
+            await self._pace.turn(count, order, transfer.say_alive)
+            self._desk.sent(peer, count, trio.current_time())
+
+        return turn
+
+    def _step_seconds(self) -> float:
+        """Of the run; 0.0 while it is not known."""
+        if len(self._stepped_at) < 2:
+            return 0.0
+        since = max(trio.current_time(), self._stepped_at[-1]) - self._stepped_at[0]
+        return since / len(self._stepped_at)
+
+    def _most_newcomers(self, step_seconds: float) -> int | None:
+        """How many get in at once with what may be sent: each needs all results beside its state.
+        With less than NEEDED_SHARE of its rate for these it would take for ever."""
+        rate = self._pace.bytes_per_second
+        if self._results is None or rate is None or not step_seconds:
+            return None
+        needed = self._results.usual_bytes / step_seconds * NEEDED_SHARE
+        return max(1, int(rate / needed))
 
     def _check_has(self, run: str, digest: bytes) -> None:
         offer = self.offer
@@ -273,9 +318,9 @@ class _Sending:
         transfer: PiecesTransfer,
         state: TrainingState,
         pace: UploadPace,
-        sent: Callable[[int], None],
+        turn: Turn,
     ) -> None:
-        self._transfer, self._state, self._pace, self._sent = transfer, state, pace, sent
+        self._transfer, self._state, self._pace, self._turn = transfer, state, pace, turn
 
     async def run(self) -> None:
         wanted, asked = trio.open_memory_channel[int](MOST_WANTED)
@@ -305,9 +350,8 @@ class _Sending:
             while len(piece):
                 part = piece[: self._pace.turn_bytes]
                 piece = piece[len(part) :]
-                await until(self._pace.turn(len(part)), self._transfer.say_alive)
+                await self._turn(len(part))
                 await self._transfer.send_chunk(part)
-                self._sent(len(part))
 
 
 def _version() -> str:

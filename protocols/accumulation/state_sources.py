@@ -3,8 +3,10 @@
     choice = choose(sources, me, at_least_epoch=7)
 
 The up-to-date peers are the largest set that says to be at the same epoch with the same history;
-the digest is the one that most of them name. Where unlike hardware makes digests differ, there is
-no majority, and one of them is taken whole, from those who have it.
+the digest is the one that most of them name. Newcomers that have taken a state and made no step
+with it serve it, and are not counted where others are: many of them would be the largest set, a
+step or more behind the run. Where unlike hardware makes digests differ, there is no majority, and
+one of them is taken whole, from those who have it.
 
 Each newcomer asks in an order of its own (the hash of both peers), so that many newcomers spread
 over all donors.
@@ -34,6 +36,8 @@ class StateSource:
     digest: bytes = b""  # not computed yet
     signature: bytes = b""
     torch: str = ""
+    follows: bool = False
+    """It has taken this state from others, and has made no step with it."""
 
 
 @dataclass(frozen=True)
@@ -65,22 +69,23 @@ def choose(
         if fits and one.peer != me and one.peer not in without:
             groups[one.epoch, one.history].append(one)
     for group in sorted(groups.values(), key=_support, reverse=True):
-        ordered = sorted(group, key=lambda one: rank(one.peer, me))
+        ordered = sorted(group, key=lambda one: (one.follows, rank(one.peer, me)))
         by_digest: dict[bytes, list[StateSource]] = defaultdict(list)
         for one in ordered:
             if one.digest:
                 by_digest[one.digest].append(one)
         if not by_digest:
             continue
-        chosen = max(by_digest.values(), key=len)  # of equals the first, as this newcomer ranks
-        named = sum(map(len, by_digest.values()))
+        voices = {name: _voices(named) for name, named in by_digest.items()}
+        best = max(voices, key=lambda name: voices[name])  # of equals the first in the order
+        chosen = by_digest[best]
         silent = [one for one in ordered if not one.digest]
         return Choice(
             epoch=group[0].epoch,
             history=group[0].history,
             digest=chosen[0].digest,
             sources=(*chosen, *silent),
-            is_majority=2 * len(chosen) > named,
+            is_majority=_is_majority(chosen, [one for one in ordered if one.digest]),
         )
     return None
 
@@ -90,5 +95,16 @@ def rank(peer: PeerId, me: PeerId) -> bytes:
     return blake3(f"{me} {peer}".encode()).digest()
 
 
-def _support(group: list[StateSource]) -> tuple[int, int, bytes]:
-    return len(group), group[0].epoch, group[0].history
+def _is_majority(chosen: list[StateSource], named: list[StateSource]) -> bool:
+    """Of those who have made steps of the run; of all, where there are none."""
+    counted = [one for one in named if not one.follows] or named
+    return 2 * sum(one in chosen for one in counted) > len(counted)
+
+
+def _voices(sources: list[StateSource]) -> tuple[int, int]:
+    """How many have made steps of the run, and how many there are."""
+    return sum(not one.follows for one in sources), len(sources)
+
+
+def _support(group: list[StateSource]) -> tuple[int, int, int, bytes]:
+    return *_voices(group), group[0].epoch, group[0].history

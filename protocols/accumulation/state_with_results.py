@@ -21,8 +21,14 @@ import trio
 
 from protocols.accumulation.committed_result import CommittedResult, ResultLayouts, usual_bytes
 from protocols.accumulation.forks import Lineage
-from protocols.accumulation.keeping_up import ROOM_OF_STATE, KeepingUp, TooSlow
-from protocols.accumulation.state_account import Account, FetchFailed, FetchSettings
+from protocols.accumulation.keeping_up import (
+    MOST_TIMES_LOST,
+    ROOM_OF_STATE,
+    FetchFailed,
+    KeepingUp,
+    TooSlow,
+)
+from protocols.accumulation.state_account import Account, FetchSettings
 from protocols.accumulation.state_download import LOOK_SECONDS, Download
 from protocols.accumulation.state_following import Following, FollowWanted
 from protocols.accumulation.state_manifest import Manifest
@@ -35,8 +41,6 @@ from protocols.identity import PeerId
 from protocols.rpc import Rpc
 
 log = logging.getLogger("potluck.state")
-
-MOST_TIMES_LOST = 3  # in one fetch: then what it does is of no use, whatever the figures say
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,14 @@ async def follow_run(
     *,
     settings: FetchSettings | None = None,
     paces: Paces | None = None,
+    keeping_up: KeepingUp | None = None,
+    too_slow: Callable[[TooSlow], None] | None = None,
 ) -> Followed | None:
     """What leads from the state `mine` to where most of the up-to-date peers are, or as much of it
-    as may be held, if they have it all; None if not: then a state is to be fetched. `paces` are
-    those of earlier fetches."""
-    account, began = Account(rpc, settings or FetchSettings(), paces), trio.current_time()
+    as may be held, if they have it all; None if not: then a state is to be fetched. `paces` and
+    `keeping_up` are those of earlier fetches; `too_slow` is told if this peer is always late."""
+    account = Account(rpc, settings or FetchSettings(), paces, keeping_up)
+    began = trio.current_time()
 
     def latest() -> Choice | None:
         return choose(
@@ -69,6 +76,8 @@ async def follow_run(
         )
 
     choice, start = latest(), Lineage(mine.epoch, mine.history)
+    slowness = Slowness(account, mine, layouts, too_slow)
+    slowness.look(latest)
     if choice is None or choice.epoch - mine.epoch > MOST_RESULTS:
         return None
     following = Following(
@@ -79,21 +88,58 @@ async def follow_run(
     )
     if not await following.once():
         return None
+    account.keeping_up.state_is_here(trio.current_time())
+    slowness.look(latest)
     seconds = trio.current_time() - began
     return Followed(tuple(following.results), dict(account.bytes_from), account.liars, seconds)
+
+
+class Slowness:
+    """Whether the run is too fast for what comes, and telling so."""
+
+    def __init__(
+        self,
+        account: Account,
+        mine: LiveState,
+        layouts: ResultLayouts | None,
+        tell: Callable[[TooSlow], None] | None,
+    ) -> None:
+        self._account, self._tell = account, tell
+        self._state_bytes = sum(one.bytes for one in mine.specs)
+        self._result_bytes = 0 if layouts is None else usual_bytes(layouts)
+
+    async def watch(self, latest: Callable[[], Choice | None]) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            self.look(latest)
+            await trio.sleep(LOOK_SECONDS)
+
+    def look(self, latest: Callable[[], Choice | None]) -> None:
+        """Where the run is; and say so where it goes too slowly."""
+        choice, now = latest(), trio.current_time()
+        if choice is not None:
+            self._account.keeping_up.saw(choice.epoch, now)
+        error = self.error()
+        if error is not None and self._tell and not self._account.keeping_up.is_told:
+            self._account.keeping_up.is_told = True
+            log.warning("%s", error.what)
+            self._tell(error)
+
+    def error(self, following: Following | None = None) -> TooSlow | None:
+        """`following`: what is known of the results by it."""
+        result_bytes = self._result_bytes
+        if following is not None:
+            held = [len(one.memory) for one in following.results]
+            result_bytes = max(held, default=0 if following.is_lost else result_bytes)
+        now = trio.current_time()
+        return self._account.keeping_up.too_slow(now, self._state_bytes, result_bytes)
 
 
 class DownloadAndFollow:
     """Downloads beside which the run is followed, and what is known of how fast that goes."""
 
-    def __init__(
-        self,
-        account: Account,
-        layouts: ResultLayouts | None,
-        too_slow: Callable[[TooSlow], None] | None,
-    ) -> None:
-        self._account, self._layouts, self._too_slow = account, layouts, too_slow
-        self._keeping_up = KeepingUp(trio.current_time())
+    def __init__(self, account: Account, layouts: ResultLayouts | None, slowness: Slowness) -> None:
+        self._account, self._layouts, self._slowness = account, layouts, slowness
         self._times_lost = 0
         self.results: tuple[CommittedResult, ...] = ()
 
@@ -106,7 +152,8 @@ class DownloadAndFollow:
         """Whether the state is whole, and its results lead to where the run is, or as far as they
         may be held. TooSlow where it would always stay behind."""
         if self._layouts is None:
-            return await download.run()
+            with self._account.wanting():
+                return await download.run()
         wanted = FollowWanted(manifest.run, self._layouts, _room(manifest.stream_bytes))
         start = Lineage(manifest.epoch, manifest.history)
         following = Following(self._account, wanted, start, latest)
@@ -120,9 +167,11 @@ class DownloadAndFollow:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(follow)
-            nursery.start_soon(self._watch, following, manifest, latest)
             try:
-                is_whole = await download.run()
+                with self._account.wanting():
+                    is_whole = await download.run()
+                if is_whole:
+                    self._account.keeping_up.state_is_here(trio.current_time())
                 is_of_use = is_whole and await following.caught_up()
             except PotluckError as error:
                 failure = error  # raised below, where no nursery wraps it
@@ -130,8 +179,10 @@ class DownloadAndFollow:
         self.results = tuple(following.results)
         if not is_of_use:
             self._times_lost += following.is_lost or following.is_full
+            self._account.keeping_up.times_lost += following.is_lost or following.is_full
+            self._slowness.look(latest)
         if not is_of_use or following.is_full:
-            failure = failure or self._error(following, manifest)
+            failure = failure or self._slowness.error(following)
         if failure is None and self._times_lost >= MOST_TIMES_LOST:
             failure = FetchFailed(
                 f"The run has gone on {self._times_lost} times before the state was here, and what "
@@ -142,30 +193,6 @@ class DownloadAndFollow:
         if failure is not None:
             raise failure
         return is_of_use
-
-    async def _watch(
-        self, following: Following, manifest: Manifest, latest: Callable[[], Choice | None]
-    ) -> None:
-        """Say, once, when it goes too slowly."""
-        while True:
-            choice = latest()
-            if choice is not None:
-                self._keeping_up.saw(choice.epoch, trio.current_time())
-            error = self._error(following, manifest)
-            if error is not None and self._too_slow is not None:
-                log.warning("%s", error.what)
-                self._too_slow(error)
-                self._too_slow = None
-            await trio.sleep(LOOK_SECONDS)
-
-    def _error(self, following: Following, manifest: Manifest) -> TooSlow | None:
-        assert self._layouts is not None
-        usual = usual_bytes(self._layouts)
-        held = [len(one.memory) for one in following.results]
-        result_bytes = max(held, default=0 if following.is_lost else usual)
-        came = sum(self._account.bytes_from.values())
-        now = trio.current_time()
-        return self._keeping_up.too_slow(now, came, manifest.stream_bytes, result_bytes)
 
 
 def _room(state_bytes: int) -> int:

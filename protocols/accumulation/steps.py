@@ -43,8 +43,9 @@ class Steps(Protocol):
     def loss_factor(self) -> float:
         """What the loss of the batch that is being computed is multiplied by."""
 
-    def add(self, samples: int) -> str | None:
-        """Count a batch by the parameters' `.grad`; the name of one that is not finite, if so."""
+    def add(self, samples: int, loss: float | None = None) -> str | None:
+        """Count a batch by the parameters' `.grad`; the name of one that is not finite, if so.
+        `loss`: its mean, if that is known."""
 
     def take(self) -> Contribution:
         """What this peer brings to the round that begins. It comes back by one of the next two."""

@@ -48,12 +48,13 @@ from protocols.accumulation.progress import (
     estimate,
     expected_of,
 )
-from protocols.accumulation.progress_slot import ProgressSlot, progress_key
+from protocols.accumulation.progress_slot import MOST_PEERS, ProgressSlot, progress_key
 from protocols.accumulation.publishing import WRITE_SECONDS, Publishing
 from protocols.accumulation.rate_meter import RateMeter
 from protocols.accumulation.saying import Said, say_again_in
 from protocols.accumulation.slots_seen import READ_SECONDS, SlotsSeen
 from protocols.dht.bootstrap import Joined
+from protocols.dht.reading import Breadth
 from protocols.dht.service import Dht
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
@@ -85,13 +86,15 @@ class TrackerSettings:
     - `carries_forward`: see ProgressSettings; all peers of a run say the same.
     - `patience_seconds`: see ProgressSettings.
     - `counts_silence`: False: what is read while nobody answers says nothing. So a volunteer whose
-      own network is gone takes nobody for gone, and makes no step alone."""
+      own network is gone takes nobody for gone, and makes no step alone.
+    - `places`: see ProgressSettings; all peers of a run say the same."""
 
     run: str
     target_samples: int
     carries_forward: bool = True
     patience_seconds: float = PATIENCE_SECONDS
     counts_silence: bool = True
+    places: int = MOST_PEERS
 
 
 @asynccontextmanager
@@ -131,7 +134,10 @@ class Tracker:
         self._network, self._dht = network, dht
         self._key = progress_key(settings.run)
         self._settings = ProgressSettings(
-            settings.target_samples, settings.carries_forward, settings.patience_seconds
+            settings.target_samples,
+            settings.carries_forward,
+            settings.patience_seconds,
+            settings.places,
         )
         self._counts_silence = settings.counts_silence
         self._jitter = _share(network.peer_id, settings.run)
@@ -152,6 +158,8 @@ class Tracker:
         """When the last reading ended, and the pause between it and the next one."""
         self._complaints = Complaints()
         self.publishing = Publishing(dht, self._key, self.mine, self._measured, self._again_in)
+        self._wants_newest = False
+        """The next reading is to find all that was brought out before it."""
         self._wants_look, self._wants_reckoning = trio.Event(), trio.Event()
         self._reckoned = trio.Event()
         self._meter.began(trio.current_time())
@@ -211,6 +219,7 @@ class Tracker:
         with trio.move_on_after(WRITE_SECONDS):
             await self.publishing.brought_out()
         begun = self._seen.begun
+        self._wants_newest = True
         self._look_now()
         while self._seen.whole <= begun or self.estimate.number <= after:
             await self.changed()
@@ -315,7 +324,9 @@ class Tracker:
             self._waited_for_follower_at = trio.current_time()
         self._claimed = (
             mine.epoch,
-            expected_of(self._seen.slots, mine, self._settings, self._now()),
+            expected_of(
+                self._seen.slots, mine, self._settings, self._now(), self.estimate.without_place
+            ),
         )
 
     def _measured(self) -> ProgressSlot:
@@ -371,9 +382,13 @@ class Tracker:
 
     async def _read(self) -> None:
         is_full, is_first = self._seen.begins(), not self._seen.number
+        breadth = Breadth.ALL if is_full else Breadth.FEW
+        if self._wants_newest and not is_full:
+            breadth = Breadth.FIRST
+        self._wants_newest = False
         began = trio.current_time()
         try:
-            found, gone = await self._dht.get_and_gone(self._key, latest_enough=not is_full)
+            found, gone = await self._dht.look(self._key, breadth)
         except PotluckError as error:
             log.debug("progress could not be read: %s", error)
             return

@@ -41,7 +41,7 @@ MOST_GROUPS = 1024  # of parameters in an optimizer: layer-wise rates have one o
 MOST_SETTINGS = 64  # of one group
 LONGEST_SETTING = 200  # characters
 
-_DOMAIN = b"potluck way of training 2\0"
+_DOMAIN = b"potluck way of training 3\0"
 
 Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_TENSOR_NAME)]
 Word = Annotated[str, Meta(max_length=LONGEST_OPTIMIZER_NAME)]
@@ -60,6 +60,7 @@ class TrainingDescription(Message, frozen=True, dict=True):
     - `steps`: what is averaged, as a word. `schedule`: the class of it with what it says of itself,
       or nothing.
     - `max_norm`: 0 clips nothing.
+    - `group_size`, `approximate`: who is in a round (collaboration.py).
     """
 
     tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=MOST_TENSORS)]
@@ -72,6 +73,8 @@ class TrainingDescription(Message, frozen=True, dict=True):
     target_batch: Number
     max_norm: Annotated[float, Meta(ge=0.0)]
     average_parameters_every: Number
+    group_size: Number
+    approximate: bool
 
     @cached_property
     def digest(self) -> bytes:
@@ -99,6 +102,8 @@ def how_it_differs(mine: TrainingDescription, theirs: TrainingDescription) -> li
                 mine.average_parameters_every,
                 theirs.average_parameters_every,
             ),
+            ("group_size", mine.group_size, theirs.group_size),
+            ("approximate", mine.approximate, theirs.approximate),
         )
         if own != other
     ]
@@ -156,6 +161,8 @@ def _differs(what: str, mine: str, theirs: str) -> str:
 
 
 def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"  # as in a run's definition
     if isinstance(value, int):
         return f"{value:,}"
     return as_setting(value) if value else "none"

@@ -130,7 +130,7 @@ class Acquaintances:
         if is_due and known.contact is not None and known.contact.node_id in state.table:
             known.sampled_at = now
             far_off = state.swarm_time.sample(peer, response.time_ms, asked_ms, state.local_ms())
-            if far_off is not None:
+            if far_off is not None and state.settings.tells_of_clock:
                 log.warning("%s", far_off)
 
     def asked_us(self, peer: PeerId, introduction: Introduction | None) -> None:

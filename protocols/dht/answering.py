@@ -5,8 +5,8 @@ a slot a tenth of a millisecond, which is the signature. Only batches have a tas
 pause. Whatever is refused is refused with its reason.
 
 Easy to get wrong: a stranger chooses what is asked. The dearest question that fits in a message
-(many queries for a full key, each with all that `have` can hold) takes a few milliseconds, and
-nothing here may take more: everybody else waits meanwhile.
+(many queries for a full key) takes a few milliseconds, and nothing here may take more: everybody
+else waits meanwhile.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from protocols.dht.messages import (
     FIND,
     GREET,
     LONGEST_REASON,
+    NAMES_PER_ANSWER,
     NEWER_BYTES_PER_ANSWER,
     NEWER_PER_ANSWER,
     PROTOCOL,
@@ -59,6 +60,11 @@ from protocols.network import Reach
 
 # On one link, before a peer is avoided: enough to tell it what is wrong with its software.
 FORGED_SLOTS_BORNE = 32
+
+# For all queries of one message together, half a microsecond each. What is left is asked again.
+SLOTS_LOOKED_AT = 12_288
+
+_CHANGE_BYTES = 8  # of a cursor, after the name of the storage's life
 
 
 class Answering:
@@ -168,28 +174,51 @@ class Answering:
 
     def _found(self, caller: Caller, query: Query, now_ms: int, room: _Room) -> Found:
         state = self._state
-        position = int.from_bytes(query.position, "big")
-        contacts = self._named(caller, state.table.closest(position), query.known)
-        if not room.take_contacts(contacts):
-            contacts = ()
+        contacts: tuple[Named, ...] = ()
+        if not (query.since or query.wanted):
+            position = int.from_bytes(query.position, "big")
+            contacts = self._named(caller, state.table.closest(position), query.known)
+            if not room.take_contacts(contacts):
+                contacts = ()
         if not query.key:
             return Found(contacts)
-        slots = state.storage.get(query.key, now_ms)
-        copied = not slots and query.copies
-        if copied:
-            slots = state.storage.cache.get(query.key, now_ms)
-        lacking = b""
-        if query.have:
-            held = {prefix_of_slot(slot): slot for slot in slots}
-            have = prefixes(query.have)
-            lacking = bytes(place for place, one in enumerate(have) if one not in held)
-            for one in have:
-                held.pop(one, None)
-            slots = list(held.values())
-        if len(slots) > 1 or query.after:
-            slots = sorted((s for s in slots if s.publisher > query.after), key=_by_publisher)
+        if not room.may_look:
+            return Found(contacts, cursor=query.since, more=True)
+        if query.wanted:
+            return self._wanted(query, now_ms, room)
+        slots = state.storage.since(query.key, self._change_in(query.since), now_ms)
+        room.looked_at(len(slots))
+        if not slots and query.copies and not query.since:
+            copies = room.take_slots(state.storage.cache.get(query.key, now_ms))
+            return Found(contacts, copies, copied=bool(copies))
+        sent = room.take_names(slots) if query.named else room.take_slots(slots)
+        told = state.storage.changes
+        if len(sent) < len(slots):
+            if not sent:
+                return Found(contacts, cursor=query.since, more=True)
+            told = state.storage.change_of(sent[-1])
+        cursor = state.storage.life + told.to_bytes(_CHANGE_BYTES, "big")
+        more = len(sent) < len(slots)
+        if query.named:
+            names = b"".join(map(prefix_of_slot, sent))
+            return Found(contacts, names=names, cursor=cursor, more=more)
+        return Found(contacts, sent, cursor=cursor, more=more)
+
+    def _wanted(self, query: Query, now_ms: int, room: _Room) -> Found:
+        """The slots that the query names, as far as they are still here."""
+        wanted = set(prefixes(query.wanted))
+        slots = self._state.storage.get(query.key, now_ms)
+        room.looked_at(len(slots) + len(wanted))
+        slots = [slot for slot in slots if prefix_of_slot(slot) in wanted]
         sent = room.take_slots(slots)
-        return Found(contacts, sent, lacking, len(sent) < len(slots), copied and bool(sent))
+        return Found(slots=sent, more=len(sent) < len(slots))
+
+    def _change_in(self, cursor: bytes) -> int:
+        """The change that a cursor of ours stands for; 0 if it is none, or of an earlier life."""
+        life = self._state.storage.life
+        if len(cursor) != len(life) + _CHANGE_BYTES or not cursor.startswith(life):
+            return 0
+        return int.from_bytes(cursor[len(life) :], "big")
 
     def _keep(self, slot: Slot, copies: bool, sender: Sender) -> None:
         state = self._state
@@ -248,9 +277,11 @@ class _Storing:
 
 
 class _Room:
-    """What is left of the bytes that one answer may have."""
+    """What is left of the bytes that one answer may have, and of the work that it may make."""
 
     def __init__(self) -> None:
+        self._to_look_at = SLOTS_LOOKED_AT
+        self._names = NAMES_PER_ANSWER
         self._slot_bytes = SLOT_BYTES_PER_ANSWER
         self._contact_bytes = CONTACT_BYTES_PER_ANSWER
         self._has_slots = False
@@ -261,6 +292,19 @@ class _Room:
             return False
         self._contact_bytes -= size
         return True
+
+    @property
+    def may_look(self) -> bool:
+        return self._to_look_at > 0
+
+    def looked_at(self, number: int) -> None:
+        self._to_look_at -= number
+
+    def take_names(self, slots: list[Slot]) -> tuple[Slot, ...]:
+        """Those of which the names fit, from the first."""
+        taken = slots[: self._names]
+        self._names -= len(taken)
+        return tuple(taken)
 
     def take_slots(self, slots: list[Slot]) -> tuple[Slot, ...]:
         """As many as fit, from the first; the very first of an answer always does."""
@@ -280,7 +324,3 @@ SLOT_HEAD_BYTES = 140
 def wire_bytes(slot: Slot) -> int:
     """At most what a slot takes in a message (a character of a key has up to four bytes)."""
     return SLOT_HEAD_BYTES + len(slot.key.encode("utf-8")) + len(slot.value)
-
-
-def _by_publisher(slot: Slot) -> bytes:
-    return slot.publisher

@@ -11,8 +11,8 @@ and again; so what was refused is not sent by the next read as well.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
 
 import trio
 
@@ -45,32 +45,32 @@ class Mending:
 
     async def mend(self, errand: Seeking) -> None:
         """Do for the next reader what this reading has shown to be missing."""
-        if not errand.merged:
+        slots = tuple(errand.view.slots.values())
+        if not slots:
             return
-        await self._keep_as_replica(errand)
+        await self._keep_as_replica(errand.target, slots)
         state = self._state
-        newest = {slot.publisher: prefix_of_slot(slot) for slot in errand.merged.values()}
         settled_ms = state.now_ms() - STILL_WRITTEN_MS
+        settled = {prefix_of_slot(one): one for one in slots if one.sequence < settled_ms}
         for replica in errand.lookup.closest_answered():
-            _, held = errand.replicas.get(replica.node_id, (replica, newest))
-            if held != newest:
-                behind = [
-                    slot
-                    for publisher, slot in errand.merged.items()
-                    if held.get(publisher) != newest[publisher]
-                    and (replica.node_id, newest[publisher]) not in self._hopeless
-                    and slot.sequence < settled_ms
-                ]
-                if behind and (errand.is_near or errand.lookup.is_done):
-                    state.chore(self._repair, replica, behind)
+            told = errand.told.get(replica.node_id)
+            if told is None or not told.whole:
+                continue
+            behind = [
+                settled[name]
+                for name in settled.keys() - told.names
+                if (replica.node_id, name) not in self._hopeless
+            ]
+            if behind and (errand.is_near or errand.lookup.is_done):
+                state.chore(self._repair, replica, behind)
         if not errand.is_near and errand.has_enough:
-            self._copy_to_the_way(errand)
+            self._copy_to_the_way(errand, slots)
 
-    async def _keep_as_replica(self, errand: Seeking) -> None:
+    async def _keep_as_replica(self, position: int, slots: Sequence[Slot]) -> None:
         state = self._state
-        if not state.is_replica_of(errand.lookup.target):
+        if not state.is_replica_of(position):
             return
-        for place, slot in enumerate(errand.merged.values()):
+        for place, slot in enumerate(slots):
             if place and place % SLOTS_KEPT_WITHOUT_A_PAUSE == 0:
                 await trio.lowlevel.checkpoint()
             with suppress(SlotRefused):  # nobody asked us to keep it, so nobody is to be told
@@ -87,15 +87,14 @@ class Mending:
                 else:
                     self._state.counts.slots_repaired += 1
 
-    def _copy_to_the_way(self, errand: Seeking) -> None:
-        for contact in errand.lookup.closest_answered(len(errand.replicas)):
-            _, held = errand.replicas.get(contact.node_id, (contact, {b"": b""}))
-            if not held:
-                slots = list(islice(errand.merged.values(), COPIES_SPREAD))
-                self._state.chore(self._copy, contact, slots)
+    def _copy_to_the_way(self, errand: Seeking, slots: Sequence[Slot]) -> None:
+        for contact in errand.lookup.closest_answered(len(errand.told)):
+            told = errand.told.get(contact.node_id)
+            if told is not None and not told.names:
+                self._state.chore(self._copy, contact, slots[:COPIES_SPREAD])
                 return
 
-    async def _copy(self, contact: Contact, slots: list[Slot]) -> None:
+    async def _copy(self, contact: Contact, slots: Sequence[Slot]) -> None:
         """One message of copies, and no more: they need not be all there is."""
         batch = next(batches([(slot, (contact.peer,)) for slot in slots]))
         await self._asker.store(contact, batch.slots, copies=True)

@@ -6,9 +6,11 @@ carries the answerer's swarm time. Who asks a peer for the first time on a link 
 in the request, and is then told the other's introduction in the answer; and from then on whether
 the addresses that it introduced itself with were `dialled` in vain.
 
-Both sides save bytes by saying what they have. A query names the peers that the asker has spoken
-with itself (`known`), so that an answer in a settled swarm names nobody; and it names the slots
-that it holds (`have`), so that an answer brings only others, and says which of those are lacking.
+Both sides save bytes. A query names the peers that the asker has spoken with itself (`known`), so
+that an answer in a settled swarm names nobody. A reader that looks again asks each replica only for
+what has come there `since` it asked last: the answer says up to where it tells (`cursor`), and the
+next query repeats that. And of several replicas one brings slots, while the others only name them,
+in 8 bytes each; what is then still missing is asked for by these names (`wanted`).
 
 Easy to get wrong: `known` may only name peers that answered the asker themselves. If it also held
 hearsay, a liar could name a peer with a wrong address first, and nobody would correct it.
@@ -43,7 +45,13 @@ SLOTS_STORED_AT_ONCE = 8
 
 PREFIX_BYTES = 8  # of a node id or a signature: enough that nobody makes two alike cheaply
 KNOWN_PER_QUERY = 64  # more than lie between an asker and its target
-HAVE_PER_QUERY = 256  # as many as a key of an ordinary family has slots
+CURSOR_BYTES = 32  # at most; what is in it is the answerer's business
+
+# As many publishers as a run may have. With the limit of a request, no message makes the answerer
+# look for more than 16,384 names.
+WANTED_PER_QUERY = 1024
+# Names in one answer, of all its queries: every slot of the fullest key, and some over.
+NAMES_PER_ANSWER = 8192
 
 # Of slots in one answer. The rest is asked for again, from where this one ended. A slow uplink
 # sends it in a second or two.
@@ -68,7 +76,8 @@ AddressTexts = Annotated[tuple[AddressText, ...], Meta(max_length=ADDRESSES_PER_
 Position = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
 DialledNumber = Annotated[int, Meta(ge=0, le=255)]  # of a Dialled, or of a newer node's
 Known = Annotated[bytes, Meta(max_length=KNOWN_PER_QUERY * PREFIX_BYTES)]
-Have = Annotated[bytes, Meta(max_length=HAVE_PER_QUERY * PREFIX_BYTES)]
+Wanted = Annotated[bytes, Meta(max_length=WANTED_PER_QUERY * PREFIX_BYTES)]
+Cursor = Annotated[bytes, Meta(max_length=CURSOR_BYTES)]
 
 
 class Named(Message, frozen=True, gc=False):
@@ -85,17 +94,20 @@ class Introduction(Message, frozen=True, gc=False):
 
 
 class Query(Message, frozen=True, gc=False):
-    """Who is closest to this position? With a key: and what is under it?
+    """Which peers are closest to this position? With a key: and what is under it?
 
-    `after` continues an answer that had `more`: publishers after this one, in order of their
-    keys. `copies` allows copies that are kept for a short while, which need not be all there is.
+    `since` is the cursor of an earlier answer of this peer for this key: only what came after it
+    is wanted. It is empty in the first question, and that answer names peers; those that follow
+    do not. `named`: the names of the slots will do. `wanted`: only the slots with these names.
+    `copies` allows copies that are kept for a short while, which need not be all there is.
     """
 
     position: Position
     key: Annotated[str, Meta(max_length=LONGEST_KEY_BYTES)] = ""
     known: Known = b""
-    have: Have = b""
-    after: Annotated[bytes, Meta(max_length=32)] = b""
+    since: Cursor = b""
+    wanted: Wanted = b""
+    named: bool = False
     copies: bool = False
 
 
@@ -108,13 +120,16 @@ class Found(Message, frozen=True, gc=False):
     """The answer to one query.
 
     `contacts` are the closest k that the answerer has spoken with, without those that were named
-    as known. `slots` are those that the asker does not have, `lacking` the places in its `have`
-    (one byte a place) of what the answerer does not have. `copied`: these are copies only.
+    as known. `slots` and `names` (8 bytes each) are in the order in which they came to the
+    answerer; `cursor` is how far they go, and with `more` there are others after it. A `since`
+    from before its last start says nothing to the answerer, which then tells all.
+    `copied`: these are copies only.
     """
 
     contacts: Annotated[tuple[Named, ...], Meta(max_length=CONTACTS_PER_ANSWER)] = ()
     slots: tuple[Slot, ...] = ()
-    lacking: Annotated[bytes, Meta(max_length=HAVE_PER_QUERY)] = b""
+    names: Annotated[bytes, Meta(max_length=NAMES_PER_ANSWER * PREFIX_BYTES)] = b""
+    cursor: Cursor = b""
     more: bool = False
     copied: bool = False
 

@@ -1,7 +1,8 @@
 """What a node holds of one publisher under one key, and of all publishers under one key.
 
 A record is a slot, or, when that has expired and stood in the way of one that was to live longer,
-only its sequence: a *floor*.
+only its sequence: a *floor*. Each has the number of the change that made it what it is, so that
+a reader can be told what is new since it looked last.
 
 Easy to get wrong: a floor says less than a slot did. Of equal sequences the lower digest holds,
 but of the slot that is gone nobody knows the digest any more; so nothing equal is taken.
@@ -20,7 +21,7 @@ class Record:
     """What is kept of one publisher under one key. `slot` is None when only the floor is left;
     `share` is what it is counted for (quotas.py)."""
 
-    __slots__ = ("forget_at", "key", "publisher", "sequence", "share", "slot")
+    __slots__ = ("change", "forget_at", "key", "publisher", "sequence", "share", "slot")
 
     def __init__(self, slot: Slot, share: str) -> None:
         self.key = slot.key
@@ -29,6 +30,7 @@ class Record:
         self.slot: Slot | None = slot
         self.forget_at = slot.expires
         self.share = share
+        self.change = 0
 
     @property
     def size(self) -> int:
@@ -36,12 +38,30 @@ class Record:
 
 
 class UnderKey:
+    """Invariant: `records` are in the order of their last changes."""
+
     __slots__ = ("position", "records", "size")
 
     def __init__(self, key: str) -> None:
         self.position = position_of(key)
         self.records: dict[bytes, Record] = {}
         self.size = 0
+
+    def changed(self, record: Record, change: int) -> None:
+        """A slot of this publisher is here that was not: it is the newest change of all."""
+        self.records.pop(record.publisher, None)
+        record.change = change
+        self.records[record.publisher] = record
+
+    def since(self, change: int, now_ms: int) -> list[Slot]:
+        """The slots that came after this change, in their order; all of them after change 0."""
+        newest_first = []
+        for record in reversed(self.records.values()):
+            if record.change <= change:
+                break
+            if record.slot is not None and record.slot.expires > now_ms:
+                newest_first.append(record.slot)
+        return newest_first[::-1]
 
 
 def check_room_under_key(

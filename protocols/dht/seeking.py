@@ -1,43 +1,102 @@
-"""One reading under way: whom it has heard, what it has merged, and whether that is enough.
+"""One reading under way: which peers it has heard, what they hold, and whether that is enough.
 
-The first few replicas are asked for everything, the others only for what is not merged yet: each
-question says what the asker holds. A reader who is content with what is late enough is so as soon
-as a few replicas have said what they hold.
+`Seeking` finds the replicas of a key by a lookup and hears what each holds: the first few are asked
+for slots, the others only to name theirs. A reader may be content as soon as a few replicas have
+said what they hold. `Looking` asks some replicas that are known already for what is new there.
 
-Easy to get wrong: what is merged has been checked, by whoever calls `take`; what `heard` is told
-of a replica is by publisher, so that a replica that holds an older slot is seen to be behind.
+Easy to get wrong: what is merged has been checked, by whoever calls `take`; what a replica has
+named is only a claim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from dataclasses import dataclass
 
 from protocols.dht.contacts import Contact
 from protocols.dht.ids import ID_BYTES
+from protocols.dht.lookup import Lookup
 from protocols.dht.messages import (
-    HAVE_PER_QUERY,
     KNOWN_PER_QUERY,
     PREFIX_BYTES,
     QUERIES_PER_REQUEST,
     Query,
     prefix_of_id,
-    prefix_of_slot,
 )
 from protocols.dht.neighbourhood import knows_well, lookup_from, own_radius, seeds_for
-from protocols.dht.slots import Slot, supersedes
+from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState
+from protocols.dht.views import Handful, View
 from protocols.dht.walking import Errand, Load
 
 REQUEST_BYTES = 64 << 10  # of queries in one message; half of what it may have
 
 
-class Seeking(Errand):
-    """An errand that asks for peers, and with a key for slots.
+@dataclass(frozen=True)
+class Told:
+    """What a replica has said of a key: the names of slots there, all of them if it is `whole`,
+    else those since it was asked last; and how far that goes."""
 
-    Invariant: `merged` holds the newest slot of each publisher that was met; every slot in it has
-    been checked.
-    """
+    contact: Contact
+    names: Sequence[bytes]
+    cursor: bytes
+    whole: bool
+
+
+class Reading(Errand):
+    """An errand that hears what is under a key, and takes it into a view."""
+
+    def __init__(self, lookup: Lookup | Handful, target: int, key: str, view: View) -> None:
+        super().__init__(lookup)
+        self.target = target
+        self.key = key
+        self.view = view
+        self.told: dict[int, Told] = {}
+        """By the node id of each replica that answered; without copies."""
+        self._known: list[bytes] = []
+
+    def query(self, contact: Contact) -> Query:
+        """What to ask this peer first."""
+        raise NotImplementedError
+
+    def query_for(self, names: Sequence[bytes]) -> Query:
+        """What to ask for slots that were named."""
+        position = self.target.to_bytes(ID_BYTES, "big")
+        return Query(position, self.key, wanted=b"".join(names))
+
+    def take(self, slot: Slot) -> None:
+        self.view.take(slot)
+
+    def heard(self, told: Told, *, copied: bool) -> None:
+        """A peer has said what it holds under the key."""
+        if not copied:
+            self.told[told.contact.node_id] = told
+
+    def missing_at(self, told: Told) -> list[bytes]:
+        """What this replica has named and nobody has brought."""
+        return self.view.missing(told.names)
+
+    def end(self) -> None:
+        """Remember how far everybody has told, where all of it is here."""
+        for node_id, told in self.told.items():
+            if told.cursor and not self.missing_at(told):
+                self.view.cursors[node_id] = told.cursor
+
+    def _query(self, since: bytes = b"", *, named: bool, copies: bool = False) -> Query:
+        return Query(
+            self.target.to_bytes(ID_BYTES, "big"),
+            self.key,
+            b"" if since else b"".join(self._known[-KNOWN_PER_QUERY:]),
+            since,
+            named=named,
+            copies=copies,
+        )
+
+
+class Seeking(Reading):
+    """Asks for the peers closest to a position, and with a key for its slots."""
+
+    lookup: Lookup
 
     def __init__(
         self,
@@ -45,17 +104,14 @@ class Seeking(Errand):
         target: int,
         key: str = "",
         *,
+        view: View | None = None,
         content_with: int = 0,
         k: int | None = None,
         radius: int | None = None,
     ) -> None:
         seeds = seeds_for(state, target)
-        super().__init__(lookup_from(state, target, seeds, k))
-        self.key = key
+        super().__init__(lookup_from(state, target, seeds, k), target, key, view or View())
         self.is_near = knows_well(state, target, own_radius(state) if radius is None else radius)
-        self.merged: dict[bytes, Slot] = {}
-        self.replicas: dict[int, tuple[Contact, dict[bytes, bytes]]] = {}
-        """Of each peer that answered: by publisher, the prefix of the slot that it holds."""
         self._content_with = content_with
         self._satisfied = 0
         self._known = [prefix_of_id(one.node_id) for one in seeds]
@@ -69,23 +125,9 @@ class Seeking(Errand):
         """Whether so many replicas have said what they hold that the reader wants no more."""
         return 0 < self._content_with <= self._satisfied
 
-    def query(self, have: Sequence[Slot], after: bytes = b"") -> Query:
-        return Query(
-            self.lookup.target.to_bytes(ID_BYTES, "big"),
-            self.key,
-            b"".join(self._known[-KNOWN_PER_QUERY:]),
-            b"".join(map(prefix_of_slot, have)),
-            after,
-            self._content_with > 0,
-        )
-
-    def have(self) -> list[Slot]:
-        return list(islice(self.merged.values(), HAVE_PER_QUERY))
-
-    def take(self, slot: Slot) -> None:
-        held = self.merged.get(slot.publisher)
-        if held is None or supersedes(slot, held):
-            self.merged[slot.publisher] = slot
+    def query(self, contact: Contact) -> Query:  # noqa: ARG002 - it asks all of them alike
+        # Copies are for a reader who will not ask everybody.
+        return self._query(named=bool(self.view.slots), copies=self._content_with > 0)
 
     def holds_ourselves(self, slots: Sequence[Slot]) -> None:
         """What this node, being a replica, holds."""
@@ -96,29 +138,50 @@ class Seeking(Errand):
         if self._content_with:
             self.lookup.alpha = max(1, self._content_with - self._satisfied)
 
-    def heard(self, contact: Contact, held: dict[bytes, bytes], *, copied: bool) -> None:
-        """A peer has said all that it holds under the key.
-
-        Copies count as what one replica holds and no more: whoever brought them may have left
-        out what he did not like, and so may anybody on the way.
-        """
-        if not copied:
-            self.replicas[contact.node_id] = (contact, held)
-        self._satisfied += bool(held)
+    def heard(self, told: Told, *, copied: bool) -> None:
+        """See above. Copies count as what one replica holds and no more: whoever brought them may
+        have left out what he did not like, and so may anybody on the way."""
+        super().heard(told, copied=copied)
+        contact, holds_some = told.contact, bool(told.names)
+        self._satisfied += holds_some
         prefix = prefix_of_id(contact.node_id)
         if prefix not in self._known:
             self._known.append(prefix)
-        if self._content_with and held:
+        if self._content_with and holds_some:
             # each that has it leaves one fewer to be asked
             self.lookup.alpha = max(1, self._content_with - self._satisfied)
-        elif self.is_near or held:
+        elif self.is_near or holds_some:
             # we are among those who should have it: ask all of them at once
             self.lookup.alpha = self.lookup.k
 
 
-def _query_bytes(errand: Seeking) -> int:
-    known_and_have = KNOWN_PER_QUERY + min(len(errand.merged), HAVE_PER_QUERY)
-    return 64 + len(errand.key) * 4 + known_and_have * PREFIX_BYTES
+class Looking(Reading):
+    """Asks some of these `replicas` for what has come there since they were asked last. Only the
+    `source` brings slots; the others name them."""
+
+    lookup: Handful
+
+    def __init__(
+        self,
+        target: int,
+        key: str,
+        view: View,
+        replicas: Sequence[Contact],
+        enough: int,
+        source: int | None,
+    ) -> None:
+        super().__init__(Handful(replicas, enough), target, key, view)
+        self._known = [prefix_of_id(one.node_id) for one in replicas]
+        self._source = source
+
+    def query(self, contact: Contact) -> Query:
+        since = self.view.cursors.get(contact.node_id, b"")
+        brings = bool(since) and contact.node_id == self._source
+        return self._query(since, named=not brings)
+
+
+def _query_bytes(errand: Reading) -> int:
+    return 128 + len(errand.key) * 4 + KNOWN_PER_QUERY * PREFIX_BYTES
 
 
 LOAD = Load(QUERIES_PER_REQUEST, REQUEST_BYTES, _query_bytes)

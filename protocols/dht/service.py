@@ -34,7 +34,7 @@ from protocols.dht.families import Families, Family
 from protocols.dht.keeper import Keeper
 from protocols.dht.keeping import Keeping
 from protocols.dht.publications import SIGNED_WITHOUT_A_PAUSE, Publications
-from protocols.dht.reading import Entry, Reader
+from protocols.dht.reading import Breadth, Entry, Reader
 from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState
@@ -167,14 +167,15 @@ class Dht:
         found = await self._reader.read([key], latest_enough=latest_enough)
         return self._entries(found[key])
 
-    async def get_and_gone(
-        self, key: str, *, latest_enough: bool = False
+    async def look(
+        self, key: str, breadth: Breadth = Breadth.FEW
     ) -> tuple[dict[PeerId, Entry], frozenset[PeerId]]:
-        """`get`, and which publishers have taken back what they said: of the others who are missing
+        """`get` for a reader who comes again and again: it costs what has changed since the last
+        time. And which publishers have taken back what they said: of the others who are missing
         nobody knows why."""
-        found = await self._reader.read([key], latest_enough=latest_enough)
-        gone = frozenset(slot.publisher_peer for slot in found[key] if slot.withdrawn)
-        return self._entries(found[key]), gone
+        found = await self._reader.look(key, breadth)
+        gone = frozenset(slot.publisher_peer for slot in found if slot.withdrawn)
+        return self._entries(found), gone
 
     async def get_many(
         self, keys: Sequence[str], *, latest_enough: bool = False

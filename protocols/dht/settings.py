@@ -22,6 +22,10 @@ class DhtSettings:
     """This node cannot be dialled: it reads and writes, keeps nothing for others, and is in
     nobody's table. A node without addresses is one in any case."""
 
+    tells_of_clock: bool = True
+    """Warn where this machine's clock is far from the swarm's. A member of a run is told of its
+    clock by the auth server's time, and twice would be no better."""
+
     k: int = K
     """How many peers keep a slot, and how many each part of the routing table holds."""
 
@@ -35,8 +39,9 @@ class DhtSettings:
     """A writer waits for this many replicas; the others of the k get the slot soon after. That
     all five are lost in that moment is less likely than that this node is."""
 
-    rest_seconds: float = 1.0
-    """How long they may wait for other slots to come along."""
+    rest_seconds: float = 0.2
+    """How long they may wait for other slots to come along. By so much a look is late that asks
+    replicas which no writer waits for."""
 
     slow_seconds: float = 1.0
     """A peer that has not answered for this long is not waited for where others can be asked:

@@ -60,7 +60,9 @@ class DhtState:
         self.peer_id = network.peer_id
         self.own_id = node_id_of(network.peer_id)
         self.table = RoutingTable(self.own_id, settings.k)
-        self.storage = Storage(families, settings.storage, self.own_id)
+        # A clock tells the lives of a node apart, and chance those of a clock that was set back.
+        life = (self.local_ms() % (1 << 32)).to_bytes(4, "big") + network.random.randbytes(4)
+        self.storage = Storage(families, settings.storage, self.own_id, life=life)
         self.publisher = Publisher(network.identity, network.random, settings.publishing)
         self.swarm_time = SwarmTime()
         self.counts = DhtStatistics()

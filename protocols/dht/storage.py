@@ -60,12 +60,16 @@ class Storage:
         limits: StorageLimits | None = None,
         own_id: int = 0,
         verified: VerifiedSlots | None = None,
+        life: bytes = b"",
     ) -> None:
         self.families = families
         self.limits = limits or StorageLimits()
         self.verified = verified if verified is not None else VerifiedSlots()
+        self.life = life
+        """Of this storage: changes that were counted in another life say nothing here."""
         self.cache = SlotCache(self.limits.cached_bytes, self.limits.cached_seconds)
         self._own_id = own_id
+        self._changes = 0
         self._quotas = Quotas(self.limits)
         self._keys: dict[str, UnderKey] = {}
         self._index: DueIndex[Record] = DueIndex()
@@ -118,6 +122,7 @@ class Storage:
         record.forget_at = max(record.forget_at, slot.expires)
         record.share = counted_for
         self._count(record)
+        self._changed(record)
         self._index.set(record, slot.expires)
         return Stored.REPLACED if was_there else Stored.NEW
 
@@ -169,18 +174,25 @@ class Storage:
         return sum(self.cache.keep(slot, slot_bytes(slot), now_ms) for slot in taken)
 
     def get(self, key: str, now_ms: int) -> list[Slot]:
-        """The slots under a key, in the order of their publishers' arrival; without cached copies.
+        """The slots under a key, the one that changed last at the end; without cached copies.
 
         Withdrawn ones are among them: they have to reach replicas that hold older ones.
         """
+        return self.since(key, 0, now_ms)
+
+    def since(self, key: str, change: int, now_ms: int) -> list[Slot]:
+        """Those of them that came here after this change: it costs as much as they are many."""
         under_key = self._keys.get(key)
-        if under_key is None:
-            return []
-        return [
-            record.slot
-            for record in under_key.records.values()
-            if record.slot is not None and record.slot.expires > now_ms
-        ]
+        return [] if under_key is None else under_key.since(change, now_ms)
+
+    def change_of(self, slot: Slot) -> int:
+        """The number of the change by which this slot came, which is here."""
+        return self._keys[slot.key].records[slot.publisher].change
+
+    @property
+    def changes(self) -> int:
+        """How many there were in this life: what is here now came by these."""
+        return self._changes
 
     def slot_of(self, key: str, publisher: bytes, now_ms: int) -> Slot | None:
         record = self._record(key, publisher)
@@ -278,10 +290,14 @@ class Storage:
         under_key = self._keys.get(record.key)
         if under_key is None:
             under_key = self._keys[record.key] = UnderKey(record.key)
-        under_key.records[record.publisher] = record
+        self._changed(record)
         self._quotas.key_added(record.publisher)
         self._count(record)
         self._index.set(record, due)
+
+    def _changed(self, record: Record) -> None:
+        self._changes += 1
+        self._keys[record.key].changed(record, self._changes)
 
     def _forget(self, record: Record) -> None:
         """A record that is not counted any more, and has no place in the index."""

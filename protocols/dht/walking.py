@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import trio
 
 from protocols.dht.contacts import Contact
-from protocols.dht.lookup import Lookup
 from protocols.dht.state import DhtState, log
 from protocols.errors import PotluckError
 
@@ -25,10 +24,28 @@ ERRANDS_WITHOUT_A_PAUSE = 32  # a millisecond or two of looking for whom to ask 
 MESSAGES_AT_ONCE = 64  # of one walk: a put of many keys speaks to hundreds of peers
 
 
+class Questions(Protocol):
+    """Says whom to ask next, and is told what came of it: see `lookup.Lookup`."""
+
+    def next_queries(self) -> list[Contact]: ...
+
+    def answered(self, contact: Contact, closer: Iterable[Contact], /) -> None: ...
+
+    def failed(self, contact: Contact, /) -> None: ...
+
+    def slow(self, contact: Contact, /) -> None: ...
+
+    @property
+    def is_done(self) -> bool: ...
+
+    @property
+    def waits_for_slow_only(self) -> bool: ...
+
+
 class Errand:
     """A lookup and what it is for. A subclass may be done before the lookup is."""
 
-    def __init__(self, lookup: Lookup) -> None:
+    def __init__(self, lookup: Questions) -> None:
         self.lookup = lookup
 
     @property

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
-from protocols.dht.reading import Entry, Reader
+from protocols.dht.reading import Breadth, Entry, Reader
 from protocols.dht.slots import Slot, supersedes
 from protocols.dht.state import DhtState, log
 from protocols.errors import PotluckError
@@ -116,9 +116,8 @@ class Watches:
         reads = 0
         with watched.scope:
             while True:
-                known, is_new = await self._read(
-                    key, watched, known, full=reads % FULL_READ_EVERY == 0
-                )
+                breadth = Breadth.ALL if reads % FULL_READ_EVERY == 0 else Breadth.FEW
+                known, is_new = await self._read(key, watched, known, breadth)
                 reads += 1
                 slower = min(settings.longest_watch_seconds, seconds * SLOWER_EACH_TIME)
                 seconds = settings.watch_seconds if is_new else slower
@@ -128,15 +127,13 @@ class Watches:
                     seconds = settings.watch_seconds
 
     async def _read(
-        self, key: str, watched: _Watched, known: list[Slot], *, full: bool
+        self, key: str, watched: _Watched, known: list[Slot], breadth: Breadth
     ) -> tuple[list[Slot], bool]:
         """What is there now, and whether that is new."""
         try:
-            read = await self._reader.read([key], latest_enough=not full, known=known)
+            known = await self._reader.look(key, breadth)
         except PotluckError as error:
             log.debug("a watched key could not be read: %s", error)
-        else:
-            known = read[key]
         return known, self._note(watched, known)
 
     async def _wait(

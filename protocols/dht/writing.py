@@ -6,8 +6,8 @@ not, and the slot goes on to those. So a write takes one round trip where the ta
 no more than a lookup where it is not. Elsewhere the k closest are looked up first.
 
 A single slot is brought to the few closest first, and the writer waits for those. The rest of the
-k get it within a second, together with whatever else was written meanwhile: a node that writes
-often sends each neighbour one message a second, not one for each slot.
+k get it a fifth of a second later, together with whatever else was written meanwhile: a node that
+writes often sends each neighbour five messages a second, not one for each slot.
 
 Easy to get wrong: a slot that every replica refused was not written, however many answered.
 """
@@ -23,6 +23,7 @@ import trio
 from protocols.dht.asking import Asker
 from protocols.dht.contacts import Contact
 from protocols.dht.ids import position_of
+from protocols.dht.lookup import Lookup
 from protocols.dht.messages import (
     KNOWN_PER_QUERY,
     contact_from,
@@ -84,6 +85,8 @@ class Written:
 
 class Bringing(Errand):
     """A slot on its way to the k closest."""
+
+    lookup: Lookup
 
     def __init__(
         self, state: DhtState, slot: Slot, closest: Sequence[Contact], *, at_once: bool

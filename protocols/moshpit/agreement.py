@@ -55,7 +55,7 @@ from protocols.moshpit.ending import TIME_IS_OVER, Ending
 from protocols.moshpit.follower import CheckCuts, Follower, FromCoordinator
 from protocols.moshpit.memory_checks import check_against_memory
 from protocols.moshpit.message_checks import check
-from protocols.moshpit.own_exchange import OwnExchange
+from protocols.moshpit.own_exchange import Awaited, OwnExchange
 from protocols.moshpit.succession import Succession
 from protocols.moshpit.verdicts import Effect, Verdict
 
@@ -79,8 +79,10 @@ class Agreement:
         plan: Plan,
         verify: Verify,
         check_cuts: CheckCuts | None = None,
+        awaited: Awaited = lambda _ballot: (),
     ) -> None:
-        """`coordinators`: the order of succession, leader first; who is not named comes last."""
+        """`coordinators`: the order of succession, leader first; who is not named comes last.
+        `awaited`: for whose values an exchange that runs here is waiting."""
         others = [member for member in range(size) if member not in coordinators]
         self._desk = Desk(me, size, (*coordinators, *others), timing, now)
         self._plan = plan
@@ -91,7 +93,7 @@ class Agreement:
         self._coordinator: Coordinator | None = None
         self._own = first if me == coordinators[0] else None  # our highest ballot
         self._succession = Succession(self._desk)
-        self._exchange = OwnExchange(self._desk)
+        self._exchange = OwnExchange(self._desk, awaited)
         self._ending = Ending(self._desk, self._acceptor, self._exchange)
         self._follower = Follower(
             self._desk, self._acceptor, self._exchange, self._ending, self._succession, check_cuts

@@ -13,7 +13,7 @@ dies everybody gives up, and each of the others then sees transfers of the rest 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,6 @@ from protocols.errors import (
     RemoteMisbehaviour,
     Unreachable,
 )
-from protocols.identity import Identity
 from protocols.moshpit.ballots import (
     LONGEST_SUSPICION,
     Statement,
@@ -39,11 +38,13 @@ from protocols.moshpit.ballots import (
     digest_of_parts,
 )
 from protocols.moshpit.exchange import ExchangePlan, Participant
+from protocols.moshpit.lateness import Flow, Lateness
 from protocols.moshpit.link_meter import LinkMeter
 from protocols.moshpit.pacing import Pace
 from protocols.moshpit.part_messages import GaveUp, StaleAttempt
 from protocols.moshpit.reducing import NotFiniteReceived, Reduction
 from protocols.moshpit.statements import make_statement
+from protocols.network import Network
 from protocols.tensor_codecs import NotFinite
 
 
@@ -51,7 +52,7 @@ class Attempt:
     """What all tasks of one exchange share."""
 
     def __init__(
-        self, identity: Identity, plan: ExchangePlan, source: Tensor, result: Tensor
+        self, network: Network, plan: ExchangePlan, source: Tensor, result: Tensor
     ) -> None:
         self.plan = plan
         self.source, self.result = source, result
@@ -63,11 +64,15 @@ class Attempt:
         self.reduction = Reduction(plan, source, result)
         self.statements: dict[int, Statement] = {}
         self.suspicion: Suspicion | None = None
+        self.awaited: tuple[Suspicion, ...] = ()
+        """For whom this member was waiting when the attempt failed."""
         self.over: str | None = None
-        self.averages_of: dict[int, int] = {}
-        """How many averaged chunks have come from each reducer."""
-        self.values_of: dict[int, int] = {}
-        """How many chunks of values have come from each sender; a key for each that is here."""
+        self.averages_of: dict[int, Flow] = {}
+        """The averages of each reducer that has accepted our transfer."""
+        self.values_to: dict[int, Flow] = {}
+        """Ours to each reducer that has accepted our transfer; to none if we bring no data."""
+        self.values_of: dict[int, Flow] = {}
+        """The values of each sender that has opened its transfer."""
         self.last_heard: dict[int, float] = {}
         """When bytes were last seen to come from each of the others."""
         self.all_served = trio.Event()
@@ -75,7 +80,7 @@ class Attempt:
         """Our result is complete, and `result_digest` is its digest."""
         self.result_digest = b""
         self.opened_seconds = self.reduced_seconds = self.received_seconds = 0.0
-        self._identity = identity
+        self._network = network
         self._served = 0
         self._digests: dict[int, bytes] = {}  # of the parts that are here
         self._told: dict[int, set[bytes]] = {}  # which result each of the others says it has
@@ -83,6 +88,11 @@ class Attempt:
         self._scopes: set[trio.CancelScope] = set()
         self._handlers = 0
         self._handler_left = trio.Event()
+        self.lateness = Lateness(self, self._round_trip)
+
+    def _round_trip(self, member: int) -> float:
+        link = self._network.link(self.plan.member_of(member).peer)
+        return 0.0 if link is None else link.round_trip_seconds or 0.0
 
     # Who takes part
 
@@ -116,6 +126,7 @@ class Attempt:
         """End the attempt because of this member, unless it has ended already."""
         if self.over is None:
             self.suspicion = Suspicion(member, code, _cut(text))
+            self.awaited = self.lateness.awaited()
             self.stop(f"Gave up on member {member}: {text}")
 
     def stop(self, reason: str) -> None:
@@ -173,13 +184,17 @@ class Attempt:
 
     def opened(self, reducer: int) -> None:
         """A reducer has accepted our transfer."""
-        self.averages_of[reducer] = 0
+        chunks = len(self.plan.chunks_at(self.plan.place_of(reducer)))
+        self.averages_of[reducer] = Flow(chunks)
+        if self.plan.member_of(self.plan.me).weight > 0.0:
+            self.values_to[reducer] = Flow(chunks)
         if len(self.averages_of) == len(self.reducers):
             self.opened_seconds = trio.current_time() - self.began
 
-    def arrived(self, sender: int) -> None:
+    def arrived(self, sender: int, transfer: Transfer[Any, Any, Any]) -> None:
         """A sender has opened its transfer."""
-        self.values_of[sender] = 0
+        chunks = self.reduction.chunks if self.plan.member_of(sender).weight > 0.0 else ()
+        self.values_of[sender] = Flow(len(chunks), transfer)
 
     def not_accepted(self) -> set[int]:
         """Reducers that have not accepted our transfer yet."""
@@ -206,6 +221,11 @@ class Attempt:
         """Another member says in a closing message which result it has."""
         self._told.setdefault(member, set()).add(digest)
 
+    @property
+    def told_by(self) -> Set[int]:
+        """Who has closed a transfer with us, with its whole result."""
+        return self._told.keys()
+
     def contradicted_by(self) -> tuple[int, ...]:
         """Who has another result than we; known when all have closed their transfers."""
         told = sorted(self._told.items())
@@ -217,14 +237,14 @@ class Attempt:
         there is nobody else."""
         weighted = [member.index for member in self.senders if member.weight > 0.0]
         if weighted and not self.reduction.is_finished:
-            return min(weighted, key=lambda index: self.values_of.get(index, -1))
+            return min(weighted, key=lambda index: chunks_of(self.values_of, index))
         reducers = [member.index for member in self.reducers]
         unfinished = [index for index in reducers if index not in self._digests]
         if unfinished:
-            return min(unfinished, key=lambda index: self.averages_of.get(index, -1))
+            return min(unfinished, key=lambda index: chunks_of(self.averages_of, index))
         others = [member.index for member in self.senders] or reducers or [self.plan.me]
-        closing = [index for index in others if index not in self._told] or others
-        return min(closing, key=lambda index: self.values_of.get(index, -1))
+        closing = [index for index in others if index not in self.told_by] or others
+        return min(closing, key=lambda index: chunks_of(self.values_of, index))
 
     # Handlers that serve others, in tasks that are not ours
 
@@ -253,11 +273,17 @@ class Attempt:
         if me not in self.statements:
             digest = self.reduction.digest
             self.statements[me] = make_statement(
-                self._identity, plan.round_id, plan.ballot, me, digest
+                self._network.identity, plan.round_id, plan.ballot, me, digest
             )
             self.reduced_seconds = trio.current_time() - self.began
             self.has_part(me, digest)
         return self.statements[me]
+
+
+def chunks_of(flows: Mapping[int, Flow], member: int) -> int:
+    """How many have come from this member; -1 where its transfer is not even open."""
+    flow = flows.get(member)
+    return -1 if flow is None else flow.done
 
 
 def _code_of(error: PotluckError, opening: bool) -> str:

@@ -9,10 +9,10 @@ take it as one's own, and derive the next index from one's place in that group (
 round with total weight W and s members each carries on with the weight W / s, so that the
 weighted average stays exact on a full grid.
 
-Promises: a vector is never changed, unless `overwrite` allows it. What others do, and what the
-network does, raises nothing: it is in the outcome. Everything ends with the `async with`; memory
-is the vector, one result buffer of its size that is kept for the next averaging (two for a grid
-of several rounds without `overwrite`), and a few chunks.
+Promises: a vector is never changed. What others do, and what the network does, raises nothing: it
+is in the outcome. Everything ends with the `async with`; memory is the vector, one result buffer of
+its size that is kept for the next averaging (two, and a copy of the vector, for a grid of several
+rounds), and a few chunks.
 
 Easy to get wrong: one averaging at a time. A second one, in the background or not, while one
 runs is a ProtocolMisuse.

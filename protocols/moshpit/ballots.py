@@ -22,7 +22,8 @@ from msgspec import Meta
 from protocols.identity import SIGNATURE_BYTES
 from protocols.messages import Message
 
-LARGEST_GROUP = 256  # members of a round: each sends to each, more is for the grid
+LARGEST_GROUP = 256
+"""Members of a round: each sends to each, so a group costs as the square of its members."""
 LARGEST_BALLOT_NUMBER = 65_535  # what is signed of it are 16 bits
 MOST_BALLOTS_MISSED = LARGEST_GROUP + 44
 """An honest round needs as many ballots as it has members, and a few. Whoever names one that is

@@ -18,11 +18,12 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from protocols.identity import PeerId
+from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.exchange import ExchangeReport
 
 HALF_LIFE_SECONDS = 600.0  # a home connection has good and bad quarters of an hour
 RECENT_MEASUREMENTS = 16  # of each direction, in total and of each link
-PEERS_KEPT = 256  # links whose measurements are kept: several groups of the largest size
+PEERS_KEPT = 4 * LARGEST_GROUP  # links whose measurements are kept, with those who come and go
 LARGEST_ESTIMATE = 50e6
 """Bytes per second. Beyond 400 Mb/s it is mostly the processor that is measured, and its noise: a
 plan for four makes 40 % less work of a rate that is 15 % lower. So whoever is faster is equal."""

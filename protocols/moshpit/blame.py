@@ -3,10 +3,16 @@
 What breaks a transfer is rarely known to whom it broke for. So what a member reports has a weight:
 
 - *weak*: the transfer ended. The other may have given up because of a third. Counts for nothing
-  at first; when the same two report it in a later attempt again, it counts as the next.
+  at first; when the same two report it in a later attempt again, it counts as the next. Not if
+  the other gave up because of a third that it has complained of itself.
 - *of a pair*: these two could not do business, and one of them has to go. It is the one with
   whom more members could not; then the one that was complained about more; then the later in the
   roster.
+- of a pair and *explained*: a reducer that waits for somebody's values has no averages, and who
+  waits for averages cannot close. So `no_averages` counts for nothing against a member that has
+  complained of `no_values` in the same attempt, and where it says for whom it was waiting
+  (`awaited`), that one is complained of in its place. A member that is only all but late
+  (`overdue`) is complained of by all who say so, once one has found it late.
 - anything else breaks the protocol, and is held against whom it names, except where two say it of
   each other: then it counts as of a pair. A member that says it of several others loses to them, by
   the same rule as a pair: nobody can have everybody else left out.
@@ -24,14 +30,25 @@ it, and a member that has shown one without a valid signature is not listened to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cache, partial
 
 from protocols.moshpit.agreement_messages import Held, Holding
 from protocols.moshpit.ballots import LONGEST_SUSPICION, Ballot, Statement, Suspicion
 
 WEAK_CODES = frozenset({"cut", "gave_up", "lost", "stopped"})
-PAIR_CODES = frozenset({"unreachable", "absent", "stalled", "slow", "refused", "busy"})
+
+NO_VALUES, NO_AVERAGES, NOT_CLOSED = "no_values", "no_averages", "not_closed"  # lateness.py
+OVERDUE, AWAITED = "overdue", "awaited"
+LATE_CODES = frozenset({NO_VALUES, NO_AVERAGES, NOT_CLOSED})
+WAIT_CODES = frozenset({OVERDUE, AWAITED})
+EXPLANATIONS = {NO_AVERAGES: {NO_VALUES}, NOT_CLOSED: {NO_VALUES, NO_AVERAGES}}
+
+PAIR_CODES = frozenset({"unreachable", "absent", "stalled", "slow", "refused", "busy"} | LATE_CODES)
+
+BALLOTS_KEPT = 4
+"""Of each pair, in which one complained of the other. After two of them a member that lays what it
+does itself on others has two against it."""
 
 LIED = "lied"
 BAD_STATEMENT = "bad_statement"
@@ -39,6 +56,7 @@ DENIED = "denied"
 SILENT = "silent"
 
 Verify = Callable[[Ballot, Statement], bool]
+Pair = tuple[int, int]  # from, against
 
 
 def clipped(suspicions: Iterable[Suspicion], most: int) -> tuple[Suspicion, ...]:
@@ -50,13 +68,14 @@ def clipped(suspicions: Iterable[Suspicion], most: int) -> tuple[Suspicion, ...]
 
 
 class Blame:
-    """What is known of this round's members. Grows by at most one entry for each pair of them."""
+    """What is known of this round's members. Grows by a few entries for each pair of them."""
 
     def __init__(self) -> None:
         self.guilty: dict[int, Suspicion] = {}
-        self._weak: dict[frozenset[int], Ballot] = {}
-        self._pairs: dict[tuple[int, int], Suspicion] = {}  # from, against
-        self._strong: dict[tuple[int, int], Suspicion] = {}
+        self._weak: dict[Pair, dict[Ballot, Suspicion]] = {}
+        self._pairs: dict[Pair, dict[Ballot, Suspicion]] = {}
+        self._waits: dict[Pair, dict[Ballot, Suspicion]] = {}
+        self._strong: dict[Pair, Suspicion] = {}
 
     def convict(self, suspicion: Suspicion) -> None:
         """This member is out for the rest of the round."""
@@ -65,17 +84,17 @@ class Blame:
     def complain(self, complainer: int, ballot: Ballot, suspicions: Iterable[Suspicion]) -> None:
         """Take down what a member reports of the exchange of this ballot. Idempotent."""
         for suspicion in suspicions:
-            accused = suspicion.member
-            pair = frozenset((complainer, accused))
-            if accused == complainer:
+            pair = (complainer, suspicion.member)
+            if suspicion.member == complainer:
                 self.convict(suspicion)
             elif suspicion.code in WEAK_CODES:
-                if self._weak.setdefault(pair, ballot) < ballot:
-                    self._pairs.setdefault((complainer, accused), suspicion)
+                _note(self._weak, pair, ballot, suspicion)
             elif suspicion.code in PAIR_CODES:
-                self._pairs.setdefault((complainer, accused), suspicion)
+                _note(self._pairs, pair, ballot, suspicion)
+            elif suspicion.code in WAIT_CODES:
+                _note(self._waits, pair, ballot, suspicion)
             else:
-                self._strong.setdefault((complainer, accused), suspicion)
+                self._strong.setdefault(pair, suspicion)
 
     def judge(self, shown: Mapping[int, Held | Holding], attempt: Ballot, verify: Verify) -> None:
         """Who lied, if members hold different results of this attempt, or were told of others."""
@@ -92,11 +111,65 @@ class Blame:
         left -= out.keys()
         mutual = {pair: why for pair, why in self._strong.items() if pair[::-1] in self._strong}
         one_sided = {pair: why for pair, why in self._strong.items() if pair not in mutual}
-        for edges in (one_sided, {**self._pairs, **mutual}):
+        for edges in (one_sided, {**self._between_pairs(), **mutual}):
             found = _resolved(edges, left)
             out.update(found)
             left -= found.keys()
         return out
+
+    def _between_pairs(self) -> dict[Pair, Suspicion]:
+        """Who has something against whom, without what others explain."""
+        found = self._repeated()
+        for pair, by_ballot in self._pairs.items():
+            for ballot, why in by_ballot.items():
+                explained, instead = self._explanation(pair[1], ballot, why.code)
+                if instead is not None:
+                    found.setdefault((pair[1], instead.member), instead)
+                elif not explained:
+                    found.setdefault(pair, why)
+        late = {(accused, ballot) for (_, accused), ballot in self._told_of(NO_VALUES)}
+        for pair, by_ballot in self._waits.items():
+            for ballot, why in by_ballot.items():
+                if why.code == OVERDUE and (pair[1], ballot) in late:
+                    found.setdefault(pair, why)
+        return found
+
+    def _told_of(self, code: str) -> Iterator[tuple[Pair, Ballot]]:
+        for pair, by_ballot in self._pairs.items():
+            yield from ((pair, ballot) for ballot, why in by_ballot.items() if why.code == code)
+
+    def _explanation(
+        self, accused: int, ballot: Ballot, code: str
+    ) -> tuple[bool, Suspicion | None]:
+        """Whether it could not do better in this attempt for the sake of another, and if nobody
+        has complained of that one, who it was."""
+        explains = EXPLANATIONS.get(code)
+        if explains is None:
+            return False, None
+        own = [each.get(ballot) for (by, _), each in self._pairs.items() if by == accused]
+        if any(why is not None and why.code in explains for why in own):
+            return True, None
+        waits = [each.get(ballot) for (by, _), each in self._waits.items() if by == accused]
+        return False, next((why for why in waits if why is not None), None)
+
+    def _repeated(self) -> dict[Pair, Suspicion]:
+        """Transfers that have merely ended, between two for whom that happened in two attempts."""
+        complained = {(by, ballot) for (by, _), each in self._pairs.items() for ballot in each}
+        ended: dict[frozenset[int], dict[Ballot, tuple[Pair, Suspicion]]] = {}
+        for pair, by_ballot in self._weak.items():
+            for ballot, why in by_ballot.items():
+                if why.code != "gave_up" or (pair[1], ballot) not in complained:
+                    ended.setdefault(frozenset(pair), {})[ballot] = (pair, why)
+        twice = [each for each in ended.values() if len(each) > 1]
+        return dict(each[max(each)] for each in twice)
+
+
+def _note(
+    known: dict[Pair, dict[Ballot, Suspicion]], pair: Pair, ballot: Ballot, why: Suspicion
+) -> None:
+    by_ballot = known.setdefault(pair, {})
+    if len(by_ballot) < BALLOTS_KEPT:
+        by_ballot.setdefault(ballot, why)
 
 
 def _resolved(

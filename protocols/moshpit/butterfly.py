@@ -25,7 +25,7 @@ from protocols.errors import Busy, ProtocolMisuse
 from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.attempt import Attempt
-from protocols.moshpit.ballots import Ballot
+from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Suspicion
 from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, ExchangeReport
 from protocols.moshpit.opening_time import LONGEST_OPENING_SECONDS, watch_openings
 from protocols.moshpit.part_messages import PART, PartOpening, StaleAttempt
@@ -36,7 +36,7 @@ from protocols.moshpit.vector import check_values
 from protocols.network import Network
 from protocols.rpc import Rpc
 
-MOST_WAITING = 256  # early transfers: two attempts of a group of 128
+MOST_WAITING = 2 * LARGEST_GROUP  # early transfers: of two attempts
 MOST_WAITING_OF_PEER = 2  # the one of this attempt, and one of the next
 ROUNDS_REMEMBERED = 64  # of which the last ballot is known, so that late transfers are told at once
 
@@ -79,15 +79,20 @@ class Butterfly:
         finally:
             await self._end(attempt)
         if attempt.suspicion is not None:
-            raise ExchangeFailed((attempt.suspicion,))
+            raise ExchangeFailed((attempt.suspicion,), attempt.awaited)
         return _report(attempt)
+
+    def awaited(self, round_id: bytes, ballot: Ballot) -> tuple[Suspicion, ...]:
+        """For whom this member waits in an exchange that runs; nobody, if it does not."""
+        attempt = self._running.get((round_id, ballot))
+        return () if attempt is None else attempt.lateness.awaited()
 
     def _begin(self, plan: ExchangePlan, source: Tensor, result: Tensor) -> Attempt:
         name = (plan.round_id, plan.ballot)
         last = self._last_ballots.get(plan.round_id)
         if last is not None and plan.ballot <= last:
             raise ProtocolMisuse(f"The exchange of ballot {plan.ballot} was begun here before.")
-        attempt = Attempt(self._network.identity, plan, source, result)
+        attempt = Attempt(self._network, plan, source, result)
         self._last_ballots[plan.round_id] = plan.ballot
         self._last_ballots.move_to_end(plan.round_id)
         if len(self._last_ballots) > ROUNDS_REMEMBERED:
@@ -103,6 +108,7 @@ class Butterfly:
         async with trio.open_nursery() as watching:
             watching.start_soon(pulse.follow)
             watching.start_soon(watch_openings, attempt)
+            watching.start_soon(attempt.lateness.watch)
             async with trio.open_nursery() as nursery:
                 for reducer in attempt.reducers:
                     nursery.start_soon(PartExchange(attempt, reducer).run, self._rpc)

@@ -71,6 +71,7 @@ class ClosingTime:
         self._awaited = awaited
         self._arrivals = Arrivals(now)
         self._was_read = False
+        self._refused: set[PeerId] = set()
         self._reads_since_arrival = 0
         self._before = (self.deadline, self.gives_up_at, expected)  # a regrouping
         self._stops_excused = 0
@@ -86,6 +87,10 @@ class ClosingTime:
         """Somebody waits here now, and will for so long."""
         patience = max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
         self.deadline = min(self.deadline, now + patience)
+
+    def refused(self, peer: PeerId) -> None:
+        """It has come and is not to be listed: of those who are expected, one less."""
+        self._refused.add(peer)
 
     def looked(self, now: float) -> None:
         """A read of the slots has ended, well or not."""
@@ -141,7 +146,7 @@ class ClosingTime:
 
     def _all_have_come(self, count: int) -> bool:
         if not self._names_count:
-            return self._expected is not None and count >= self._expected
+            return self._expected is not None and count + len(self._refused) >= self._expected
         coming = 0 if self._expected is None else self._expected - self._awaited.lost(self._joins)
         return count >= coming and self._awaited.is_complete(self._joins)
 
@@ -158,7 +163,7 @@ class ClosingTime:
             return False
         if self._names_count and self._awaited.is_complete(()):  # all of them are lost
             return self._expected - self._awaited.lost(()) <= 1
-        return self._expected == 1
+        return self._expected - len(self._refused) <= 1
 
     @property
     def quiet_at(self) -> float:

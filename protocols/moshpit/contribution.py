@@ -29,10 +29,10 @@ class Contribution:
     expected: int | None = None
     grid: Grid | None = None
     number: int | None = None
-    overwrite: bool = False
     topic: str = ""
     awaited: frozenset[PeerId] | None = None
     most_weight: float = LARGEST_WEIGHT
+    votes: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.weight <= LARGEST_WEIGHT:
@@ -61,8 +61,7 @@ class AveragingOptions(TypedDict, total=False):
     - `grid`: it has several rounds; without one there is one group.
     - `number`: from 0, this peer's first place in the grid, if the caller numbers the peers; else
       chance chooses, and later averagings go on from where the last one ended.
-    - `overwrite`: allows a grid of several rounds to write into the vector once the first of them
-      was committed, which saves a second result buffer.
+    - `votes`: what this peer adds to `Committed.votes`, where the averaging goes over a grid.
     - `topic`: what else those who average together must have in common, at most 80 letters,
       digits, '.', '_' and '-' (group_keys.py). Peers with different topics never meet.
     - `most_weight`: with which any member counts, this peer too: the same at all who average
@@ -74,7 +73,7 @@ class AveragingOptions(TypedDict, total=False):
     expected: int | None
     grid: Grid | None
     number: int | None
-    overwrite: bool
+    votes: float
     topic: str
     awaited: frozenset[PeerId] | None
     most_weight: float

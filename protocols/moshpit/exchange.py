@@ -29,11 +29,14 @@ evenly beside a large one as a plan takes for granted (pacing.py)."""
 
 @dataclass(frozen=True)
 class Participant:
-    """One member of an attempt. `index` is its place in the roster; weight 0: brings no data."""
+    """One member of an attempt. `index` is its place in the roster; weight 0: brings no data. The
+    rates are those that it has declared; 0: not known."""
 
     index: int
     peer: PeerId
     weight: float
+    up_bytes_per_second: float = 0.0
+    down_bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -153,12 +156,16 @@ class ExchangeReport:
 
 
 class ExchangeFailed(PotluckError):
-    """The exchange ended without a result, because of whom `suspicions` name."""
+    """The exchange ended without a result, because of whom `suspicions` name. `awaited`: for whom
+    this member was waiting just then (lateness.py)."""
 
-    def __init__(self, suspicions: tuple[Suspicion, ...]) -> None:
+    def __init__(
+        self, suspicions: tuple[Suspicion, ...], awaited: tuple[Suspicion, ...] = ()
+    ) -> None:
         super().__init__(
             "The exchange failed: " + "; ".join(suspicion.text for suspicion in suspicions),
             why="A member went away, stopped, or broke the protocol.",
             advice="The round goes on without it, or is discarded as one.",
         )
         self.suspicions = suspicions
+        self.awaited = awaited

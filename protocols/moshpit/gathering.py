@@ -57,13 +57,17 @@ from protocols.moshpit.waiting_joins import WaitingJoins
 @dataclass(frozen=True)
 class GatheringSettings:
     """`reduces`: whether this peer can be dialled. `expected` counts this peer. `awaited`: who of
-    those is known by name."""
+    those is known by name. `unwelcome`: whose joins are refused here. `splits`: more peers than fit
+    become several groups, as a round of a grid needs; else those who do not fit are told that the
+    group has begun without them."""
 
     group_size: int
     seconds: float
     reduces: bool = True
     expected: int | None = None
     awaited: frozenset[PeerId] = frozenset()
+    unwelcome: frozenset[PeerId] = frozenset()
+    splits: bool = True
 
 
 class Gathering:
@@ -95,6 +99,7 @@ class Gathering:
             me,
             order,
             group_size=settings.group_size,
+            splits=settings.splits,
             known=self._known,
             joins=self._joins,
             awaited=self._awaited,
@@ -198,6 +203,13 @@ class Gathering:
             self._course.add(SendAway(self._joins.release(candidate.peer)))
         if known is None or self.ended:
             self._course.add(SendAway(ticket))
+            return
+        if candidate.peer in self._settings.unwelcome:
+            known.pass_over(Absence.AT_ODDS, "it has held up a round")
+            self._awaited.is_lost(candidate.peer)
+            self._closing.refused(candidate.peer)
+            self._course.add(SendAway(ticket))
+            self._course.reconsider(now)
             return
         known.heard_from(now)
         known.reduces = candidate.reduces  # in its own signed words

@@ -15,7 +15,7 @@ from protocols.moshpit.waiting_joins import WaitingJoins
 @dataclass(frozen=True)
 class GatheringParts:
     """- `me`, `order`: this peer, and the hash order of the key.
-    - `group_size`: the most members of one group.
+    - `group_size`: the most members of one group. `splits`: more than that become several.
     - `known`, `joins`, `awaited`, `closing`: who is there, who waits here, who is expected by
       name, and when the list is closed.
     """
@@ -23,6 +23,7 @@ class GatheringParts:
     me: PeerId
     order: Callable[[PeerId], bytes]
     group_size: int
+    splits: bool
     known: KnownPeers
     joins: WaitingJoins
     awaited: Awaited

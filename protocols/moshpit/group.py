@@ -46,10 +46,12 @@ class Search:
     - `key`: under which the group meets, see group_keys.py.
     - `epoch`, `layout_digest` (32 bytes): what all members must have in common besides.
     - `offer`: what this peer brings; `offer.reduces` is False for one that can only dial out.
-    - `group_size`: the most members of a group that this peer leads, or takes part in.
+    - `group_size`: the most members of a group that this peer leads, or takes part in. `splits`:
+      more who come become several groups; else they are told that the group has begun.
     - `expected`: how many peers the caller knows to come, itself included.
     - `awaited`: who of these is known by name; the list is not closed before the deadline without
       one of them that is there (awaited.py).
+    - `unwelcome`: who is not listed where this peer leads, because it has held up its rounds.
     - `matchmaking_seconds`: the deadline of the list. The search ends then, or one short timeout
       (`closing_time.GRACE_SECONDS`) later.
     """
@@ -58,10 +60,12 @@ class Search:
     epoch: int
     layout_digest: bytes
     offer: Offer
-    group_size: int = 64
+    group_size: int = LARGEST_GROUP
     expected: int | None = None
     matchmaking_seconds: float = 10.0
     awaited: frozenset[PeerId] | None = None
+    unwelcome: frozenset[PeerId] = frozenset()
+    splits: bool = True
 
     def __post_init__(self) -> None:
         check_group_size(self.group_size)

@@ -12,6 +12,8 @@ without a group when somebody was and it came to nothing, which may be tried aga
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import trio
@@ -36,10 +38,14 @@ from protocols.moshpit.verdicts import Commit, Discard, LeftOut
 
 log = logging.getLogger("potluck.moshpit")
 
+MOST_DOUBTED_ROUNDS = 32  # as long as samples are doubted that somebody claims and never brings
+MOST_DOUBTED = 1024
+
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """What this peer brings to a round, and where. `name` is the group's within the round."""
+    """What this peer brings to a round, and where. `name` is the group's within the round.
+    `splits`: more peers than fit into a group become several, because other rounds follow."""
 
     name: str
     number: int
@@ -50,6 +56,7 @@ class Wanted:
     most_weight: float
     expected: int | None
     awaited: frozenset[PeerId] | None
+    splits: bool
     source: Tensor
     result: Tensor
 
@@ -72,6 +79,41 @@ class Step:
         return self.statistics.verdict
 
 
+class Doubts:
+    """Whom this peer does not list where it leads, because it saw them hold up a round: for one
+    round, then two, four, up to `MOST_DOUBTED_ROUNDS`, until they have been in a result. (It still
+    follows them where they lead: a group must not fall apart over what only some have seen.)
+
+    Invariant: at most `MOST_DOUBTED` are remembered, those that failed last.
+    """
+
+    def __init__(self) -> None:
+        self._rounds = 0
+        self._doubts: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()  # times, last round
+
+    @property
+    def unwelcome(self) -> frozenset[PeerId]:
+        return frozenset(peer for peer, (_, last) in self._doubts.items() if self._rounds <= last)
+
+    def round_begins(self) -> None:
+        self._rounds += 1
+
+    def held_up(self, peer: PeerId) -> int:
+        """It has held up the round that is over; for how many it is not listed now."""
+        times, _ = self._doubts.get(peer, (0, 0))
+        rounds = min(MOST_DOUBTED_ROUNDS, 1 << min(times, 16))
+        self._doubts[peer] = (times + 1, self._rounds + rounds)
+        self._doubts.move_to_end(peer)
+        if len(self._doubts) > MOST_DOUBTED:
+            self._doubts.popitem(last=False)
+        return rounds
+
+    def was_in(self, members: Iterable[PeerId]) -> None:
+        """These are in a result."""
+        for peer in members:
+            self._doubts.pop(peer, None)
+
+
 class GroupRounds:
     """The rounds of one averager."""
 
@@ -79,6 +121,7 @@ class GroupRounds:
         self._shell = shell
         self._matchmaker = matchmaker
         self._settings = settings
+        self._doubts = Doubts()
         shell.rpc.serve(SHOW, self._shown)
 
     async def _shown(self, caller: Caller, request: Show) -> Empty:
@@ -94,6 +137,7 @@ class GroupRounds:
 
     async def run(self, wanted: Wanted) -> Step:
         began = trio.current_time()
+        self._doubts.round_begins()
         search = self._search(wanted)
         try:
             group = await self._matchmaker.find_group(search)
@@ -112,7 +156,21 @@ class GroupRounds:
         finished = await run_round(self._shell, task, Buffers(wanted.source, wanted.result))
         step = _step(group, finished, began, found, wanted)
         self._matchmaker.forget({one.peer for one in step.statistics.excluded})
+        self._judge(step, finished)
         return step
+
+    def _judge(self, step: Step, finished: Finished) -> None:
+        """Doubt who was left out of a round that this peer itself has seen it hold up."""
+        for one in step.statistics.excluded:
+            if one.peer in finished.course.late:
+                rounds = self._doubts.held_up(one.peer)
+                log.warning(
+                    "%s held up a round and was left out of it: %s It is not listed here for "
+                    "%d rounds.",
+                    *(one.peer, one.reason, rounds),
+                )
+        if step.verdict is Verdict.COMMITTED:
+            self._doubts.was_in(step.statistics.members)
 
     def _search(self, wanted: Wanted) -> Search:
         settings = self._settings
@@ -124,6 +182,8 @@ class GroupRounds:
             group_size=settings.group_size,
             expected=wanted.expected,
             awaited=wanted.awaited,
+            unwelcome=self._doubts.unwelcome,
+            splits=wanted.splits,
             matchmaking_seconds=settings.matchmaking_seconds,
         )
 

@@ -21,11 +21,11 @@ from protocols.errors import Busy
 from protocols.identity import PeerId
 from protocols.moshpit.gathering_effects import Candidate
 from protocols.moshpit.matchmaking_messages import NOT_HERE, JoinAnswer, JoinRequest
-from protocols.moshpit.roster import LARGEST_GROUP, check_entry, check_terms
+from protocols.moshpit.roster import LARGEST_LIST, check_entry, check_terms
 from protocols.moshpit.roster_refusals import NotSigned, WrongLeader
 from protocols.moshpit.search_context import SearchContext
 
-MOST_HELD = LARGEST_GROUP + 256  # joins; each is a request of at most 16 KiB, usually half of one
+MOST_HELD = LARGEST_LIST + 256  # joins; each is a request of at most 16 KiB, usually half of one
 
 
 @dataclass

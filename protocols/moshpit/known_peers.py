@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from protocols.identity import PeerId
 from protocols.moshpit.gathering_effects import Candidate
-from protocols.moshpit.roster import LARGEST_GROUP
+from protocols.moshpit.roster import LARGEST_LIST
 
-MOST_KNOWN = 2 * LARGEST_GROUP  # of more than can be in one group no use can be made
+MOST_KNOWN = 2 * LARGEST_LIST  # of more than can be in one group no use can be made
 COMING_SECONDS = 1.0  # from "I come" to the join: one round trip, or a dial
 MOST_PROMISES = 3  # a word and its answer may cross with being sent on to another
 MOST_NAMED = 8

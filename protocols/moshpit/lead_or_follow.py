@@ -4,7 +4,8 @@ Everybody who can be dialled may lead; the first in the hash order of those who 
 gathering.py notes what is heard of and from others, and then has this reconsidered:
 
     leading     nobody earlier is known: invite whom we see, hold their joins, and close the list
-                when that time has come; too many for one group become several
+                when that time has come; too many for one group become several, or (`splits` is
+                False) the list has room for some and the rest is told that it has begun
     following   ask the first to be listed; once it has answered, send on to it whoever waits
                 here; while it is silent, probe the next; after our patience is at an end, end
 
@@ -54,6 +55,7 @@ class LeadOrFollow:
         self.has_answered = False  # the one we follow
         self.started_by: PeerId | None = None  # who showed a list without us
         self._me, self._order, self._group_size = parts.me, parts.order, parts.group_size
+        self._splits = parts.splits
         self._known, self._joins = parts.known, parts.joins
         self._awaited, self._closing = parts.awaited, parts.closing
         self._reduces = reduces
@@ -171,8 +173,11 @@ class LeadOrFollow:
         return self.started_by is not None or self._closing.nobody_comes(now)
 
     def _close(self, now: float) -> None:
-        """Lead those who wait, or as many as a group may have and the rest in groups of its own."""
+        """Lead those who wait, or as many as a group may have, with the rest in groups of its own
+        or in none."""
         ordered = sorted((self._me, *self._joins), key=self._order)
+        if len(ordered) > self._group_size and not self._splits:
+            ordered = self._first_of(ordered)
         if len(ordered) > self._group_size:
             reducers = [one for one in ordered if one == self._me or self._known.reduces(one)]
             clients = [one for one in ordered if one not in set(reducers)]
@@ -184,6 +189,12 @@ class LeadOrFollow:
         if len(ordered) > 1:
             self.ended = True
             self.add(Lead({one: self._joins.release(one) for one in ordered if one != self._me}))
+
+    def _first_of(self, ordered: list[PeerId]) -> list[PeerId]:
+        """As many as fit into the group: this peer, those who are awaited, then the others."""
+        others = [one for one in ordered if one != self._me]
+        others.sort(key=lambda one: one not in self._awaited)  # else as they were
+        return sorted((self._me, *others[: self._group_size - 1]), key=self._order)
 
     def _send_group(self, group: list[PeerId]) -> None:
         candidates = self._candidates(group)

@@ -77,7 +77,7 @@ __all__ = [
 ]
 
 PLACES_REMEMBERED = 32  # and who was there: a round of each of so many groups
-LISTS_REMEMBERED = 32  # of the last searches, to be shown to stragglers; 10 KB for 64 members
+LISTS_REMEMBERED = 32  # of the last searches, to be shown to stragglers; 44 KB for 256 members
 
 
 class Matchmaker:

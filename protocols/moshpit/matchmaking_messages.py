@@ -20,7 +20,7 @@ from protocols.dht.families import Family
 from protocols.messages import Empty, Message, Milliseconds
 from protocols.method import Method
 from protocols.moshpit.gathering_effects import Reply
-from protocols.moshpit.roster import LARGEST_GROUP, Entry, PeerText, Roster, Terms
+from protocols.moshpit.roster import LARGEST_LIST, Entry, PeerText, Roster, Terms
 from protocols.moshpit.roster_refusals import CODES
 
 PROTOCOL: Final = "/potluck/moshpit/1.0.0"
@@ -57,7 +57,7 @@ GROUP = Family(
     "group",
     GroupSlot,
     value_limit_bytes=SLOT_LIMIT_BYTES,
-    slots_per_key=LARGEST_GROUP,
+    slots_per_key=LARGEST_LIST,
     longest_ttl_seconds=LONGEST_SLOT_SECONDS,
     bytes_per_key=SLOT_BYTES_PER_KEY,
 )
@@ -102,7 +102,7 @@ class JoinReply(enum.IntEnum):
 class JoinAnswer(Message, frozen=True):
     reply: Annotated[int, Meta(ge=1, le=255)]
     roster: Roster | None = None
-    places: Annotated[tuple[Place, ...], Meta(max_length=LARGEST_GROUP)] = ()
+    places: Annotated[tuple[Place, ...], Meta(max_length=LARGEST_LIST)] = ()
 
 
 class Invitation(Message, frozen=True):

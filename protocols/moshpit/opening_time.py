@@ -5,8 +5,9 @@ before the last are open. On a slow link what is small then waits behind that, a
 both directions. So who has not opened, or not accepted, is waited for as long as something else
 comes from it; who is silent is given up as soon as ever.
 
-Easy to get wrong: who says something now and then and never opens must not hold up the others for
-ever. It is given up `LONGEST_OPENING_SECONDS` after the attempt has begun, whatever comes from it.
+Easy to get wrong: a member that says something now and then and never opens must not hold up the
+others. So that longer wait is no longer than the transfers that are open show the links to be full
+(lateness.py), and never longer than `LONGEST_OPENING_SECONDS`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import trio
 
 from protocols.moshpit.attempt import Attempt
+from protocols.moshpit.lateness import STEP_SECONDS
 from protocols.moshpit.part_messages import STALL_SECONDS
 
 OPEN_SECONDS = 6.0
@@ -44,4 +46,5 @@ def _opens_by(attempt: Attempt, member: int) -> float:
     """When this member is given up, as far as is known now."""
     heard = attempt.last_heard.get(member, attempt.began)
     patience = max(attempt.began + OPEN_SECONDS, heard + STALL_SECONDS)
-    return min(patience, attempt.began + LONGEST_OPENING_SECONDS)
+    longest = OPEN_SECONDS + STEP_SECONDS + attempt.lateness.usual_seconds()
+    return min(patience, attempt.began + min(longest, LONGEST_OPENING_SECONDS))

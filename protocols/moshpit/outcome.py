@@ -37,8 +37,8 @@ class Committed:
 
     `members` are those whose data is in it and `left_out` those of the roster whose data is not,
     both of the last round that was committed; `digest` is of the encoded result of that round,
-    equal at all its members. `weight` is the weight that stands behind the result: the sum over
-    the last round, where each member brought the total of its round before divided by its members.
+    equal at all its members. `weight` is that of all whose data is in the result, over a grid as
+    far as it has come through. `votes`: over a grid, the sum of what these peers gave as votes.
     `cut`: how the result was cut, by which others can check it against the digest; None where
     there was more than one round, for then it was not made by one group alone.
     """
@@ -50,6 +50,7 @@ class Committed:
     weight: float
     rounds: tuple[RoundStatistics, ...]
     cut: ResultCut | None = None
+    votes: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,8 @@ of it (it was all but finished) comes too late: we have promised not to hold it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from protocols.moshpit.agreement_messages import (
     SUSPICIONS_PER_MESSAGE,
     Held,
@@ -22,11 +24,14 @@ from protocols.moshpit.blame import clipped
 from protocols.moshpit.desk import Desk
 from protocols.moshpit.verdicts import StartExchange, StopExchange
 
+Awaited = Callable[[Ballot], tuple[Suspicion, ...]]
+
 
 class OwnExchange:
     """At most one exchange at a time, in the ballot that was started last."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, awaited: Awaited) -> None:
+        """`awaited`: for whom an exchange that runs here is waiting."""
         self.held: Held | None = None
         self.failed: Trouble | None = None
         self.running: Ballot | None = None
@@ -34,6 +39,7 @@ class OwnExchange:
         """The ballot of the newest exchange that was begun here, whatever became of it. None is
         begun twice: a start may be told again when its exchange has been stopped."""
         self._desk = desk
+        self._awaited = awaited
 
     def has_ended(self, ballot: Ballot) -> bool:
         return self.running is None and self.newest == ballot
@@ -46,6 +52,9 @@ class OwnExchange:
 
     def stop(self) -> None:
         if self.running is not None:
+            awaited = self._told(self._awaited(self.running))
+            if awaited:
+                self.failed = Trouble(self.running, awaited)
             self._desk.effects.append(StopExchange(self.running))
             self.running = None
 
@@ -74,7 +83,10 @@ class OwnExchange:
     def refuse(self, ballot: Ballot, suspicions: tuple[Suspicion, ...]) -> None:
         """An exchange that is not even begun."""
         self.newest = ballot
-        self.failed = Trouble(ballot, clipped(suspicions, SUSPICIONS_PER_MESSAGE))
+        self.failed = Trouble(ballot, self._told(suspicions))
+
+    def _told(self, suspicions: tuple[Suspicion, ...]) -> tuple[Suspicion, ...]:
+        return clipped(suspicions, SUSPICIONS_PER_MESSAGE)
 
     def holds(self, result: Result) -> bool:
         held = self.held

@@ -47,6 +47,7 @@ class Pace:
         self._values = dict.fromkeys(expected, 0.0)
         self._unopened = set(self._values)
         self._averages: dict[int, float] = {}
+        self._stuck: set[tuple[bool, int]] = set()  # whether values, and to which place
         self._slowest_values = 0.0 if self._values else math.inf
         self._slowest_averages = math.inf
         self._moved = trio.Event()
@@ -57,6 +58,7 @@ class Pace:
         """Our values for the member so many places behind us, from the first chunk to the last."""
         self._unopened.discard(place)
         self._values[place] = 0.0
+        self._stuck.discard((True, place))
         try:
             yield PacedStream(self, self._values, place, chunks)
         finally:
@@ -85,11 +87,13 @@ class Pace:
 
     def reached(self, streams: dict[int, float], place: int, part: float) -> None:
         was, streams[place] = streams[place], part
+        self._stuck.discard((streams is self._values, place))
         if was <= self._slowest_values or was <= self._slowest_averages:
             self._look()
 
     async def moved(self) -> bool:
-        """Wait until the slowest has moved; False if it does not."""
+        """Wait until the slowest has moved; False if it does not. Then nobody waits for it until
+        it does."""
         moved = self._moved
         self._waiting += 1
         try:
@@ -97,20 +101,29 @@ class Pace:
                 await moved.wait()
         finally:
             self._waiting -= 1
-        if not moved.is_set() and self._unopened:
+        if not moved.is_set():
             for place in self._unopened:
                 del self._values[place]
             self._unopened.clear()
+            slowest = min(self._slowest_values, self._slowest_averages)
+            for streams in (self._values, self._averages):
+                stuck = [place for place, part in streams.items() if part <= slowest]
+                self._stuck.update((streams is self._values, place) for place in stuck)
             self._look()
         return moved.is_set()
 
     def _look(self) -> None:
         before = self._slowest_values, self._slowest_averages
-        self._slowest_values = min(self._values.values(), default=math.inf)
-        self._slowest_averages = min(self._averages.values(), default=math.inf)
+        self._slowest_values = self._slowest_of(self._values)
+        self._slowest_averages = self._slowest_of(self._averages)
         if self._waiting and before != (self._slowest_values, self._slowest_averages):
             self._moved.set()
             self._moved = trio.Event()
+
+    def _slowest_of(self, streams: dict[int, float]) -> float:
+        values = streams is self._values
+        moving = (part for place, part in streams.items() if (values, place) not in self._stuck)
+        return min(moving, default=math.inf)
 
 
 class PacedStream:

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Sequence
 
 from protocols.errors import ProtocolMisuse
-from protocols.moshpit.plan_shares import Members, best_shares, seconds_of
+from protocols.moshpit.plan_shares import Members, best_shares, link_seconds_of, seconds_of
 
 UNKNOWN = 0.0  # bytes per second: not measured yet
 SUPPOSED_BYTES_PER_SECOND = 12.5e6  # 100 Mb/s for all, where nothing is known of anybody
@@ -47,6 +47,21 @@ def predicted_seconds(
     """How long a round takes in which member i reduces fractions[i] of `total_bytes`."""
     members = _members(up, down, contributes, [fraction > 0 for fraction in fractions])
     return total_bytes * seconds_of(fractions, members)
+
+
+def predicted_link_seconds(
+    fractions: Sequence[float],
+    up: Sequence[float],
+    down: Sequence[float],
+    contributes: Sequence[bool],
+    total_bytes: float,
+) -> list[tuple[float, float]]:
+    """The same for each member's uplink and its downlink, of which the longest is the round."""
+    members = _members(up, down, contributes, [fraction > 0 for fraction in fractions])
+    return [
+        (total_bytes * sending, total_bytes * receiving)
+        for sending, receiving in link_seconds_of(fractions, members)
+    ]
 
 
 def _members(

@@ -88,15 +88,20 @@ def greatest_shares(members: Members, seconds: float) -> list[float]:
 
 def seconds_of(shares: Sequence[float], members: Members) -> float:
     """How long a round with these shares takes."""
+    return max(max(each) for each in link_seconds_of(shares, members))
+
+
+def link_seconds_of(shares: Sequence[float], members: Members) -> list[tuple[float, float]]:
+    """How long each member's uplink and its downlink are busy in a round with these shares."""
     n, m = len(shares), sum(members.contributes)
     if n == 1:
-        return 0.0
-    return max(
-        max((c + (n - 1 - c) * w) / up, (1.0 + (m - c - 1) * w) / down)
+        return [(0.0, 0.0)]
+    return [
+        ((c + (n - 1 - c) * w) / up, (1.0 + (m - c - 1) * w) / down)
         for w, up, down, c in zip(
             shares, members.up, members.down, members.contributes, strict=True
         )
-    )
+    ]
 
 
 def equal_shares(reduces: Sequence[bool]) -> tuple[float, ...]:

@@ -24,7 +24,7 @@ are for: a later attempt is started only when the earlier can no longer be decid
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -36,6 +36,7 @@ from protocols.moshpit.agreement import Agreement, Timing
 from protocols.moshpit.agreement_messages import AgreementMessage
 from protocols.moshpit.ballots import Ballot, Statement, Suspicion
 from protocols.moshpit.bandwidth import Bandwidth
+from protocols.moshpit.blame import LATE_CODES, OVERDUE
 from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, ExchangeReport, Participant
 from protocols.moshpit.group import Group
@@ -114,6 +115,7 @@ class Course:
     bytes_sent: int = 0
     bytes_received: int = 0
     failures: list[Failure] = field(default_factory=list)
+    late: set[PeerId] = field(default_factory=set)  # whose values this peer has waited for
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ class Round:
             plan=self._plan.cuts_for,
             verify=self._is_stated,
             check_cuts=self._plan.objection_to,
+            awaited=self._awaited,
         )
         self._deadline = trio.current_time() + task.timing.round_seconds
         self._course = Course()
@@ -281,7 +284,9 @@ class Round:
         except ExchangeFailed as error:
             for suspicion in error.suspicions:
                 self._note(suspicion.member, suspicion.code, suspicion.text)
-            self._agreement.exchange_failed(start.ballot, error.suspicions, trio.current_time())
+            told = error.suspicions + error.awaited
+            self._note_late(told)
+            self._agreement.exchange_failed(start.ballot, told, trio.current_time())
         else:
             self._measure(report)
             self._cut = result_cut(start.members, start.cuts, self._task.chunk_bytes)
@@ -303,6 +308,11 @@ class Round:
         reducer = self._peers[statement.part]
         return counts(reducer, self._task.group.round_id, ballot, statement)
 
+    def _awaited(self, ballot: Ballot) -> tuple[Suspicion, ...]:
+        awaited = self._shell.butterfly.awaited(self._task.group.round_id, ballot)
+        self._note_late(awaited)
+        return awaited
+
     def _plan_of(self, start: StartExchange) -> ExchangePlan:
         entries = self._task.group.roster.entries
         return ExchangePlan(
@@ -310,7 +320,13 @@ class Round:
             ballot=start.ballot,
             me=self._task.group.me,
             members=tuple(
-                Participant(place, entries[place].peer, entries[place].weight)
+                Participant(
+                    place,
+                    entries[place].peer,
+                    entries[place].weight,
+                    entries[place].up_bytes_per_second,
+                    entries[place].down_bytes_per_second,
+                )
                 for place in start.members
             ),
             cuts=start.cuts,
@@ -329,6 +345,10 @@ class Round:
         self._course.bytes_sent += report.bytes_sent
         self._course.bytes_received += report.bytes_received
         self._shell.bandwidth.add(trio.current_time(), report)
+
+    def _note_late(self, told: Iterable[Suspicion]) -> None:
+        late = (each.member for each in told if each.code in LATE_CODES | {OVERDUE})
+        self._course.late.update(self._peers[member] for member in late)
 
     def _note(self, place: int, code: str, text: str) -> None:
         failures = self._course.failures

@@ -49,6 +49,8 @@ class SearchContext:
                 search.offer.reduces,
                 search.expected,
                 search.awaited or frozenset(),
+                search.unwelcome,
+                search.splits,
             ),
             trio.current_time(),
         )

@@ -116,6 +116,7 @@ class PartExchange:
                 with sending:
                     await transfer.send_chunk(encoded)
                 sending.bytes += chunk.encoded_bytes
+                self._attempt.values_to[self._reducer.index].advanced()
 
     async def _receive_averages(self, transfer: SenderTransfer) -> None:
         attempt, reducer = self._attempt, self._reducer
@@ -130,7 +131,7 @@ class PartExchange:
                 await transfer.receive_chunk_into(encoded)
             receiving.bytes += chunk.encoded_bytes
             _take(attempt.result[chunk.start : chunk.stop], chunk, encoded)
-            attempt.averages_of[reducer.index] = number + 1
+            attempt.averages_of[reducer.index].advanced()
         attempt.has_part(reducer.index, transfer.received_digest)
         check_no_more(await transfer.next_chunk_bytes(), len(self._chunks))
         closed = await transfer.receive_closing()

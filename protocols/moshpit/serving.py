@@ -37,7 +37,7 @@ async def serve_part(
 ) -> None:
     """The handler of one sender's transfer. Raises what the sender is to be told."""
     sender = _admit(attempt, peer, opening)
-    attempt.arrived(sender.index)
+    attempt.arrived(sender.index, transfer)
     with attempt.serving(), attempt.blaming(sender.index):
         await transfer.accept(Empty())
         with attempt.transferring(sender.index, transfer):
@@ -126,7 +126,7 @@ class PartService:
                 await transfer.receive_chunk_into(encoded)
             receiving.bytes += chunk.encoded_bytes
             reduction.add(sender.index, number, encoded)
-            attempt.values_of[sender.index] = number + 1
+            attempt.values_of[sender.index].advanced()
         check_no_more(await transfer.next_chunk_bytes(), len(chunks))
         taken = await transfer.receive_closing()
         attempt.told(sender.index, taken.result)

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from protocols.errors import ProtocolMisuse
+from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.group import check_group_size, check_matchmaking_seconds
 from protocols.moshpit.group_keys import check_run
 from protocols.moshpit.layout import check_chunk_bytes
@@ -23,9 +24,9 @@ ROUND_SECONDS = 300.0
 """How long at most one round may take from its roster to its decision: a hundred megabytes over a
 home connection of 5 Mb/s is two to three minutes."""
 
-GROUP_SIZE = 64
-"""The most members of one group. What is larger goes over a grid: every member of a group of M
-opens M - 1 transfers, and one death costs the whole group an attempt."""
+GROUP_SIZE = LARGEST_GROUP
+"""The most members of one group: every member of a group of M opens M - 1 transfers, and one death
+costs the whole group an attempt. Only a group gives all its members the same bits."""
 
 CHUNK_BYTES = 512 << 10
 """Encoded bytes of one chunk. Each costs about a tenth of a millisecond whatever its size; twice
@@ -37,8 +38,7 @@ class AveragerSettings:
     """How this peer takes part in the averaging of one run.
 
     - `run`: the name of the run; it is part of every group's key.
-    - `group_size`: the most members of a group that this peer leads. At most `GROUP_SIZE` unless a
-      larger group is known to be reliable (group_size.py has the formula).
+    - `group_size`: the most members of a group that this peer leads, or takes part in.
     - `matchmaking_seconds`: how long a group may take to form.
     - `round_seconds`: how long a round may take from its list to its decision; one attempt may
       take half of what is left of it. It travels in no message: all members of a run should say

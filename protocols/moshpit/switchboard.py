@@ -28,12 +28,13 @@ from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.messages import Empty
 from protocols.moshpit.agreement_messages import AgreementMessage
+from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.part_messages import ALLREDUCE_PROTOCOL
 from protocols.moshpit.round_messages import AGREE, Agree, UnknownRound
 from protocols.rpc import Rpc
 
 HOLD_SECONDS = 0.5  # while the roster is under way; who has not got it by then is shown it
-MOST_HELD = 256  # calls that wait for a round to begin here
+MOST_HELD = 2 * LARGEST_GROUP  # calls that wait for a round to begin here: one of each member
 MOST_HELD_OF_A_PEER = 4  # an honest peer has one: it waits for the answer before it says more
 ROUNDS_REMEMBERED = 16  # a peer that was away for longer has to fetch the state in any case
 

@@ -49,6 +49,7 @@ STATE_BYTES = 12 * VALUES  # with Adam's two statistics
 FIRST = Lineage(0, b"f" * 16)
 CHUNK = PIECE_BYTES = 16 << 10
 HANDED_ON_SECONDS = 0.01
+UNPACED = StateServingSettings(upload_bytes_per_second=None)
 
 
 class RunMember:
@@ -127,14 +128,14 @@ class RunDonor:
 
     network: SimulatedNetwork
     member: RunMember
+    serving: StateServingSettings
     ready: trio.Event = field(default_factory=trio.Event)
     server: StateServer | None = None
 
     async def run(self, network: SimulatedNetwork) -> None:
-        unpaced = StateServingSettings(upload_bytes_per_second=None)
         member = self.member
         async with open_rpc(network) as rpc:
-            self.server = StateServer(rpc, member.look, member.lock, unpaced, member.results)
+            self.server = StateServer(rpc, member.look, member.lock, self.serving, member.results)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.server.run)
                 await self.server.offered()
@@ -174,7 +175,8 @@ class FollowedRun:
             seed = torch.Generator().manual_seed(epoch)
             values = torch.randn(first.layouts.of(kind).values, generator=seed)
             if kind != "parameters":
-                values[-2:] = torch.tensor([1.0, 0.0])  # used by all, and nothing overflowed
+                # the parameter is used by all, their loss is 2, and nothing overflowed
+                values[-4:] = torch.tensor([1.0, 2.0, 1.0, 0.0])
             made = first.made(values, kind)
             for donor in self.donors:
                 donor.member.step(made, values)
@@ -225,20 +227,21 @@ class FollowedRun:
 async def start_run(
     world: SimulatedWorld,
     nursery: trio.Nursery,
-    newcomer: SimulatedNetwork,
-    *,
+    *newcomers: SimulatedNetwork,
     epoch_seconds: float,
     donors: int = 2,
     machines: Sequence[NodeSettings] = (),
     member: Callable[[], RunMember] = RunMember,
+    serving: StateServingSettings = UNPACED,
 ) -> FollowedRun:
-    """A run under way that the newcomer knows."""
+    """A run under way that the newcomers know."""
     started = []
     for number in range(donors):
         machine = machines[number] if number < len(machines) else None
         network = world.add_node(f"donor-{number}", machine)
-        donor = RunDonor(network, member())
-        world.introduce(newcomer, network)
+        donor = RunDonor(network, member(), serving)
+        for newcomer in newcomers:
+            world.introduce(newcomer, network)
         world.start(network, donor.run)
         started.append(donor)
     for donor in started:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protocols.accumulation.accumulator import OVERFLOWED, USED, Accumulator
+from protocols.accumulation.accumulator import LOSS, OVERFLOWED, USED, Accumulator
 from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.errors import ProtocolMisuse
 
@@ -62,7 +62,7 @@ def test_a_parameter_without_a_gradient_counts_as_zeros_and_says_how_often_it_ha
     values = accumulator.take().values
     assert values[:6].tolist() == [3.0] * 6
     assert values[6:9].tolist() == [-3.0 * 30 / 40] * 3
-    assert values[9:].tolist() == [1.0, 0.75, 0.0]  # used, used, overflowed
+    assert values[9:].tolist() == [1.0, 0.75, 0.0, 0.0, 0.0]  # used, used, loss, known, overflowed
 
 
 def test_a_round_that_failed_leaves_its_samples_with_those_that_came_meanwhile() -> None:
@@ -136,7 +136,7 @@ def test_what_the_codec_cannot_carry_is_named() -> None:
     accumulator = Accumulator(own, codecs)
     set_gradients(own, *of(70_000.0, torch.float32))
     assert accumulator.add(4) == "weight"
-    assert [one.codec for one in accumulator.layout.segments] == ["float16", "none", "none", "none"]
+    assert [one.codec for one in accumulator.layout.segments] == ["float16", *["none"] * 4]
 
 
 def test_a_loss_scale_is_divided_out() -> None:
@@ -157,7 +157,7 @@ def test_samples_that_overflowed_count_as_zeros_and_as_overflowed() -> None:
     assert taken.samples == 40
     assert taken.values[0] == 3.0 * 0.75
     assert taken.values[-1] == 0.25
-    assert [one.name for one in accumulator.layout.segments][-2:] == [USED, OVERFLOWED]
+    assert [one.name for one in accumulator.layout.segments][-3:] == [USED, LOSS, OVERFLOWED]
 
 
 def test_a_sparse_gradient_is_refused_by_name() -> None:

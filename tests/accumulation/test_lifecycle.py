@@ -187,11 +187,14 @@ def test_who_was_left_out_of_the_group_is_not_missing() -> None:
     assert isinstance(lifecycle.take(committed)[0], Step)
 
 
-def test_over_a_grid_nobody_knows_all_who_took_part() -> None:
+@pytest.mark.parametrize(("votes", "effect"), [(2.0, KeepGradients), (2.999, Step)])
+def test_over_a_grid_a_step_needs_more_than_half_of_those_who_made_the_last_ones(
+    votes: float, effect: type
+) -> None:
     lifecycle = averaging()
     lifecycle.take(looked(lifecycle, holders=HOLDERS))
-    committed = Averaged(Ending.COMMITTED, 100.0, DIGEST, (ME,), over_a_grid=True)
-    assert isinstance(lifecycle.take(committed)[0], Step)
+    committed = Averaged(Ending.COMMITTED, 100.0, DIGEST, (ME,), votes=votes)
+    assert isinstance(lifecycle.take(committed)[0], effect)
 
 
 def test_after_a_round_in_doubt_one_of_its_members_is_enough_to_be_followed() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -291,3 +293,22 @@ def test_a_slot_is_small_and_says_nothing_that_is_no_number() -> None:
 
 def test_a_live_peer_loses_two_writes_without_being_forgotten() -> None:
     assert 3 * SAY_AGAIN_SECONDS <= SLOT_SECONDS
+
+
+def test_the_estimate_costs_in_proportion_to_the_number_of_peers() -> None:
+    def seconds(number: int) -> float:
+        others = seen(*(slot(1) for _ in range(number)))
+        mine, taken = slot(1), []
+        for _ in range(5):
+            began = time.thread_time()
+            estimated(others, mine)
+            taken.append(time.thread_time() - began)
+        return min(taken)
+
+    gc.disable()  # whose turn a collection falls in says nothing
+    try:
+        few, many = seconds(500), seconds(8000)
+    finally:
+        gc.enable()
+    # 16 times if it is linear, over 100 where each peer is looked for among all others
+    assert many < 48 * few

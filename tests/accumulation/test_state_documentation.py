@@ -11,13 +11,14 @@ import torch
 from blake3 import blake3
 
 from protocols.accumulation import state_manifest as manifest
-from protocols.accumulation.keeping_up import ROOM_OF_STATE
+from protocols.accumulation.keeping_up import MOST_TIMES_LOST, ROOM_OF_STATE
 from protocols.accumulation.optimizer_state import OWN_SETTINGS
 from protocols.accumulation.results_kept import FOLLOWED_SECONDS, STEPS_FOLLOWED
 from protocols.accumulation.signature import LONGEST_TENSOR_NAME, VALUE_TYPES
 from protocols.accumulation.state import capture
 from protocols.accumulation.state_account import FetchSettings
 from protocols.accumulation.state_desk import KEPT_SECONDS as PLACE_SECONDS
+from protocols.accumulation.state_desk import SENIOR_STATES
 from protocols.accumulation.state_download import RETRY_SECONDS
 from protocols.accumulation.state_following import LOST_SECONDS
 from protocols.accumulation.state_messages import (
@@ -34,17 +35,16 @@ from protocols.accumulation.state_messages import (
     ManifestRequest,
     PiecesOpening,
 )
-from protocols.accumulation.state_pace import TRAINING_BYTES_PER_SECOND
+from protocols.accumulation.state_pace import MOST_SLOWDOWN, SLOWEST_BYTES_PER_SECOND
 from protocols.accumulation.state_recent import (
     LARGEST_BYTES,
     MOST_BYTES,
     MOST_STATES,
     WANTED_SECONDS,
 )
-from protocols.accumulation.state_serving import StateServingSettings
+from protocols.accumulation.state_serving import NEEDED_SHARE, StateServingSettings
 from protocols.accumulation.state_snapshots import KEPT_SECONDS, MOST_COPIES
 from protocols.accumulation.state_tree import MOST_DEPTH
-from protocols.accumulation.state_with_results import MOST_TIMES_LOST
 from protocols.moshpit.settings import CHUNK_BYTES
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()
@@ -68,7 +68,10 @@ FETCHING = FetchSettings()
         f"lets {StateServingSettings().most_downloads} peers download at a time",
         f"keeps a place for {PLACE_SECONDS:g} s",
         f"and {KEPT_SECONDS:g} s longer, {['', '', 'two'][MOST_COPIES]} at the most",
-        f"sends at most {TRAINING_BYTES_PER_SECOND / 1e6:g} MB/s",
+        f"where it cannot send each of them {['', '', 'twice'][round(NEEDED_SHARE)]} as many bytes",
+        f"makes its batches {MOST_SLOWDOWN:.0%} longer".replace("%", " %"),
+        f"at least {SLOWEST_BYTES_PER_SECOND / 1e6:g} MB/s",
+        f"until that has got {SENIOR_STATES:g} times the bytes of the state",
         f"The stall time is {STALL_SECONDS:g} s",
         f"and {FETCHING.most_sources} of them at a time",
         f"no byte for {FETCHING.patience_seconds:g} s is given up, and asked again after "

@@ -382,7 +382,7 @@ def test_never_more_is_kept_than_a_copy_of_the_state_unless_that_is_small() -> N
 
 def random_step(member: RunMember) -> None:
     values = torch.randn(member.layouts.exchanged.values)
-    values[-2:] = torch.tensor([1.0, 0.0])
+    values[-4:] = torch.tensor([1.0, 2.0, 1.0, 0.0])
     member.step(member.made(values, "step"), values)
 
 
@@ -416,17 +416,21 @@ def test_how_long_a_step_takes_does_not_depend_on_when_the_fetch_began(into_a_st
     """A link that carries a result in 9 s, of steps that take 10 s, is not called too slow in any
     of the following ones; one that needs 10 s is, in the third at the latest."""
     for speed, is_enough in ((1000 / 8.9, True), (1000 / 10.0, False)):
-        keeping_up, told = KeepingUp(0.0), 0
+        keeping_up, told = KeepingUp(), 0
+        keeping_up.wants(0.0)
         for tenth in range(400):
             now = tenth / 10
             keeping_up.saw(7 + int(now / 10.0 + into_a_step), now)
-            told += keeping_up.too_slow(now, int(speed * now), 1000, 1000) is not None
+            told += keeping_up.too_slow(now, 1000, 1000) is not None
+            keeping_up.came(int(speed * (now + 0.1)) - int(speed * now))
         assert bool(told) is not is_enough
 
 
 def test_a_run_that_has_stopped_after_two_steps_close_together_is_not_called_fast() -> None:
-    keeping_up = KeepingUp(0.0)
-    for now, epoch in ((0.0, 1), (1.0, 2), (1.5, 3), (30.0, 3)):
-        keeping_up.saw(epoch, now)
-    assert keeping_up.too_slow(30.0, 3000, 1000, 1000) is None
-    assert keeping_up.too_slow(30.0, 1500, 1000, 1000) is not None
+    for came_bytes, is_enough in ((3000, True), (1500, False)):
+        keeping_up = KeepingUp()
+        keeping_up.wants(0.0)
+        for now, epoch in ((0.0, 1), (1.0, 2), (1.5, 3), (30.0, 3)):
+            keeping_up.saw(epoch, now)
+        keeping_up.came(came_bytes)
+        assert (keeping_up.too_slow(30.0, 1000, 1000) is None) is is_enough

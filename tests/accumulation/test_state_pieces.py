@@ -172,7 +172,7 @@ def test_so_many_download_and_the_others_are_told_when_to_come() -> None:
     assert desk.ask(PeerId("3"), 1.0) == pytest.approx(9.0)  # when a reservation ends
     for name in ("1", "2"):
         desk.begin(PeerId(name), 1.0, 1000)
-    desk.sent(PeerId("1"), 500)
+    desk.sent(PeerId("1"), 500, 1.0)
     assert desk.ask(PeerId("3"), 11.0) == pytest.approx(10.0)  # as long again for the other half
     desk.end(PeerId("1"))
     assert desk.ask(PeerId("3"), 11.0) == 0.0

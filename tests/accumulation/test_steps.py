@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,8 +38,14 @@ def two() -> tuple[nn.Parameter, nn.Parameter, Parameters]:
     return first, second, Parameters([("first", first), ("second", second)])
 
 
-def averaged(first: float, second: float, *tail: float) -> Tensor:
-    return torch.tensor([first] * 3 + [second] * 2 + list(tail))
+def averaged(
+    first: float,
+    second: float,
+    *used_and_overflowed: float,
+    loss: tuple[float, float] = (0.0, 0.0),
+) -> Tensor:
+    *used, overflowed = used_and_overflowed
+    return torch.tensor([first] * 3 + [second] * 2 + [*used, *loss, overflowed])
 
 
 def gradient_steps(own: Parameters, *, delayed: bool = False) -> GradientSteps:
@@ -151,6 +158,37 @@ def test_a_peer_whose_gradients_alone_overflow_holds_them_back_instead_of_the_sc
     assert compute(math.inf) == "first"
     assert compute(1.0) is None
     assert compute(math.inf) is None  # and so it is trusted again
+
+
+def test_the_loss_of_a_step_is_that_of_the_samples_that_had_one() -> None:
+    _, _, own = two()
+    inner = InnerStep(own, SGD, None, None)
+    stepped = inner.apply(averaged(0.5, 0.25, 1.0, 1.0, 0.0, loss=(1.5, 0.75)))
+    assert stepped.loss == 2.0
+    stepped = inner.apply(averaged(0.5, 0.25, 1.0, 1.0, 0.0))
+    assert stepped.loss is None
+
+
+@pytest.mark.parametrize("make", [gradient_steps, local_steps])
+def test_the_losses_of_all_batches_are_averaged_by_samples(
+    make: Callable[[Parameters], GradientSteps | LocalSteps],
+) -> None:
+    first, second, own = two()
+    steps = make(own)
+
+    def batch(samples: int, loss: float | None) -> None:
+        first.grad, second.grad = torch.zeros(3), torch.zeros(2)
+        assert steps.add(samples, loss) is None
+
+    batch(8, 4.0)
+    batch(24, 2.0)
+    steps.put_back(steps.take())  # the round failed
+    batch(32, 1.5)
+    batch(8, None)
+    batch(8, 1e40)  # no loss at all: it would be infinite in the mean of all
+    assert steps.apply(steps.take().values).loss == 2.0
+    batch(8, None)
+    assert steps.apply(steps.take().values).loss is None
 
 
 @pytest.mark.parametrize("local", [False, True])

@@ -53,6 +53,8 @@ def described(
     target_batch: int = 4096,
     max_norm: float | None = 1.0,
     average_parameters_every: int = 0,
+    group_size: int = 256,
+    approximate: bool = False,
     delayed: bool = False,
     fp16: bool = False,
 ) -> TrainingDescription:
@@ -88,6 +90,8 @@ def described(
         local_steps=local_steps,
         max_norm=max_norm,
         average_parameters_every=average_parameters_every,
+        group_size=group_size,
+        approximate=approximate,
     )
 
 
@@ -132,6 +136,8 @@ def described(
             partial(described, average_parameters_every=10),
             "average_parameters_every is 0 here and 10 there",
         ),
+        (partial(described, group_size=64), "group_size is 256 here and 64 there"),
+        (partial(described, approximate=True), "approximate is false here and true there"),
     ],
 )
 def test_what_differs_is_in_the_signature_and_is_said(

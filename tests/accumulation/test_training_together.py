@@ -506,7 +506,7 @@ def test_a_peer_with_another_model_is_told_so() -> None:
     def train(bridge: Bridge, number: int) -> None:
         if number:
             there.wait()
-            words = "All 1 peers of the run test train something else: model/bias is 5 here and 2 "
+            words = "The only other peer trains something else in the run test: model/bias is 5 he"
             with pytest.raises(OtherModel, match=words):
                 optimizer_of(model_of(outputs=5), bridge)
             told.set()

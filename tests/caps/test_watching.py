@@ -217,6 +217,20 @@ async def test_memory_near_its_cap_shrinks_batches_and_then_leaves_in_words(
         assert str(watched.must_leave) in machine.said
 
 
+async def test_batches_in_a_gpus_memory_are_not_made_smaller_for_the_machines(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path)
+    async with machine.caps(Caps(memory_bytes=10**12)) as watched:
+        watched.leave_batches_alone()
+        machine.held = 900 * GB
+        await trio.sleep(60)
+        assert watched.batch_share == 1.0
+        machine.held = 980 * GB
+        await trio.sleep(1)
+        assert watched.must_leave is not None
+
+
 async def test_others_who_need_the_machine_pause_it(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ EVE = PeerView(
     reach="direct",
     round_trip_ms=61.25,
     epoch=1_234_567,
-    samples=12_345,
+    samples=345,
     samples_per_second=1234.5,
     ignored=f"It claims more than can be: {HOSTILE}",
 )

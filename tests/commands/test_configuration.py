@@ -211,6 +211,7 @@ _values: dict[Kind, st.SearchStrategy[Value]] = {
     Kind.ANNOUNCE_ADDRESSES: st.lists(
         st.integers(1, 65_535).map("/dns4/node.example/tcp/{}".format), unique=True
     ).map(tuple),
+    Kind.NAME: st.sampled_from(("", "Ada", "Jean-Luc P.", "李小龙")),
     Kind.FILE: st.sampled_from([Path("/a/key"), Path("/b b/ключ")]),
     Kind.SECONDS: st.floats(0.001, 1e6),
     Kind.COUNT: st.integers(1, 10**9),

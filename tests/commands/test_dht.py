@@ -70,12 +70,21 @@ def test_what_a_peer_wrote_cannot_command_the_terminal(home: Path) -> None:
     assert "gone" in shown
 
 
-def test_nothing_is_not_a_failure(home: Path) -> None:
+def test_a_node_that_knows_no_other_does_not_say_that_nothing_is_stored(home: Path) -> None:
     assert answer(potluck("dht", "get", "note/none", "--json", home=home)) == {
         "key": "note/none",
         "slots": [],
+        "peers_known": 0,
     }
-    assert "Nothing is stored" in potluck("dht", "get", "note/none", home=home).stdout
+    told = potluck("dht", "get", "note/none", home=home).stdout
+    assert "knows no other, so nobody could be asked" in told
+    assert "Nothing is stored" not in told
+
+
+def test_nothing_is_not_a_failure(node: dict[str, Any], tmp_path: Path) -> None:
+    command = ("dht", "get", "note/none", "--bootstrap", node["addresses"][0])
+    told = potluck(*command, home=tmp_path)
+    assert (told.returncode, told.stdout) == (0, "Nothing is stored under note/none.\n")
 
 
 def test_a_second_put_replaces_the_first(home: Path) -> None:

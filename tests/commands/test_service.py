@@ -22,7 +22,8 @@ from tests.joining.test_invited import INVITE
 
 SYSTEMCTL = """#!/bin/sh
 echo "$@" >>"$0.journal"
-[ ! -e "$0.fails" ] || { echo "Failed to connect to bus" >&2; exit 1; }
+[ -e "$0.fails" ] || exit 0
+case "$@" in *"$(cat "$0.fails")"*) echo "Failed to connect to bus" >&2; exit 1 ;; esac
 """
 
 
@@ -76,13 +77,18 @@ def test_it_is_written_enabled_and_started_and_removed_again(machine: Machine) -
     assert f'Environment="POTLUCK_HOME={machine.home}"\n' in text
     name = machine.unit.name
     assert machine.asked() == [
+        "--user show-environment",
         "--user daemon-reload",
         f"--user enable {name}",
         f"--user start {name}",
     ]
     assert machine.service("uninstall").returncode == 0
     assert not machine.unit.exists()
-    assert machine.asked()[3:] == [f"--user disable --now {name}", "--user daemon-reload"]
+    assert machine.asked()[4:] == [
+        "--user show-environment",
+        f"--user disable --now {name}",
+        "--user daemon-reload",
+    ]
 
 
 @pytest.mark.slow
@@ -105,14 +111,30 @@ def test_who_cannot_go_on_alone_is_told_what_to_do_first(machine: Machine) -> No
 
 
 @pytest.mark.slow
-def test_without_a_manager_it_is_written_and_said_what_to_type(machine: Machine) -> None:
+def test_without_a_manager_nothing_is_written_and_it_is_said_what_to_type(machine: Machine) -> None:
     machine.joined()
-    Path(f"{machine.systemctl}.fails").touch()
+    Path(f"{machine.systemctl}.fails").write_text("--user")
     told = machine.service("install")
     assert told.returncode == 1
     assert "Failed to connect to bus" in told.stderr
     assert "enable-linger" in told.stderr
-    assert machine.unit.exists()
+    assert not machine.unit.exists()
+
+
+@pytest.mark.slow
+def test_a_unit_that_cannot_be_started_is_not_left_behind(machine: Machine) -> None:
+    machine.joined()
+    fails = Path(f"{machine.systemctl}.fails")
+    fails.write_text("start ")
+    assert machine.service("install").returncode == 1
+    assert not machine.unit.exists()
+    fails.unlink()
+    assert machine.service("install").returncode == 0
+    before = machine.unit.read_text()
+    fails.write_text("enable ")
+    (machine.home / "a.toml").touch()
+    assert machine.service("install", "--config", str(machine.home / "a.toml")).returncode == 1
+    assert machine.unit.read_text() == before, "the one that worked stays"
 
 
 def test_a_machine_without_systemd_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,20 @@ def test_with_json_it_is_one_object(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("module", ["node", "node.main"])
+def test_each_way_to_run_it_as_a_module_is_the_command(module: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "version"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"potluck {VERSION}\n")
+    wrong = [sys.executable, "-m", module, "pong"]
+    assert subprocess.run(wrong, env=environment(tmp_path), capture_output=True).returncode == 2
+
+
 def test_it_is_the_version_that_the_package_is_built_as() -> None:
     document = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     assert document["project"]["version"] == VERSION

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -52,11 +53,20 @@ def test_people_and_helpers_have_a_rank_each_in_their_own_table() -> None:
     text = shown(ALICE, BOB, HELPER)
     people, helpers = text.split("Helpers")
     assert "1  alice" in people
-    assert "2  bob (you)" in people
+    assert f"2  bob …{PEERS['A'][-8:]} (you)" in people
+    assert "alone" not in people
     assert f"1  …{PEERS['C'][-8:]}" in helpers
     assert "1,234,567" in people
     assert "2.5 GB" in helpers
     assert "1.5 min" in people
+
+
+def test_what_was_trained_alone_has_a_column_and_is_told_as_that() -> None:
+    alone = dataclasses.replace(BOB, samples=0, steps=0, alone_samples=593_920, alone_steps=580)
+    people, helpers = shown(ALICE, alone, HELPER).split("Helpers")
+    assert "bob" in people and "593,920" in people  # noqa: PT018
+    assert "bob" not in helpers
+    assert "Alone: samples in steps that nobody else was there for" in people
 
 
 def test_before_anything_was_shared_it_says_so() -> None:
@@ -74,12 +84,12 @@ LONG = standing(f"oidc:{'long.' * 19}", 10**12, 10**15, seconds=10**7)
 def test_a_table_has_room_on_every_usual_terminal(columns: int) -> None:
     lines = list(board_lines(board(LONG, ALICE, HELPER), columns))
     assert max(map(len, lines)) <= columns
-    assert any("oidc:long." in line and line.endswith(" 1") for line in lines)
+    assert any("oidc:l" in line and line.endswith(" 1") for line in lines)
 
 
 def test_without_room_for_a_table_there_are_lines() -> None:
     text = "\n".join(board_lines(board(LONG, ALICE), 50))
-    assert "2. alice\n  samples 1,234,567, averaged 5 MB" in text
+    assert f"2. alice …{PEERS['A'][-8:]}\n  samples 1,234,567, averaged 5 MB" in text
 
 
 KEEPER = Check(keeper=PEERS["A"], steps=1200, people=2, pages=9)

@@ -112,7 +112,7 @@ async def a_run(folder: Path, *names: str) -> AsyncIterator[list[Member]]:
             members.append(Member(node, session, shown))
         introduce(*(one.node for one in members))
         views = [
-            PeerView(peer=one.peer, role="trains" if number else "keeps")
+            PeerView(peer=one.peer, role="trains", keeps=not number)
             for number, one in enumerate(members)
         ]
         for one in members:

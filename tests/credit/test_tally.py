@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -216,3 +217,46 @@ def test_the_lower_median_is_what_more_than_half_reach() -> None:
         found = lower_median(values)
         assert 2 * sum(one >= found for one in values) > len(values)
         assert 2 * sum(one > found for one in values) <= len(values)
+
+
+def alone(name: str, epoch: int, samples: int = 5) -> Record:
+    return says(name, {name: (samples, 0)}, epoch)
+
+
+def test_a_step_that_somebody_made_alone_counts_apart_where_the_run_went_on_from_it() -> None:
+    together = everybody_says({"A": (3, 0), "B": (4, 0)}, 3)
+    made = [alone("A", 0), alone("A", 1), alone("A", 2, samples=7)]
+    found = standings([*made, *together])["A"]
+    assert (found.samples, found.steps) == (3, 1)
+    assert (found.alone_samples, found.alone_steps) == (17, 3)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [alone("A", 0), alone("A", 1)],  # nobody went on from them
+        [alone("A", 1), *everybody_says({"A": (3, 0), "B": (4, 0)}, 3)],  # a step is missing
+        [alone("A", 2), *everybody_says({"B": (3, 0), "C": (4, 0)}, 3)],  # it was not in the next
+        [alone("A", 2), alone("B", 2), *everybody_says({"A": (3, 0), "B": (4, 0)}, 3)],
+        [
+            alone("A", 2),
+            *everybody_says({"B": (3, 0), "C": (4, 0)}, 2),  # others made that step
+            *everybody_says({"A": (3, 0), "B": (4, 0)}, 3),
+        ],
+    ],
+    ids=["last", "gap", "another's", "two", "others"],
+)
+def test_what_may_be_no_step_of_the_run_counts_for_nobody(told: list[Record]) -> None:
+    found = standings(told)
+    assert not any(one.alone_steps for one in found.values())
+
+
+def test_who_adds_up_has_made_its_own_steps_and_nobody_is_credited_with_more_than_may_be() -> None:
+    found = tally(
+        [alone("A", 0), alone("A", 1, samples=10**9)],
+        PERSONS,
+        newest_epoch=9,
+        most_samples=4096,
+        seen_by=PEERS["A"],
+    )
+    assert [(one.alone_samples, one.alone_steps) for one in found] == [(4101, 2)]

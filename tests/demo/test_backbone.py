@@ -16,7 +16,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from auth.server.settings import ListenAddress
-from node.backbone import MOST_CONNECTIONS, CannotServeHttp, serve_backbone
+from node.backbone import MOST_CONNECTIONS, CannotServeHttp, Health, serve_backbone
 from node.backbone_metrics import PREFIX, metrics_text
 from node.backbone_record import LATE_SECONDS, BackboneRecord
 from node.run.folder import RunFolder
@@ -177,8 +177,9 @@ async def test_who_holds_all_connections_keeps_no_health_check_out(record: Backb
 async def test_a_taken_port_is_told_with_what_to_do(record: BackboneRecord) -> None:
     (taken,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     address = ListenAddress("127.0.0.1", taken.socket.getsockname()[1])
+    health = Health(record, lambda: LISTENS, str)
     with pytest.raises(CannotServeHttp, match="cannot be served"):
-        await serve_backbone(address, record, lambda: LISTENS, TrainerView, str, lambda _url: None)
+        await serve_backbone(address, health, TrainerView, lambda _url: None)
     await taken.aclose()
 
 
@@ -222,7 +223,7 @@ async def test_a_disk_that_does_not_answer_is_a_trouble(
 async def serving(
     nursery: trio.Nursery,
     record: BackboneRecord,
-    status: object,
+    status: Callable[[], NodeStatus],
     folder_trouble: Callable[[], str] = str,
 ) -> str:
     urls: list[str] = []
@@ -235,10 +236,8 @@ async def serving(
     nursery.start_soon(
         serve_backbone,
         ListenAddress("127.0.0.1", 0),
-        record,
-        status,
+        Health(record, status, folder_trouble),
         TrainerView,
-        folder_trouble,
         listening,
     )
     await told.wait()

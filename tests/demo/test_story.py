@@ -14,7 +14,9 @@ from node.run.definition import read_definition
 from node.run.template import new_definition
 
 
-def step(epoch: int, own: int, history: str = "h", **brought: int) -> dict[str, Any]:
+def step(
+    epoch: int, own: int, history: str = "h", loss: float | None = None, **brought: int
+) -> dict[str, Any]:
     """As one of its members tells of it; without others it was made alone."""
     shares = [{"peer": name, "samples": float(samples)} for name, samples in brought.items()]
     return {
@@ -24,11 +26,8 @@ def step(epoch: int, own: int, history: str = "h", **brought: int) -> dict[str, 
         "members": list(brought),
         "history": f"{history}{epoch}",
         "shares": shares,
+        "loss": loss,
     }
-
-
-def loss(epoch: int, value: float, samples: int) -> dict[str, Any]:
-    return {"event": "loss_seen", "epoch": epoch, "loss": value, "samples": samples}
 
 
 def caught_up(epoch: int, size: int, *seen: dict[str, Any]) -> dict[str, Any]:
@@ -48,11 +47,10 @@ def a_story(late_holds: str = "5f0c") -> Story:
     story = Story()
     for name in ("ann", "cleo", "dora"):
         story.person(name).peer = name
-    told = (step(0, 30, **first), step(1, 30, **second), loss(1, 5.0, 30), loss(2, 4.0, 30))
-    for event in (*told, complete()):
+    told = (step(0, 30, loss=4.5, **first), step(1, 30, loss=4.0, **second), complete())
+    for event in told:
         story.take("ann", event)
-    for event in (step(0, 10, **first), loss(1, 3.0, 10)):
-        story.take("cleo", event)
+    story.take("cleo", step(0, 10, loss=4.5, **first))
     story.person("cleo").killed_at = 1
     came = (caught_up(1, 900), caught_up(2, 100), step(2, 20, **third))
     for event in (*came, complete(late_holds)):

@@ -19,6 +19,7 @@ from protocols.dht.messages import (
     GreetRequest,
     GreetResponse,
     Introduction,
+    Query,
     StoreRequest,
     StoreResponse,
     without_peer,
@@ -63,8 +64,16 @@ class Impostor:
             await trio.sleep_forever()
 
 
-def that_greets(slots: tuple[Slot, ...] = (), wait_seconds: float = 0.0) -> Callable[..., Any]:
-    """Answers greetings properly, and finds with these slots after this long; stores nothing."""
+def that_greets(
+    slots: tuple[Slot, ...] = (),
+    wait_seconds: float = 0.0,
+    answer: Callable[[Query], Found] | None = None,
+) -> Callable[..., Any]:
+    """Answers greetings properly, and finds with these slots, or by `answer`, after this long;
+    stores nothing."""
+
+    def with_the_slots(query: Query) -> Found:
+        return Found(slots=slots if query.key else ())
 
     async def serve(node: Impostor) -> None:
         def greet(_caller: Caller, _request: GreetRequest) -> GreetResponse:
@@ -73,7 +82,7 @@ def that_greets(slots: tuple[Slot, ...] = (), wait_seconds: float = 0.0) -> Call
         async def find(_caller: Caller, request: FindRequest) -> FindResponse:
             node.questions += 1
             await trio.sleep(wait_seconds)
-            answers = tuple(Found(slots=slots if one.key else ()) for one in request.queries)
+            answers = tuple(map(answer or with_the_slots, request.queries))
             return FindResponse(node.time_ms(), answers, node.introduction)
 
         async def store(_caller: Caller, request: StoreRequest) -> StoreResponse:

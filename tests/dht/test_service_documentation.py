@@ -21,6 +21,7 @@ from protocols.dht import (
     routing,
     swarm_time,
     upkeep,
+    views,
 )
 from protocols.dht.families import NOTE
 from protocols.dht.publishing import PublishingSettings
@@ -63,7 +64,13 @@ def test_the_limits_of_the_messages_are_those_of_the_methods(method: object, nam
         f"[queries (1 to {messages.QUERIES_PER_REQUEST})",
         f"[slots (1 to {messages.SLOTS_STORED_AT_ONCE})",
         f"up to {messages.KNOWN_PER_QUERY} peers",
-        f"up to {messages.HAVE_PER_QUERY} slots",
+        f"up to {messages.WANTED_PER_QUERY:,} slots",
+        f"up to {messages.CURSOR_BYTES} bytes that mean something",
+        f"more names ({messages.NAMES_PER_ANSWER:,})",
+        f"looks at for one ({answering.SLOTS_LOOKED_AT:,} slots)",
+        f"Every {views.TURN_SECONDS:.0f} seconds the one that named",
+        f"the closest {DhtSettings().enough_written} instead",
+        f"Every {views.SURVEY_SECONDS:.0f} seconds a read of all k",
         f"({messages.SLOT_BYTES_PER_ANSWER >> 10} KiB in a response)",
         f"The first {messages.REASONS_PER_ANSWER} `reasons`",
         f"(up to {messages.NEWER_PER_ANSWER}, {messages.NEWER_BYTES_PER_ANSWER >> 10} KiB)",

@@ -19,10 +19,13 @@ from node.simulated_network import SimulatedWorld
 from protocols.dht.ids import id_bytes, position_of
 from protocols.dht.messages import (
     FIND,
-    HAVE_PER_QUERY,
+    FIND_REQUEST_BYTES,
     KNOWN_PER_QUERY,
+    QUERIES_PER_REQUEST,
+    WANTED_PER_QUERY,
     FindRequest,
     Query,
+    prefix_of_slot,
 )
 from protocols.dht.slots import Slot
 from protocols.dht.verified import VerifiedSlots
@@ -102,23 +105,29 @@ async def test_a_replica_that_makes_up_more_publishers_than_a_key_may_have_is_cu
     assert len(await members[0].dht.get("note/many")) == 256
 
 
-@pytest.mark.parametrize("have", ["of nobody", "of all"])
-def test_the_dearest_question_that_fits_in_a_message_costs_little(have: str) -> None:
+@pytest.mark.parametrize("asked", ["slots", "names", "wanted", "wanted in vain"])
+def test_the_dearest_question_that_fits_in_a_message_costs_little(asked: str) -> None:
     @simulated
     async def scenario(world: SimulatedWorld) -> None:
         stranger, node = await swarm(world, 2)
         slots = fresh(256, now_of(node) + HOUR)
         await bring(stranger, node, *slots[:128])
         await bring(stranger, node, *slots[128:])
-        held = b"".join(one.signature[32:40] for one in slots)
+        wanted = b""
+        if asked == "wanted":
+            wanted = b"".join(map(prefix_of_slot, slots))
+        elif asked == "wanted in vain":
+            wanted = os.urandom(8 * WANTED_PER_QUERY)
         query = Query(
             id_bytes(position_of("note/many")),
             "note/many",
             os.urandom(8 * KNOWN_PER_QUERY),
-            held if have == "of all" else os.urandom(8 * HAVE_PER_QUERY),
+            wanted=wanted,
+            named=asked == "names",
         )
+        number = min(QUERIES_PER_REQUEST, (FIND_REQUEST_BYTES - 4096) // (700 + len(wanted)))
         with steps(time.thread_time) as most:
-            await stranger.rpc.call(node.peer, FIND, FindRequest((query,) * 48), timeout=60)
+            await stranger.rpc.call(node.peer, FIND, FindRequest((query,) * number), timeout=60)
         assert most.most < LONGEST_STEP_SECONDS
 
     scenario()

@@ -50,7 +50,7 @@ _ACCEPTED = re.compile(r"the others have accepted your first [\d,]+ samples")
 _ANYTHING = re.compile("")
 
 # What a document may tell people to run beside potluck; it writes into the sitting's home only.
-OTHER_PROGRAMS = ("openssl",)
+OTHER_PROGRAMS = ("openssl", "cp")
 
 # Of this machine, as documents name them: any that are free take their place.
 PORTS = ("8480", "8481")

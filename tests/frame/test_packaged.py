@@ -34,16 +34,16 @@ PRELUDE = """
 base=$1
 mount -t tmpfs scratch "$base"
 stage() { # NAME: a new root
-    mkdir -p "$base/$1/upper" "$base/$1/work" "$base/$1/root"
+    mkdir -p "$base/$1/upper" "$base/$1/work" "$base/$1/tree"
     mount -t overlay -o "lowerdir=/,upperdir=$base/$1/upper,workdir=$base/$1/work" \\
-        overlay "$base/$1/root"
-    mount -t tmpfs tmp "$base/$1/root/tmp"
-    mount -t proc proc "$base/$1/root/proc"
-    mount --rbind /dev "$base/$1/root/dev"
+        overlay "$base/$1/tree"
+    mount -t tmpfs tmp "$base/$1/tree/tmp"
+    mount -t proc proc "$base/$1/tree/proc"
+    mount --rbind /dev "$base/$1/tree/dev"
     for compiler in cc gcc c++ g++ clang; do
-        rm -f "$base/$1/root/usr/bin/$compiler"
-        printf '#!/bin/sh\\nexit 1\\n' >"$base/$1/root/usr/bin/$compiler"
-        chmod +x "$base/$1/root/usr/bin/$compiler"
+        rm -f "$base/$1/tree/usr/bin/$compiler"
+        printf '#!/bin/sh\\nexit 1\\n' >"$base/$1/tree/usr/bin/$compiler"
+        chmod +x "$base/$1/tree/usr/bin/$compiler"
     done
 }
 """
@@ -60,7 +60,10 @@ def outside_of_the_tests() -> dict[str, str]:
     kept = {name: text for name, text in os.environ.items() if not name.startswith("POTLUCK")}
     ours = Path(sys.prefix) / "bin"
     path = [one for one in os.environ["PATH"].split(os.pathsep) if Path(one) != ours]
-    return kept | {"PATH": os.pathsep.join([f"{sys.base_prefix}/bin", *path]), "HOME": "/root"}
+    return kept | {
+        "PATH": os.pathsep.join([f"{sys.base_prefix}/bin", *path]),
+        "HOME": str(Path.home()),
+    }
 
 
 def as_script(dockerfile: str, last: str) -> str:
@@ -78,11 +81,11 @@ def as_script(dockerfile: str, last: str) -> str:
         called = f"sh -euc {shlex.quote(inside)}"
         if user != "root":
             called = f"setpriv --reuid={user} --regid={user} --init-groups {called}"
-        return f'env -i {settings} chroot "$base/{names[-1]}/root" {called}'
+        return f'env -i {settings} chroot "$base/{names[-1]}/tree" {called}'
 
     def below(path: str) -> str:
         whole = os.path.normpath(os.path.join(folder, path))
-        return f'"$base/{names[-1]}/root{whole}"'
+        return f'"$base/{names[-1]}/tree{whole}"'
 
     for instruction, rest in instructions(dockerfile):
         match instruction:
@@ -97,7 +100,7 @@ def as_script(dockerfile: str, last: str) -> str:
                 script.append(f"mkdir -p {below('')}")
             case "COPY" if rest.startswith("--from="):
                 stage, source, target = rest.removeprefix("--from=").split()
-                script.append(f'cp -R "$base/{stage}/root{source}" {below(target)}')
+                script.append(f'cp -R "$base/{stage}/tree{source}" {below(target)}')
             case "COPY":
                 *sources, target = rest.split()
                 if target.endswith("/"):
@@ -116,9 +119,9 @@ def as_script(dockerfile: str, last: str) -> str:
                 script.append(run(rest))
             case "USER":
                 user = rest
-                variables["HOME"] = f"/home/{user}"
+                variables["HOME"] = f"/{user}"  # as the file says
                 # this machine's Python may lie where only root can go; an image's does not
-                script.append(f'chmod o+x "$base/{names[-1]}/root/root"')
+                script.append(f'chmod o+x "$base/{names[-1]}/tree{Path.home()}"')
             case "VOLUME" | "ENTRYPOINT" | "CMD":
                 pass  # how a container is started, and no step of its making
             case _:

@@ -9,7 +9,7 @@ from node.caps.settings import Caps
 from node.joining.fitting import check_any_fits, check_fits, machine_memory
 from node.run.costs import costs_of
 from node.run.definition import RunDefinition, read_definition
-from tests.runs.definitions import TEXT, changed
+from tests.runs.definitions import TEXT, changed, with_line
 
 GB = 1_000_000_000
 GPU = ("cuda:0",)
@@ -71,10 +71,30 @@ def test_without_a_cap_it_is_the_machine_that_it_has_to_fit() -> None:
         assert caught.value.exit_code == 3
 
 
-def test_where_a_gpu_computes_the_machine_has_to_hold_the_parameters() -> None:
-    assert most_samples(SIXTEEN_GIGABYTES, 24, devices=GPU) == 4
-    with pytest.raises(TooLarge):
-        most_samples(SIXTEEN_GIGABYTES, 8, devices=GPU)
+def test_where_a_gpu_computes_the_machine_has_to_hold_what_a_round_reads_and_writes() -> None:
+    assert most_samples(SIXTEEN_GIGABYTES, 40, devices=GPU) == 4
+    with pytest.raises(TooLarge, match=r"needs about 33\.\d GB of memory; this machine has 24 GB"):
+        most_samples(SIXTEEN_GIGABYTES, 24, devices=GPU)
+    assert costs_of(SIXTEEN_GIGABYTES).gpu_bytes(1) > 100 * GB, "and that is the GPU's"
+
+
+def test_a_cap_does_not_cut_batches_that_are_in_the_gpus_memory() -> None:
+    most = HUNGRY_BATCHES.training.samples_at_once
+    assert most_samples(HUNGRY_BATCHES, 8, cap_gb=2, devices=GPU) == most
+    assert most_samples(HUNGRY_BATCHES, 8, cap_gb=2) < most
+    with pytest.raises(TooLarge, match=r"needs about 1\.1\d GB .* may hold 1 GB"):
+        most_samples(HUNGRY_BATCHES, 8, cap_gb=1, devices=GPU)
+
+
+def test_a_gpu_that_shares_the_machines_memory_is_counted_in_it() -> None:
+    shared = most_samples(HUNGRY_BATCHES, 8, cap_gb=2, devices=("mps",))
+    assert shared == most_samples(HUNGRY_BATCHES, 8, cap_gb=2)
+
+
+def test_a_sample_in_half_the_bits_keeps_fewer_bytes() -> None:
+    full, half = costs_of(SMALL), costs_of(read_definition(with_line('precision = "bf16"')))
+    assert half.sample_bytes < 0.9 * full.sample_bytes
+    assert half.fixed_bytes > full.fixed_bytes, "autocast has a copy of the parameters"
 
 
 def test_the_owner_may_say_that_it_may_hold_more_than_there_is() -> None:

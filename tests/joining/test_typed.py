@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 from pathlib import Path
 
 import msgspec
@@ -113,3 +114,15 @@ def test_every_trouble_of_a_disk_has_its_own_words(number: int, told: tuple[str,
     assert why in caught.value.why
     assert advice in caught.value.advice
     assert "POTLUCK_HOME" in caught.value.advice
+
+
+def test_a_port_that_is_taken_is_told_before_a_code_is_spent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The auth server of this invite answers nobody: to ask it would fail with another error."""
+    access = Invite(NAME, (), "https://auth.example.invalid", FINGERPRINT, "ABCD-EFGH-JKLM")
+    closed = write_invite(msgspec.structs.replace(OPEN, access=access))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
+        assert main(["join", "--home", str(tmp_path / "home"), "--listen", listen, closed]) == 1
+    assert f"Cannot listen on {listen}" in capsys.readouterr().err

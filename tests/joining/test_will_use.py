@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
+from node.caps.settings import Caps
+from node.joining import taking_part
+from node.joining.taking_part import Part
 from node.joining.will_use import Use, three_lines
+from node.run.costs import costs_of
+from node.run.definition import read_definition
+from tests.runs.definitions import changed
 
 USE = Use(
     run="poem",
@@ -31,6 +38,20 @@ def test_they_say_devices_memory_disk_traffic_and_how_to_stop() -> None:
     assert "Ctrl-C leaves within five seconds" in stop
 
 
+def test_the_gpus_memory_is_told_apart_from_the_machines() -> None:
+    gpu = dataclasses.replace(USE, devices=("cuda:0",), gpu_bytes=11 * 10**9)
+    assert "about 363 MB of memory, 11 GB of the GPU's and 5.25 MB" in three_lines(gpu)[0]
+
+
+def test_of_a_large_model_on_a_gpu_the_machine_holds_the_smaller_part() -> None:
+    definition = read_definition(changed("width = 16\nlayers = 1", "width = 1024\nlayers = 24"))
+    part, costs = Part("poem", ""), costs_of(definition)
+    machine = taking_part._lines(part, definition, costs, Caps(), ("cuda:0",), 2, 4)[0]
+    told = re.search(r"about ([\d.]+) GB of memory, ([\d.]+) GB of the GPU's", machine)
+    assert told is not None, machine
+    assert 2 * float(told[1]) < costs.memory_bytes(4) / 1e9 < 1.3 * float(told[2])
+
+
 def test_they_say_what_the_owner_allows() -> None:
     caps = {
         "max-memory": "at most 4 GB",
@@ -38,9 +59,17 @@ def test_they_say_what_the_owner_allows() -> None:
         "quota": "at most 200 GB a month",
         "schedule": "only 22:00-07:00",
     }
-    gpus = dataclasses.replace(USE, devices=("cuda:0", "cuda:1"), caps=caps)
+    gpus = dataclasses.replace(
+        USE,
+        devices=("cuda:0", "cuda:1"),
+        caps=caps,
+        memory_bytes=1_700_000_000,
+        gpu_bytes=11 * 10**9,
+    )
     machine, network, stop = three_lines(gpus)
     assert "trains on cuda:0, cuda:1 (one peer)" in machine
-    assert "memory (at most 4 GB)" in machine
+    assert (
+        "about 1.7 GB of memory (at most 4 GB), 11 GB of the first GPU's and 5.25 MB of" in machine
+    )
     assert "(up at most 2 MB/s) (at most 200 GB a month)" in network
     assert stop.endswith("It trains only 22:00-07:00.")

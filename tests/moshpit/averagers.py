@@ -112,6 +112,7 @@ class AveragingPeer:
         number: int | None = None,
         topic: str = "",
         awaited: frozenset[PeerId] | None = None,
+        votes: float = 0.0,
     ) -> trio.Event:
         """Average in this peer's process; the event is set when there is an outcome."""
         done = trio.Event()
@@ -128,6 +129,7 @@ class AveragingPeer:
                 number=number,
                 topic=topic,
                 awaited=awaited,
+                votes=votes,
             )
             result = outcome.result.clone() if isinstance(outcome, Committed) else None
             self.ended.append(Ended(began, trio.current_time(), outcome, result))

@@ -148,12 +148,14 @@ def among(
     seconds: float = float("inf"),
     window_bytes: int = 1 << 20,
     hostile: Sequence[int] = (),
+    rates: Sequence[float] = (),
     seed: int = 0,
 ) -> Result:
     """Run a scenario with a member for each weight, which all know each other.
 
     The windows of all streams to a slow reader fill the buffer before it, as on a real line.
-    Hostile members have no butterfly: the test speaks for them, through their rpc.
+    Hostile members have no butterfly: the test speaks for them, through their rpc. `rates`: what
+    the members have declared, of both directions.
     """
     vector = layout or layout_of("none", "none")
 
@@ -161,8 +163,10 @@ def among(
         networks = [world.add_node() for _ in weights]
         world.introduce(*networks)
         members = tuple(
-            Participant(index, network.peer_id, weight)
-            for index, (network, weight) in enumerate(zip(networks, weights, strict=True))
+            Participant(index, network.peer_id, weight, rate, rate)
+            for index, (network, weight, rate) in enumerate(
+                zip(networks, weights, rates or [0.0] * len(weights), strict=True)
+            )
         )
         cuts = cut(vector, fractions or [1.0] * len(weights))
         async with AsyncExitStack() as opened:

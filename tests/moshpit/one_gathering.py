@@ -22,8 +22,11 @@ def gathering(
     group_size: int = 64,
     reduces: bool = True,
     awaited: tuple[PeerId, ...] = (),
+    splits: bool = True,
 ) -> Gathering:
-    settings = GatheringSettings(group_size, SECONDS, reduces, expected, frozenset(awaited))
+    settings = GatheringSettings(
+        group_size, SECONDS, reduces, expected, frozenset(awaited), splits=splits
+    )
     return Gathering(me, by_name, settings, 0.0)
 
 

@@ -6,6 +6,8 @@ A rogue is a `Butterfly` of another kind. Everything else of its node is ours.
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Any
 
 import msgspec
 import torch
@@ -24,6 +26,7 @@ from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.exchange import ExchangePlan, ExchangeReport, Participant
 from protocols.moshpit.layout import Chunk, chunks_of
 from protocols.moshpit.part_messages import (
+    ALIVE_SECONDS,
     PART,
     PartClosed,
     PartOpening,
@@ -31,7 +34,7 @@ from protocols.moshpit.part_messages import (
     opening_for,
 )
 from protocols.moshpit.round import Buffers, Finished, Round, Shell, Task
-from protocols.moshpit.sending import until_whole
+from protocols.moshpit.sending import PartExchange, until_whole
 from protocols.moshpit.serving import PartService, ReducerTransfer, serve_part
 from protocols.moshpit.statements import make_statement
 from protocols.moshpit.verdicts import Effect, Send
@@ -118,6 +121,117 @@ class StopsReading(RogueSender):
             await transfer.send_chunk(bytes(chunk.encoded_bytes))
 
 
+class Strange(Butterfly):
+    """Exchanges in ways of its own, takes everything in and is always alive. It accuses nobody."""
+
+    sends: type[PartExchange] = PartExchange
+    serves: type[PartService] = PartService
+
+    async def _run(self, attempt: Attempt) -> None:
+        async with trio.open_nursery() as nursery:
+            for reducer in attempt.reducers:
+                nursery.start_soon(self.sends(attempt, reducer).run, self._rpc)
+            if attempt.senders:
+                await attempt.all_served.wait()
+            else:
+                await trio.sleep_forever()
+
+    async def _serve(self, caller: Caller, transfer: ReducerTransfer, opening: PartOpening) -> None:
+        attempt = await self._attempt_for(caller.peer, opening)
+        sender = next(one for one in attempt.plan.members if one.peer == caller.peer)
+        attempt.arrived(sender.index, transfer)
+        with attempt.serving(), attempt.blaming(sender.index):
+            await transfer.accept(Empty())
+            await self.serves(attempt, sender, transfer).run()
+            attempt.served()
+
+
+async def stays_alive(transfer: Transfer[Any, Any, Any], seconds: float = math.inf) -> None:
+    """Says so for so long, and nothing else."""
+    with trio.move_on_after(seconds):
+        while True:
+            await transfer.say_alive()
+            await trio.sleep(ALIVE_SECONDS)
+
+
+class NoValues(PartExchange):
+    async def _send_values(self, transfer: SenderTransfer) -> None:
+        await stays_alive(transfer)
+
+
+class NoValuesToSome(PartExchange):
+    """None to every second reducer."""
+
+    async def _send_values(self, transfer: SenderTransfer) -> None:
+        if self._reducer.index % 2:
+            await stays_alive(transfer)
+        await super()._send_values(transfer)
+
+
+class HalfOfTheValues(PartExchange):
+    async def _send_values(self, transfer: SenderTransfer) -> None:
+        self._chunks = self._chunks[: len(self._chunks) // 2]
+        await super()._send_values(transfer)
+        await stays_alive(transfer)
+
+
+WAITED_SECONDS = 3.5  # shorter than any link is taken for stalled
+
+
+class LateValues(PartExchange):
+    """Waits before each chunk."""
+
+    async def _send_values(self, transfer: SenderTransfer) -> None:
+        send_chunk = transfer.send_chunk
+
+        async def send_later(chunk: bytes | bytearray | memoryview) -> None:
+            await stays_alive(transfer, WAITED_SECONDS)
+            await send_chunk(chunk)
+
+        transfer.send_chunk = send_later  # type: ignore[method-assign]
+        await super()._send_values(transfer)
+
+
+class ReadsNoAverages(PartExchange):
+    async def _receive_averages(self, transfer: SenderTransfer) -> None:
+        await stays_alive(transfer)
+
+
+class NoAverages(PartService):
+    async def _send_averages(self) -> None:
+        await stays_alive(self._transfer)
+
+
+class ReadsNoValues(PartService):
+    async def _receive_values(self) -> None:
+        await stays_alive(self._transfer)
+
+
+class KeepsItsValues(Strange):
+    sends = NoValues
+
+
+class SendsToSome(Strange):
+    sends = NoValuesToSome
+
+
+class StopsHalfway(Strange):
+    sends = HalfOfTheValues
+
+
+class WaitsBeforeEachChunk(Strange):
+    sends = LateValues
+
+
+class ReturnsNothing(Strange):
+    serves = NoAverages
+
+
+class ReadsNothing(Strange):
+    sends = ReadsNoAverages
+    serves = ReadsNoValues
+
+
 class Liar(Butterfly):
     """As a reducer it tells one member something else than the others, and signs both."""
 
@@ -133,7 +247,7 @@ class Liar(Butterfly):
             await serve_part(attempt, caller.peer, transfer, opening)
             return
         sender = next(one for one in attempt.plan.members if one.peer == caller.peer)
-        attempt.arrived(sender.index)
+        attempt.arrived(sender.index, transfer)
         with attempt.serving(), attempt.blaming(sender.index):
             await transfer.accept(Empty())
             await LyingService(attempt, sender, transfer, self._network).run()

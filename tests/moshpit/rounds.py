@@ -15,7 +15,7 @@ the average of the same members in every part.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -152,22 +152,51 @@ class Rogue:
     take_part: Callable[[Shell, Task, Buffers], Awaitable[Finished]]
 
 
-def one_round(cast: str, *fates: Fate, seed: int = 0, rogue: Rogue | None = None) -> RoundEnded:
+@dataclass(frozen=True)
+class Setting:
+    """What a round is about, and where. Rates are bytes per second, by the place in the list:
+    `up` and `down` of the machines (none: without limit), and what each declares of both (0: that
+    it does not know). `later` is called when the world has begun, and may change it meanwhile."""
+
+    values: int = 0  # 0: VALUES_OF_A_PART for each member
+    round_seconds: float = ROUND_SECONDS
+    chunk_bytes: int = CHUNK_BYTES
+    up: Mapping[int, float] = field(default_factory=dict)
+    down: Mapping[int, float] = field(default_factory=dict)
+    declared: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    later: Callable[[SimulatedWorld, Sequence[SimulatedNetwork]], Awaitable[None]] | None = None
+    world: WorldSettings = WORLD
+
+
+ORDINARY = Setting()
+
+
+def one_round(
+    cast: str,
+    *fates: Fate,
+    seed: int = 0,
+    rogue: Rogue | None = None,
+    setting: Setting = ORDINARY,
+) -> RoundEnded:
     """A round of this cast, in a world of its own. At most one fate for each member."""
-    return run_simulation(_round, cast, fates, rogue, seed=seed, settings=WORLD)
+    return run_simulation(_round, cast, fates, rogue, setting, seed=seed, settings=setting.world)
 
 
 async def _round(
-    world: SimulatedWorld, cast: str, fates: tuple[Fate, ...], rogue: Rogue | None
+    world: SimulatedWorld,
+    cast: str,
+    fates: tuple[Fate, ...],
+    rogue: Rogue | None,
+    setting: Setting,
 ) -> RoundEnded:
-    layout = Layout((Segment("w", VALUES_OF_A_PART * len(cast), "none"),))
+    layout = Layout((Segment("w", setting.values or VALUES_OF_A_PART * len(cast), "none"),))
     terms = Terms("group/test/0/0/all", 0, layout.digest)
-    networks = _nodes(world, terms, cast)
+    networks = _nodes(world, terms, cast, setting)
     for one in networks:  # as they are when they have found each other
         for other in networks:
             if other is not one and other.settings.dialable:
                 await one.connect(other.peer_id)
-    roster = _signed(terms, networks, cast)
+    roster = _signed(terms, networks, cast, setting)
     places = {network.peer_id: network for network in networks}
     members = tuple(
         Member(
@@ -184,7 +213,9 @@ async def _round(
         _arrange(world, members[fate.member], fate, befell)
     for one in members:
         its_way = rogue if rogue is not None and rogue.member == one.place else None
-        world.start(one.network, _process_of(one, roster, layout, its_way))
+        world.start(one.network, _process_of(one, roster, layout, its_way, setting))
+    if setting.later is not None:
+        await setting.later(world, networks)
     victims = [members[fate.member] for fate in fates]
     with trio.fail_after(LONGEST_SECONDS):
         for one in members:
@@ -209,31 +240,41 @@ def _arrange(world: SimulatedWorld, victim: Member, fate: Fate, befell: dict[int
     world.at_message(victim.network, fate.message, strike)
 
 
-def _nodes(world: SimulatedWorld, terms: Terms, cast: str) -> list[SimulatedNetwork]:
+def _nodes(
+    world: SimulatedWorld, terms: Terms, cast: str, setting: Setting
+) -> list[SimulatedNetwork]:
     """A node for each of the cast, in the order in which the list will have them."""
     names = [f"member-{number}" for number in range(len(cast))]
     names.sort(key=lambda name: hash_order(terms.key, world.identity_of(name).peer_id))
     networks = [
-        world.add_node(name, NodeSettings(dialable=part != "d"))
-        for name, part in zip(names, cast, strict=True)
+        world.add_node(
+            name,
+            NodeSettings(
+                dialable=part != "d",
+                upload_bytes_per_second=setting.up.get(place),
+                download_bytes_per_second=setting.down.get(place),
+            ),
+        )
+        for place, (name, part) in enumerate(zip(names, cast, strict=True))
     ]
     world.introduce(*networks)
     return networks
 
 
-def _signed(terms: Terms, networks: list[SimulatedNetwork], cast: str) -> Roster:
+def _signed(terms: Terms, networks: list[SimulatedNetwork], cast: str, setting: Setting) -> Roster:
     """The list of all of these, with different weights, led by the first that can be dialled."""
     leader = next(one for one in networks if one.settings.dialable)
     entries = []
     for place, (one, part) in enumerate(zip(networks, cast, strict=True)):
-        offer = Offer(0.0 if part == "a" else place + 1.0, reduces=part != "d")
+        weight = 0.0 if part == "a" else place + 1.0
+        offer = Offer(weight, *setting.declared.get(place, (0, 0)), reduces=part != "d")
         nonce = bytes(NONCE_BYTES)
         entries.append(sign_entry(one.identity, terms, leader.peer_id, offer, nonce))
     return sign_roster(leader.identity, terms, entries, 0, bytes(NONCE_BYTES))
 
 
 def _process_of(
-    one: Member, roster: Roster, layout: Layout, rogue: Rogue | None
+    one: Member, roster: Roster, layout: Layout, rogue: Rogue | None, setting: Setting
 ) -> Callable[[SimulatedNetwork], Awaitable[None]]:
     async def process(network: SimulatedNetwork) -> None:
         async with open_rpc(network) as rpc, trio.open_nursery() as nursery:
@@ -241,7 +282,8 @@ def _process_of(
             butterfly, switchboard = way.butterfly(rpc, network), Switchboard(rpc)
             shell = Shell(network, rpc, butterfly, switchboard, Bandwidth(), nursery)
             group = Group(roster, one.place, roster.round_id)
-            task = Task(group, layout, CHUNK_BYTES, Timing(round_seconds=ROUND_SECONDS))
+            timing = Timing(round_seconds=setting.round_seconds)
+            task = Task(group, layout, setting.chunk_bytes, timing)
             try:
                 one.finished = await way.take_part(shell, task, Buffers(one.values, one.result))
                 one.ended = trio.current_time()

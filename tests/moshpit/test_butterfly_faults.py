@@ -172,7 +172,7 @@ def test_whoever_waits_is_told_for_whom() -> None:
 
 def test_who_is_furthest_behind_is_named_when_the_time_is_over() -> None:
     async def scenario(group: Exchanging) -> None:
-        group.world.throttle(group[1].network, upload_bytes_per_second=8_000)
+        group.world.throttle(group[1].network, upload_bytes_per_second=12_000)
         began = trio.current_time()
         await group.exchange()
         check_over(group, dead=1, within_seconds=began + 11.0)

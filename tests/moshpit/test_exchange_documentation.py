@@ -47,7 +47,7 @@ LAYOUT = Layout((Segment("weight", 10, "float16"), Segment("bias", 3)))
         f"The stall time is {STALL_SECONDS:g} s",
         f"Within {OPEN_SECONDS:g} s of the attempt's beginning",
         f"{STALL_SECONDS:g} s more from whatever else comes from it",
-        f"and {LONGEST_OPENING_SECONDS:g} s in all",
+        f"after {LONGEST_OPENING_SECONDS:g} s in any case",
         f"for at most {LONGEST_OPENING_SECONDS:g} s; {MOST_WAITING_OF_PEER} of a peer",
         f"and {MOST_WAITING} in all, may wait",
         f"beyond {LARGEST_AVERAGED:.2e}".replace("e+", "e"),

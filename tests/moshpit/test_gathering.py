@@ -127,6 +127,13 @@ def test_where_a_group_is_full_those_who_are_awaited_go_first() -> None:
     assert joins(one, E) == [Regroup(ticket(B), rest), Regroup(ticket(D), rest), led(C, E)]
 
 
+def test_where_there_is_one_group_those_beyond_it_are_in_none() -> None:
+    one = gathering(A, group_size=3, awaited=(C, E), splits=False)
+    sees(one, B, C, D, E)
+    joins(one, B, D, C)
+    assert joins(one, E) == [led(C, E)]  # group_search.py shows the list to B and D, who wait
+
+
 def test_the_list_is_closed_when_the_group_is_full_and_nobody_known_is_missing() -> None:
     one = gathering(A, group_size=3)
     sees(one, B, C)

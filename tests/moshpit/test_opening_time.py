@@ -10,6 +10,7 @@ import trio
 from protocols.errors import PotluckError
 from protocols.messages import Empty
 from protocols.method import Method
+from protocols.moshpit.lateness import STEP_SECONDS
 from protocols.moshpit.opening_time import LONGEST_OPENING_SECONDS, OPEN_SECONDS
 from protocols.moshpit.part_messages import STALL_SECONDS
 from protocols.moshpit.pulse import BEAT_SECONDS
@@ -46,7 +47,7 @@ def test_whoever_begins_late_and_is_heard_meanwhile_takes_part(fractions: list[f
             talking.start_soon(talk, group, late)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(group.exchange, late.index)
-                await trio.sleep(1.5 * OPEN_SECONDS)
+                await trio.sleep(OPEN_SECONDS + STEP_SECONDS / 2)
                 nursery.start_soon(late.exchange)
             talking.cancel_scope.cancel()
         group.check_all_hold_the_same()
@@ -58,8 +59,7 @@ def test_whoever_begins_late_and_is_heard_meanwhile_takes_part(fractions: list[f
     ("talks_for", "given_up_after"),
     [
         (0.0, OPEN_SECONDS),
-        (OPEN_SECONDS, OPEN_SECONDS + STALL_SECONDS),
-        (2 * LONGEST_OPENING_SECONDS, LONGEST_OPENING_SECONDS),
+        (2 * LONGEST_OPENING_SECONDS, OPEN_SECONDS + STEP_SECONDS),
     ],
 )
 def test_whoever_never_begins_is_given_up_when_it_is_silent_or_too_late(

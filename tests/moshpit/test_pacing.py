@@ -44,7 +44,14 @@ def test_small_parts_do_not_starve_the_large_one() -> None:
         assert max(peer.ended for peer in group.peers) < 1.15 * predicted
 
     weights = [1.0] * SENDERS + [0.0]
-    among(scenario, weights, layout=LAYOUT, fractions=FRACTIONS, window_bytes=WINDOW_BYTES)
+    among(
+        scenario,
+        weights,
+        layout=LAYOUT,
+        fractions=FRACTIONS,
+        window_bytes=WINDOW_BYTES,
+        rates=RATES,
+    )
 
 
 def test_a_small_part_beside_a_large_one_has_several_chunks() -> None:
@@ -89,10 +96,7 @@ def test_whoever_sends_something_else_has_not_stalled(says_something: bool) -> N
                 if says_something:
                     nursery.start_soon(say_something, reducer)
             await trio.sleep(3 * STALL_SECONDS)
-            ended = [peer.suspicion is not None for peer in others]
             nursery.cancel_scope.cancel()
-        assert ended == [not says_something] * 2
-        if not says_something:
-            assert "stalled 2" in [peer.code for peer in others]
+        assert ("stalled 2" in [peer.code for peer in others]) is not says_something
 
     among(scenario, [1.0] * 3, fractions=[1.0, 1.0, 0.0], hostile=[2])

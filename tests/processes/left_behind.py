@@ -26,7 +26,7 @@ from node.running_lock import hold_running_lock
 
 KEPT: Final = re.compile(
     r"identity\.key|access\.pass|revocations|peers\.json|run\.invite"
-    r"|runs/[\w.-]+\.(signed|position)|runs/[\w.-]+\.fetching/state-being-fetched|traffic\.json"
+    r"|runs/[\w.-]+\.(signed|position|losses)|runs/[\w.-]+\.fetching/state-being-fetched|traffic\.json"
     r"|credit/\w+/\w+-\d+\.page"
 )
 """What a volunteer's home may hold when nothing runs in it: who this is, and where it goes on."""

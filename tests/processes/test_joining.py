@@ -79,7 +79,7 @@ async def _what_others_and_commands_see(run: TestRun, alice: Trainer) -> None:
     assert training["phase"] in ("training", "averaging")
     assert training["contribution"]["samples"] > 0
     (other,) = (await ask(alice.home, "peers"))["peers"]
-    assert (other["role"], other["reach"]) == ("keeps", "direct")
+    assert (other["role"], other["keeps"], other["reach"]) == ("trains", True, "direct")
     assert (await ask(alice.home, "logs", "--last", "1"))["words"]
     board = await ask(alice.home, "leaderboard", "--check")
     assert [one["samples"] > 0 for one in board["people"]] == [True, True]

@@ -150,7 +150,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"{chunk} MiB unless said, never above {largest_chunk} MiB",
         f"| ERROR body | {ERROR_BODY_LIMIT_BYTES:,} bytes |",
         f"| {limits.served_per_peer}, {limits.served_in_total:,}; beyond: `busy` |",
-        f"| {limits.transfers_per_peer}, {limits.transfers_in_total}; beyond: `busy` |",
+        f"| {limits.transfers_per_peer}, {limits.transfers_in_total:,}; beyond: `busy` |",
         f"| {limits.streams_per_peer}; {limits.streams_per_stranger} while it has shown no token",
         f"| {REFUSED_AT_ONCE} at once and {REFUSED_PER_SECOND:g} a second; beyond",
         f"| closed after {STRANGER_SECONDS:g} s; of more than {MOST_STRANGERS} the oldest",

@@ -41,14 +41,6 @@ def open_batches(settings, *, seed, peer, samples):
 """
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def task_of(text: bytes = TEXT, peer: str = "alice", **options: Any) -> RunTask:
     return build_task(read_definition(text), peer=peer, **options)
 
@@ -208,7 +200,7 @@ def test_a_module_whose_batches_end_is_told(tmp_path: Path) -> None:
     [
         ("1 / 0", "ZeroDivisionError"),
         ("x = 1", "has no function build_model"),
-        ("def build_model(settings, *, seed): return 7", "gave no model"),
+        ("def build_model(settings, *, seed): return 7", "line 1: build_model must give"),
         ("def build_model(settings, *, seed): raise KeyError('a')", "KeyError"),
         ("def (", "SyntaxError"),
     ],

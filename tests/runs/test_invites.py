@@ -13,6 +13,7 @@ from auth.invites import Invite
 from auth.invites import write_invite as write_login_invite
 from auth.keys import peer_id_of
 from node.commands.login_inputs import read_invite as read_login_invite
+from node.commands.run_invite import wants_qr
 from node.run.invite import (
     SCHEME,
     InviteExpired,
@@ -171,3 +172,12 @@ def test_it_is_good_until_it_expires() -> None:
 
 def test_a_code_is_not_shown_by_accident() -> None:
     assert "orange" not in repr(RunInvite(NAME, (), FINGERPRINT, 0, ACCESS))
+
+
+def test_a_code_is_drawn_where_another_machine_can_use_it() -> None:
+    """Of an invite to this machine alone it would only push the text out of sight."""
+    here, elsewhere = ("/ip4/127.0.0.1/tcp/4001",), ("/ip4/192.168.1.7/tcp/4001",)
+    assert wants_qr(None, here) is False
+    assert wants_qr(True, here) is True
+    assert wants_qr(None, elsewhere) is None
+    assert wants_qr(False, elsewhere) is False

@@ -23,6 +23,8 @@ class Emulator:
         self.columns, self.rows = columns, rows
         self.cells: list[list[str]] = [[] for _ in range(rows)]
         self.scrollback: list[str] = []
+        self.pushed_out: list[str] = []
+        """The end of the scrollback: rows that a resize had no room for."""
         self.row = self.column = 0
         self.modes = dict(AT_REST)
         self.wrapped = 0
@@ -43,16 +45,19 @@ class Emulator:
         return seen
 
     def resize(self, columns: int, rows: int) -> None:
-        """As terminals do that break lines anew, with the cursor on the line it was on."""
+        """As terminals do that break lines anew, with the cursor on the line it was on, and take
+        back what they had pushed out, where there is room for it."""
         above: list[list[str]] = []
         row_of_cursor = 0
-        for number, row in enumerate(self.cells[: self.row + 1]):
+        back = min(len(self.pushed_out), max(0, rows - self.rows))
+        taken_back = [list(self.pushed_out.pop()) for _ in range(back)][::-1]
+        for number, row in enumerate([*taken_back, *self.cells[: self.row + 1]], -back):
             text = list("".join(row).rstrip()) if number < self.row else []
             if number == self.row:
                 row_of_cursor = len(above)
             above.extend([text[at : at + columns] for at in range(0, len(text), columns)] or [[]])
         gone = max(0, row_of_cursor + 1 - rows)
-        self.scrollback.extend("".join(row) for row in above[:gone])
+        self.pushed_out.extend("".join(row) for row in above[:gone])
         kept = above[gone : row_of_cursor + 1]
         self.cells = kept + [[] for _ in range(rows - len(kept))]
         self.row, self.column = row_of_cursor - gone, 0
@@ -65,6 +70,9 @@ class Emulator:
                 self.modes[int(numbers)] = final == "h"
             case "", "A":
                 self.row = max(0, self.row - int(numbers or 1))
+            case "", "H":
+                assert not numbers
+                self.row = self.column = 0
             case "", "C":
                 self.column = min(self.columns - 1, self.column + int(numbers or 1))
             case "", "K":

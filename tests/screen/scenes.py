@@ -29,12 +29,13 @@ DENIED = Failed(
 )
 DISK = Failed("poem.signed cannot be kept.", "The disk is full.", "Free 5 MB.", refused=False)
 GAVE = Left(samples=28_160, steps=84, seconds=4210.0, lost_samples=96)
+CHECKPOINT = "/srv/poem/checkpoints/epoch-0000002000-5bbf42dd"
 
 
 def _peer(number: int, name: str, reach: str, milliseconds: float, rate: float) -> PeerView:
     return PeerView(
         peer=f"12D3KooWJ8mQyYcVbZ{number:02d}kfDqWzXn{number:02d}",
-        name=name,
+        said_name=name,
         role="trains",
         reach=reach,
         epoch=312,
@@ -53,7 +54,10 @@ TRAINING = TrainerView(
     doing="computing samples for the next step",
     session_seconds=4210.0,
     epoch=312,
+    steps=2000,
+    seconds_left=17_300.0,
     loss=2.0713,
+    loss_step=312,
     losses=tuple(2.0 + 3.5 * math.exp(-step / 70) + 0.05 * math.sin(step) for step in range(312)),
     batch=BatchView(
         samples=764.0, target=1024, mine=310, samples_per_second=92.4, seconds_to_step=2.8
@@ -81,7 +85,11 @@ TRAINING = TrainerView(
 
 EVENTS = (
     SceneEvent("21:04:31", "…DqWzXn03 came (direct)"),
-    SceneEvent("21:04:48", "step 312 with 4 peers: 344 of 1,024 samples are yours", kind="step"),
+    SceneEvent(
+        "21:04:48",
+        "step 312 with 4 peers, loss 2.0713: 344 of 1,024 samples are yours",
+        kind="step",
+    ),
 )
 
 
@@ -96,14 +104,23 @@ QUOTA = Closed("quota", "the quota of 200 GB for 2026-11 is used up", 2.0)
 SCHEDULE = Closed("schedule", "outside of the schedule (22:00-07:00): goes on at 22:00", 2.0)
 
 STATES = {
+    "keeping": _told(
+        Facts(begins=True, keeps_only=True),
+        changed(TRAINING, keeps_only=True, checkpoint_step=310, checkpoint_age_seconds=52.0),
+    ),
+    "keeping, and ailing": _told(
+        Facts(begins=True, keeps_only=True, alone=True),
+        changed(TRAINING, peers=(), keeps_only=True, troubles=("run.toml is gone",)),
+    ),
     "starting": replace(
         _told(Facts(preparing="fetching the run's definition"), START), events=EVENTS[:1]
     ),
     "catching up": _told(Facts(behind=True), TRAINING),
+    "following": _told(Facts(places_taken=256), TRAINING),
     "training": Scene(TRAINING, EVENTS),
     "alone": _told(Facts(alone=True, begins=True), changed(TRAINING, peers=())),
     "averaging": _told(Facts(averaging=True), TRAINING),
-    "complete": _told(Facts(complete=True, begins=True), TRAINING),
+    "complete": _told(Facts(complete=True, begins=True, checkpoint=CHECKPOINT), TRAINING),
     "paused": _told(Facts(closed=(BY_YOU,)), TRAINING),
     "network lost": _told(Facts(closed=(Closed(NETWORK, LOST, None),)), TRAINING),
     "paused twice": _told(Facts(closed=(BY_YOU, QUOTA)), TRAINING),

@@ -62,7 +62,7 @@ def test_a_picture_has_the_words_and_the_bars_of_a_terminal() -> None:
     svg = drawn([Text.from_ansi(paint(line, Look()).written) for line in lines])
     words = words_in(svg)
     assert "28,160 accepted samples in 84 steps · 33 % of them · 31.2 samples/s" in words
-    assert "carol relayed 118 ms 12.6 /s 151 samples trains" in words
+    assert "“carol” …DqWzXn02 relayed 118 ms 12.6 /s 151 in batch trains" in words
     green = [
         one
         for one in ElementTree.fromstring(svg).iter(f"{SVG}rect")

@@ -83,15 +83,14 @@ def test_a_small_terminal_says_why_nothing_is_trained(state: str) -> None:
 def test_training_shows_all_that_a_volunteer_asks_for() -> None:
     shown = "\n".join(text(STATES["training"], 80, 23))
     for part in (
-        "step     312",
-        "loss     2.0713",
+        "step     312 of 2,000 · the run's loss 2.0713 · over in 4 h 48 min",
         "75 %  764 of 1,024 samples",
         "next step in 2 s",
         "28,160 accepted samples in 84 steps · 33 % of them",
         "3 others · 2 direct, 1 relayed",
         "bob",
         "↑ 1.23 MB/s of 2 MB/s",
-        "step 312 with 4 peers: 344 of 1,024 samples are yours",
+        "step 312 with 4 peers, loss 2.0713: 344 of 1,024 samples are yours",
     ):
         assert part in shown
 
@@ -164,7 +163,7 @@ def test_what_the_state_says_is_not_said_twice() -> None:
 
 def test_without_a_link_nobody_knows_how_full_the_batch_is() -> None:
     shown = "\n".join(text(STATES["network lost"], 80, 23))
-    assert "batch" not in shown
+    assert "\n batch " not in shown
     assert "step     312" in shown
 
 

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 from rich.cells import cell_len
 
+from node.display_name import short, with_names
 from node.screen.canvas import Canvas, Look, paint
 from node.screen.cells import clean
-from node.screen.company import with_names
 from node.screen.picture import render
 from node.screen.scene import Scene, SceneEvent
 from node.screen.summary import summary
-from node.trainer.view import PeerView, Phase
-from node.trainer.words import short
+from node.trainer.view import PeerView, Phase, named
 from tests.screen.emulator import AT_REST, Emulator
 from tests.screen.scenes import TRAINING
 
@@ -58,7 +57,7 @@ def test_nothing_that_is_said_leaves_its_place(
     scene = Scene(view, (SceneEvent("21:00:00", said, warns=True),) * 3)
     terminal, canvas = Emulator(columns, rows + 1), Canvas()
     lines = [paint(line, look) for line in render(scene, columns, rows)]
-    terminal.write(canvas.draw(lines, columns))
+    terminal.write(canvas.draw(lines, columns, rows))
     assert terminal.modes == AT_REST
     assert (terminal.row, terminal.column) == (len(lines), 0)
     assert terminal.wrapped == 0
@@ -79,6 +78,11 @@ def test_a_clean_word_is_clean_and_no_wider_than_it_was(said: str) -> None:
 
 def test_a_peer_is_called_by_its_name_and_by_the_end_of_its_id_without() -> None:
     bob, stranger = ("12D3KooW" + letter * 44 for letter in "bZ")
-    peers = (PeerView(peer=bob, name="bob"), PeerView(peer=stranger))
+    peers = named((PeerView(peer=bob, name="code:bob"), PeerView(peer=stranger)))
     said = f"{bob} came; {stranger} did not; {short(bob)} went, and 12D3KooWbb"
-    assert with_names(said, peers) == f"bob came; …{'Z' * 8} did not; bob went, and 12D3KooWbb"
+    label = f"code:bob …{'b' * 8}"
+    assert with_names(said, peers) == (
+        f"{label} came; …{'Z' * 8} did not; {label} went, and 12D3KooWbb"
+    )
+    ended = with_names(f"ending everything with {bob} (code:bob) may no longer take part.", peers)
+    assert ended == f"ending everything with {label} may no longer take part."

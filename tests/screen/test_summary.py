@@ -51,7 +51,7 @@ def test_who_left_sees_what_was_given_and_where_the_run_stands() -> None:
         "28,160 samples of yours are in 84 steps of the run; 96 are in none. Thank you! "
         "next: `potluck join` takes part again."
     )
-    assert any("step 312  loss 2.0713" in line for line in lines)
+    assert any("step 312 of 2,000  loss 2.0713" in line for line in lines)
 
 
 def test_a_second_ctrl_c_still_leaves_what_was_given() -> None:

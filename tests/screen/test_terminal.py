@@ -63,7 +63,7 @@ def test_what_is_printed_stays_above_and_the_summary_instead_of_the_picture(
     pseudo.resize(80, 24)
     terminal.end(lambda columns, _rows: [Text(f"left, {columns} wide")])
     terminal.draw(picture)  # too late
-    assert pseudo.read()[-2:] == ["whole", "left, 80 wide"]
+    assert pseudo.read()[-2:] == ["that words stay whole", "left, 80 wide"]
     assert pseudo.emulator.row == len(pseudo.read()), "the prompt is on a line of its own"
 
 
@@ -137,7 +137,10 @@ async def test_the_screen_follows_the_training_and_leaves_a_summary(pseudo: Pseu
         screen.show(TRAINING)
         screen.show(changed(TRAINING, traffic=TrafficView()))  # the node has ended
         lines = await pseudo.until("poem · training")
-        assert lines[:2] == ["poem: trains on the processor", "Ctrl-C leaves"]
+        assert [*pseudo.emulator.scrollback, *lines][:2] == [
+            "poem: trains on the processor",
+            "Ctrl-C leaves",
+        ]
         assert any("80 % of the quota are used" in line for line in lines)
         assert sum("warning: the disk is nearly full" in line for line in lines) == 1
         pseudo.resize(40, 12)

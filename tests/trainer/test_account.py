@@ -5,17 +5,28 @@ from __future__ import annotations
 import pytest
 
 from node.trainer.account import Account
-from node.trainer.happenings import LossSeen
-from node.trainer.view import LOSSES_KEPT
-from protocols.accumulation.events import CaughtUp, GradientsDropped, HeldBack, SeenStep, StepTaken
+from protocols.accumulation.events import (
+    CaughtUp,
+    GradientsDropped,
+    HeldBack,
+    SeenStep,
+    StepLoss,
+    StepTaken,
+)
 from protocols.accumulation.share import Share
 from protocols.identity import PeerId
 
 ME, OTHER = PeerId("me"), PeerId("other")
 
 
-def step(epoch: int, own: int, *, members: tuple[PeerId, ...] = (ME, OTHER)) -> StepTaken:
-    return StepTaken(epoch, 256.0, own, members, (), bytes(16), 1.0, 1.0, 1.0, 1.0)
+def step(
+    epoch: int,
+    own: int,
+    *,
+    members: tuple[PeerId, ...] = (ME, OTHER),
+    loss: float | None = None,
+) -> StepTaken:
+    return StepTaken(epoch, 256.0, own, members, (), bytes(16), 1.0, 1.0, 1.0, 1.0, loss=loss)
 
 
 def test_the_first_samples_that_others_accept_are_told_once() -> None:
@@ -50,13 +61,52 @@ def test_what_the_others_made_a_step_of_was_not_lost(
     assert (account.samples, account.lost_samples, account.epoch) == (given, lost, 4)
 
 
-def test_the_loss_is_smoothed_and_its_history_bounded() -> None:
+def test_what_was_trained_alone_is_counted_as_that() -> None:
     account = Account()
-    for epoch in range(2 * LOSSES_KEPT):
-        account.take(LossSeen(epoch, 2.0 if epoch else 4.0, 64))
-    assert len(account.losses) == LOSSES_KEPT
-    assert account.loss == pytest.approx(2.0)
-    first = Account()
-    first.take(LossSeen(0, 4.0, 64))
-    first.take(LossSeen(1, 2.0, 64))
-    assert first.loss == pytest.approx(3.8)
+    for epoch in range(580):
+        account.take(step(epoch, 1024, members=()))
+    given = account.contribution(None)
+    assert (given.samples, given.steps) == (0, 0)
+    assert (given.alone_samples, given.alone_steps) == (580 * 1024, 580)
+
+
+def test_what_was_trained_alone_and_given_up_for_the_others_state_is_in_no_step() -> None:
+    account = Account()
+    account.take(step(0, 64, members=()))
+    account.take(step(1, 32))
+    account.take(step(2, 64, members=()))
+    account.take(CaughtUp(9, bytes(16), 0.1, 0, (), {}))
+    given = account.contribution(None)
+    assert (given.alone_samples, given.alone_steps, given.lost_samples) == (64, 1, 64)
+    account.take(step(9, 64, members=()))
+    account.take(CaughtUp(11, bytes(16), 0.1, 0, (), {}, leads_on=True))
+    assert account.contribution(None).alone_steps == 2
+
+
+def test_the_loss_is_that_of_the_newest_step_and_not_smoothed() -> None:
+    account = Account()
+    account.take(step(0, 64, loss=4.0))
+    account.take(step(1, 64, members=(), loss=2.0))
+    assert (account.loss, account.loss_step) == (2.0, 2)
+    losses = (StepLoss(2, 1.5), StepLoss(3, 1.0))
+    account.take(CaughtUp(4, bytes(16), 0.1, 0, (), {}, losses=losses))
+    assert (account.loss, account.loss_step) == (1.0, 4)
+    assert account.curve.points == ((1, 4.0), (2, 2.0), (3, 1.5), (4, 1.0))
+
+
+def test_the_end_of_the_run_is_told_by_the_pace_of_its_last_steps() -> None:
+    account = Account()
+    assert account.seconds_left(2000, 0.0) is None
+    account.epoch = 0
+    account.note_moment(-9.0)
+    account.take(CaughtUp(7, bytes(16), 0.1, 0, (), {}))  # in a moment, and no pace of the run
+    account.note_moment(-8.0)
+    assert account.seconds_left(2000, -8.0) is None
+    account.epoch = 0
+    for epoch in range(10):
+        account.take(step(epoch, 64))
+        account.note_moment(3.0 * epoch)
+    assert account.seconds_left(2000, 27.0) == 3.0 * 1990
+    assert account.seconds_left(2000, 29.0) == 3.0 * 1990 - 2.0
+    assert account.seconds_left(0, 27.0) is None  # it has no end
+    assert account.seconds_left(10, 27.0) is None  # it is over

@@ -25,7 +25,9 @@ TRAINS = Facts()
         (TRAINS, Phase.TRAINING),
         (Facts(preparing="building the model"), Phase.PREPARING),
         (Facts(preparing="entering the run", behind=True), Phase.CATCHING_UP),
+        (Facts(places_taken=256, behind=True), Phase.FOLLOWING),
         (Facts(averaging=True), Phase.AVERAGING),
+        (Facts(keeps_only=True), Phase.KEEPING),
         (Facts(averaging=True, closed=(PAUSE,)), Phase.PAUSED),
         (Facts(averaging=True, closed=(PAUSE, LOST)), Phase.NETWORK_LOST),
         (Facts(closed=(LOST,), leaving=True), Phase.LEAVING),
@@ -71,7 +73,8 @@ def test_the_end_says_what_was_given_and_how_to_come_back() -> None:
     told = told_of(Facts(left=LEFT))
     assert told.doing == "1,200 samples of yours are in 3 steps of the run. Thank you!"
     assert "potluck join" in told.advice
-    assert "potluck run start" in told_of(Facts(left=LEFT, begins=True)).advice
+    again = Facts(left=LEFT, begins=True, again="potluck run start poem")
+    assert "potluck run start poem" in told_of(again).advice
     complete = told_of(Facts(left=LEFT, complete=True))
     assert complete.doing.startswith("the run has made all its steps; 1,200 samples")
     only_kept = Facts(left=Left(samples=0, steps=0, seconds=75.0), complete=True, begins=True)
@@ -88,3 +91,13 @@ def test_several_reasons_for_a_pause_end_in_several_ways() -> None:
     told = told_of(Facts(closed=(PAUSE, quota)))
     assert told.doing == "paused by you; the quota for 2026-11 is used up"
     assert told.advice == "`potluck resume` takes back your pause; the rest ends by itself."
+
+
+def test_a_peer_that_only_keeps_is_told_nothing_of_samples() -> None:
+    for facts in (Facts(keeps_only=True), Facts(keeps_only=True, alone=True, begins=True)):
+        assert "sampl" not in told_of(facts).doing
+
+
+def test_the_last_words_name_the_command_that_was_typed() -> None:
+    left = Facts(left=LEFT, begins=True, keeps_only=True, again="potluck backbone poem")
+    assert told_of(left).advice == "`potluck backbone poem` takes part again."

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import typing
 
+import msgspec
 import pytest
 
+from node.display_name import short
 from node.trainer import happenings
-from node.trainer.happenings import Happening, Left, LossSeen, Paused
-from node.trainer.words import object_of, short, span, words_of
-from protocols.accumulation.events import SeenStep, StepTaken
+from node.trainer.happenings import Happening, Left, NetworkBack, Paused
+from node.trainer.words import given_by, object_of, span, words_of
+from protocols.accumulation.events import SeenStep, StepLoss, StepTaken
 from protocols.accumulation.share import Share
 from protocols.identity import PeerId
 
@@ -29,6 +31,7 @@ EXAMPLES: dict[object, object] = {
     tuple[Share, ...]: (Share(PeerId("12D3KooWpeer"), 96.0, 1_000_000),),
     int | None: 3,
     tuple[SeenStep, ...]: (SeenStep(7, bytes(16), 96.0, 12, ()),),
+    tuple[StepLoss, ...]: (StepLoss(7, 2.5),),
 }
 KINDS = [*typing.get_args(Happening)]
 
@@ -49,12 +52,7 @@ def test_each_can_be_said_and_written(kind: type) -> None:
 
 
 def test_an_event_is_named_in_lower_case() -> None:
-    assert object_of(LossSeen(3, 1.5, 8)) == {
-        "event": "loss_seen",
-        "epoch": 3,
-        "loss": 1.5,
-        "samples": 8,
-    }
+    assert object_of(NetworkBack(1.5)) == {"event": "network_back", "seconds": 1.5}
     assert set(happenings.__dict__) >= {"Happening", "Own"}
 
 
@@ -62,8 +60,22 @@ def test_the_owners_part_of_a_step_is_said() -> None:
     members = (PeerId("a"), PeerId("b"))
     step = StepTaken(4, 256.0, 96, members, (), bytes(16), 1.0, 1.0, 1.0, 1.0)
     assert words_of(step) == "step 5 with 2 peers: 96 of 256 samples are yours"
+    told = words_of(msgspec.structs.replace(step, loss=4.5105))
+    assert told == "step 5 with 2 peers, loss 4.5105: 96 of 256 samples are yours"
     left = Left(samples=1200, steps=3, seconds=75.0)
     assert words_of(left).startswith("left after 1 min 15 s: 1,200 samples of yours are in 3 steps")
+
+
+def test_what_was_trained_alone_is_thanked_for() -> None:
+    alone = Left(0, 0, 75.0, lost_samples=576, alone_samples=37_120, alone_steps=580)
+    assert given_by(alone) == (
+        "37,120 samples of yours are in 580 steps that you made alone; 576 are in none"
+    )
+    both = Left(64, 1, 75.0, alone_samples=128, alone_steps=2)
+    assert given_by(both) == (
+        "64 samples of yours are in 1 step of the run; 128 samples are in 2 steps that you made "
+        "alone"
+    )
 
 
 def test_a_pause_is_said_once() -> None:

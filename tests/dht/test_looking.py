@@ -1,0 +1,286 @@
+"""Reading a key again and again: what it costs, whom it asks, and that nothing can be hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import msgspec
+import trio
+
+from node.simulated_network import SimulatedWorld
+from protocols.dht.contacts import contact_of
+from protocols.dht.families import Family
+from protocols.dht.messages import (
+    FIND,
+    FindRequest,
+    Found,
+    Query,
+    prefix_of_slot,
+)
+from protocols.dht.reading import Breadth
+from protocols.dht.settings import DhtSettings
+from protocols.dht.slots import Slot
+from protocols.dht.views import OLD_NAMES_KEPT, TURN_SECONDS, VIEWS_KEPT, Handful, View, Views
+from tests.dht.impostors import that_greets
+from tests.dht.members import Member, joined, member, simulated, swarm
+from tests.dht.publishers import HOUR, note, publisher
+from tests.dht.test_service_faults import among, bring, now_of, put_in_table
+
+KEY = "note/many"
+CROWD = Family("crowd", str, slots_per_key=1024)
+LOOKS = 20
+
+
+def fresh(number: int, expires: int, key: str = KEY, sequence: int = 1) -> list[Slot]:
+    return [note(publisher(100 + one), key, str(one), sequence, expires) for one in range(number)]
+
+
+async def held_by(members: Sequence[Member], slots: Sequence[Slot]) -> None:
+    for place, one in enumerate(members):
+        for start in range(0, len(slots), 128):
+            response = await bring(members[place - 1], one, *slots[start : start + 128])
+            assert not any(response.refusals)
+
+
+async def reader_of(world: SimulatedWorld, members: Sequence[Member], name: str) -> Member:
+    """It keeps nothing for others."""
+    settings = DhtSettings(bootstrap=tuple(one.address for one in members[:3]), client=True)
+    one = member(world, name, settings=settings, families=members[0].families)
+    await joined(one)
+    return one
+
+
+def bytes_of(one: Member) -> int:
+    return sum(link.bytes_received + link.bytes_sent for link in one.network.links())
+
+
+def bytes_of_looks(number_of_slots: int, changed: int = 0) -> float:
+    """That one look costs on average, where so many slots are and so many change before each."""
+    found: list[float] = []
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        members = await swarm(world, 5)
+        expires = now_of(members[0]) + HOUR
+        await held_by(members, fresh(number_of_slots, expires))
+        reader = await reader_of(world, members, "reader")
+        assert len((await reader.dht.look(KEY, Breadth.ALL))[0]) == number_of_slots
+        before = bytes_of(reader)
+        for sequence in range(2, 2 + LOOKS):
+            if changed:
+                await held_by(members, fresh(changed, expires, sequence=sequence))
+            entries, _ = await reader.dht.look(KEY)
+            assert len(entries) == number_of_slots
+            assert sum(one.sequence == sequence for one in entries.values()) == changed
+        found.append((bytes_of(reader) - before) / LOOKS)
+
+    scenario()
+    return found[0]
+
+
+def test_a_look_costs_what_has_changed_and_not_what_is_there() -> None:
+    few, many = bytes_of_looks(10), bytes_of_looks(200)
+    assert many < 1.1 * few
+    assert few < 1000
+    # a slot of this size takes some 150 bytes, and its name comes with the other answer
+    assert bytes_of_looks(200, changed=5) < many + 5 * 250
+
+
+@simulated
+async def test_a_thousand_slots_under_one_key_are_found_and_looked_at(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 3, families=[CROWD])
+    expires = now_of(members[0]) + HOUR
+    await held_by(members, fresh(1000, expires, "crowd/all"))
+    reader = await reader_of(world, members, "reader")
+    entries, _ = await reader.dht.look("crowd/all")
+    assert len(entries) == 1000
+    before = bytes_of(reader)
+    entries, _ = await reader.dht.look("crowd/all")
+    assert len(entries) == 1000
+    assert bytes_of(reader) - before < 1000
+
+
+@simulated
+async def test_all_replicas_of_a_key_share_the_looks(world: SimulatedWorld) -> None:
+    members = await swarm(world, 8)
+    await held_by(members, fresh(5, now_of(members[0]) + HOUR))
+    readers = [await reader_of(world, members, f"reader-{number}") for number in range(4)]
+    for one in readers:
+        await one.dht.look(KEY, Breadth.ALL)
+    await trio.sleep(60)
+    before = [one.dht.statistics().finds_served for one in members]
+    for _ in range(60):
+        for one in readers:
+            await one.dht.look(KEY)
+        await trio.sleep(1.0)
+    after = [one.dht.statistics().finds_served for one in members]
+    served = [now - then for now, then in zip(after, before, strict=True)]
+    assert max(served) < 2 * sum(served) / len(served)
+    assert min(served) > sum(served) / len(served) / 3
+
+
+@simulated
+async def test_a_look_at_what_a_writer_waits_for_finds_all_that_was_written_before(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 25)
+    await trio.sleep(10)
+    for number, writer in enumerate(members[:8]):
+        await writer.dht.put("note/progress", str(number), 600)
+        for reader in members[:: 3 + number]:
+            entries, _ = await reader.dht.look("note/progress", Breadth.FIRST)
+            assert entries[writer.network.peer_id].value == str(number)
+
+
+@simulated
+async def test_a_replica_that_hides_a_publisher_hides_it_from_nobody(world: SimulatedWorld) -> None:
+    hidden = publisher(100)
+    shown: list[Slot] = []
+
+    def without_it(query: Query) -> Found:
+        """As a replica would that has all other slots."""
+        some = [one for one in shown if not query.wanted or prefix_of_slot(one) in query.wanted]
+        if query.named:
+            return Found(names=b"".join(map(prefix_of_slot, some)), cursor=b"1")
+        return Found(slots=tuple(some), cursor=b"1")
+
+    members, (liar,) = await among(world, that_greets(answer=without_it), impostors=1)
+    reader = await reader_of(world, members, "reader")
+    expires = now_of(members[0]) + HOUR
+    asked = 0
+    for sequence in range(1, 41):
+        slots = fresh(10, expires, sequence=sequence)
+        await held_by(members, slots)
+        shown[:] = [one for one in slots if one.publisher != hidden.public_key]
+        put_in_table(reader.dht, liar)
+        before = liar.questions
+        entries, _ = await reader.dht.look(KEY)
+        asked += liar.questions > before
+        assert entries[hidden.peer_id].sequence == sequence
+        await trio.sleep(1.0)
+    assert asked > 5
+
+
+@simulated
+async def test_a_replica_that_names_slots_which_nobody_has_is_asked_no_more(
+    world: SimulatedWorld,
+) -> None:
+    asked_for: list[bytes] = []
+
+    def made_up(query: Query) -> Found:
+        if query.wanted:
+            asked_for.append(query.wanted)
+            return Found()
+        return Found(names=bytes(range(160)), cursor=b"1")
+
+    members, _ = await among(world, that_greets(answer=made_up), impostors=1)
+    await held_by(members, fresh(3, now_of(members[0]) + HOUR))
+    for _ in range(5):
+        entries, _ = await members[1].dht.look(KEY, Breadth.ALL)
+        assert len(entries) == 3
+    assert len(asked_for) <= 2, len(asked_for)
+
+
+@simulated
+async def test_a_replica_that_has_begun_anew_tells_all_that_it_holds(
+    world: SimulatedWorld,
+) -> None:
+    stranger, node = await swarm(world, 2)
+    slots = fresh(4, now_of(node) + HOUR)
+    await bring(stranger, node, *slots)
+    position = bytes(32)
+
+    async def ask(one: Member, query: Query) -> Found:
+        response = await stranger.rpc.call(one.peer, FIND, FindRequest((query,)), timeout=10)
+        return response.answers[0]
+
+    found = await ask(node, Query(position, KEY))
+    assert len(found.slots) == 4
+    assert not (await ask(node, Query(position, KEY, since=found.cursor))).slots
+    node.crash()
+    again = node.restart()
+    await joined(again)
+    await bring(stranger, again, *slots[:2])
+    assert len((await ask(again, Query(position, KEY, since=found.cursor))).slots) == 2
+
+
+@simulated
+async def test_a_look_goes_on_where_a_source_is_gone(world: SimulatedWorld) -> None:
+    members = await swarm(world, 6)
+    await held_by(members, fresh(4, now_of(members[0]) + HOUR))
+    reader = await reader_of(world, members, "reader")
+    await reader.dht.look(KEY, Breadth.ALL)
+    for one in members[2:]:
+        await reader.dht.look(KEY)
+        one.crash()
+        with trio.fail_after(5):
+            entries, _ = await reader.dht.look(KEY)
+        assert len(entries) == 4
+
+
+# -- the parts
+
+
+def contacts(number: int) -> Any:
+    return [contact_of(publisher(one).peer_id, ()) for one in range(1, number + 1)]
+
+
+def test_the_witness_of_one_turn_is_the_source_of_the_next() -> None:
+    view, replicas, chance = View(), contacts(20), Random(1)
+    first = view.turn(replicas, 0.0, chance)
+    assert view.turn(replicas, 0.1, chance)[:2] == first[:2]
+    later = view.turn(replicas, 2 * TURN_SECONDS, chance)
+    assert later[0] == first[1]
+    assert sorted(one.node_id for one in later) == sorted(one.node_id for one in replicas)
+    view.failed(later[0])
+    assert view.turn(replicas, 2 * TURN_SECONDS, chance)[0] == later[1]
+
+
+def test_a_view_remembers_a_bounded_number_of_names() -> None:
+    view = View()
+    slot = note()
+    for number in range(OLD_NAMES_KEPT + 100):
+        name = number.to_bytes(8, "big")
+        signature = slot.signature[:32] + name + slot.signature[40:]
+        view.take(msgspec.structs.replace(slot, sequence=number, signature=signature))
+    assert len(view._names) <= OLD_NAMES_KEPT + 1
+    assert view.missing([name]) == []
+
+
+def test_views_of_few_keys_are_kept() -> None:
+    views = Views()
+    first = views.of("note/0")
+    assert views.of("note/0") is first
+    for number in range(1, VIEWS_KEPT + 1):
+        views.of(f"note/{number}")
+    assert views.of("note/0") is not first
+
+
+def test_a_handful_asks_another_for_each_that_fails_or_is_slow() -> None:
+    replicas = contacts(5)
+    handful = Handful(replicas, 2)
+    assert handful.next_queries() == replicas[:2]
+    handful.failed(replicas[0])
+    assert handful.next_queries() == replicas[2:3]
+    handful.slow(replicas[1])
+    assert handful.next_queries() == replicas[3:4]
+    handful.answered(replicas[2], ())
+    assert not handful.is_done
+    handful.answered(replicas[1], ())  # late, and taken
+    assert handful.is_done
+
+
+def test_a_handful_that_runs_out_is_content_with_whoever_answered() -> None:
+    replicas = contacts(2)
+    handful = Handful(replicas, 2)
+    handful.next_queries()
+    handful.answered(replicas[0], ())
+    handful.slow(replicas[1])
+    assert not handful.is_done
+    assert handful.waits_for_slow_only
+    handful.failed(replicas[1])
+    assert handful.is_done

@@ -1,0 +1,53 @@
+"""What a run promises whatever its size: one line of steps, the same bits, newcomers let in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from node.simulation.virtual_run import RunPlan, broken_promises, simulate
+
+STEPS = 20
+SEED = 7
+CHURN_SHARE = 0.9  # of the steps a minute that the same peers make while nobody dies
+SMALL_RUN_SHARE = 0.9  # of the steps a minute that 16 peers make
+
+
+def kept(plan: RunPlan) -> dict[str, Any]:
+    """The figures of a run that has kept its promises."""
+    figures = simulate(plan)
+    assert not broken_promises(figures), figures
+    return figures
+
+
+@pytest.mark.slow
+def test_twelve_peers_of_whom_some_die_go_on_as_if_nothing_had_happened() -> None:
+    """The short form of the ones below."""
+    plan = RunPlan(
+        peers=12, steps=3, seed=SEED, step_seconds=5.0, mean_life_seconds=80.0, batch_seconds=0.5
+    )
+    figures = kept(plan)
+    assert figures["deaths"] > 0
+    assert figures["newcomers_never_in"] == 0
+    assert figures["newcomers_in_within_two_steps"] == figures["newcomers_judged"] > 0
+
+
+@pytest.mark.soak
+def test_64_peers_with_a_mean_life_of_ten_minutes_lose_no_time_and_let_everybody_in() -> None:
+    figures = kept(RunPlan(peers=64, steps=STEPS, seed=SEED, mean_life_seconds=600.0))
+    assert figures["steps_per_minute"] >= CHURN_SHARE * figures["calm_steps_per_minute"]
+    assert figures["newcomers_never_in"] == 0
+    assert figures["newcomers_in_within_two_steps"] == figures["newcomers_judged"] > 0
+
+
+@pytest.mark.soak
+def test_200_peers_make_their_steps_as_16_do() -> None:
+    small = kept(RunPlan(peers=16, steps=5, seed=SEED))
+    figures = kept(RunPlan(peers=200, steps=STEPS, seed=SEED))
+    assert figures["steps_per_minute"] >= SMALL_RUN_SHARE * small["steps_per_minute"]
+
+
+@pytest.mark.soak
+def test_64_peers_behind_uplinks_of_a_megabit_make_steps() -> None:
+    kept(RunPlan(peers=64, steps=STEPS, seed=SEED, upload_bytes_per_second=125_000.0))
