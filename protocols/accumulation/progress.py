@@ -590,7 +590,10 @@ class _Staff:
         spared = 0 if slot.samples else min(slot.spared + 1, MOST_SPARED)
         slot = msgspec.structs.replace(slot, averaging=False, under_way=-1.0, spared=spared)
         samples = min(slot.beside, self._settings.target_samples)
-        return self._computing(peer, slot, samples, began, 0.0)
+        found = self._computing(peer, slot, samples, began, 0.0)
+        if self._now - began <= found.seconds + self._settings.patience_seconds:
+            return found
+        return Worker(peer, samples)  # a batch would be done and said by now: it may be dead
 
     def _computing(
         self, peer: PeerId, slot: ProgressSlot, samples: int, said_at: float, since: float
