@@ -77,6 +77,10 @@ PATIENCE_SECONDS: Final = 1.5
 """A round waits for a batch that is done so much later than those of faster peers, and not longer:
 a sixth of the usual grace time, within which moshpit's lists wait for who is missing."""
 
+PLANNED_SHARE: Final = 0.25
+"""Of the target: batches that are larger are begun by everybody, as the step will be what they make
+it in any case. With two or three in a step, a plan would leave most peers out of it."""
+
 OVERDUE_SHARE: Final = 0.25  # of a batch's usual time: in so much one is done that is overdue
 
 LATE_SHARE: Final = 0.5
@@ -330,7 +334,9 @@ def estimate(
         patience_seconds=settings.patience_seconds,
     )
     knows_own = mine.batch > 0 or mine.role != "trains" or mine.samples_per_second > 0.0
-    own_part = plan.parts[own.peer] if plan.is_full and knows_own else math.inf
+    is_fine = max(one.batch for one in (*others, own)) <= PLANNED_SHARE * settings.target_samples
+    is_planned = plan.is_full and knows_own and is_fine
+    own_part = plan.parts[own.peer] if is_planned else math.inf
     done_by_others = sum(one.done_by(now, plan.parts[one.peer]) for one in others)
     voters = [
         Voter(peer, Lineage(one.slot.epoch, one.slot.history), one.slot.follows)
