@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from node.run.definition import RunDefinition
 
 MEGA = 1_000_000
+SMALL_BATCHES = 4  # in a step: then it is within an eighth of its target (batch_plan.py)
 SLOW_LINK_MBPS = 10  # what is said of the download; a bad home connection
 LEFT_OUT = ("whether the data can be read", "a pass over a batch of it")  # by --offline
 HIGH_TRAFFIC_PER_HOUR = 10_000 * MEGA  # a month's quota of many home lines in a day
@@ -142,6 +143,22 @@ def _run_seconds(definition: RunDefinition, traffic: Traffic) -> float | None:
     return round(steps * traffic.step_seconds, 1) if steps else None
 
 
+def _step_sizes(definition: RunDefinition) -> list[tuple[str, str]]:
+    """How far a step may be from its target, where one batch of a peer is a good part of that."""
+    training = definition.training
+    target, batch = training.batch * training.local_steps, training.samples_at_once
+    if SMALL_BATCHES * batch <= target:
+        return []
+    return [
+        (
+            "a step",
+            f"{max(target - batch // 2, batch):,} to {target + batch // 2:,} samples of all, as "
+            f"batches come to it: samples_at_once of {max(1, target // SMALL_BATCHES):,} or less "
+            f"keeps it near to {target:,}",
+        )
+    ]
+
+
 def _lines(
     definition: RunDefinition,
     costs: Costs,
@@ -161,6 +178,7 @@ def _lines(
             f"{_size(costs.memory_bytes(most))} with {most} samples at once; "
             f"{_size(costs.memory_bytes(1))} with one",
         ),
+        *_step_sizes(definition),
         (
             "on a GPU",
             f"{_size(costs.gpu_bytes(most))} of its memory with {most} samples at once, and "

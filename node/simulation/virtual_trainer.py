@@ -17,6 +17,7 @@ the same steps with the same members and weights.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from node.simulated_network import NodeSettings, SimulatedNetwork, SimulatedWorl
 from protocols.accumulation.driver import (
     FIRST_RETRY_SECONDS,
     LONGEST_RETRY_SECONDS,
+    SHORTEST_WAIT_SECONDS,
     in_the_way,
 )
 from protocols.accumulation.history import HISTORY_BYTES
@@ -102,13 +104,15 @@ class Manner:
 
 
 class StepMade(NamedTuple):
-    """A step of one peer. `epoch` is the one after it, `digest` that of the parameters then."""
+    """A step of one peer, made of so many samples of all. `epoch` is the one after it, `digest`
+    that of the parameters then."""
 
     at: float
     epoch: int
     history: bytes
     members: int
     digest: bytes
+    samples: float
 
 
 class Batch(NamedTuple):
@@ -142,6 +146,7 @@ class Trainer:
         self.leaving, self.ended = trio.Event(), trio.Event()
         self._away_until: float | None = None
         self._failed, self._retry = 0, FIRST_RETRY_SECONDS
+        self._computes, self._waited_in_vain = False, -1
         chance = torch.Generator().manual_seed(network.random.getrandbits(62))
         self._gradient = torch.randn(manner.parameters, generator=chance)
         self.parameters = torch.zeros(manner.parameters)
@@ -226,6 +231,8 @@ class Trainer:
             averaging=life.phase is Phase.AVERAGING,
             serves_state=True,
             follows=life.follows and life.epoch > 0,
+            batch=self.manner.samples,
+            under_way=0.0 if self._computes else -1.0,
         )
 
     async def _train(self) -> None:
@@ -235,14 +242,41 @@ class Trainer:
             with trio.move_on_after(LONGEST_RETRY_SECONDS):
                 await self.tracker.changed()
             await self._go_on()
+        if self.manner.samples:
+            await self._wait_while_no_batch_is_wanted()
         while True:
+            self._computes = self.manner.samples > 0
+            self.tracker.note(self._slot())
             await trio.sleep(self.manner.seconds)
+            self._computes = False
             if self._away_until is not None:
                 await self._stay_away(self._away_until)
             if self.manner.samples and self.tracker.estimate.has_place:
                 self.batches.append(Batch(trio.current_time(), self.epoch, self.manner.samples))
                 await self._do_all(self._tell(Contributed(self.manner.samples)))
                 self.tracker.note(self._slot())
+            await self._go_on()
+            if self.manner.samples:
+                await self._wait_while_no_batch_is_wanted()
+
+    async def _wait_while_no_batch_is_wanted(self) -> None:
+        """As in driver.py."""
+        epoch, until = -1, math.inf
+        while self.epoch != self._waited_in_vain:
+            life, found = self.lifecycle.life, self.tracker.estimate
+            if life.epoch != epoch:
+                epoch, until = life.epoch, math.inf
+            seconds, now = SHORTEST_WAIT_SECONDS, trio.current_time()
+            if (found.epoch, found.history) == (life.epoch, life.history):
+                if found.wants_batch_after(life.samples):
+                    return
+                seconds = max(found.others_ready_in_seconds, SHORTEST_WAIT_SECONDS)
+                until = min(until, now + found.longest_wait_seconds)
+            if now >= until:
+                self._waited_in_vain = life.epoch
+                return
+            with trio.move_on_after(min(seconds, LONGEST_RETRY_SECONDS)):
+                await self.tracker.changed()
             await self._go_on()
 
     async def _stay_away(self, until: float) -> None:
@@ -326,6 +360,7 @@ class Trainer:
                     steps[0].history,
                     len(ended.members) or 1,
                     blake3(self.parameters.numpy().tobytes()).digest(),
+                    outcome.weight if isinstance(outcome, Committed) else wanted.weight,
                 )
             )
             self.when_stepped()

@@ -126,6 +126,7 @@ class Loop:
             bridge,
             scheduler=task.schedule_factory,
             buffers=task.buffers,
+            batch=0 if self._keeps_only else self._size(),
             **options,
         )
 

@@ -43,6 +43,7 @@ from protocols.accumulation.events import (
     FetchingFailed,
     GradientsDropped,
     HeldBack,
+    NoBatchFits,
     ParametersAveraged,
     PlaceFree,
     PlacesTaken,
@@ -125,6 +126,13 @@ def _words_of_run(happening: Happening) -> str:
             return _caught_up(happening)
         case TooSlowToCatchUp(epoch=epoch, reason=reason):
             return f"the run is faster than its state comes (step {epoch:,}): {reason}"
+        case NoBatchFits(steps=steps, batch=batch, batch_seconds=seconds):
+            return (
+                f"the last {steps} steps were made without this machine: a batch of {batch:,} "
+                f"takes it {seconds:.1f} s, and the others are done before. Give it more "
+                "processors or memory, or ask the organiser for a smaller samples_at_once, or "
+                "a larger batch of the run"
+            )
         case PlacesTaken(places=places):
             return (
                 f"all {places:,} places in the run's rounds are taken: this peer follows its "

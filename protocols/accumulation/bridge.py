@@ -137,7 +137,7 @@ class FarSide(Protocol):
     in trio's thread, and answer at once or later."""
 
     def estimate(self) -> Estimate: ...
-    def note(self, slot: ProgressSlot, *, at_once: bool) -> None: ...
+    def note(self, slot: ProgressSlot, *, at_once: bool, ago: float) -> None: ...
     def enter(self, entry: Entry, answer: Answer[None]) -> None: ...
     def average(self, wanted: Wanted, answer: Answer[Outcome]) -> None: ...
     def look_again(self, after: int, answer: Answer[Estimate]) -> None: ...
@@ -188,7 +188,8 @@ class Bridge:
         self._ended = False
         self._entered_at: float | None = None
         self._waited_seconds = 0.0
-        self._noted: deque[ProgressSlot] = deque(maxlen=1)  # the newest that trio has not taken
+        self._noted: deque[tuple[ProgressSlot, float]] = deque(maxlen=1)
+        """The newest that trio has not taken, and when it was said."""
 
     # -- for the training thread
 
@@ -222,9 +223,9 @@ class Bridge:
         far = self._far_side()
         if at_once:
             self._noted.clear()
-            self._post(lambda: far.note(slot, at_once=True))
+            self._post(lambda: far.note(slot, at_once=True, ago=0.0))
         else:
-            self._noted.append(slot)
+            self._noted.append((slot, time.monotonic()))
 
     def start_averaging(self, wanted: Wanted) -> Answer[Outcome]:
         """Begin a round; one at a time."""
@@ -326,7 +327,8 @@ class Bridge:
         while not self._ended:
             await trio.sleep(NOTE_SECONDS)
             with suppress(IndexError, CollaborationEnded):  # nothing noted; or the end
-                self._far_side().note(self._noted.popleft(), at_once=False)
+                slot, at = self._noted.popleft()
+                self._far_side().note(slot, at_once=False, ago=time.monotonic() - at)
 
     def end(self) -> None:
         """Wake whoever waits, and refuse everything from now on. Twice is harmless."""

@@ -16,6 +16,7 @@ fetched before a fresh look has said so.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -53,7 +54,6 @@ from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_description import TrainingDescription, how_it_differs
 from protocols.accumulation.training_state import TrainingState
 from protocols.errors import MalformedMessage, PotluckError
-from protocols.moshpit.closing_time import SHARE_WAITED_FOR_MISSING
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 8.0
@@ -82,9 +82,12 @@ class Driver:
         *,
         history: bytes,
         description: TrainingDescription,
+        batch: int = 0,
     ) -> None:
+        """`batch`: samples of its first batch, where that is known."""
         self._description, signature = description, description.digest
         self.standing = Standing(bridge, steps, mode, history=history, signature=signature)
+        self.standing.is_to_compute(batch)
         kept = None if bridge.keeper is None else bridge.keeper.newest()
         if kept is not None:
             self.standing.begin_from(kept)
@@ -92,7 +95,6 @@ class Driver:
         self._rounds = Rounds(bridge, steps, mode, self.standing)
         self._to_do: deque[Effect] = deque()
         self._retry_seconds = FIRST_RETRY_SECONDS
-        self._batch_seconds, self._last_batch = 0.0, time.monotonic()
         self._serving_cost = ServingCost()
         self._waited_in_vain = -1  # in this epoch, for a round that did not begin
         self._has_place = True
@@ -118,6 +120,8 @@ class Driver:
         self.go_on()
         self._wait_for_a_run()
         self._wait_for_a_place()
+        if not self._mode.auxiliary:
+            self._wait_while_no_batch_is_wanted()
         self._batch_begins()
 
     def contribute(self, batch: Batch) -> bool:
@@ -126,11 +130,10 @@ class Driver:
         self._rounds.raise_failure()
         steps_before = self.standing.steps_taken
         self._to_do.extend(self.standing.count(batch))
-        self._batch_seconds = time.monotonic() - self._last_batch
         self._rounds.wait_while_full()
         self.go_on()
         self._wait_for_a_place()
-        self._wait_if_the_next_batch_is_too_late()
+        self._wait_while_no_batch_is_wanted()
         self._batch_begins()
         return self.standing.steps_taken > steps_before
 
@@ -161,7 +164,7 @@ class Driver:
         begins within so many seconds; whether nothing is left that could be brought."""
         until = time.monotonic() + seconds
         self.finish()
-        self._bridge.note(self.standing.slot(), at_once=True)  # no batch comes that says more
+        self.standing.computes_no_more()
         self.go_on()
         while self.standing.life.samples:
             left = until - time.monotonic()
@@ -198,7 +201,7 @@ class Driver:
         self._to_do.extend(self.standing.tell(Restored(state.epoch, state.history)))
 
     def _batch_begins(self) -> None:
-        self._last_batch = time.monotonic()
+        self.standing.begin_batch()
         self._serving_cost.computes()
 
     # -- doing what the lifecycle says
@@ -316,26 +319,32 @@ class Driver:
                 return
             self._bridge.wait_for_news(max(left, SHORTEST_WAIT_SECONDS)).wait()
 
-    def _wait_if_the_next_batch_is_too_late(self) -> None:
-        """A batch that ends when the others have long gone without this peer is better not begun:
-        then all that it has would be dropped, and a state fetched.
+    def _wait_while_no_batch_is_wanted(self) -> None:
+        """Until the others' batches are done, and the round has ended, where the plan has no other
+        batch of this peer: one that lies beyond the target, or would end too late for the round.
 
-        Once for each epoch, and for a batch at most: a round that has not begun by then is only
-        said to be nearly due, and who went on waiting would wait for as long as that is said."""
-        late = self._batch_seconds - SHARE_WAITED_FOR_MISSING * self._bridge.grace_seconds
-        until = time.monotonic() + self._batch_seconds
-        while late > 0.0 and self.standing.life.epoch != self._waited_in_vain:
-            life = self.standing.life
-            due_in = self._bridge.estimate.due_in_seconds_with(life.samples)
-            if life.phase is not Phase.ACCUMULATING or not life.samples or due_in >= late:
+        Once for each epoch, and not for much longer than the others' batches take: a round that has
+        not begun by then is only said to be nearly due, and this peer would wait for as long as
+        that is said."""
+        epoch, until = -1, math.inf
+        while self.standing.life.epoch != self._waited_in_vain:
+            life, found = self.standing.life, self._bridge.estimate
+            if life.epoch != epoch:
+                epoch, until = life.epoch, math.inf
+            if life.phase is not Phase.ACCUMULATING or 0 < self._mode.last_epoch <= life.epoch:
                 return
             if self._mode.delayed and life.begun_without:
                 return  # the others are gone: the next epoch's batches are computed meanwhile
-            left = until - time.monotonic()
-            if left <= 0.0:
+            seconds, now = SHORTEST_WAIT_SECONDS, time.monotonic()
+            if (found.epoch, found.history) == (life.epoch, life.history):
+                if found.wants_batch_after(life.samples):
+                    return
+                seconds = max(found.others_ready_in_seconds, SHORTEST_WAIT_SECONDS)
+                until = min(until, now + found.longest_wait_seconds)
+            if now >= until:
                 self._waited_in_vain = life.epoch
                 return
-            self.wait_for_news(max(min(due_in, left), SHORTEST_WAIT_SECONDS))
+            self.wait_for_news(min(seconds, LONGEST_RETRY_SECONDS))
             self.go_on()
 
     def _wait_for_a_run(self) -> None:

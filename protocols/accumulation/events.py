@@ -122,6 +122,16 @@ class TooSlowToCatchUp(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class NoBatchFits(msgspec.Struct, frozen=True, tag=True):
+    """So many steps in a row were made without a batch of this peer: the others are done with a
+    step long before it would be with one (batch_plan.py). It is told again after as many."""
+
+    epoch: int
+    steps: int
+    batch: int
+    batch_seconds: float
+
+
 class PlacesTaken(msgspec.Struct, frozen=True, tag=True):
     """As many peers as fit into a round are in the run. This one follows its steps, and computes
     nothing, until a place is free."""
@@ -184,6 +194,7 @@ Event = (
     | FellBehind
     | CaughtUp
     | TooSlowToCatchUp
+    | NoBatchFits
     | PlacesTaken
     | PlaceFree
     | FetchingFailed

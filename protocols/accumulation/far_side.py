@@ -38,6 +38,7 @@ from protocols.dht.service import Dht
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
 from protocols.moshpit.averager import Averager
+from protocols.moshpit.closing_time import SHARE_WAITED_FOR_MISSING
 from protocols.moshpit.outcome import Outcome
 from protocols.network import Network
 from protocols.rpc import Rpc
@@ -84,9 +85,9 @@ class NetworkSide:
 
     # -- in trio's thread
 
-    def note(self, slot: ProgressSlot, *, at_once: bool) -> None:
+    def note(self, slot: ProgressSlot, *, at_once: bool, ago: float) -> None:
         self._slot = slot
-        self._entered().note(self._completed(slot), at_once=at_once)
+        self._entered().note(self._completed(slot), at_once=at_once, ago=ago)
 
     def enter(self, entry: Entry, answer: Answer[None]) -> None:
         self._nursery.start_soon(self._take_part, entry, answer)
@@ -166,6 +167,7 @@ class NetworkSide:
         settings = TrackerSettings(
             self._settings.run,
             entry.target_samples,
+            patience_seconds=SHARE_WAITED_FOR_MISSING * self._settings.grace_seconds,
             counts_silence=self._settings.begins,
             places=self._settings.places,
         )
@@ -196,7 +198,7 @@ class NetworkSide:
         while True:
             offer = await server.offered(offer)
             if self._slot is not None:
-                self.note(self._slot, at_once=False)
+                self.note(self._slot, at_once=False, ago=0.0)
 
     async def _average(self, wanted: Wanted) -> Outcome:
         settings = self._settings

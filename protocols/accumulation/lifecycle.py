@@ -159,7 +159,7 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
         return life, ()  # it follows the run until a place in its rounds is free
     if 0 < mode.last_epoch <= life.epoch or not found.is_due_with(life.samples):
         return life, ()
-    if not life.samples and not mode.auxiliary:
+    if not life.samples and not mode.auxiliary and not found.is_spared_with(0):
         return life, ()  # it has nothing to bring, and would only take somebody's place
     if life.begun_without & found.averaging and found.number < life.waits_to:
         return life, ()  # the others' round ends, and they are ahead, or it fails

@@ -74,6 +74,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     - `precision`: what `autocast` computes in; fp16 with a loss scale on which all peers agree.
     - `auxiliary`: brings no gradients, reduces for the others and makes their steps (`assist`).
     - `buffers`: `model.named_buffers()`, where they belong to what a newcomer needs.
+    - `batch`: samples of one batch, where that is known before the first: others plan with it.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         precision: Precision = "float32",
         auxiliary: bool = False,
         buffers: Iterable[tuple[str, Tensor]] = (),
+        batch: int = 0,
     ) -> None:
         check_options(
             delayed=delayed,
@@ -149,6 +151,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             mode,
             history=first_of(self._steps, bridge.run, description.digest),
             description=description,
+            batch=batch,
         )
         self._driver.enter()
         self._show_inner()
@@ -177,6 +180,10 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         """The loss times the agreed scale (fp16), or the loss itself. Call `backward` on it."""
         return loss * self._steps.loss_factor if self._steps.scales_loss else loss
 
+    _step_supports_amp_scaling = True
+    """So that a torch.amp.GradScaler leaves it to `step` what becomes of the batch, and sets
+    `grad_scale` and `found_inf` here before it calls that."""
+
     def step(  # type: ignore[override]
         self, closure: None = None, *, samples: int, loss: Tensor | float | None = None
     ) -> bool:
@@ -194,6 +201,15 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 "A closure was given to step().",
                 why="It would be called once, although peers need not compute at the same time.",
                 advice="Compute the gradients before, and give the number of samples.",
+            )
+        if vars(self).pop("found_inf", None) is not None:
+            vars(self).pop("grad_scale")
+            raise ProtocolMisuse(
+                "A torch GradScaler does not go with a collaborative optimizer.",
+                why="All peers have to agree on one loss scale, and on which batches overflowed: a "
+                "scaler of one peer's own would skip its batches in silence.",
+                advice='Take precision="fp16" when the optimizer is made, and call '
+                "optimizer.scaled(loss).backward() and optimizer.step() without the scaler.",
             )
         if self._auxiliary:
             raise ProtocolMisuse(

@@ -4,29 +4,41 @@
     if found.is_due: ...                     # the samples of all together reach the target
     await trio.sleep(found.read_again_in_seconds)
 
-Everybody adds up the samples of those who are in its own epoch and history, each carried forward
-by its own rate since its slot was seen. So all peers come to the same conclusion at nearly the
-same time without a message, and look more often the nearer the step is.
+Everybody plans the batches of those who are in its own epoch and history (batch_plan.py), and
+carries each forward by what its slot says of its batches. So all peers come to the same conclusion
+at nearly the same time without a message, and look more often the nearer the step is.
 
 A group of averaging has so many places, and a run has one group. Where more peers take part, all
 deal the places out by the same rule from the same slots (`_with_places`). The others follow the
 run: nobody expects them in a round or counts their samples.
 
-Easy to get wrong: time is that of this machine's clock that cannot be set, from the moment when a
-slot was first seen here; what is carried forward ends after `CARRIED_SECONDS`, because a peer that
-says nothing for that long may be gone.
+Easy to get wrong: time is that of this machine's clock that cannot be set. A slot is as old as it
+says, counted from the end of the round that began the epoch, where both were in that; else from
+when it was first seen here. What is carried forward ends after `CARRIED_SECONDS`, because a peer
+that says nothing for that long may be gone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import median_low
 from typing import Final, Literal
+from zlib import crc32
 
+import msgspec
 from blake3 import blake3
 
+from protocols.accumulation.batch_plan import (
+    MOST_SPARED,
+    SHORTEST_BATCH_SECONDS,
+    BatchPlan,
+    Worker,
+    plan_batches,
+    rounded_times,
+)
 from protocols.accumulation.claims import Credit, absurd_rates
 from protocols.accumulation.forks import (
     Elsewhere,
@@ -37,6 +49,7 @@ from protocols.accumulation.forks import (
     left_alone,
 )
 from protocols.accumulation.progress_slot import (
+    LONGEST_SECONDS,
     MOST_PEERS,
     SAY_AGAIN_SECONDS,
     SLOT_SECONDS,
@@ -60,6 +73,25 @@ LONGEST_READ_SECONDS: Final = 3.0  # what is carried forward is good for longer;
 READ_WHEN_DUE_SECONDS: Final = 0.5
 READS_BEFORE_DUE: Final = 4  # each look leaves three quarters of the time
 
+PATIENCE_SECONDS: Final = 1.5
+"""A round waits for a batch that is done so much later than those of faster peers, and not longer:
+a sixth of the usual grace time, within which moshpit's lists wait for who is missing."""
+
+PLANNED_SHARE: Final = 0.25
+"""Of the target: batches that are larger are begun by everybody, as the step will be what they make
+it in any case. With two or three in a step, a plan would leave most peers out of it."""
+
+OVERDUE_SHARE: Final = 0.25  # of a batch's usual time: in so much one is done that is overdue
+
+LATE_SHARE: Final = 0.5
+"""Of that patience: what a peer still has to do of its part when others have begun the round may
+take so long; else it comes with what it has."""
+
+CLOSE_BEHIND: Final = 2  # epochs: a newcomer that follows the run step by step is never further
+
+FOLLOWER_AGAIN_SECONDS: Final = 8 * PATIENCE_SECONDS
+"""A round's list stays open for a newcomer for about the patience, and so often at most: whoever
+only says that it follows costs the run an eighth of its time, however many names it has."""
 
 NOBODY: Final = PeerId("")  # a peer whose name does not matter
 
@@ -71,11 +103,13 @@ class ProgressSettings:
     - `target_samples`: of one round: the target batch, times the local steps.
     - `carries_forward`: False counts only what peers have said, so that no step comes early by an
       estimate that was too high; it comes later by what a slot takes to travel.
+    - `patience_seconds`: so long a round waits for those who are slower than the others.
     - `places`: how many peers may be in a round.
     """
 
     target_samples: int
     carries_forward: bool = True
+    patience_seconds: float = PATIENCE_SECONDS
     places: int = MOST_PEERS
 
 
@@ -107,9 +141,19 @@ class Estimate:
     - `rate`: of all of these together, in samples per second.
     - `is_due`: the round that ends this epoch should begin now.
     - `due_in_seconds`: until it is, by these rates; infinite where nobody computes.
+    - `own_part`: samples that this peer is to bring by the plan that all make (batch_plan.py);
+      infinite where the known batches do not make up a round.
+    - `own_batch`, `own_batch_seconds`: of one batch of this peer; 0 where that is not known.
+    - `done_by_others`: samples of others' batches that are done.
+    - `others_ready_in_seconds`: until the others' parts of the plan are done; infinite where that
+      is no round, or not known.
+    - `patience_seconds`: as in the settings.
     - `expected`: how many will come to the round, this peer included.
-    - `awaited`: who of them is known by name to bring samples, or to help. Who has none yet is
-      expected, but not waited for longer than the quiet of a group: it computes its first batch.
+    - `awaited`: who of them is known by name to bring samples, or to help. Who has none yet and
+      says nothing of a batch that the plan has is expected, but not waited for longer than the
+      quiet of a group.
+    - `waits_for_follower`: one of the expected is none of these, but a newcomer that follows the
+      run and is a step or two behind: a list that stays open for as long as a list does lets it in.
     - `averaging`: others who are in the round that ends this epoch.
     - `company`: others in this epoch and history who have not failed to come again and again,
       all who are further, and those to whose state this peer will soon give way: while there are
@@ -137,9 +181,16 @@ class Estimate:
     rate: float = 0.0
     is_due: bool = False
     due_in_seconds: float = math.inf
+    own_part: float = math.inf
+    own_batch: int = 0
+    own_batch_seconds: float = 0.0
+    done_by_others: int = 0
+    others_ready_in_seconds: float = math.inf
+    patience_seconds: float = PATIENCE_SECONDS
     read_again_in_seconds: float = 1.0
     expected: int = 1
     awaited: frozenset[PeerId] = frozenset()
+    waits_for_follower: bool = False
     averaging: frozenset[PeerId] = frozenset()
     company: int = 0
     holders: frozenset[PeerId] = frozenset()
@@ -155,10 +206,46 @@ class Estimate:
     has_place: bool = True
     without_place: frozenset[PeerId] = frozenset()
 
+    def wants_batch_after(self, own_samples: int) -> bool:
+        """Whether this peer, which has so many, should begin another batch for this round."""
+        return self.own_part - own_samples >= max(self.own_batch, 1) / 2
+
     def is_due_with(self, own_samples: int) -> bool:
         """Whether the round is due now that this peer has so many: for the training thread, which
-        has just added a batch and has no newer estimate."""
-        return self.is_due or self.others_samples + own_samples >= self.target_samples
+        has just added a batch and has no newer estimate.
+
+        The samples that are done reach the target, or the plan's batches are done; or others have
+        begun, and this peer has its part, or has no time for the rest of it: staying away from a
+        round that has begun loses everything. Coming too early brings what there is, and the
+        round's weight decides whether it makes a step.
+        """
+        done = self.done_by_others + own_samples
+        together = self.others_samples + own_samples  # all that is known before the first batch
+        if self.is_due or max(done, 0 if self.own_batch else together) >= self.target_samples:
+            return True
+        if not done:
+            return False
+        if not self.wants_batch_after(own_samples):
+            return self.others_ready_in_seconds <= 0.0 or bool(self.averaging)
+        if not self.averaging or self._can_finish(own_samples):
+            return False
+        by_most = 2 * len(self.averaging) > self.expected
+        share = BEGUN_BY_MOST_SHARE if by_most else BEGUN_SHARE
+        return self.others_samples + own_samples >= share * self.target_samples
+
+    def is_spared_with(self, own_samples: int) -> bool:
+        """Whether the others' batches make up the round, so that this peer comes without any."""
+        return not own_samples and self.own_part <= 0
+
+    @property
+    def longest_wait_seconds(self) -> float:
+        """So long a peer that has its part waits for the round: for the batches of the others, and
+        for those who are slower than they said. Of batches whose time nobody knows it waits for
+        none that takes longer than its own."""
+        known = self.others_ready_in_seconds
+        usual = max(self.own_batch_seconds, CARRIED_SECONDS)
+        batch = min(known, usual) if known < math.inf else self.own_batch_seconds
+        return max(batch, 0.0) + self.patience_seconds
 
     def due_in_seconds_with(self, own_samples: int) -> float:
         """Until it is, now that this peer has so many."""
@@ -166,15 +253,32 @@ class Estimate:
             return 0.0
         return _seconds_until(self.target_samples - self.others_samples - own_samples, self.rate)
 
+    def _can_finish(self, own_samples: int) -> bool:
+        """Whether those who have begun the round wait until this peer has its part."""
+        if not self.own_batch or not self.own_batch_seconds or self.own_part == math.inf:
+            return False
+        batches = math.ceil((self.own_part - own_samples) / self.own_batch)
+        return batches * self.own_batch_seconds <= LATE_SHARE * self.patience_seconds
+
 
 @dataclass(frozen=True)
 class Known:
-    """What a peer remembers beside the slots. `members`: of the round that ended the last epoch:
-    they are in this epoch, whether their slots say so yet or not. `me`: its own name."""
+    """What a peer remembers beside the slots.
+
+    - `members`: of the round that ended the last epoch: they are in this epoch, whether their slots
+      say so yet or not.
+    - `me`: its own name.
+    - `said`: what it has said last, and when: what the others plan with.
+    - `epoch_began`: when that round ended; None where this peer was not in it.
+    - `may_wait_for_follower`: whether the last round that has waited for one is long enough ago.
+    """
 
     credit: Credit
     members: frozenset[PeerId] = frozenset()
     me: PeerId = NOBODY
+    said: Seen | None = None
+    epoch_began: float | None = None
+    may_wait_for_follower: bool = False
 
 
 def estimate(
@@ -219,8 +323,21 @@ def estimate(
     own_rate = mine.samples_per_second if mine.role == "trains" else 0.0
     rate = sum(rates) + own_rate
     samples = others_samples + mine.samples
-    is_due = _is_due(samples, believed, settings)
-    due_in = _seconds_until(settings.target_samples - samples, rate)
+    staff = _Staff([one.slot for one in believed], mine, settings, now, known)
+    others = [staff.worker(one.peer, one.seen) for one in believed]
+    others += [staff.moved(peer, fitting[peer].slot) for peer in moved]
+    own = staff.own()
+    plan = plan_batches(
+        [*others, own],
+        settings.target_samples,
+        lambda peer: crc32(f"{mine.epoch}/{peer}".encode()),
+        patience_seconds=settings.patience_seconds,
+    )
+    knows_own = mine.batch > 0 or mine.role != "trains" or mine.samples_per_second > 0.0
+    is_fine = max(one.batch for one in (*others, own)) <= PLANNED_SHARE * settings.target_samples
+    is_planned = plan.is_full and knows_own and is_fine
+    own_part = plan.parts[own.peer] if is_planned else math.inf
+    done_by_others = sum(one.done_by(now, plan.parts[one.peer]) for one in others)
     voters = [
         Voter(peer, Lineage(one.slot.epoch, one.slot.history), one.slot.follows)
         for peer, one in fitting.items()
@@ -234,7 +351,15 @@ def estimate(
     ahead = frozenset(peer for peer, one in fitting.items() if one.slot.epoch > mine.epoch)
     beside.update(ahead)
     company = beside.union(lost.peers if lost is not None else ())
-    return Estimate(
+    comes = [
+        one.peer for one in believed if one.under_way and plan.parts[one.peer] > one.slot.samples
+    ]
+    waits_for_follower = (
+        known.may_wait_for_follower
+        and bool(believed or moved)
+        and any(_is_close_behind(one, mine, now) for peer, one in fitting.items() if peer in placed)
+    )
+    found = Estimate(
         number=number,
         epoch=mine.epoch,
         history=mine.history,
@@ -242,11 +367,16 @@ def estimate(
         others_samples=others_samples,
         target_samples=settings.target_samples,
         rate=rate,
-        is_due=is_due,
-        due_in_seconds=0.0 if is_due else due_in,
-        read_again_in_seconds=_read_again_in(due_in, is_due=is_due),
-        expected=1 + sum(1 for one in believed if one.will_come) + len(moved),
-        awaited=frozenset((*(one.peer for one in believed if one.is_awaited), *moved)),
+        due_in_seconds=_seconds_until(settings.target_samples - samples, rate),
+        own_part=own_part,
+        own_batch=mine.batch,
+        own_batch_seconds=mine.batch_seconds,
+        done_by_others=done_by_others,
+        others_ready_in_seconds=_others_ready_in(others, plan, now),
+        patience_seconds=settings.patience_seconds,
+        expected=1 + sum(1 for one in believed if one.will_come) + len(moved) + waits_for_follower,
+        waits_for_follower=waits_for_follower,
+        awaited=frozenset((*(one.peer for one in believed if one.is_awaited), *comes, *moved)),
         averaging=frozenset(peer for peer, one in there.items() if one.slot.averaging),
         company=len(company),
         holders=_holders(fitting, placed, moved, mine, known),
@@ -262,6 +392,14 @@ def estimate(
         has_place=known.me in placed,
         without_place=frozenset(fitting) - placed,
     )
+    is_due = found.is_due_with(mine.samples)
+    due_in = 0.0 if is_due else found.due_in_seconds
+    is_new = any(
+        slot.under_way >= 0.0 and not slot.batch_seconds
+        for slot in (mine, *(one.slot for one in believed))
+    )
+    read_again_in = _read_again_in(due_in, is_due=is_due, is_new=is_new)
+    return replace(found, is_due=is_due, due_in_seconds=due_in, read_again_in_seconds=read_again_in)
 
 
 def _with_places(
@@ -303,7 +441,7 @@ class _Counted:
 
     def __init__(self, peer: PeerId, seen: Seen, settings: ProgressSettings, now: float) -> None:
         slot, target = seen.slot, float(settings.target_samples)
-        self.peer, self.slot = peer, slot
+        self.peer, self.slot, self.seen = peer, slot, seen
         trains = slot.role == "trains"
         self.rate = slot.samples_per_second if trains and not slot.averaging else 0.0
         carried = self.rate * min(max(0.0, now - seen.at), CARRIED_SECONDS)
@@ -316,6 +454,16 @@ class _Counted:
         its first batch, and without it in the round it would never catch up. Who is waited for and
         does not come is in doubt from then on (claims.py)."""
         self.is_awaited = self.will_come and (slot.samples > 0 or not trains)
+        is_waited_out = slot.under_way >= 0.0 and slot.batch_seconds > 0.0
+        self.under_way = slot.batch if is_waited_out and not slot.averaging else 0
+        """Of a batch for which the round waits: who claims one has to bring it."""
+
+
+def _is_close_behind(seen: Seen, mine: ProgressSlot, now: float) -> bool:
+    """Whether it fetches the state of this epoch now, as it did with that of the last one or two:
+    it may need a moment more than the others need for a step, and would never be in one."""
+    slot, behind = seen.slot, mine.epoch - seen.slot.epoch
+    return slot.follows and 1 <= behind <= CLOSE_BEHIND and now - seen.at <= CARRIED_SECONDS
 
 
 def _holders(
@@ -360,7 +508,7 @@ def expected_of(
         and peer not in without_place
     )
     return {
-        one.peer: 0 if one.slot.role == "auxiliary" else one.slot.samples
+        one.peer: 0 if one.slot.role == "auxiliary" else one.slot.samples + one.under_way
         for one in here
         if one.will_come
     }
@@ -403,19 +551,97 @@ def _samples_of_the_past(
     ]
 
 
-def _is_due(samples: float, believed: Sequence[_Counted], settings: ProgressSettings) -> bool:
-    """The samples reach the target; or others have begun, and this peer only sees a little less.
+class _Staff:
+    """The peers as workers of a plan. What is not known of a peer's batches is taken to be as
+    usual among the others; where nobody has computed any yet, all are alike."""
 
-    Who stays away from a round that has begun is left out of it and loses what it has; who comes
-    too early brings what it has, and the round's weight decides whether it makes a step.
-    """
-    begun = sum(1 for one in believed if one.slot.averaging)
-    share = 1.0
-    if 2 * begun > len(believed) + 1:
-        share = BEGUN_BY_MOST_SHARE
-    elif begun:
-        share = BEGUN_SHARE
-    return samples > 0 and samples >= share * settings.target_samples
+    def __init__(
+        self,
+        slots: Sequence[ProgressSlot],
+        mine: ProgressSlot,
+        settings: ProgressSettings,
+        now: float,
+        known: Known,
+    ) -> None:
+        self._mine, self._settings, self._now, self._known = mine, settings, now, known
+        measured = [one for one in (*slots, mine) if one.batch and one.batch_seconds]
+        self._usual_batch = median_low([one.batch for one in measured]) if measured else mine.batch
+        paces = [one.batch_seconds / one.batch for one in measured]
+        self._usual_pace = median_low(paces) if paces else 0.0
+
+    def own(self) -> Worker:
+        """This peer as the others see it."""
+        said, mine = self._known.said, self._mine
+        at = (mine.epoch, mine.history)
+        if said is None or not said.slot.batch or (said.slot.epoch, said.slot.history) != at:
+            said = Seen(mine, self._now)
+        return self.worker(self._known.me, said)
+
+    def worker(self, peer: PeerId, seen: Seen) -> Worker:
+        """One whose slot is of this epoch."""
+        slot, target = seen.slot, self._settings.target_samples
+        began, said_at = self._known.epoch_began, seen.at
+        if began is not None and slot.epoch_seconds >= 0.0:
+            said_at = min(began + slot.epoch_seconds, self._now)
+        since = slot.epoch_seconds if slot.epoch_seconds >= 0.0 else said_at - (began or 0.0)
+        samples = min(slot.samples, target) if slot.role == "trains" else 0
+        found = self._computing(peer, slot, samples, said_at, since)
+        if self._now - said_at <= CARRIED_SECONDS:
+            return found
+        return Worker(peer, found.done_by(said_at + CARRIED_SECONDS, target))
+
+    def moved(self, peer: PeerId, slot: ProgressSlot) -> Worker:
+        """One that was in the last round, and says nothing of this epoch yet."""
+        began = self._now if self._known.epoch_began is None else self._known.epoch_began
+        spared = 0 if slot.samples else min(slot.spared + 1, MOST_SPARED)
+        slot = msgspec.structs.replace(slot, averaging=False, under_way=-1.0, spared=spared)
+        samples = min(slot.beside, self._settings.target_samples)
+        found = self._computing(peer, slot, samples, began, 0.0)
+        if self._now - began <= found.seconds + self._settings.patience_seconds:
+            return found
+        return Worker(peer, samples)  # a batch would be done and said by now: it may be dead
+
+    def _computing(
+        self, peer: PeerId, slot: ProgressSlot, samples: int, said_at: float, since: float
+    ) -> Worker:
+        if slot.role != "trains" or slot.averaging or slot.leaves:
+            return Worker(peer, samples)
+        batch, seconds, is_busy = slot.batch, slot.batch_seconds, slot.under_way >= 0.0
+        is_guessed = not seconds
+        if not batch and slot.samples_per_second > 0.0:  # it does not say in which batches
+            batch, seconds = 1, 1.0 / slot.samples_per_second
+            is_busy, is_guessed = True, False
+        elif is_busy and not batch:
+            batch = self._usual_batch
+        if not batch:
+            return Worker(peer, samples)
+        seconds = seconds or batch * self._usual_pace or self._settings.patience_seconds
+        seconds = min(max(seconds, SHORTEST_BATCH_SECONDS), LONGEST_SECONDS)
+        # A batch that takes longer than usual is done soon, and not before this was said.
+        ahead = max(seconds - max(slot.under_way, 0.0), OVERDUE_SHARE * seconds) if is_busy else 0.0
+        if is_guessed and said_at + ahead + self._settings.patience_seconds < self._now:
+            return Worker(peer, samples)
+        return Worker(
+            peer,
+            samples,
+            min(batch, self._settings.target_samples),
+            seconds,
+            said_at + ahead,
+            is_busy,
+            *rounded_times(since + ahead, seconds),
+            is_guessed=is_guessed or not self._settings.carries_forward,
+            spared=slot.spared,
+        )
+
+
+def _others_ready_in(others: Sequence[Worker], plan: BatchPlan, now: float) -> float:
+    if not plan.is_full:
+        return math.inf
+    parts = plan.parts
+    missing = [one for one in others if one.done_by(now, parts[one.peer]) < parts[one.peer]]
+    if any(one.is_guessed for one in missing):
+        return math.inf
+    return max((one.ready_at(parts[one.peer]) - now for one in missing), default=0.0)
 
 
 def _seconds_until(missing: float, rate: float) -> float:
@@ -424,8 +650,10 @@ def _seconds_until(missing: float, rate: float) -> float:
     return missing / rate if rate > 0 else math.inf
 
 
-def _read_again_in(due_in: float, *, is_due: bool) -> float:
-    """The nearer the step, the more often: some ten looks in each epoch, however long it is."""
+def _read_again_in(due_in: float, *, is_due: bool, is_new: bool) -> float:
+    """The nearer the step, the more often: some ten looks in each epoch, however long it is; and
+    often as long as it is not known (`is_new`) how fast everybody is."""
     if is_due:
         return READ_WHEN_DUE_SECONDS
-    return min(LONGEST_READ_SECONDS, max(SHORTEST_READ_SECONDS, due_in / READS_BEFORE_DUE))
+    longest = READ_WHEN_DUE_SECONDS if is_new else LONGEST_READ_SECONDS
+    return min(longest, max(SHORTEST_READ_SECONDS, due_in / READS_BEFORE_DUE))

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
+from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.history import HISTORY_BYTES
 from protocols.dht.families import Family
 from protocols.messages import Message
@@ -30,6 +31,7 @@ SAY_AGAIN_SECONDS: Final = 6.0
 
 LARGEST_EPOCH: Final = 1 << 40  # a step every microsecond for two weeks
 LARGEST_SAMPLES: Final = 1 << 50  # exact as a float, with room to add up a thousand of them
+LONGEST_SECONDS: Final = 1e9  # thirty years; no batch and no epoch lasts so long
 SIGNATURE_BYTES: Final = 16
 STATE_DIGEST_BYTES: Final = 32
 LONGEST_TORCH = 32  # characters of a version such as 2.13.0+cu130
@@ -62,6 +64,16 @@ class ProgressSlot(Message, frozen=True):
       the run is not for it to say (forks.py).
     - `name`: what its owner would be called. It proves nothing, and is any text: whoever shows it
       cleans it first.
+    - `batch`: samples of one batch of it; 0 where it has computed none yet and does not know.
+    - `batch_seconds`: how long one takes it; 0 where that is not known.
+    - `under_way`: for so many seconds it has computed the batch that is under way; negative while
+      there is none.
+    - `epoch_seconds`: so long after the round that began this epoch this was said. All members of
+      that round know when it ended, so they need not guess how old a slot is. Negative where this
+      peer was not in it.
+    - `beside`: samples of the next epoch that it has already, while it averages (delayed).
+    - `leaves`: it begins no batch any more, and only brings what it has.
+    - `spared`: so many of the last steps in a row were made without samples of it.
     """
 
     epoch: Epoch
@@ -78,12 +90,21 @@ class ProgressSlot(Message, frozen=True):
     keeps: bool = False
     follows: bool = False
     name: Annotated[str, Meta(max_length=LONGEST_NAME)] = ""
+    batch: Samples = 0
+    batch_seconds: Annotated[float, Meta(ge=0.0, le=LONGEST_SECONDS)] = 0.0
+    under_way: Annotated[float, Meta(ge=-1.0, le=LONGEST_SECONDS)] = -1.0
+    epoch_seconds: Annotated[float, Meta(ge=-1.0, le=LONGEST_SECONDS)] = -1.0
+    beside: Samples = 0
+    leaves: bool = False
+    spared: Annotated[int, Meta(ge=0, le=MOST_SPARED)] = 0
 
 
 def _check(_key: str, slot: Any) -> str | None:
     """What the types cannot say."""
     if not math.isfinite(slot.samples_per_second):
         return "Its samples per second are not a finite number."
+    if not all(map(math.isfinite, (slot.batch_seconds, slot.under_way, slot.epoch_seconds))):
+        return "One of its times is not a finite number."
     if len(slot.state_digest) not in (0, STATE_DIGEST_BYTES):
         return f"The digest of its state has {len(slot.state_digest)} bytes."
     return None

@@ -49,6 +49,8 @@ class Publishing:
         self._dht, self._key = dht, key
         self._mine, self._measured, self._again_in = mine, measured, again_in
         self._said: Said | None = None
+        self.said: Said | None = None
+        """The last slot, whether all others can read it yet or not."""
         self._out: ProgressSlot | None = None
         """What others can read."""
         self._own: deque[ProgressSlot] = deque(maxlen=SAID_REMEMBERED)
@@ -118,7 +120,7 @@ class Publishing:
 
     async def _say(self) -> bool:
         slot = self._measured()
-        self._said = Said(slot, trio.current_time())
+        self._said = self.said = Said(slot, trio.current_time())
         self._own.append(slot)
         try:
             with trio.move_on_after(WRITE_SECONDS):

@@ -25,10 +25,11 @@ from contextlib import nullcontext
 
 import torch
 
+from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.bridge import Bridge, Wanted
 from protocols.accumulation.committed_result import Made
 from protocols.accumulation.decided_steps import decided_step
-from protocols.accumulation.events import ParametersAveraged, ScaleChanged, StepTaken
+from protocols.accumulation.events import NoBatchFits, ParametersAveraged, ScaleChanged, StepTaken
 from protocols.accumulation.forks import Lineage
 from protocols.accumulation.history import history_after_parameters
 from protocols.accumulation.life import Mode
@@ -67,6 +68,7 @@ class Rounds:
         self._thread: threading.Thread | None = None
         self._beside: Round | None = None
         self._full_at = 1
+        self._spared = 0  # steps in a row without samples of this peer
         self._failure: BaseException | None = None
         self.left: deque[Effect] = deque()
         """What the thread of a round leaves to the training thread."""
@@ -139,6 +141,7 @@ class Rounds:
                 standing.model_epoch = effect.epoch + 1
         standing.steps_taken += 1
         standing.is_in_step(one)
+        self._tell_if_spared(effect.epoch, one.contribution.samples)
         self._bridge.state_advanced()
         self._bridge.tell(
             StepTaken(
@@ -162,6 +165,15 @@ class Rounds:
         if now != scale and self._steps.scales_loss:
             self._bridge.tell(ScaleChanged(effect.epoch + 1, now, stepped.overflowed))
         return standing.tell(Stepped())
+
+    def _tell_if_spared(self, epoch: int, own_samples: int) -> None:
+        """Where steps go on being made without this peer, its owner hears of it, and why."""
+        self._spared = 0 if own_samples or self._mode.auxiliary else self._spared + 1
+        if self._spared and self._spared % MOST_SPARED == 0:
+            found = self._bridge.estimate
+            self._bridge.tell(
+                NoBatchFits(epoch, self._spared, found.own_batch, found.own_batch_seconds)
+            )
 
     def average_parameters(self, effect: AverageParameters) -> list[Effect]:
         """Unlike machines round unlike: what has drifted apart is averaged, every peer alike."""

@@ -7,13 +7,14 @@ true: only when it is wrong by more than a little, when anything but the number 
 another, and before the slot is over. What all are wrong by together then stays at a few hundredths
 of a round, whether there are four peers or sixty.
 
-Easy to get wrong: samples come a batch at a time, and a line cannot follow that: less than a batch
-is no error.
+Easy to get wrong: samples come a batch at a time. What is done of the batch under way counts here
+on both sides, so that half a batch is an error, and a peer that waits is none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import msgspec
@@ -52,15 +53,18 @@ def say_again_in(
     if mine.samples < said.slot.samples or not alike_but_for_samples(said.slot, mine):
         return 0.0
     rest = _from_now(SAY_AGAIN_SECONDS - age)
-    error = mine.samples - _carried(said, settings, now)
+    part = found.own_part if (found.epoch, found.history) == (mine.epoch, mine.history) else inf
+    error = _progress(mine) - _carried(said, settings, now, part)
     others = len(found.peers) + 1
-    tolerance = max(largest_batch, ERROR_SHARE * settings.target_samples / others)
+    batch = mine.batch / 2 if mine.batch else largest_batch
+    tolerance = max(batch, ERROR_SHARE * settings.target_samples / others)
     makes_it_due = (
         not settings.carries_forward
         and mine.samples > said.slot.samples
         and found.others_samples + mine.samples >= settings.target_samples
     )
-    if abs(error) > tolerance or makes_it_due:
+    is_news = _is_first_word(said.slot, mine) or (said.slot.under_way < 0) != (mine.under_way < 0)
+    if abs(error) > tolerance or makes_it_due or is_news:
         return min(rest, _from_now(SHORTEST_SECONDS - age))
     return rest
 
@@ -71,15 +75,38 @@ def _from_now(seconds: float) -> float:
 
 
 def alike_but_for_samples(said: ProgressSlot, mine: ProgressSlot) -> bool:
-    """But for how many samples there are and how fast they come."""
+    """But for how many samples there are, how they come, and when this is said."""
     alike = msgspec.structs.replace(
-        mine, samples=said.samples, samples_per_second=said.samples_per_second
+        mine,
+        samples=said.samples,
+        samples_per_second=said.samples_per_second,
+        batch=said.batch,
+        batch_seconds=said.batch_seconds,
+        under_way=said.under_way,
+        epoch_seconds=said.epoch_seconds,
+        beside=said.beside,
     )
     return alike == said
 
 
-def _carried(said: Said, settings: ProgressSettings, now: float) -> float:
-    """What others believe by now (progress.py)."""
-    if not settings.carries_forward or said.slot.averaging:
-        return said.slot.samples
-    return said.slot.samples + said.slot.samples_per_second * min(now - said.at, CARRIED_SECONDS)
+def _is_first_word(said: ProgressSlot, mine: ProgressSlot) -> bool:
+    """Whether others do not know yet of what size its batches are, or how long they take."""
+    return (not said.batch and mine.batch > 0) or (
+        not said.batch_seconds and mine.batch_seconds > 0.0
+    )
+
+
+def _progress(slot: ProgressSlot) -> float:
+    """Samples, and what is done of the batch under way."""
+    if slot.averaging or slot.under_way <= 0.0 or not slot.batch_seconds:
+        return slot.samples
+    return slot.samples + slot.batch * min(1.0, slot.under_way / slot.batch_seconds)
+
+
+def _carried(said: Said, settings: ProgressSettings, now: float, part: float) -> float:
+    """What others believe by now (progress.py): it computes up to its part of the plan."""
+    slot, age = said.slot, min(now - said.at, CARRIED_SECONDS)
+    if not settings.carries_forward or slot.averaging:
+        return slot.samples
+    rate = slot.batch / slot.batch_seconds if slot.batch_seconds else slot.samples_per_second
+    return min(_progress(slot) + rate * age, max(part, slot.samples))

@@ -50,7 +50,7 @@ from protocols.accumulation.lifecycle_events import (
     Step,
     StepAlone,
 )
-from protocols.accumulation.progress_slot import LONGEST_TORCH, ProgressSlot
+from protocols.accumulation.progress_slot import LARGEST_SAMPLES, LONGEST_TORCH, ProgressSlot
 from protocols.accumulation.results_kept import ResultsKept
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.steps import Steps
@@ -115,6 +115,7 @@ class Standing:
         """Of the run, with this peer, since it came."""
         self.rounds_failed = 0
         """In a row, of this epoch."""
+        self._batch, self._computes, self._leaves = 0, False, False
         self.decided = DecidedSteps()
         """By the rounds of this epoch, and perhaps made by others only."""
 
@@ -128,6 +129,7 @@ class Standing:
         """A batch is done. What is not finite does not count, and an event says so by name."""
         parameter, trouble = "", batch.trouble
         with self._telling:
+            self._batch, self._computes = batch.samples, False
             if not trouble and self.life.phase not in (Phase.BEHIND, Phase.FETCHING):
                 parameter = self._steps.add(batch.samples, batch.loss) or ""
                 trouble = f"{parameter}.grad is not finite." if parameter else ""
@@ -137,6 +139,22 @@ class Standing:
         if any(isinstance(one, HoldBack) for one in effects):
             self._bridge.tell(HeldBack(self.life.epoch, batch.samples, trouble, parameter))
         return [one for one in effects if not isinstance(one, HoldBack)]
+
+    def is_to_compute(self, samples: int) -> None:
+        """Batches of so many samples, by what is known before the first; 0: that is not known."""
+        self._batch = samples
+
+    def begin_batch(self) -> None:
+        """The next batch is being computed from now on."""
+        with self._telling:
+            self._computes, self._leaves = not self._mode.auxiliary, False
+            self._bridge.note(self.slot())
+
+    def computes_no_more(self) -> None:
+        """This peer only brings what it has."""
+        with self._telling:
+            self._computes, self._leaves = False, True
+            self._bridge.note(self.slot(), at_once=True)
 
     def tell(self, event: Event) -> list[Effect]:
         with self._telling:
@@ -245,8 +263,9 @@ class Standing:
     # -- what others are told
 
     def slot(self) -> ProgressSlot:
-        """The far side completes it by the digest of the state, and measures the rate."""
+        """The far side completes it by the digest of the state, and measures rate and times."""
         life = self.life
+        is_averaging = life.phase is Phase.AVERAGING
         return ProgressSlot(
             epoch=life.epoch,
             history=life.history,
@@ -255,8 +274,12 @@ class Standing:
             signature=self._signature,
             role="auxiliary" if self._mode.auxiliary else "trains",
             torch=torch.__version__[:LONGEST_TORCH],
-            averaging=life.phase is Phase.AVERAGING,
+            averaging=is_averaging,
             # one that lost its checkpoints may not begin the run, and others may not begin with it
             keeps=self._bridge.keeper is not None and (self._bridge.begins or life.epoch > 0),
             follows=life.follows and life.epoch > 0,
+            batch=min(self._batch, LARGEST_SAMPLES),
+            under_way=0.0 if self._computes else -1.0,
+            beside=life.samples if is_averaging else 0,
+            leaves=self._leaves,
         )

@@ -20,6 +20,7 @@ Easy to get wrong: `estimate` is replaced, never changed; take it once and look 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -30,16 +31,20 @@ import msgspec
 import trio
 from blake3 import blake3
 
+from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.claims import Credit
 from protocols.accumulation.complaints import Complaints
 from protocols.accumulation.forks import Patience
 from protocols.accumulation.lifecycle_events import Ending
 from protocols.accumulation.progress import (
+    FOLLOWER_AGAIN_SECONDS,
+    PATIENCE_SECONDS,
     READ_WHEN_DUE_SECONDS,
     SHORTEST_READ_SECONDS,
     Estimate,
     Known,
     ProgressSettings,
+    Seen,
     estimate,
     expected_of,
 )
@@ -68,6 +73,10 @@ TRIED_ROUNDS: Final = 2
 """In vain, of all peers of an earlier life: who may begin the run waits for them no longer. They
 may all have left for good, and come in here otherwise when they are back."""
 
+SAME_PACE: Final = 0.25
+"""A peer says the same of its batches' time while that is wrong by no more. Plans that are made of
+the same numbers are the same plans (batch_plan.py), whichever slot a reader has."""
+
 WITHDRAW_SECONDS: Final = 1.0  # at the end; a slot that stays is over soon anyway
 
 
@@ -75,6 +84,7 @@ WITHDRAW_SECONDS: Final = 1.0  # at the end; a slot that stays is over soon anyw
 class TrackerSettings:
     """- `run`: the name of the run. - `target_samples`: of one round.
     - `carries_forward`: see ProgressSettings; all peers of a run say the same.
+    - `patience_seconds`: see ProgressSettings.
     - `counts_silence`: False: what is read while nobody answers says nothing. So a volunteer whose
       own network is gone takes nobody for gone, and makes no step alone.
     - `places`: see ProgressSettings; all peers of a run say the same."""
@@ -82,6 +92,7 @@ class TrackerSettings:
     run: str
     target_samples: int
     carries_forward: bool = True
+    patience_seconds: float = PATIENCE_SECONDS
     counts_silence: bool = True
     places: int = MOST_PEERS
 
@@ -123,7 +134,10 @@ class Tracker:
         self._network, self._dht = network, dht
         self._key = progress_key(settings.run)
         self._settings = ProgressSettings(
-            settings.target_samples, settings.carries_forward, settings.places
+            settings.target_samples,
+            settings.carries_forward,
+            settings.patience_seconds,
+            settings.places,
         )
         self._counts_silence = settings.counts_silence
         self._jitter = _share(network.peer_id, settings.run)
@@ -132,9 +146,16 @@ class Tracker:
         self._meter = RateMeter()
         self._credit, self._patience = Credit(), Patience()
         self._members: frozenset[PeerId] = frozenset()
+        self._epoch_began: float | None = None
+        self._batch_began: float | None = None
+        self._batch_seconds = 0.0
+        self._spared = 0
+        self._waited_for_follower_at = -math.inf
         self._claimed: tuple[int, dict[PeerId, int]] = (mine.epoch, {})
         self._seen = SlotsSeen()
         self._asked_at = -READ_WHEN_DUE_SECONDS
+        self._read_at, self._pause = trio.current_time(), trio.CancelScope()
+        """When the last reading ended, and the pause between it and the next one."""
         self._complaints = Complaints()
         self.publishing = Publishing(dht, self._key, self.mine, self._measured, self._again_in)
         self._wants_newest = False
@@ -146,11 +167,11 @@ class Tracker:
 
     # -- for others
 
-    def note(self, mine: ProgressSlot, *, at_once: bool = False) -> None:
-        """How this peer is now. Any thread; never waits. What is not samples is published at
-        once; with `at_once` these are, too. `samples_per_second` in it is replaced by what is
-        measured from the samples that are told."""
-        self._run(lambda: self._take(mine, at_once=at_once))
+    def note(self, mine: ProgressSlot, *, at_once: bool = False, ago: float = 0.0) -> None:
+        """How this peer was so many seconds ago. Any thread; never waits. What is not samples is
+        published at once; with `at_once` these are, too. How fast it is, and for how long its batch
+        is under way, is measured here; `under_way` in it says only whether there is one."""
+        self._run(lambda: self._take(mine, at_once=at_once, ago=ago))
 
     def set_away(self, *, is_away: bool) -> None:
         """Away, this peer's slot is taken back, and nobody counts on it or waits for it; what the
@@ -160,6 +181,8 @@ class Tracker:
                 self._meter.paused()
             else:
                 self._meter.began(trio.current_time())
+                if self._batch_began is not None:
+                    self._batch_began = trio.current_time()
 
     def look_now(self) -> None:
         """Read the others' slots as soon as can be. Any thread; never waits."""
@@ -261,9 +284,18 @@ class Tracker:
     def _look_now(self) -> None:
         self._wants_look.set()
 
-    def _take(self, mine: ProgressSlot, *, at_once: bool) -> None:
-        now, before = trio.current_time(), self._mine
+    def _take(self, mine: ProgressSlot, *, at_once: bool, ago: float) -> None:
+        now, before = trio.current_time() - ago, self._mine
         goes_on = (mine.epoch, mine.history) == (before.epoch, before.history)
+        if not goes_on:
+            is_with_it = before.averaging and before.samples > 0
+            self._spared = 0 if is_with_it else min(self._spared + 1, MOST_SPARED)
+            is_step = before.averaging and mine.epoch == before.epoch + 1
+            self._epoch_began = now if is_step else None
+        if mine.under_way < 0.0:
+            self._batch_began = None
+        elif before.under_way < 0.0 or not goes_on or mine.samples != before.samples:
+            self._batch_began = now
         if mine.averaging:
             if not before.averaging:
                 self._begin_round(mine)
@@ -271,6 +303,11 @@ class Tracker:
             self._meter.counted(mine.samples - before.samples, now)
         elif mine.samples != before.samples or before.averaging or not goes_on:
             self._meter.began(now)
+        if not mine.averaging:
+            if mine.under_way >= 0.0 > before.under_way:
+                self._meter.began(now)
+            elif mine.batch and mine.under_way < 0.0:
+                self._meter.paused()
         self._mine = mine
         self._measured()
         if not goes_on or mine.averaging != before.averaging:
@@ -283,6 +320,8 @@ class Tracker:
     def _begin_round(self, mine: ProgressSlot) -> None:
         """Remember who is to come, and with what."""
         self._meter.paused()
+        if self.estimate.waits_for_follower:
+            self._waited_for_follower_at = trio.current_time()
         self._claimed = (
             mine.epoch,
             expected_of(
@@ -291,16 +330,27 @@ class Tracker:
         )
 
     def _measured(self) -> ProgressSlot:
-        """How this peer is, with its rate as of now."""
-        is_training = self._mine.role == "trains"
-        rate = self._meter.rate(trio.current_time()) if is_training else 0.0
-        self._mine = msgspec.structs.replace(self._mine, samples_per_second=rate)
+        """How this peer is, with its rate and its times as of now."""
+        now, mine = trio.current_time(), self._mine
+        rate = self._meter.rate(now) if mine.role == "trains" else 0.0
+        seconds = mine.batch / rate if rate else 0.0
+        if abs(seconds - self._batch_seconds) > SAME_PACE * self._batch_seconds:
+            self._batch_seconds = seconds
+        began, epoch_began = self._batch_began, self._epoch_began
+        self._mine = msgspec.structs.replace(
+            mine,
+            samples_per_second=rate,
+            batch_seconds=self._batch_seconds if mine.batch else 0.0,
+            under_way=-1.0 if began is None else max(0.0, now - began),
+            epoch_seconds=-1.0 if epoch_began is None else max(0.0, now - epoch_began),
+            spared=self._spared if mine.role == "trains" else 0,
+        )
         return self._mine
 
     def _again_in(self, said: Said) -> float:
         return say_again_in(
             said,
-            self._mine,
+            self._measured(),
             self.estimate,
             self._settings,
             self._meter.largest_batch,
@@ -318,7 +368,8 @@ class Tracker:
             with trio.move_on_after(READ_SECONDS):
                 await self._read()
             self._reckon()
-            with trio.move_on_after(self.estimate.read_again_in_seconds):
+            self._read_at = trio.current_time()
+            with trio.move_on_after(self.estimate.read_again_in_seconds) as self._pause:
                 await self._wants_look.wait()
 
     async def _met_the_swarm(self) -> None:
@@ -369,8 +420,16 @@ class Tracker:
 
     def _reckon(self) -> None:
         now = self._now()
-        known = Known(self._credit, self._members, self._network.peer_id)
-        seen = self._seen
+        seen, said = self._seen, self.publishing.said
+        clock = trio.current_time()
+        known = Known(
+            self._credit,
+            self._members,
+            self._network.peer_id,
+            None if said is None else Seen(said.slot, now - (clock - said.at)),
+            None if self._epoch_began is None else now - (clock - self._epoch_began),
+            clock - self._waited_for_follower_at >= FOLLOWER_AGAIN_SECONDS,
+        )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)
         if fork is not None and self.estimate.fork is None and found.epoch:
@@ -379,6 +438,7 @@ class Tracker:
         if found.fork is not None or found.behind is not None:
             reads = min(reads, IDLE_SECONDS)
         self.estimate = replace(found, fork=fork, read_again_in_seconds=reads)
+        self._pause.deadline = min(self._pause.deadline, self._read_at + reads)
         self._complaints.do_not_count(self.estimate.ignored)
         self._reckoned.set()
         self._reckoned = trio.Event()

@@ -81,6 +81,23 @@ def test_who_brings_samples_or_helps_is_awaited_by_name() -> None:
     assert found.averaging == frozenset(peers(3))
 
 
+@pytest.mark.parametrize("others_here", [0, 1])
+@pytest.mark.parametrize("epochs_behind", [0, 1, 2, 3])
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize("may_wait", [False, True])
+def test_one_that_follows_close_behind_is_expected_now_and_then_but_not_awaited(
+    others_here: int, epochs_behind: int, *, follows: bool, may_wait: bool
+) -> None:
+    newcomer = msgspec.structs.replace(slot(epoch=9 - epochs_behind), follows=follows)
+    slots = [*[slot(40, epoch=9)] * others_here, *([newcomer] if epochs_behind else [])]
+    known = Known(Credit(), may_wait_for_follower=may_wait)
+    found = estimate(seen(*slots), slot(60, epoch=9), SETTINGS, 0.0, known)
+    waits = bool(others_here and epochs_behind in (1, 2) and follows and may_wait)
+    assert found.waits_for_follower == waits
+    assert found.expected == 1 + others_here + waits
+    assert found.awaited == frozenset(peers(*range(others_here)))
+
+
 def test_slots_are_carried_forward_by_their_rate_since_they_were_seen() -> None:
     found = estimated(seen(slot(40, 10.0), at=3.0), slot(20, 5.0), now=5.0)
     assert found.samples == 40 + 2 * 10 + 20

@@ -77,9 +77,9 @@ async def test_three_fresh_ones_and_the_keeper_go_on_and_all_of_them_are_in_the_
 
 
 @pytest.mark.slow
-def test_a_third_is_let_in_where_the_others_compute_for_longer_than_it_needs_to_follow() -> None:
-    """Nobody waits for a newcomer: it has to hear of the last step, take it over and compute a
-    batch of its own while they compute for the next one."""
+def test_a_third_is_let_in_where_the_others_compute_for_less_than_it_needs_to_follow() -> None:
+    """It has to hear of the last step and to take it over while they compute for the next one; now
+    and then a list stays open for it a moment longer."""
     let_in: list[float] = []
 
     async def scenario(world: SimulatedWorld) -> None:

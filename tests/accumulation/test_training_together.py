@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from functools import partial
@@ -72,6 +73,28 @@ def set_gradients(model: nn.Module, value: float) -> None:
 
 def of_kind(bridge: Bridge, kind: type) -> list[object]:
     return [one for one in bridge.events if isinstance(one, kind)]
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("value", [1.0, math.inf])
+def test_a_scaler_of_torchs_own_is_refused_by_name(delayed: bool, value: float) -> None:
+    """It ended in torch's own AssertionError, or left out a batch without a word."""
+
+    def train(bridge: Bridge, _number: int) -> None:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge, delayed=delayed)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        scaler.scale(value * model(torch.ones(1, 3)).sum()).backward()
+        with pytest.raises(ProtocolMisuse, match='precision="fp16"'):
+            scaler.step(optimizer, samples=4)
+        off = torch.amp.GradScaler("cpu", enabled=False)
+        assert not off.step(optimizer, samples=4)  # which leaves everything to the optimizer
+
+    async def main() -> None:
+        async with training_world() as world:
+            await world.train(await world.peers(1, SMALL), train)
+
+    trio.run(main)
 
 
 def test_a_peer_alone_trains_and_says_by_name_what_it_holds_back() -> None:
