@@ -148,7 +148,7 @@ class Reader:
         state.counts.gets += 1
         is_replica = self._take_own(key, target, view)
         in_turn = view.turn(replicas, state.settings.enough_written, now, state.network.random)
-        source = None if is_replica else view.bringing_source
+        source = view.bringing_source
         match breadth:
             case Breadth.FEW:
                 order, enough = in_turn, max(1, state.settings.enough_replicas - is_replica)

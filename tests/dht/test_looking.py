@@ -137,6 +137,24 @@ async def test_a_look_at_what_a_writer_waits_for_finds_all_that_was_written_befo
 
 
 @simulated
+async def test_a_look_at_two_replicas_finds_all_that_was_written_before(
+    world: SimulatedWorld,
+) -> None:
+    """The rest of the replicas has it later, and a look asks none of them for the newest."""
+    members = await swarm(world, 25)
+    await trio.sleep(10)
+    for one in members:
+        await one.dht.look("note/progress", Breadth.ALL)
+    for number in range(10):
+        writer = members[number]
+        await writer.dht.put("note/progress", str(number), 600)
+        for reader in members[10 + number :: 5]:
+            entries, _ = await reader.dht.look("note/progress")
+            assert entries[writer.network.peer_id].value == str(number)
+        await trio.sleep(2.0)
+
+
+@simulated
 async def test_a_replica_that_hides_a_publisher_hides_it_from_nobody(world: SimulatedWorld) -> None:
     hidden = publisher(100)
     shown: list[Slot] = []
