@@ -112,14 +112,14 @@ class View:
         if now >= self._turn_ends:
             self._turn_ends = now + TURN_SECONDS * (0.75 + 0.5 * chance.random())
             self._source = self._witness = None
-        by_id = {one.node_id: one for one in replicas}
-        self._source_is_new = self._source not in by_id
-        if self._source_is_new:
-            self._source = chance.choice(replicas[:first]).node_id
-        source = by_id.pop(self._source)
-        others = list(by_id.values())
+        source = next((one for one in replicas if one.node_id == self._source), None)
+        self._source_is_new = source is None
+        if source is None:
+            source = chance.choice(replicas[:first])
+            self._source = source.node_id
+        others = [one for one in replicas if one is not source]
         chance.shuffle(others)
-        if others and self._witness not in by_id:
+        if others and all(one.node_id != self._witness for one in others):
             self._witness = others[0].node_id
         others.sort(key=lambda one: one.node_id != self._witness)
         return [source, *others]
