@@ -63,11 +63,11 @@ class Breadth(enum.Enum):
     """Which replicas a look asks."""
 
     FEW = "few"
-    """Two, drawn by chance and changed every few seconds. What they say is late by up to as long
-    as a writer lets those wait that it does not wait for (`rest_seconds`)."""
+    """Two, drawn by chance and changed every few seconds: one of those that a writer waits for, and
+    one of all. A replica itself asks the first of them."""
 
     FIRST = "first"
-    """Those that a writer waits for: whatever was written before the look began is found."""
+    """All that a writer waits for: whatever was written before the look began is found."""
 
     ALL = "all"
 
@@ -147,8 +147,8 @@ class Reader:
             return (await self.read([key], latest_enough=False))[key]
         state.counts.gets += 1
         is_replica = self._take_own(key, target, view)
-        in_turn = view.turn(replicas, now, state.network.random)
-        source = None if is_replica else view.source
+        in_turn = view.turn(replicas, state.settings.enough_written, now, state.network.random)
+        source = view.bringing_source
         match breadth:
             case Breadth.FEW:
                 order, enough = in_turn, max(1, state.settings.enough_replicas - is_replica)
@@ -162,6 +162,7 @@ class Reader:
             view.failed(contact)
         if not errand.lookup.answers and not is_replica:
             return (await self.read([key], latest_enough=False))[key]
+        self._take_own(key, target, view)  # what came meanwhile need not be fetched
         await self._fetch_missing([errand])
         errand.end()
         if view.wants_survey(strangers > 0, now, state.network.random):

@@ -40,8 +40,7 @@ class DhtSettings:
     all five are lost in that moment is less likely than that this node is."""
 
     rest_seconds: float = 0.2
-    """How long they may wait for other slots to come along. By so much a look is late that asks
-    replicas which no writer waits for."""
+    """How long these others may wait for more slots to come along."""
 
     slow_seconds: float = 1.0
     """A peer that has not answered for this long is not waited for where others can be asked:

@@ -2,16 +2,18 @@
 
     view = views.of(key)
     view.take(slot)                                  # it has been checked
-    view.turn(replicas, now, chance)                 # which of them to ask, the first first
+    view.turn(replicas, 5, now, chance)              # which of them to ask, the first first
     view.missing(names)                              # of what a replica has named
 
 Reading a key again should cost what has changed under it, not what is there. So a view keeps the
 slots that were read, and of each replica the cursor up to which it has told its changes. A look
 asks two replicas of the key: the *source* brings the slots that came to it since the last look,
-the *witness* only names them. Both are drawn by chance, each reader's own, so that the replicas of
-a key that everybody reads share the work evenly. After `TURN_SECONDS` the witness becomes the
-source, and another one its witness: two replicas that hide a slot together do so for two turns at
-most, and one alone cannot hide any.
+the *witness* only names them. The source is one of those that writers wait for, so that a look
+finds what was written before it: the others get it later, and one at the rim, which not every
+writer takes for a replica, may never get it. The witness is any replica. Both are drawn by chance,
+each reader's own, so that the replicas of a key that everybody reads share the work; and both anew
+every `TURN_SECONDS`, so that two that hide a slot together do so for a turn, and one alone cannot
+hide any.
 
 Easy to get wrong: a cursor may move on only when everything up to it has been had. What a replica
 has named and nobody has brought is named again by the next look.
@@ -55,13 +57,16 @@ class View:
         """Of the last survey, closest first."""
         self._surveyed_at = float("-inf")
         self._names: set[bytes] = set()
-        self._asked: list[int] = []
-        """The source and the witness."""
+        self._source: int | None = None
+        self._witness: int | None = None
+        self._source_is_new = True
         self._turn_ends = float("-inf")
 
     @property
-    def source(self) -> int | None:
-        return self._asked[0] if self._asked else None
+    def bringing_source(self) -> int | None:
+        """The source, unless it is asked for the first time in its turn: then it names what it has,
+        or it would bring again all that has changed since it was asked long ago."""
+        return None if self._source_is_new else self._source
 
     def take(self, slot: Slot) -> None:
         self._names.add(prefix_of_slot(slot))
@@ -99,22 +104,32 @@ class View:
         self._surveyed_at = now
         return True
 
-    def turn(self, replicas: Sequence[Contact], now: float, chance: Random) -> list[Contact]:
-        """These replicas in the order in which they are to be asked: source, witness, others."""
+    def turn(
+        self, replicas: Sequence[Contact], first: int, now: float, chance: Random
+    ) -> list[Contact]:
+        """These replicas, closest first, in the order in which they are to be asked: the source,
+        which is among the `first` so many of them, the witness, others."""
         if now >= self._turn_ends:
             self._turn_ends = now + TURN_SECONDS * (0.75 + 0.5 * chance.random())
-            del self._asked[:1]
-        by_id = {one.node_id: one for one in replicas}
-        self._asked = [one for one in self._asked if one in by_id]
-        others = [one for one in replicas if one.node_id not in self._asked]
+            self._source = self._witness = None
+        source = next((one for one in replicas if one.node_id == self._source), None)
+        self._source_is_new = source is None
+        if source is None:
+            source = chance.choice(replicas[:first])
+            self._source = source.node_id
+        others = [one for one in replicas if one is not source]
         chance.shuffle(others)
-        while others and len(self._asked) < 2:
-            self._asked.append(others.pop().node_id)
-        return [*(by_id[one] for one in self._asked), *others]
+        if others and all(one.node_id != self._witness for one in others):
+            self._witness = others[0].node_id
+        others.sort(key=lambda one: one.node_id != self._witness)
+        return [source, *others]
 
     def failed(self, contact: Contact) -> None:
         """It did not answer, or not in time: others take its turn."""
-        self._asked = [one for one in self._asked if one != contact.node_id]
+        if contact.node_id == self._source:
+            self._source = None
+        if contact.node_id == self._witness:
+            self._witness = None
 
 
 class Views:

@@ -137,6 +137,24 @@ async def test_a_look_at_what_a_writer_waits_for_finds_all_that_was_written_befo
 
 
 @simulated
+async def test_a_look_at_two_replicas_finds_all_that_was_written_before(
+    world: SimulatedWorld,
+) -> None:
+    """The rest of the replicas has it later, and a look asks none of them for the newest."""
+    members = await swarm(world, 25)
+    await trio.sleep(10)
+    for one in members:
+        await one.dht.look("note/progress", Breadth.ALL)
+    for number in range(10):
+        writer = members[number]
+        await writer.dht.put("note/progress", str(number), 600)
+        for reader in members[10 + number :: 5]:
+            entries, _ = await reader.dht.look("note/progress")
+            assert entries[writer.network.peer_id].value == str(number)
+        await trio.sleep(2.0)
+
+
+@simulated
 async def test_a_replica_that_hides_a_publisher_hides_it_from_nobody(world: SimulatedWorld) -> None:
     hidden = publisher(100)
     shown: list[Slot] = []
@@ -229,15 +247,32 @@ def contacts(number: int) -> Any:
     return [contact_of(publisher(one).peer_id, ()) for one in range(1, number + 1)]
 
 
-def test_the_witness_of_one_turn_is_the_source_of_the_next() -> None:
+def test_the_source_is_one_that_writers_wait_for_and_others_have_their_turn() -> None:
     view, replicas, chance = View(), contacts(20), Random(1)
-    first = view.turn(replicas, 0.0, chance)
-    assert view.turn(replicas, 0.1, chance)[:2] == first[:2]
-    later = view.turn(replicas, 2 * TURN_SECONDS, chance)
-    assert later[0] == first[1]
-    assert sorted(one.node_id for one in later) == sorted(one.node_id for one in replicas)
-    view.failed(later[0])
-    assert view.turn(replicas, 2 * TURN_SECONDS, chance)[0] == later[1]
+    sources, witnesses = set(), set()
+    for turn in range(100):
+        order = view.turn(replicas, 5, turn * 2 * TURN_SECONDS, chance)
+        assert view.bringing_source is None, "what it brought long ago is not brought again"
+        again = view.turn(replicas, 5, turn * 2 * TURN_SECONDS + 0.1, chance)
+        assert again[:2] == order[:2]
+        assert view.bringing_source == order[0].node_id
+        assert sorted(one.node_id for one in order) == sorted(one.node_id for one in replicas)
+        sources.add(order[0].node_id)
+        witnesses.add(order[1].node_id)
+    assert sources == {one.node_id for one in replicas[:5]}
+    assert witnesses == {one.node_id for one in replicas}
+
+
+def test_another_takes_the_turn_of_a_source_or_a_witness_that_fails() -> None:
+    view, replicas, chance = View(), contacts(20), Random(1)
+    source, witness, *_ = view.turn(replicas, 5, 0.0, chance)
+    view.failed(witness)
+    order = view.turn(replicas, 5, 0.0, chance)
+    assert order[0] == source
+    left = [one for one in replicas if one != source]
+    order = view.turn(left, 5, 0.0, chance)
+    assert order[0] in left[:5]
+    assert view.turn(left[:1], 5, 0.0, chance) == left[:1]
 
 
 def test_a_view_remembers_a_bounded_number_of_names() -> None:

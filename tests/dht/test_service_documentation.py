@@ -68,7 +68,7 @@ def test_the_limits_of_the_messages_are_those_of_the_methods(method: object, nam
         f"up to {messages.CURSOR_BYTES} bytes that mean something",
         f"more names ({messages.NAMES_PER_ANSWER:,})",
         f"looks at for one ({answering.SLOTS_LOOKED_AT:,} slots)",
-        f"Every {views.TURN_SECONDS:.0f} seconds the one that named",
+        f"drawn by chance, every {views.TURN_SECONDS:.0f} seconds anew",
         f"the closest {DhtSettings().enough_written} instead",
         f"Every {views.SURVEY_SECONDS:.0f} seconds a read of all k",
         f"({messages.SLOT_BYTES_PER_ANSWER >> 10} KiB in a response)",
