@@ -19,11 +19,13 @@ from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.messages import LONGEST_MILLISECONDS
 from protocols.moshpit.gathering_effects import Follow
+from protocols.moshpit.handing_on import LONGEST_FETCH_SECONDS, SOURCES
 from protocols.moshpit.known_peers import Absence
 from protocols.moshpit.lists_shown import ListsShown
 from protocols.moshpit.matchmaking_messages import (
     JOIN,
     MOST_PASSED_OVER,
+    NOT_HERE,
     JoinAnswer,
     JoinReply,
     JoinRequest,
@@ -69,6 +71,8 @@ class AskingALeader:
         )
         with scope:
             answer = await self._ask(leader, request)
+            if isinstance(answer, JoinAnswer) and answer.reply == JoinReply.FETCH:
+                answer = await self._fetch(leader, answer)
         if scope.cancelled_caught:
             return
         try:
@@ -101,6 +105,20 @@ class AskingALeader:
                 answers.append(error)
             nursery.cancel_scope.cancel()
         return answers[0]
+
+    async def _fetch(self, leader: PeerId, answer: JoinAnswer) -> JoinAnswer | PotluckError:
+        """The list that this leader has closed, from the member that it names."""
+        context, now = self._context, trio.current_time()
+        if answer.digest is None or leader != context.gathering.following:
+            return NOT_HERE
+        context.gathering.leader.lets_us_fetch(leader, LONGEST_FETCH_SECONDS, now)
+        sources = [context.learn(place).peer for place in answer.places[:SOURCES]]
+        sources = [one for one in sources if one not in (context.me, leader)]
+        seconds = answer.fetch_ms / 1000
+        member_list = await context.lists.fetch(answer.digest, (*sources, leader), seconds)
+        if isinstance(member_list, PotluckError):
+            return member_list
+        return JoinAnswer(JoinReply.LISTED, member_list.roster, member_list.places)
 
     def _is_there(self, leader: PeerId, round_trip_seconds: float) -> None:
         now = trio.current_time()

@@ -94,10 +94,10 @@ class Averager:
         self._nursery = nursery
         self._group_size = settings.group_size
         self._bandwidth = Bandwidth()
-        self._switchboard = Switchboard(rpc)
+        self._matchmaker = Matchmaker(network, rpc, dht)
+        self._switchboard = Switchboard(rpc, lambda: self._matchmaker.fetches_a_list)
         shell = Shell(network, rpc, butterfly, self._switchboard, self._bandwidth, nursery)
         self._run = settings.run
-        self._matchmaker = Matchmaker(network, rpc, dht)
         self._rounds = GroupRounds(shell, self._matchmaker, settings)
         self._statistics = StatisticsKeeper()
         self._buffers = ResultBuffers()

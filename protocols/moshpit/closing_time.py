@@ -107,6 +107,12 @@ class ClosingTime:
         self._arrivals.begin_anew(now)
         self._reads_since_arrival = 0
 
+    def list_comes(self, seconds: float, now: float) -> None:
+        """A list that was closed with us in it is on its way, for so long at most. (Leader after
+        leader could say so, so this ends at a fixed time after the deadline.)"""
+        latest = self.deadline + GRACE_SECONDS + seconds
+        self.gives_up_at = max(self.gives_up_at, min(now + seconds, latest))
+
     def was_stopped(self, now: float) -> None:
         """This process or machine did not run until now."""
         self.begin_anew(now)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocols.identity import PeerId
+from protocols.messages import LONGEST_MILLISECONDS, encode
 from protocols.moshpit.asking_a_leader import AskingALeader
 from protocols.moshpit.gathering_effects import (
     Candidate,
@@ -38,6 +39,7 @@ from protocols.moshpit.gathering_effects import (
 )
 from protocols.moshpit.group import Group, NoGroup, Search, late, nobody_else, not_together
 from protocols.moshpit.group_slots import PUBLISH_AFTER_SECONDS, GroupSlots
+from protocols.moshpit.handing_on import HandingOn, digest_of, ways_to
 from protocols.moshpit.inviting import Inviting
 from protocols.moshpit.join_tickets import JoinTickets
 from protocols.moshpit.lists_shown import ListsShown
@@ -48,6 +50,7 @@ from protocols.moshpit.matchmaking_messages import (
     JoinAnswer,
     JoinReply,
     JoinRequest,
+    MemberList,
     Place,
 )
 from protocols.moshpit.roster import Roster, Terms, sign_roster
@@ -70,12 +73,13 @@ class GroupSearch:
         network: Network,
         rpc: Rpc,
         dht: Dht,
+        lists: HandingOn,
         search: Search,
         met_before: Sequence[Candidate],
         started: Callable[[Roster], None],
     ) -> None:
         self._began = trio.current_time()
-        self._context = SearchContext(network, rpc, search, self._go_on)
+        self._context = SearchContext(network, rpc, lists, search, self._go_on)
         self._gathering = self._context.gathering
         self._slots = GroupSlots(self._context, dht)
         self._lists = ListsShown(self._context, self._is_member)
@@ -184,7 +188,7 @@ class GroupSearch:
     # -- endings
 
     def _lead(self, tickets: Sequence[int]) -> None:
-        """Close the list, sign it, and give it to all who wait."""
+        """Close the list, sign it, and give it, or where to fetch it, to all who wait."""
         context, network = self._context, self._context.network
         joins = self._tickets.requests(tickets)
         entries = [context.sign_entry(context.me), *(join.entry for join in joins)]
@@ -196,9 +200,18 @@ class GroupSearch:
             for join in joins
             if join.addresses
         )
+        member_list = MemberList(roster, places)
+        context.lists.keep(member_list)
         listed = JoinAnswer(JoinReply.LISTED, roster, places)
-        for number in tickets:
-            self._tickets.answer(number, listed)
+        digest, where = digest_of(member_list), {place.peer: place for place in places}
+        ways = ways_to(roster.entries, context.me, len(encode(member_list)))
+        for number, join in zip(tickets, joins, strict=True):
+            way = ways[join.entry.peer]
+            sources = tuple(where[one] for one in way.sources if one in where)
+            fetch = JoinAnswer(
+                JoinReply.FETCH, None, sources, digest, min(LONGEST_MILLISECONDS, way.milliseconds)
+            )
+            self._tickets.answer(number, fetch if sources else listed)
         self._is_member(roster)
 
     def _is_member(self, roster: Roster) -> None:

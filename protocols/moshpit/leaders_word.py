@@ -2,6 +2,7 @@
 
     it answers          it is there: whoever waits here is sent on to it
     it lists us         the end: we are a member
+    it lets us fetch    we are in its list, and get that from a member: our patience is longer
     it sends us on      we follow somebody earlier still
     it makes a group    there were too many: from now on only that group counts
     it is gone          unreachable, silent, refuses by name, or looks for no group: the next
@@ -49,6 +50,11 @@ class LeadersWord:
             return False
         self._course.ended = True
         return True
+
+    def lets_us_fetch(self, leader: PeerId, seconds: float, now: float) -> None:
+        """It has closed its list with us in it, which comes within so long, or not at all."""
+        if leader == self._course.following and not self._course.ended:
+            self._closing.list_comes(seconds, now)
 
     def sends_us_on(self, leader: PeerId, to: Candidate, now: float) -> None:
         """It names somebody before it."""

@@ -18,7 +18,7 @@ import trio
 
 from protocols.identity import PeerId
 from protocols.moshpit.ballots import LARGEST_GROUP
-from protocols.moshpit.matchmaking_messages import JoinAnswer
+from protocols.moshpit.matchmaking_messages import JoinAnswer, MemberList
 from protocols.moshpit.roster import (
     Entry,
     Roster,
@@ -56,6 +56,7 @@ class ListsShown:
                 advice="Do not take part in its lists.",
             )
         check_own_entry(roster, entry)
+        context.lists.keep(MemberList(roster, answer.places))
         await check_with_pauses(roster, context.terms, entry, context.search.group_size)
         for place in answer.places:
             if place.peer in roster.members:

@@ -17,8 +17,9 @@ Those who were in the group of the same run, round and name in the last epoch ar
 whoever of them is first now is asked, or asks, at once, and only leaders need a slot.
 
 Promises: all members of a group hold the same list, to the bit, in which each finds its own entry
-as it signed it. A search ends by its deadline and `GRACE_SECONDS`. A dead leader costs one short
-timeout. Nothing here grows with the swarm, only with those under one key.
+as it signed it. A search ends by its deadline and `GRACE_SECONDS`, and a fetch of its list that has
+begun by then (handing_on.py). A dead leader costs one short timeout. Nothing here grows with the
+swarm, only with those under one key, and the bytes that any one sends not with their square.
 
 Easy to get wrong: the list says who was there when it was closed. A member may be gone a moment
 later, and one whose leader fell silent may be in another list by then: it knows no round but the
@@ -39,6 +40,7 @@ from protocols.moshpit.gathering_effects import Candidate, Reply
 from protocols.moshpit.group import Group, Late, NobodyElse, NoGroup, Search
 from protocols.moshpit.group_keys import group_key, place_of, run_of
 from protocols.moshpit.group_search import GroupSearch
+from protocols.moshpit.handing_on import HandingOn
 from protocols.moshpit.matchmaking_messages import (
     GROUP,
     INVITE,
@@ -85,6 +87,7 @@ class Matchmaker:
 
     def __init__(self, network: Network, rpc: Rpc, dht: Dht) -> None:
         self._network, self._rpc, self._dht = network, rpc, dht
+        self._lists = HandingOn(rpc)
         self._searches: dict[str, GroupSearch] = {}
         self._started: OrderedDict[str, Roster] = OrderedDict()
         self._met: OrderedDict[str, tuple[Candidate, ...]] = OrderedDict()
@@ -105,8 +108,10 @@ class Matchmaker:
             raise ProtocolMisuse(f"A group is being looked for under {search.key} already.")
         self._started.pop(search.key, None)
         place = place_of(search.key)
+        met_before = self._met.get(place, ())
         running = GroupSearch(
-            self._network, self._rpc, self._dht, search, self._met.get(place, ()), self._remember
+            *(self._network, self._rpc, self._dht, self._lists),
+            *(search, met_before, self._remember),
         )
         self._searches[search.key] = running
         try:
@@ -119,6 +124,11 @@ class Matchmaker:
         if len(self._met) > PLACES_REMEMBERED:
             self._met.popitem(last=False)
         return group
+
+    @property
+    def fetches_a_list(self) -> bool:
+        """Whether the list of a group that this node is in is on its way here."""
+        return self._lists.fetches
 
     async def take_roster(self, roster: Roster) -> bool:
         """A member shows a list that its leader could not bring us any more: whether we are a

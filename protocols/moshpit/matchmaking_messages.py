@@ -1,6 +1,7 @@
 """What peers that look for a group say to each other, and the slots under which they meet.
 
     join         "list me": answered when the list is closed, or when there is a better place
+    list         "hand me the list of this digest": answered when it is there (handing_on.py)
     invite       "I lead": answered at once
     still-there  a leader that is waiting, told from one that is gone: answered at once
 
@@ -20,7 +21,7 @@ from protocols.dht.families import Family
 from protocols.messages import Empty, Message, Milliseconds
 from protocols.method import Method
 from protocols.moshpit.gathering_effects import Reply
-from protocols.moshpit.roster import LARGEST_LIST, Entry, PeerText, Roster, Terms
+from protocols.moshpit.roster import LARGEST_LIST, Digest, Entry, PeerText, Roster, Terms
 from protocols.moshpit.roster_refusals import CODES
 
 PROTOCOL: Final = "/potluck/moshpit/1.0.0"
@@ -97,12 +98,35 @@ class JoinReply(enum.IntEnum):
     """A group has started without it: `roster`."""
     NOT_HERE = 5
     """Nobody looks for this group here."""
+    FETCH = 6
+    """The asking peer is in the list whose digest is `digest`; `places` has it, or soon will
+    (handing_on.py)."""
+
+
+Places = Annotated[tuple[Place, ...], Meta(max_length=LARGEST_LIST)]
 
 
 class JoinAnswer(Message, frozen=True):
+    """`fetch_ms`: when the first of `places` should have handed the list on."""
+
     reply: Annotated[int, Meta(ge=1, le=255)]
     roster: Roster | None = None
-    places: Annotated[tuple[Place, ...], Meta(max_length=LARGEST_LIST)] = ()
+    places: Places = ()
+    digest: Digest | None = None
+    fetch_ms: Milliseconds = 0
+
+
+class ListRequest(Message, frozen=True):
+    """Hand me this list on (`handing_on.digest_of`)."""
+
+    digest: Digest
+
+
+class MemberList(Message, frozen=True):
+    """A list, and where its members may be dialled, as its leader has put them together."""
+
+    roster: Roster
+    places: Places
 
 
 class Invitation(Message, frozen=True):
@@ -136,6 +160,16 @@ INVITE: Final = Method(
     Invitation,
     InvitationAnswer,
     REQUEST_LIMIT_BYTES,
+    ANSWER_LIMIT_BYTES,
+    errors=CODES,
+    training=True,
+)
+LIST: Final = Method(
+    PROTOCOL,
+    "list",
+    ListRequest,
+    MemberList,
+    64,
     ANSWER_LIMIT_BYTES,
     errors=CODES,
     training=True,

@@ -19,6 +19,7 @@ from protocols.identity import PeerId
 from protocols.moshpit.gathering import Gathering, GatheringSettings
 from protocols.moshpit.gathering_effects import Candidate
 from protocols.moshpit.group import Search
+from protocols.moshpit.handing_on import HandingOn
 from protocols.moshpit.matchmaking_messages import Place, short_enough
 from protocols.moshpit.patience import Patience
 from protocols.moshpit.roster import NONCE_BYTES, Entry, Terms, hash_order, sign_entry
@@ -29,12 +30,17 @@ if TYPE_CHECKING:
 
 
 class SearchContext:
-    """`go_on` carries out what the gathering has decided."""
+    """`go_on` carries out what the gathering has decided. `lists`: what this node hands on."""
 
     def __init__(
-        self, network: Network, rpc: Rpc, search: Search, go_on: Callable[[], None]
+        self,
+        network: Network,
+        rpc: Rpc,
+        lists: HandingOn,
+        search: Search,
+        go_on: Callable[[], None],
     ) -> None:
-        self.network, self.rpc = network, rpc
+        self.network, self.rpc, self.lists = network, rpc, lists
         self.search = search
         self.terms: Terms = search.terms
         self.go_on = go_on

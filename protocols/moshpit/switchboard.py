@@ -2,9 +2,9 @@
 
 Peers of one group do not all begin at the same instant: the leader's first message may arrive
 while the roster is still on its way to us. Such a call is held, with its answer, until the round
-begins here or `HOLD_SECONDS` are over; its sender waits meanwhile and sends us nothing more. A
-round that is over is remembered for a while, and still answers: a peer that was stopped and
-continues asks what was decided, and is told.
+begins here or `HOLD_SECONDS` are over (longer while the roster is known to be on its way); its
+sender waits meanwhile and sends us nothing more. A round that is over is remembered for a while,
+and still answers: a peer that was stopped and continues asks what was decided, and is told.
 
 Promises: a message reaches a round only from a member of its roster. What is for a round that is
 not known is refused by name (`UnknownRound`), what is from somebody else (`NotInThisRound`) too.
@@ -34,6 +34,9 @@ from protocols.moshpit.round_messages import AGREE, Agree, UnknownRound
 from protocols.rpc import Rpc
 
 HOLD_SECONDS = 0.5  # while the roster is under way; who has not got it by then is shown it
+HOLD_FOR_A_LIST_SECONDS = 3.0
+"""While other members hand the roster on to us (handing_on.py): short of the time that a call may
+take (`outbox.CALL_SECONDS`), so that its sender can still show us the roster."""
 MOST_HELD = 2 * LARGEST_GROUP  # calls that wait for a round to begin here: one of each member
 MOST_HELD_OF_A_PEER = 4  # an honest peer has one: it waits for the answer before it says more
 ROUNDS_REMEMBERED = 16  # a peer that was away for longer has to fetch the state in any case
@@ -45,8 +48,11 @@ Receiver = Callable[[PeerId, AgreementMessage], None]
 class Switchboard:
     """The rounds of one averager: those that run, those that are over, those that are awaited."""
 
-    def __init__(self, rpc: Rpc) -> None:
+    def __init__(self, rpc: Rpc, list_is_under_way: Callable[[], bool] = lambda: False) -> None:
+        """`list_is_under_way`: whether the list of a group that this peer is in is being fetched:
+        the round that a call is for may be that group's."""
         self._rpc = rpc
+        self._list_is_under_way = list_is_under_way
         self._running: dict[bytes, Receiver] = {}
         self._over: OrderedDict[bytes, Receiver] = OrderedDict()
         self._awaited: dict[bytes, trio.Event] = {}
@@ -106,6 +112,9 @@ class Switchboard:
         try:
             with trio.move_on_after(HOLD_SECONDS):
                 await began.wait()
+            if not began.is_set() and self._list_is_under_way():
+                with trio.move_on_after(HOLD_FOR_A_LIST_SECONDS - HOLD_SECONDS):
+                    await began.wait()
         finally:
             self._held[peer] -= 1
             if self._held[peer] == 0:
