@@ -125,9 +125,13 @@ class Seeking(Reading):
         """Whether so many replicas have said what they hold that the reader wants no more."""
         return 0 < self._content_with <= self._satisfied
 
-    def query(self, contact: Contact) -> Query:  # noqa: ARG002 - it asks all of them alike
-        # Copies are for a reader who will not ask everybody.
-        return self._query(named=bool(self.view.slots), copies=self._content_with > 0)
+    def query(self, contact: Contact) -> Query:
+        # Copies are for a reader who will not ask everybody. It wants what is new at once; a reader
+        # who compares all replicas has it named first, which costs a round trip more.
+        if self._content_with:
+            since = self.view.cursors.get(contact.node_id, b"")
+            return self._query(since, named=bool(self.view.slots and not since), copies=True)
+        return self._query(named=bool(self.view.slots))
 
     def holds_ourselves(self, slots: Sequence[Slot]) -> None:
         """What this node, being a replica, holds."""
@@ -142,7 +146,8 @@ class Seeking(Reading):
         """See above. Copies count as what one replica holds and no more: whoever brought them may
         have left out what he did not like, and so may anybody on the way."""
         super().heard(told, copied=copied)
-        contact, holds_some = told.contact, bool(told.names)
+        contact = told.contact
+        holds_some = bool(told.names) or not told.whole  # then all that it had before is here
         self._satisfied += holds_some
         prefix = prefix_of_id(contact.node_id)
         if prefix not in self._known:
