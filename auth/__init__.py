@@ -1,1 +1,1 @@
-"""Who may take part: tokens, signed requests, the allowlist. Ground floor, pure core."""
+"""Tokens, signed requests, the allowlist. Without I/O, except `auth.server`."""

@@ -2,26 +2,25 @@
 
     challenge = expires (u64), 16 random bytes, 32 bytes of keyed BLAKE3 over both and the peer
 
-The server keeps nothing to make one: its secret tells its own challenges from others. What was
-used is kept until it expires (`UsedChallenges`).
+The server stores nothing to make one: its secret tells its own challenges from others. A used
+challenge is kept until it expires (`UsedChallenges`).
 
-The proof is a signature in a domain of its own, over the challenge, the run, the fingerprint of
-the auth key that the peer believes in, and what the proof is for. So a rogue server cannot pass on
-the challenge of the real one and hand back the answer: the answer names the rogue's own key.
+The proof is a signature in a domain of its own, over the challenge, the run, the fingerprint of the
+auth key that the peer trusts, and the purpose of the proof. So a rogue server cannot pass on the
+challenge of the real one and hand back the answer: the answer names the rogue's own key.
 
-Easy to get wrong: the peer puts in the fingerprint from its *invite*, never one that the server
-has just told it.
+The peer uses the fingerprint from its *invite*, never one that the server has just sent.
 """
 
 from __future__ import annotations
 
 import hmac
 import struct
-from collections import OrderedDict
 from collections.abc import Iterable
 
 from blake3 import blake3
 
+from auth.bounded_map import BoundedMap
 from auth.documents import encode
 from auth.keys import SigningKey, VerifyingKey
 from auth.refusals import AccessRefused, Reason
@@ -51,8 +50,8 @@ def make_challenge(secret: bytes, peer: bytes, random: bytes, expires_ms: int) -
 
 
 def check_challenge(secret: bytes, peer: bytes, challenge: bytes, now_ms: int) -> int:
-    """Until when it holds; AccessRefused(CHALLENGE) if we did not make it for this peer, or it has
-    expired."""
+    """Until when it is valid; AccessRefused(CHALLENGE) if we did not make it for this peer, or it
+    has expired."""
     if len(challenge) != CHALLENGE_BYTES:
         raise AccessRefused(Reason.CHALLENGE)
     head, mac = challenge[: _HEAD.size], challenge[_HEAD.size :]
@@ -77,7 +76,8 @@ def check_proof(
     fingerprints: Iterable[str],
     purpose: str,
 ) -> None:
-    """Refuse unless the peer answered us: under the fingerprint of one of our keys."""
+    """AccessRefused unless the peer's answer is for us: under the fingerprint of one of our
+    keys."""
     for fingerprint in fingerprints:
         signed = encode((challenge, run, fingerprint, purpose))
         if peer.verify(PROOF_DOMAIN, proof, signed):
@@ -90,26 +90,23 @@ def check_proof(
 
 
 class UsedChallenges:
-    """The challenges that were answered, each until it expires: nobody answers one twice.
+    """The challenges that were answered, each until it expires: none is accepted twice.
 
-    When there are too many, the one that was used longest ago is forgotten: an answer is worth
-    nothing to those who do not hold the peer's key, so that the memory cannot be used against it.
+    When there are too many, the one that was used longest ago is forgotten. An answer is worthless
+    without the peer's key, so nobody can exploit that.
     """
 
     def __init__(self, most: int = MOST_USED) -> None:
-        self._most = most
-        self._expiries: OrderedDict[bytes, int] = OrderedDict()
+        self._expiries = BoundedMap[bytes, int](most)
 
     def __len__(self) -> int:
         return len(self._expiries)
 
     def use(self, challenge: bytes, expires_ms: int, now_ms: int) -> None:
-        """Use it up; AccessRefused(CHALLENGE) if it was used before."""
+        """Mark it as used; AccessRefused(CHALLENGE) if it was used before."""
         if challenge in self._expiries:
             raise AccessRefused(Reason.CHALLENGE, why="It was used before.")
         while self._expiries and next(iter(self._expiries.values())) <= now_ms:
-            self._expiries.popitem(last=False)
-        if len(self._expiries) >= self._most:
             self._expiries.popitem(last=False)
         self._expiries[challenge] = expires_ms
 

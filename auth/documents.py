@@ -1,16 +1,16 @@
 """The one canonical byte form of everything that an auth key signs.
 
-    document = MessagePack array of its fields, as short as MessagePack can say it
+    document = MessagePack array of its fields, in MessagePack's shortest form
                followed by 64 bytes of Ed25519 signature over domain and array
 
-A document is read in three steps, and each may say no: the size (before anything is taken in),
-the form (types, counts and ranges of a msgspec struct, then *the same bytes again* when it is
-encoded), and last, by whoever knows the key, the signature. So there is exactly one spelling of
-each document, and what was verified is what was read.
+A document is checked in three steps: its size (before anything is parsed), its form (types, counts
+and ranges of a msgspec struct, and encoding it again must give *the same bytes*), and last, by a
+caller that knows the key, the signature. So each document has exactly one byte form, and the
+verified bytes are the ones that were read.
 
 Promise: `read` raises MalformedDocument and nothing else, whatever the bytes.
 
-Easy to get wrong: `read` has not looked at the signature. Call `genuine` before believing a word.
+Easy to get wrong: `read` does not check the signature. Call `genuine` before trusting the contents.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LONGEST_REASON = 200  # characters of msgspec's words about what did not fit
 _ENCODER = msgspec.msgpack.Encoder()
 encode = _ENCODER.encode
 
-# What msgspec lets out for bytes that do not fit: its own errors, UnicodeDecodeError (a
+# msgspec raises these for bytes that do not fit: its own errors, UnicodeDecodeError (a
 # ValueError), RecursionError for deep nesting.
 WHAT_BAD_BYTES_RAISE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
 
 
 class Canonical(Generic[T]):
-    """How to read a struct from exactly the bytes that it would be written as."""
+    """Reads a struct only from exactly the bytes that it would be written as."""
 
     def __init__(self, type_: type[T], name: str, limit_bytes: int) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class Canonical(Generic[T]):
         return value
 
     def write(self, value: T) -> bytes:
-        """The bytes of a document of our own; ValueError if nobody would accept them."""
+        """The bytes of a document of our own; ValueError if no reader would accept them."""
         data = encode(value)
         try:
             self.read(data)
@@ -81,7 +81,7 @@ class DocumentType(Generic[T]):
         return body + key.sign(self.domain, body)
 
     def read(self, data: bytes) -> T:
-        """What the bytes say, by whomever: MalformedDocument unless they are in canonical form."""
+        """The contents, from anybody; MalformedDocument unless they are in canonical form."""
         if len(data) <= SIGNATURE_BYTES:
             raise MalformedDocument(
                 f"These bytes are not a signed {self.name}: there are only {len(data)}."

@@ -1,7 +1,7 @@
-"""Signed requests and responses: who asks, whom, when, what, and that it happens only once.
+"""Signed requests and responses: sender, recipient, time and content, and only once.
 
-What travels beside a message, and what its signature covers (DeDLOC I.5; arrays of MessagePack,
-each as short as it can be said):
+The envelope of a message, and what its signature covers (DeDLOC I.5; arrays of MessagePack, each in
+its shortest form):
 
     request    [token, recipient, time, nonce, signature]
     covers     [part, protocol, method, token, sender, recipient, time, nonce, hash of content]
@@ -10,15 +10,15 @@ each as short as it can be said):
     covers     [part, protocol, method, token, sender, recipient, nonce, hash of content]
 
 Sender and recipient are public keys, the hash is BLAKE3. The two kinds have signature domains of
-their own, and the part (request, opening, closing, ...) is covered too: so nothing that was signed
-can stand for anything else, for another peer, another method, or a second time. A response is for
-one request of one asker: its nonce, and the asker's key as recipient, see to that.
+their own, and the part (request, opening, closing, ...) is covered too. So no signature can be used
+for another message, another peer, another method, or a second time. A response belongs to one
+request of one peer, by its nonce and by that peer's key as recipient.
 
-The checks run from cheap to dear: sizes, then what can be compared, then the token (verified once
-and remembered), and the signature last. Nothing but AccessRefused comes out, whatever the bytes.
+The cheap checks come first: sizes, then comparisons, then the token (verified once and remembered),
+and the signature last. Only AccessRefused is raised, whatever the bytes.
 
-Easy to get wrong: the nonce counts as used from the moment the signature was found good, and not
-before, or anybody could use up the nonces of others; and before the request is acted on.
+Easy to get wrong: the nonce counts as used only after the signature was found good, or anybody
+could use up the nonces of others; and it must count before the request is acted on.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 
 
 class Topic(NamedTuple):
-    """What a message is about, as both sides know it without being told."""
+    """The subject of a message, which both sides know without being told."""
 
     part: str  # which message of an exchange: request, response, opening, ...
     protocol: str
@@ -57,7 +57,7 @@ class Topic(NamedTuple):
 class RequestEnvelope(
     msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, gc=False
 ):
-    """What travels beside a message that begins something."""
+    """The envelope of a message that begins an exchange."""
 
     token: TokenBytes
     recipient: PublicKey
@@ -69,7 +69,7 @@ class RequestEnvelope(
 class ResponseEnvelope(
     msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, gc=False
 ):
-    """What travels beside a message that goes on with something or ends it."""
+    """The envelope of a message that continues or ends an exchange."""
 
     token: TokenBytes
     nonce: Nonce
@@ -97,7 +97,7 @@ def seal_request(
 
 
 class OpenedRequest(NamedTuple):
-    """A request that counts: whose it is, and the nonce that its responses carry."""
+    """An accepted request: its sender's token, and the nonce for its responses."""
 
     sender: VerifiedToken
     nonce: bytes
@@ -114,9 +114,9 @@ def open_request(
     nonces: NonceWindow,
     now_ms: int,
 ) -> OpenedRequest:
-    """Judge a request to us (`recipient`) from the peer that the channel proved (`sender`).
+    """Check a request to us (`recipient`) from the peer that the channel proved (`sender`).
 
-    AccessRefused with the reason if it does not count. If it does, its nonce is used up.
+    AccessRefused with the reason if it is not valid. If it is, its nonce is used up.
     """
     read = _read(_REQUESTS, envelope)
     if read.recipient != recipient:
@@ -135,7 +135,7 @@ def open_request(
 def seal_response(
     key: SigningKey, token: bytes, topic: Topic, recipient: bytes, content: bytes, *, nonce: bytes
 ) -> bytes:
-    """The envelope of what follows a request, to its other side; `nonce` is the request's."""
+    """The envelope of a response to the other side; `nonce` is the request's."""
     signed = _response_transcript(topic, token, key.public_key, recipient, nonce, content)
     return encode((token, nonce, key.sign(RESPONSE_DOMAIN, signed)))
 
@@ -151,9 +151,9 @@ def open_response(
     tokens: VerifiedTokens,
     now_ms: int,
 ) -> VerifiedToken:
-    """Judge what came back to us (`recipient`) for the request with this nonce.
+    """Check a response to us (`recipient`) for the request with this nonce.
 
-    AccessRefused with the reason if it does not count.
+    AccessRefused with the reason if it is not valid.
     """
     read = _read(_RESPONSES, envelope)
     if read.nonce != nonce:
@@ -166,7 +166,7 @@ def open_response(
 
 
 def claimed_nonce(envelope: bytes) -> bytes | None:
-    """The nonce that a request claims, verified by nobody: for the error that answers it."""
+    """The unverified nonce of a request, for the error that answers it."""
     try:
         return _read(_REQUESTS, envelope).nonce
     except AccessRefused:

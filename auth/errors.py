@@ -1,8 +1,8 @@
 """The root of every error that auth raises on purpose, and the two about documents.
 
-The ground knows nothing of what stands above it, so this is a root of its own; it has the same
+The package auth does not import the layers above it, so this is a root of its own. It has the same
 three sentences (what happened, why probably, what to do) and the same exit code as the errors of
-the floors above, and is shown in the same way.
+those layers, and is shown in the same way.
 
 `auth.refusals.AccessRefused` is the third kind: somebody may not do something.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 class AuthError(Exception):
-    """Root of the hierarchy of auth. `exit_code` is what the command line then answers with."""
+    """Root of the hierarchy of auth. `exit_code` is the exit code of the command."""
 
     exit_code = 1
 
@@ -30,8 +30,8 @@ class NotAKey(AuthError, ValueError):
 
 
 class MalformedDocument(AuthError):
-    """Bytes that are not the document they should be: cut short, garbage, not canonical."""
+    """Bytes that are not the expected document: cut short, garbage, not canonical."""
 
 
 class UntrustedDocument(AuthError):
-    """A well-formed document that nobody we trust has signed, or that is about something else."""
+    """A well-formed document that is not signed by a trusted key, or is about something else."""

@@ -1,8 +1,8 @@
 """The types of fields that documents share, each with its range and the reason for it.
 
-Easy to get wrong: a text that people see must not be able to imitate another. Names are therefore
-plain ASCII letters, digits and a few signs that mean nothing to a shell, a terminal, a page or a
-path; there is no space, no control character, no letter of another script that looks the same.
+A text that people see must not be able to imitate another. So names are plain ASCII letters, digits
+and a few signs that mean nothing to a shell, a terminal, a page or a path: no space, no control
+character, no letter of another script that looks the same.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from auth.keys import FINGERPRINT_BYTES, KEY_ID_BYTES, PUBLIC_KEY_BYTES, SIGNATURE_BYTES
 
-LARGEST_TIME_MS = (1 << 53) - 1  # what JSON and JavaScript can say exactly; 285,000 years
-LARGEST_COUNT = (1 << 63) - 1  # what SQLite can count to
+LARGEST_TIME_MS = (1 << 53) - 1  # the largest exact integer in JSON and JavaScript; 285,000 years
+LARGEST_COUNT = (1 << 63) - 1  # SQLite's largest integer
 LONGEST_RUN = 64
 LONGEST_USERNAME = 100  # `provider:login`; logins are at most 39 at GitHub, mail addresses longer
 LONGEST_ADDRESS = 256  # a relayed multiaddr with two peer ids has about 180 characters

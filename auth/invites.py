@@ -1,16 +1,15 @@
-"""An invite: the short text by which somebody finds a run and knows its auth server.
+"""An invite: the short text with which somebody finds a run and knows its auth server.
 
     potluck:<base64url of MessagePack array and the first four bytes of its SHA-256>   (pasting.py)
 
-The array is [run, bootstrap addresses, auth url, fingerprint, code, pin]. All of it is public but
-the code, if there is one: whoever has a code can enrol with it as often as it allows. The
+The array is [run, bootstrap addresses, auth url, fingerprint, code, pin]. All of it is public
+except the code, if there is one: anybody with the code can enrol with it as often as it allows. The
 fingerprint pins the run's auth key, so that no other server can pass for it; `pin` does the same
 for a TLS certificate that no authority has signed (SHA-256 of its DER form).
 
-An invite may come as a file: lines that begin with # are for people, white space means nothing.
+An invite may come as a file: lines that begin with # are comments, white space is ignored.
 
-Easy to get wrong: the four bytes are there to find a typing mistake, not a forger. An invite is
-worth as much as the way it came.
+The four bytes find typing mistakes, not forgeries. An invite is as trustworthy as the way it came.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from auth.pasting import LONGEST_TEXT_CHARACTERS, from_text, not_an_invite, to_t
 __all__ = ["LONGEST_TEXT_CHARACTERS", "SCHEME", "Invite", "read_invite", "write_invite"]
 
 SCHEME = "potluck:"
-LIMIT_BYTES = 6 << 10  # 16 of the longest addresses and an url, and room
+LIMIT_BYTES = 6 << 10  # 16 of the longest addresses, an url, and some room
 LONGEST_CODE = 64
 PIN_BYTES = 32
 
@@ -38,7 +37,7 @@ Pin = Annotated[bytes, Meta(min_length=PIN_BYTES, max_length=PIN_BYTES)]
 
 
 class _Invite(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """As it is written."""
+    """The array that is encoded."""
 
     run: RunName
     bootstrap: Addresses
@@ -49,7 +48,7 @@ class _Invite(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 
 
 class Invite(msgspec.Struct, frozen=True):
-    """What an invite says. `code` and `pin` are empty where there is none."""
+    """The contents of an invite. `code` and `pin` are empty if there is none."""
 
     run: str
     bootstrap: tuple[str, ...]
@@ -66,7 +65,7 @@ _INVITES = Canonical(_Invite, "invite", LIMIT_BYTES)
 
 
 def write_invite(invite: Invite) -> str:
-    """The text of an invite; ValueError for one that nobody could read."""
+    """The text of an invite; ValueError for one that could not be read back."""
     payload = _INVITES.write(
         _Invite(
             invite.run,
@@ -81,7 +80,7 @@ def write_invite(invite: Invite) -> str:
 
 
 def read_invite(text: str) -> Invite:
-    """What an invite says, from its text or a file's contents; MalformedDocument if it is none."""
+    """The invite in a text or a file's contents; MalformedDocument if there is none."""
     payload = from_text(SCHEME, text)
     try:
         read = _INVITES.read(payload)

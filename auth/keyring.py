@@ -1,22 +1,23 @@
-"""Which auth keys count in a run, and why: each but the first is endorsed by an older one.
+"""The auth keys that a run trusts: each but the first is endorsed by an older one.
 
 An invite pins one key by its fingerprint. Auth keys rotate, and invites are on paper and in chat
-logs; so a new key is signed by one that was there before it, and the chain of records leads from
-the pinned key to the one that signs today:
+logs. So a new key is signed by an earlier one, and the chain of records leads from the pinned key
+to the one that signs today:
 
     pinned in the invite -> K1 (signs itself) -> endorses K2 -> endorses K3, which signs tokens now
 
-During the overlap tokens of K2 and K3 both count. A key signs tokens only between its `from_ms`
-and `until_ms`; its endorsements count for longer, or old invites would die with it. A *withdrawn*
-key (lost, stolen) counts no more: no token of it, and no key that it endorses from now on.
+During the overlap tokens of K2 and K3 are both valid. A key signs tokens only between its `from_ms`
+and `until_ms`; its endorsements stay valid for longer, or old invites would die with it. A
+*withdrawn* key (lost, stolen) is no longer trusted: none of its tokens is valid, and no key that it
+endorses from now on.
 
-Easy to get wrong: whoever holds a stolen key can endorse keys as well as we can. A key's *depth*
-is its distance from the pinned one, and a shallower key never overrules a deeper one: so the
-successor decides about the predecessor, and not the other way round. A key has one successor, the
-one that was met first. Whatever else it endorses stands *beside* the chain: it counts (a server
-that was restored from a backup has to rotate anew), but is no deeper than the key where it left
-the chain, however long a thief makes his own, and falls with that key. Someone who has nothing but
-an invite that pins a stolen key cannot be protected by it: withdraw, and make new invites.
+Easy to get wrong: a thief with a stolen key can endorse keys as well as we can. A key's *depth* is
+its distance from the pinned one, and a shallower key never overrules a deeper one. So the successor
+decides about the predecessor, and not the other way round. A key has one successor: the first one
+seen. Any other key that it endorses stands *beside* the chain. It is valid (a server that was
+restored from a backup has to rotate anew), but it is no deeper than the key where it left the
+chain, however long a thief makes his own chain, and it falls with that key. A person with only an
+invite that pins a stolen key cannot be protected: withdraw the key, and make new invites.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from auth.tokens import CLOCK_TOLERANCE_MS, Token
 
 DOMAIN = b"potluck key 1"
 MOST_KEYS = 32  # a rotation each month for two years and a half; then new invites are due
-MOST_BESIDE = 8  # of those: a thief must not take the place of the keys to come
-MOST_WITHDRAWN = 1_024  # ids; a run that has withdrawn so many keys has other worries
+MOST_BESIDE = 8  # of those: a thief must not use up the room for later keys
+MOST_WITHDRAWN = 1_024  # ids; far more than a run ever withdraws
 
 
 class KeyRecord(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """An auth key, from when until when it signs, and the signature of the key that vouches for it.
+    """An auth key, the time in which it signs, and the signature of the key that endorses it.
 
-    The first key of a run vouches for itself. Times are milliseconds since 1970.
+    The first key of a run endorses itself. Times are milliseconds since 1970.
     """
 
     public_key: PublicKey
@@ -62,7 +63,7 @@ KeyRecords = Annotated[tuple[KeyRecord, ...], Meta(max_length=MOST_KEYS)]
 def endorse(
     run: RunName, public_key: bytes, from_ms: int, until_ms: int, by: SigningKey
 ) -> KeyRecord:
-    """A record of the key, vouched for by an older one (or by itself, for a run's first)."""
+    """A record of the key, endorsed by an older one (or by itself, for a run's first)."""
     if not from_ms < until_ms:
         raise ValueError("a key is valid from before until after")
     signature = by.sign(DOMAIN, _endorsed(run, public_key, from_ms, until_ms, by.key_id))
@@ -72,8 +73,8 @@ def endorse(
 class TrustedKey(msgspec.Struct, frozen=True):
     """A key that the chain of endorsements reaches, `depth` steps from the pinned one.
 
-    `left_at` is the id of the key in the chain beside whose successor it stands; empty if it is in
-    the chain itself.
+    `left_at` is the id of the key at which it left the chain, if it stands beside it; empty if it
+    is in the chain itself.
     """
 
     key: VerifyingKey
@@ -82,7 +83,8 @@ class TrustedKey(msgspec.Struct, frozen=True):
     left_at: bytes = b""
 
     def signs_at(self, time_ms: int) -> bool:
-        """Whether what it signs at that time counts; the signer's clock may be a little behind."""
+        """Whether its signatures at that time are valid; the signer's clock may be a little
+        behind."""
         earliest_ms = self.record.from_ms - CLOCK_TOLERANCE_MS
         return earliest_ms <= time_ms <= self.record.until_ms
 
@@ -91,20 +93,20 @@ class Keyring:
     """The trusted auth keys of one run.
 
     Invariant: every key here is the pinned one, or was endorsed by a key here that was not
-    withdrawn when the record was taken in. `find` never gives out a withdrawn key.
+    withdrawn when the record was added. `find` never returns a withdrawn key.
     """
 
     def __init__(self, run: str, root: KeyRecord) -> None:
-        """Trust this key, whatever is said of it. `from_pinned` asks for its fingerprint."""
+        """Trust this key unconditionally. `from_pinned` checks its fingerprint."""
         self.run = run
         self._trusted = {root.key_id: TrustedKey(VerifyingKey(root.public_key), root, 0)}
-        self._withdrawn: dict[bytes, int] = {}  # by id: the depth of the key that said so
+        self._withdrawn: dict[bytes, int] = {}  # by id: the depth of the key that withdrew it
 
     @classmethod
     def from_pinned(cls, run: str, pinned: str, records: Iterable[KeyRecord]) -> Keyring:
         """The keys that are reached from the one with this fingerprint; UntrustedDocument if none.
 
-        Records that nothing trusted vouches for are left out.
+        Records without a trusted endorsement are left out.
         """
         records = tuple(records)
         for record in records:
@@ -120,7 +122,7 @@ class Keyring:
         )
 
     def add(self, records: Iterable[KeyRecord]) -> int:
-        """Take in those that a trusted key endorses, in whatever order they come; how many."""
+        """Add the keys that a trusted key endorses, in any order; returns how many."""
         waiting = list(records)[:MOST_KEYS]
         before = len(self._trusted)
         reached = True
@@ -133,7 +135,7 @@ class Keyring:
         return len(self._trusted) - before
 
     def withdraw(self, key_ids: Iterable[bytes], *, by: bytes) -> None:
-        """Trust these keys no more, at the word of key `by`. Deeper keys than `by` are not its.
+        """Stop trusting these keys, as key `by` says. It has no say about deeper keys than itself.
 
         A key that is not known yet is withdrawn as well: its record may come later.
         """
@@ -155,7 +157,8 @@ class Keyring:
         return trusted
 
     def allows(self, token: Token) -> TrustedKey | None:
-        """The key that may have signed this token; None if it could not have, then."""
+        """The key that may have signed this token; None if no trusted key could have at that
+        time."""
         trusted = self.find(token.key_id)
         if trusted is None or not trusted.signs_at(token.issued_ms):
             return None
@@ -163,17 +166,17 @@ class Keyring:
 
     @property
     def records(self) -> tuple[KeyRecord, ...]:
-        """All records, from which the same keyring can be made again (withdrawals apart)."""
+        """All records, from which the same keyring can be made again (without withdrawals)."""
         return tuple(trusted.record for trusted in self._trusted.values())
 
     @property
     def withdrawn(self) -> frozenset[bytes]:
-        """The ids of those that were trusted once and are no more."""
+        """The ids of keys that were trusted once and are no more."""
         return frozenset(id_ for id_ in self._trusted if self.find(id_) is None)
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Of all keys here that are not withdrawn: what an invite may pin."""
+        """The fingerprints of all keys here that are not withdrawn: an invite may pin any."""
         return tuple(
             fingerprint(trusted.key.public_key)
             for id_, trusted in self._trusted.items()
@@ -181,7 +184,7 @@ class Keyring:
         )
 
     def _take(self, record: KeyRecord) -> None:
-        """Trust one more key, if there is room and its record is as it should be."""
+        """Trust one more key, if there is room and its record is valid."""
         endorser = self.find(record.endorsed_by)
         if endorser is None or record.key_id in self._trusted or len(self._trusted) >= MOST_KEYS:
             return
@@ -196,7 +199,7 @@ class Keyring:
                 self._trusted[key.key_id] = TrustedKey(key, record, endorser.depth, left_at)
 
     def _has_successor(self, id_: bytes) -> bool:
-        """Whether a key in the chain has its next one already, withdrawn or not."""
+        """Whether a key in the chain has a successor already, withdrawn or not."""
         return any(
             trusted.record.endorsed_by == id_ and not trusted.left_at and other != id_
             for other, trusted in self._trusted.items()
@@ -207,9 +210,9 @@ class Keyring:
 
 
 def _vouched_for(run: str, record: KeyRecord, records: tuple[KeyRecord, ...]) -> bool:
-    """Whether a pinned key's record is whole: signed by itself, or by one that is at hand.
+    """Whether a pinned key's record is complete: signed by itself, or by a key in `records`.
 
-    The key is trusted because it is pinned; this finds mistakes in what is said of it.
+    The key is trusted because it is pinned; this finds mistakes in its record.
     """
     return any(
         _is_endorsed(run, record, VerifyingKey(other.public_key))

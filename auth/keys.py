@@ -1,27 +1,28 @@
 """Ed25519 keys: signing in a domain, verifying, and the names that keys have.
 
-A signature without a *domain* can be replayed as something else: what was signed as a request
-would do as a token, if the bytes happened to fit. So `sign` and `verify` take the domain first
-and bind its length and its bytes into what is signed; no two domains can meet.
+A signature without a *domain* can be replayed as something else: a signed request would do as a
+token, if the bytes happened to fit. So `sign` and `verify` take the domain first and include its
+length and its bytes in the signed message; no two domains can overlap.
 
-A key has three names. The *peer id* is the whole key in libp2p's spelling; nobody can claim one
-without the key. The *key id* (8 bytes) says which of a few trusted keys to try, and proves
-nothing. The *fingerprint* (16 bytes of its SHA-256) is what an invite pins: long enough that
-nobody finds a second key with the same one.
+A key has three names. The *peer id* is the whole key in libp2p's form; nobody can claim one without
+the key. The *key id* (8 bytes) says which of a few trusted keys to try, and proves nothing. The
+*fingerprint* (16 bytes of its SHA-256) is pinned in an invite: long enough that nobody finds a
+second key with the same one.
 
 Signing and verifying is libsodium's: 15 and 40 microseconds where OpenSSL takes 22 and 65, and a
-call needs two of each. It also takes the narrowest view of what a signature is: one spelling of
-each, and none at all by keys that nobody owns.
+call needs two of each. It is also the strictest about signatures: one byte form of each, and none
+by keys that nobody owns.
 
 Easy to get wrong: not every 32 bytes are a key with an owner. For the few points of small order
-on the curve anybody can make signatures that Ed25519 as such accepts; a `VerifyingKey` of one of
-them verifies nothing, and a token that names one is refused (`is_nobodys_key`).
+on the curve anybody can make signatures that plain Ed25519 accepts. A `VerifyingKey` of one of them
+verifies nothing, and a token that names one is refused (`is_nobodys_key`).
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from functools import lru_cache
 
 import base58
 from nacl.bindings import crypto_sign, crypto_sign_open, crypto_sign_seed_keypair
@@ -34,6 +35,7 @@ SEED_BYTES = 32
 SIGNATURE_BYTES = 64
 KEY_ID_BYTES = 8  # tells a run's few auth keys apart; trust never rests on it
 FINGERPRINT_BYTES = 16  # 128 bits against a second key with the same one; 26 characters to type
+PEERS_REMEMBERED = 8192  # base58 takes 20 µs each way, and the same peers come again; 2 MB
 LONGEST_PEER_ID = 64  # base58 of 38 bytes is 52 characters; anything much longer is not one
 LONGEST_DOMAIN_BYTES = 255  # its length is bound as one byte
 
@@ -62,7 +64,7 @@ def is_nobodys_key(public_key: bytes) -> bool:
 
 
 def key_id(public_key: bytes) -> bytes:
-    """The 8 bytes that say which of a few keys is meant."""
+    """The 8 bytes that identify one of a few keys."""
     return hashlib.sha256(public_key).digest()[:KEY_ID_BYTES]
 
 
@@ -77,7 +79,7 @@ def fingerprint_text(digest: bytes) -> str:
 
 
 def fingerprint_bytes(text: str) -> bytes:
-    """The bytes that a fingerprint's characters stand for; ValueError if it is none."""
+    """The bytes of a fingerprint in characters; ValueError if it is none."""
     try:
         raw = base64.b32decode(text.upper() + "=" * (-len(text) % 8))
     except ValueError:
@@ -87,6 +89,7 @@ def fingerprint_bytes(text: str) -> bytes:
     return raw
 
 
+@lru_cache(PEERS_REMEMBERED)
 def peer_id_of(public_key: bytes) -> str:
     """The peer id that belongs to a raw 32-byte public key; NotAKey for another length."""
     if len(public_key) != PUBLIC_KEY_BYTES:
@@ -96,10 +99,11 @@ def peer_id_of(public_key: bytes) -> str:
     return str(base58.b58encode(_PEER_ID_PREFIX + public_key), "ascii")
 
 
+@lru_cache(PEERS_REMEMBERED)
 def public_key_of(peer: str) -> bytes:
     """The raw public key inside a peer id; NotAKey if it is not an Ed25519 peer id."""
     raw = b""
-    if len(peer) <= LONGEST_PEER_ID and peer.isalnum():  # base58 would pass over white space
+    if len(peer) <= LONGEST_PEER_ID and peer.isalnum():  # base58 would skip white space
         try:
             raw = base58.b58decode(peer)
         except ValueError:
@@ -114,7 +118,7 @@ def public_key_of(peer: str) -> bytes:
 
 
 def bound(domain: bytes, message: bytes) -> bytes:
-    """What is really signed: the domain's length, the domain, the message."""
+    """The bytes that are signed: the domain's length, the domain, the message."""
     if not 0 < len(domain) <= LONGEST_DOMAIN_BYTES:
         raise ValueError(f"a signature domain has 1 to {LONGEST_DOMAIN_BYTES} bytes")
     return bytes((len(domain),)) + domain + message
@@ -137,7 +141,7 @@ class VerifyingKey:
 
     def verify(self, domain: bytes, signature: bytes, message: bytes) -> bool:
         """Whether the owner of this key signed this message in this domain."""
-        # the length comes first: what follows reads signature and message as one
+        # check the length first: the code below reads signature and message as one
         if len(signature) != SIGNATURE_BYTES or self._is_nobodys:
             return False
         try:

@@ -1,24 +1,24 @@
-"""Which requests were received before: the nonces of the last 2N seconds (DeDLOC I.5).
+"""Recognizes repeated requests by the nonces of the last 2N seconds (DeDLOC I.5).
 
-A request is taken while its time differs from ours by at most N. So one that is received now may
-be N ahead, and stays acceptable for another 2N: exactly that long its nonce is remembered, and
-then no copy of it can pass for its time. Nothing that is still acceptable is ever forgotten,
-whatever is sent: when there is no room, new requests are refused, and the old stay known.
+A request is accepted while its time differs from ours by at most N. One that is received now may be
+N ahead, and stays acceptable for another 2N. Its nonce is remembered exactly that long, and after
+that its time is too old for any copy. A nonce that is still acceptable is never forgotten, whatever
+is sent: when there is no room, new requests are refused, and the old ones stay known.
 
-Room is shared so that a flood hurts the flooder only. A sender has up to SHARE_NONCES; all of
-them together POOL_NONCES, and beyond that everybody still has a few of their own (RESERVED_NONCES
-for each of MOST_SENDERS). Whoever is over gets TOO_MANY_REQUESTS. Measured in
-tests/auth/core/test_nonce_memory.py: full to the last nonce, it all takes less than 64 MiB.
+Room is shared so that a flood hurts the flooder only. A sender has up to SHARE_NONCES; all of them
+together POOL_NONCES, and beyond that everybody still has a few of their own (RESERVED_NONCES for
+each of MOST_SENDERS). A sender above its share gets TOO_MANY_REQUESTS. Measured in
+tests/auth/core/test_nonce_memory.py: completely full, it takes less than 64 MiB.
 
-What is forgotten is safe only as long as the clock goes on. Were it set forward (all is
-forgotten) and back again, old requests would be acceptable again; and so they would after a
-restart with empty hands. Hence `_forgotten_until_ms`: nothing timed before our start, or before
-what was forgotten, is taken, and the refusal says so.
+Forgetting is safe only while the clock runs forward. If it were set forward (everything is
+forgotten) and back again, old requests would be acceptable again. The same would happen after a
+restart, which begins with no nonces. So nothing timed before our start, or before the forgotten
+nonces, is accepted (`_forgotten_until_ms`), and the refusal says so.
 
-Easy to get wrong: a sender whose clock is ahead has timed its requests after our start when we
-start again at once; such a one could be taken a second time in the first N seconds. Only the
-sender itself could do that, for the channel proves who sends; who wants it exact nevertheless
-starts the window at N after the last moment of the former one.
+One case is left. If we restart at once, a sender whose clock is ahead has timed its requests after
+our start, and such a request could be accepted a second time in the first N seconds. Only the
+sender itself could do that, because the channel proves the sender. To exclude it, start the window
+at N after the last moment of the previous one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from auth.tokens import CLOCK_TOLERANCE_MS, in_words
 NONCE_BYTES = 16
 MEMORY_MS = 2 * CLOCK_TOLERANCE_MS
 
-SHARE_NONCES = 160_000  # 5,000 requests a second for half a minute, 2,600 a second for ever
+SHARE_NONCES = 160_000  # 5,000 requests a second for half a minute, 2,600 a second forever
 POOL_NONCES = 300_000  # more than one event loop can verify in 2N: 100 microseconds each
 MOST_SENDERS = 1_024  # several times as many as a node has links
 RESERVED_NONCES = 64  # a request a second, whatever all others do
 
 FORGET_AT_ONCE = 64  # after a flood, forgetting must not hold the event loop for 100 ms
-SMALL_SET = 256  # nonces; a set keeps the room of its fullest hour, and large ones give it back
+SMALL_SET = 256  # nonces; a set keeps the memory of its largest size, and large ones release it
 
 
 class _Sender:
@@ -48,7 +48,7 @@ class _Sender:
     def __init__(self, key: bytes) -> None:
         self.key = key
         self.seen: set[bytes] = set()
-        self.most = SMALL_SET  # what the set has room for, about
+        self.most = SMALL_SET  # about how many the set has memory for
 
     def add(self, nonce: bytes) -> None:
         self.seen.add(nonce)
@@ -64,12 +64,12 @@ class _Sender:
 class NonceWindow:
     """The live nonces of all senders. `check` before verifying, `remember` after.
 
-    Invariant: `_nonces` holds, in the order of their coming, exactly the nonces in the senders'
-    sets; `_owners` and `_received` say of each whose it is and when it came. A sender is known
-    while it has one.
+    Invariant: `_nonces` holds, in the order of arrival, exactly the nonces in the senders' sets;
+    `_owners` and `_received` have the sender and the arrival time of each. A sender is known while
+    it has one.
 
-    `started_ms` may be changed when it turns out that the clock was wrong at the start: a node that
-    believed to start in an hour would refuse everything for so long.
+    `started_ms` may be changed when it turns out that the clock was wrong at the start: a node
+    whose clock was an hour ahead would refuse everything for an hour.
     """
 
     def __init__(
@@ -97,14 +97,10 @@ class NonceWindow:
         """How many nonces are kept now."""
         return len(self._received)
 
-    def kept_of(self, sender: bytes) -> int:
-        known = self._senders.get(sender)
-        return len(known.seen) if known else 0
-
     def check(self, sender: bytes, nonce: bytes, time_ms: int, now_ms: int) -> None:
-        """Refuse a request for its time, its nonce, or want of room. Changes no answer.
+        """Refuse a request for its time, its nonce, or lack of room. Changes no answer.
 
-        To be called before the costly signature is verified, and `remember` after it held.
+        Call this before the costly verification of the signature, and `remember` after it.
         """
         off = time_ms - now_ms
         if off > CLOCK_TOLERANCE_MS or -off > CLOCK_TOLERANCE_MS:
@@ -128,7 +124,7 @@ class NonceWindow:
             )
         known = self._senders.get(sender)
         if known is not None and nonce in known.seen:
-            self._forget(now_ms)  # it may be one that is due to be forgotten
+            self._forget(now_ms)  # it may be due to be forgotten
             if nonce in known.seen:
                 raise AccessRefused(Reason.REPLAY)
         if not self._has_room(known):
@@ -137,7 +133,7 @@ class NonceWindow:
                 raise AccessRefused(Reason.TOO_MANY_REQUESTS)
 
     def remember(self, sender: bytes, nonce: bytes, now_ms: int) -> None:
-        """Keep the nonce of a request that was checked and then found authentic."""
+        """Keep the nonce of a request that was checked and whose signature is genuine."""
         known = self._senders.get(sender)
         if known is None:
             known = self._senders[sender] = _Sender(sender)
@@ -157,7 +153,7 @@ class NonceWindow:
         return kept < self._reserved or (kept < self._share and len(self._received) < self._pool)
 
     def _forget(self, now_ms: int, *, at_most: int = -1) -> None:
-        """Let go of what was received more than 2N ago, oldest first."""
+        """Drop nonces received more than 2N ago, oldest first."""
         received = self._received
         oldest_kept_ms = now_ms - MEMORY_MS
         while received and received[0] < oldest_kept_ms and at_most:

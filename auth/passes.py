@@ -1,13 +1,13 @@
-"""The access pass: all that a peer needs to take part, in one signed document.
+"""The access pass: everything that a peer needs to take part, in one signed document.
 
     pass = array [run, token, endpoints, keys, server time, challenge, next challenge, auth url,
                   token grace, key id], signature of the auth key
 
-It is fresh because it carries the challenge that the peer has just answered, so its server time
-can be believed, too: a node whose clock is wrong corrects itself by it.
+It contains the challenge that the peer has just answered. This proves that it is fresh, so its
+server time can be trusted, too: a node with a wrong clock corrects itself by it.
 
-Easy to get wrong: the keys inside a pass are believed because a chain of endorsements leads to
-them from the key that the *invite* pins, and never because the pass says so.
+The keys inside a pass are trusted because a chain of endorsements leads to them from the key that
+the *invite* pins, and never because the pass contains them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ ChallengeBytes = Annotated[bytes, Meta(max_length=LONGEST_CHALLENGE_BYTES)]
 
 
 class AccessPass(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What the auth server hands to a peer that may take part."""
+    """The document that the auth server gives to a peer that may take part."""
 
     run: RunName
     token: Annotated[bytes, Meta(min_length=1, max_length=TOKEN_LIMIT_BYTES)]
     endpoints: Addresses  # multiaddrs to join at
     keys: KeyRecords
     server_time_ms: TimeMs
-    challenge: ChallengeBytes  # the one that this pass answers to
-    next_challenge: ChallengeBytes  # to be answered at renewal
+    challenge: ChallengeBytes  # the one that this pass answers
+    next_challenge: ChallengeBytes  # for the next renewal
     auth_url: Url
     token_grace_ms: Annotated[int, Meta(ge=0, le=LONGEST_LIFE_MS)]
     key_id: KeyId
@@ -53,7 +53,7 @@ _PASSES = DocumentType(AccessPass, "pass", DOMAIN, LIMIT_BYTES)
 
 
 class OpenedPass(NamedTuple):
-    """A pass that counts, the keys that follow from it, and the token inside."""
+    """A valid pass, the keys that follow from it, and the token inside."""
 
     access_pass: AccessPass
     keyring: Keyring
@@ -61,7 +61,7 @@ class OpenedPass(NamedTuple):
 
 
 def sign_pass(access_pass: AccessPass, key: SigningKey) -> bytes:
-    """The signed bytes; ValueError for a pass that nobody would accept."""
+    """The signed bytes; ValueError for a pass that no reader would accept."""
     if access_pass.key_id != key.key_id:
         raise ValueError("the pass names another key than the one that signs it")
     return _PASSES.sign(access_pass, key)
@@ -76,14 +76,14 @@ def open_pass(
     challenge: bytes | None,
     keyring: Keyring | None = None,
 ) -> OpenedPass:
-    """The pass in these bytes, made by the server that the invite pins, for us, in this run.
+    """Open a pass from the server that the invite pins, for us, in this run.
 
     `challenge` is the one that we answered; None for a pass from our own disk, which need not be
-    fresh. `keyring` is what is known already, at a renewal: it counts in place of the fingerprint,
-    for it knows which keys were withdrawn since, and takes in the pass's newer keys.
+    fresh. `keyring` has the known keys at a renewal. It replaces the fingerprint, because it knows
+    which keys were withdrawn since, and the pass's newer keys are added to it.
 
-    MalformedDocument or UntrustedDocument if the pass does not count. Whether the token has
-    expired is not looked at: what the time is follows from the pass.
+    MalformedDocument or UntrustedDocument if the pass is not valid. The token's expiry is not
+    checked, because the correct time follows from the pass.
     """
     access_pass = _PASSES.read(data)
     if access_pass.run != run:

@@ -3,12 +3,12 @@
     text = to_text("potluck:", payload)
     payload = from_text("potluck:", text)       # MalformedDocument for one that was cut or mistyped
 
-The text may also be a file's contents: lines that begin with # are for people, and white space
-means nothing, so that an invite which a mail program has broken into lines is still one. Nor does
-what else programs do to a text on its way: quotes and brackets around it, the marks of a quoted
-mail, words before it, dashes made typographic, a capital at its beginning, invisible characters.
+The text may also be a file's contents: lines that begin with # are comments, and white space is
+ignored, so an invite which a mail program has broken into lines still works. So do common changes
+by other programs: quotes and brackets around it, the marks of a quoted mail, words before it,
+dashes made typographic, a capital at its beginning, invisible characters.
 
-Easy to get wrong: the checksum is there to find a typing mistake, not a forger.
+The checksum finds typing mistakes, not forgeries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import unicodedata
 from auth.errors import MalformedDocument
 
 CHECKSUM_BYTES = 4  # of SHA-256: one in four thousand million mistakes goes unseen
-LONGEST_TEXT_CHARACTERS = 16 << 10  # of a file, with what it says to people
+LONGEST_TEXT_CHARACTERS = 16 << 10  # of a file, with its comments
 
 COPY_AGAIN = (
     "Copy it again, all of it (in quotes if it has several lines), from where you were sent it; or "
@@ -31,9 +31,9 @@ QUOTING = ">|"  # before the lines of a quoted mail
 AROUND = (
     "\"'`<>()[]{}.,;:!?*|\u00ab\u00bb\u00b4\u2018\u2019\u201a\u201c\u201d\u201e\u2026\u2039\u203a"
 )
-"""Quotes, brackets and the ends of sentences: none of them is in an invite, or is its last one."""
+"""Quotes, brackets and the ends of sentences: an invite has none of them, or not as its last."""
 DASHES = dict.fromkeys((*range(0x2010, 0x2016), 0x2212), "-")
-"""Which word processors make of a plain one."""
+"""Word processors put these in place of a plain dash."""
 
 
 def to_text(scheme: str, payload: bytes) -> str:
@@ -42,19 +42,19 @@ def to_text(scheme: str, payload: bytes) -> str:
 
 
 def joined(text: str) -> str:
-    """The text without white space, lines for people, and the marks of quoted mails."""
+    """The text without white space, comment lines, and the marks of quoted mails."""
     lines = [line.strip().lstrip(QUOTING).lstrip() for line in text.splitlines()]
     kept = "".join(line for line in lines if not line.startswith("#"))
     return "".join(char for char in kept.translate(DASHES) if not _is_invisible(char))
 
 
 def holds(scheme: str, text: str) -> bool:
-    """Whether what is written under this scheme is in the text, right or wrong."""
+    """Whether the text has something under this scheme, right or wrong."""
     return _after(scheme, joined(text[:LONGEST_TEXT_CHARACTERS])) is not None
 
 
 def from_text(scheme: str, text: str) -> bytes:
-    """What the text stands for; MalformedDocument, which says what is wrong with it."""
+    """The decoded bytes; MalformedDocument, which says what is wrong with the text."""
     if len(text) > LONGEST_TEXT_CHARACTERS:
         raise not_an_invite("It is far too long.")
     encoded = _after(scheme, joined(text))
@@ -77,7 +77,7 @@ def from_text(scheme: str, text: str) -> bytes:
 
 
 def _after(scheme: str, whole: str) -> str | None:
-    """What follows the scheme, to its end; None where it is nowhere in it."""
+    """The text after the scheme; None if the scheme is not in it."""
     found = re.search(re.escape(scheme), whole, re.IGNORECASE | re.ASCII)
     return None if found is None else whole[found.end() :].strip(AROUND)
 

@@ -1,11 +1,11 @@
-"""Why somebody is not let in: every reason of DeDLOC I.5, and those that operating it adds.
+"""The reasons for refusing somebody: those of DeDLOC I.5, and those that operation adds.
 
-Each reason is distinct and typed, because different people act on them: a volunteer renews a
-token or sets the clock, a moderator looks at a revocation, a developer at a malformed message.
-The value of a reason is its code on the wire; codes are never reused for something else.
+Each reason is distinct and typed, because different people act on them: a volunteer renews a token
+or sets the clock, a moderator looks at a revocation, a developer at a malformed message. The value
+of a reason is its code on the wire; codes are never reused for something else.
 
-Easy to get wrong: a refusal is an answer, not an accident. It is given deliberately by somebody
-with the right to say no. That a server cannot be reached is never one.
+A refusal is a deliberate answer of somebody with the right to refuse. An unreachable server is
+never a refusal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from auth.errors import AuthError
 
 
 class Reason(enum.Enum):
-    """What was wrong, as a code."""
+    """The reason, as a code."""
 
     TOKEN_MISSING = "token-missing"
     MALFORMED = "malformed"
@@ -40,7 +40,7 @@ class Reason(enum.Enum):
 _UPDATE = "It may run another version of potluck: update the older of the two."
 _RENEW = "Renew the token; `potluck login INVITE` gets a new one."
 
-# what is said where nothing more is known than the reason: what, why, advice
+# the default sentences for each reason: what, why, advice
 _SENTENCES: dict[Reason, tuple[str, str, str]] = {
     Reason.TOKEN_MISSING: (
         "The message came without an access token.",
@@ -131,7 +131,7 @@ _SENTENCES: dict[Reason, tuple[str, str, str]] = {
 
 
 class AccessRefused(AuthError):
-    """Somebody may not do this, and `reason` says why. What is not given is said by the reason."""
+    """Somebody may not do this; `reason` says why. Sentences not given come from the reason."""
 
     exit_code = 3
 

@@ -1,16 +1,16 @@
-"""Who is let in no longer, before their tokens run out: a numbered, signed list.
+"""Excluding peers before their tokens expire: a numbered, signed list.
 
 An entry names a peer, a user or a token's serial, and a time. It refuses the tokens that were
-issued *before* that time: a person who is allowed again gets a new token, and that one counts. An
-entry can be forgotten once every token that it refuses has run out by itself.
+issued *before* that time; a person who is allowed again gets a new token, which is valid. An entry
+can be dropped once every token that it refuses has expired.
 
 The list travels from the auth server to every node and from node to node, so it is small
-(LIMIT_BYTES) and any node can judge it alone. Of two lists that are both genuine, the newer wins:
-the one of the deeper key (see `keyring`), then the higher number. So a stolen old key cannot
-freeze the list by signing an enormous number.
+(LIMIT_BYTES) and any node can verify it alone. Of two genuine lists the newer wins: the one of the
+deeper key (see `keyring`), then the higher number. So a stolen old key cannot freeze the list by
+signing an enormous number.
 
-Easy to get wrong: "issued before" is strict. A server that revokes in the very millisecond in
-which it issued a token must take the next one as the time of revocation.
+"Issued before" is strict. If a server revokes in the same millisecond in which it issued a token,
+it must use the next millisecond as the time of revocation.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from auth.keys import SIGNATURE_BYTES, SigningKey
 from auth.tokens import Token
 
 DOMAIN = b"potluck revocations 1"
-LIMIT_BYTES = 60 << 10  # fits a slot of the directory, and one UDP-sized patience at a poll
+LIMIT_BYTES = 60 << 10  # fits a slot of the directory, and a quick poll
 MOST_ENTRIES = 4_096  # the shortest has 23 bytes: more do not fit
 
 
 class PeerEntry(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag="p"):
-    """One key is out: a stolen laptop."""
+    """Revokes one key: a stolen laptop."""
 
     peer: PublicKey
     revoked_at_ms: TimeMs
@@ -42,7 +42,7 @@ class PeerEntry(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
 
 
 class NameEntry(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag="n"):
-    """One person is out, with every key they have."""
+    """Revokes one person, with every key they have."""
 
     username: Username
     revoked_at_ms: TimeMs
@@ -52,7 +52,7 @@ class NameEntry(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
 class SerialEntry(
     msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag="s"
 ):
-    """One token is out."""
+    """Revokes one token."""
 
     serial: Serial
     revoked_at_ms: TimeMs
@@ -63,7 +63,7 @@ Entry = PeerEntry | NameEntry | SerialEntry
 
 
 class RevocationList(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What one auth key says is revoked in its run, all of it. Higher numbers replace lower."""
+    """Everything that one auth key has revoked in its run. Higher numbers replace lower ones."""
 
     run: RunName
     number: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
@@ -100,12 +100,12 @@ def sign_list(revocations: RevocationList, key: SigningKey) -> bytes:
 
 
 def read_list(data: bytes) -> RevocationList:
-    """What the bytes say, verified by nobody; MalformedDocument if they are not a list."""
+    """The list in these bytes, unverified; MalformedDocument if they are not a list."""
     return _LISTS.read(data)
 
 
 def collapsed(entries: Iterable[Entry], now_ms: int) -> tuple[Entry, ...]:
-    """The entries that still refuse something, one for each thing named, the latest of each."""
+    """The entries that still refuse something, one for each subject, the latest of each."""
     latest: dict[tuple[type[Entry], bytes | str | int], Entry] = {}
     for entry in entries:
         if entry.forget_at_ms <= now_ms:
@@ -128,7 +128,7 @@ def _named(entry: Entry) -> bytes | str | int:
 
 
 class Revocations:
-    """The newest list that was accepted, in a form that answers at once."""
+    """The newest list that was accepted, in a form for quick lookups."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -141,10 +141,10 @@ class Revocations:
         self._serials: set[int] = set()
 
     def accept(self, data: bytes, keyring: Keyring) -> bool:
-        """Take in a list if it is genuine and newer than ours; whether it was.
+        """Use a list if it is genuine and newer than ours; returns whether it was.
 
-        MalformedDocument or UntrustedDocument if it is neither. A list that withdraws auth keys
-        withdraws them from the keyring.
+        MalformedDocument or UntrustedDocument if it is not a genuine list. A list that withdraws
+        auth keys withdraws them from the keyring.
         """
         if data == self.newest:
             return False

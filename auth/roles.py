@@ -1,10 +1,10 @@
-"""What a person may do in a run: the roles inside a token.
+"""A person's permissions in a run: the roles inside a token.
 
 A volunteer trains. A backbone serves the others (bootstrap, relay, checkpoints) and may train. A
 moderator decides who takes part. A monitor reads and does not train. A person may have several.
 
-Easy to get wrong: the roles in a token are a set, and a set has many spellings. There is one that
-counts (`in_order`): sorted, each once. Tokens in any other spelling are refused.
+A set of roles could be written in many ways. Only one is valid (`in_order`): sorted, each once.
+Tokens with any other are refused.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MAY_TRAIN = frozenset({Role.VOLUNTEER, Role.BACKBONE})
 
 
 def in_order(roles: Iterable[Role]) -> tuple[Role, ...]:
-    """The one spelling of a set of roles."""
+    """The roles sorted, each once."""
     return tuple(sorted(set(roles), key=lambda role: role.value))
 
 
 def may_train(roles: Iterable[Role]) -> bool:
-    """Whether somebody with these roles changes what is trained, rather than only looks on."""
+    """Whether somebody with these roles changes the model, rather than only watching."""
     return not MAY_TRAIN.isdisjoint(roles)

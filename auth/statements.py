@@ -1,12 +1,12 @@
-"""What an auth server says under its signature beside passes: what time it is, and no.
+"""Statements that an auth server signs beside passes: the time, and refusals.
 
-Both answer something that the asker chose or was given for this once (a nonce, a challenge), so
-that an old one cannot be shown again; and both are signed, so that nobody on the way (the login
-page of a hotel's network, a proxy with a grudge) can tell a node that it is refused. What is not
-signed is an outage, whatever it says.
+Both answer a value that the asker chose or was given for this once (a nonce, a challenge), so that
+an old one cannot be replayed. Both are signed, so that nobody on the way (the login page of a
+hotel's network, a hostile proxy) can tell a node that it is refused. Anything unsigned is an
+outage, whatever it says.
 
-Easy to get wrong: the texts of a refusal are shown to a person. They hold printable characters
-only; `sentence` makes them so.
+The texts of a refusal are shown to a person. They hold printable characters only; `sentence` makes
+them so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Code = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9-]+\Z"
 
 
 class SignedTime(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """The auth server's time, for the one who sent the nonce."""
+    """The auth server's time, for the sender of the nonce."""
 
     run: RunName
     nonce: Answered
@@ -42,7 +42,7 @@ class SignedTime(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
 
 
 class SignedRefusal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """A no from the auth server to the one who answered or sent `answered` (a challenge, a nonce).
+    """A refusal for the peer that answered or sent `answered` (a challenge, a nonce).
 
     `code` is for machines (`refusals.Reason`, or one of the server's own), the rest for people.
     """
@@ -62,7 +62,7 @@ _REFUSALS = DocumentType(SignedRefusal, "signed refusal", REFUSAL_DOMAIN, REFUSA
 
 
 def sentence(text: str) -> str:
-    """A text as it may stand in a refusal: printable, and not too long."""
+    """A text that is valid in a refusal: printable, and not too long."""
     printable = "".join(char if char.isprintable() else " " for char in text)
     return printable[:LONGEST_TEXT]
 
@@ -79,7 +79,7 @@ def open_time(data: bytes, keyring: Keyring, nonce: bytes) -> SignedTime:
 
 
 def sign_refusal(refusal: SignedRefusal, key: SigningKey) -> bytes:
-    """The signed bytes; the texts are made such as may be shown."""
+    """The signed bytes; the texts are made printable."""
     shown = msgspec.structs.replace(
         refusal,
         what=sentence(refusal.what),
@@ -90,7 +90,7 @@ def sign_refusal(refusal: SignedRefusal, key: SigningKey) -> bytes:
 
 
 def open_refusal(data: bytes, keyring: Keyring, answered: bytes) -> SignedRefusal:
-    """The refusal of what we asked; MalformedDocument or UntrustedDocument if it is not that."""
+    """The refusal of our request; MalformedDocument or UntrustedDocument if it is not that."""
     refusal = _REFUSALS.read(data)
     _check(_REFUSALS, data, refusal, refusal.answered, keyring, answered)
     for text in (refusal.what, refusal.why, refusal.advice):

@@ -1,14 +1,14 @@
-"""The access token: that a person, known by a name, may take part in a run with one key, for now.
+"""The access token: a person, known by a name, may take part in a run with one key, for now.
 
     token = array [run, username, peer key, roles, serial, key id, issued, expires], signature
 
 signed by the auth key (docs/protocols.md, "Envelopes"; the byte form is that of `documents`). The
-token is no secret and proves nothing alone: whoever shows it must also prove to hold the key that
-it names. Who verifies tokens again and again uses `verified_tokens.VerifiedTokens`, which adds
-the checks that change from minute to minute.
+token is no secret and proves nothing alone: a peer that shows it must also prove that it holds the
+key in it. To verify tokens repeatedly, use `verified_tokens.VerifiedTokens`, which adds the checks
+that change from minute to minute.
 
-Easy to get wrong: `read_token` has verified nothing. And times are the auth server's: allow for
-the difference of two clocks, CLOCK_TOLERANCE_MS, where a token is from the future.
+Easy to get wrong: `read_token` verifies nothing. The times are the auth server's: if a token is
+from the future, allow for the difference of two clocks, CLOCK_TOLERANCE_MS.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ DOMAIN = b"potluck token 1"
 LIMIT_BYTES = 512  # the longest names there may be, and room
 
 CLOCK_TOLERANCE_MS = 30_000
-"""N of DeDLOC I.5: how far two clocks may differ. Half a minute is hard to be off by with NTP."""
+"""N of DeDLOC I.5: how far two clocks may differ. With NTP they are far closer."""
 
 LONGEST_LIFE_MS = 7 * 24 * 3600 * 1000
-"""No token lives longer, whatever the auth server says: revocations need not be kept for ever."""
+"""No token lives longer, whatever the auth server says, so revocations can be dropped later."""
 
 DEFAULT_LIFE_MS = 3600 * 1000
 
 
 class Token(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What the auth server says of a peer. Times are milliseconds since 1970, the server's."""
+    """The auth server's statement about a peer. Times are milliseconds since 1970, the server's."""
 
     run: RunName
     username: Username
@@ -58,7 +58,7 @@ _TOKENS = DocumentType(Token, "token", DOMAIN, LIMIT_BYTES)
 
 
 def sign_token(token: Token, key: SigningKey) -> bytes:
-    """The signed bytes of a token; ValueError for one that nobody would accept.
+    """The signed bytes of a token; ValueError for one that no node would accept.
 
     Roles may come in any order. `token.key_id` must be that of `key`.
     """
@@ -72,7 +72,7 @@ def sign_token(token: Token, key: SigningKey) -> bytes:
 
 
 def read_token(data: bytes) -> Token:
-    """What the bytes say, verified by nobody; AccessRefused(MALFORMED) if they are no token."""
+    """The token in these bytes, unverified; AccessRefused(MALFORMED) if there is none."""
     try:
         token = _TOKENS.read(data)
     except MalformedDocument as error:
@@ -91,7 +91,7 @@ def is_genuine(data: bytes, key: VerifyingKey) -> bool:
 def check_times(token: Token, now_ms: int, *, grace_ms: int = 0) -> None:
     """Refuse a token that is not valid now: from `issued_ms` on, and before `expires_ms`.
 
-    A token from the near future is taken: its issuer's clock may be ahead by the tolerance.
+    A token from the near future is accepted: its issuer's clock may be ahead by the tolerance.
     `grace_ms` is how much longer a run lets tokens live, for when its auth server is away.
     """
     if now_ms >= token.expires_ms + grace_ms:
@@ -117,7 +117,7 @@ def in_words(milliseconds: int) -> str:
 
 
 def _contradiction(token: Token) -> str:
-    """What is wrong with a token whose fields are each as they should be; empty if nothing."""
+    """The contradiction between a token's fields; empty if there is none."""
     if token.roles != in_order(token.roles):
         return "The roles in the token are not in order, each once."
     if not 0 < token.expires_ms - token.issued_ms <= LONGEST_LIFE_MS:

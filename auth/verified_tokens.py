@@ -1,22 +1,21 @@
-"""Tokens that were verified before are not verified again: a call costs no signature for them.
+"""Remembers verified tokens, so that a call does not verify their signature again.
 
-What a signature proves does not change; what is asked of a token from minute to minute does:
-whether it has expired, whether it was revoked, whether its auth key still counts. So the signature
-is remembered by the token's exact bytes, and everything else is looked at on every use.
+A token's signature stays valid; other properties change from minute to minute: whether it has
+expired, was revoked, or its auth key is still trusted. So the signature is remembered by the
+token's exact bytes, and everything else is checked on every use.
 
 Only genuine tokens are remembered, so strangers cannot fill the memory; it holds CAPACITY of them
 and drops the one that was used longest ago.
 
-Easy to get wrong: a token is verified here, the peer is not. Whether the one who shows a token is
-the one it names must be asked with `expect` or by comparing keys.
+Easy to get wrong: this verifies the token, not the peer. Use `expect` or compare keys to check that
+the peer that shows a token is the one in it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import msgspec
 
+from auth.bounded_map import BoundedMap
 from auth.keyring import Keyring
 from auth.keys import VerifyingKey, peer_id_of
 from auth.refusals import AccessRefused, Reason
@@ -37,8 +36,8 @@ class VerifiedToken(msgspec.Struct, frozen=True):
 class VerifiedTokens:
     """The tokens of a run that were found genuine.
 
-    `keyring`, `revocations` and `grace_ms` may be exchanged or changed at any time; what was
-    verified with a key that is trusted no longer does not count either.
+    `keyring`, `revocations` and `grace_ms` may be replaced or changed at any time; a token of a key
+    that is no longer trusted is then refused, too.
     """
 
     def __init__(
@@ -54,17 +53,16 @@ class VerifiedTokens:
         self.keyring = keyring
         self.revocations = revocations
         self.grace_ms = grace_ms
-        self._capacity = capacity
-        self._known: OrderedDict[bytes, tuple[VerifiedToken, bytes]] = OrderedDict()
+        self._known = BoundedMap[bytes, tuple[VerifiedToken, bytes]](capacity)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def verify(self, data: bytes, now_ms: int, *, shown_by: bytes | None = None) -> VerifiedToken:
-        """The token in these bytes if it counts now; AccessRefused with the reason if not.
+        """The token in these bytes if it is valid now; AccessRefused with the reason if not.
 
-        `shown_by` is the public key that the channel proved; a token of another is refused before
-        any signature is looked at.
+        `shown_by` is the public key that the channel proved; another peer's token is refused before
+        any signature is verified.
         """
         known = self._known.get(data)
         if known is None:
@@ -96,12 +94,10 @@ class VerifiedTokens:
             raise AccessRefused(Reason.TOKEN_SIGNATURE)
         verified = VerifiedToken(token, VerifyingKey(token.peer), peer_id_of(token.peer))
         self._known[data] = (verified, trusted.key.public_key)
-        if len(self._known) > self._capacity:
-            self._known.popitem(last=False)
         return verified
 
     def _check(self, token: Token, now_ms: int, shown_by: bytes | None) -> None:
-        """What can change between two uses, and what costs nothing to see."""
+        """Everything that can change between two uses, and everything that is cheap to check."""
         if token.run != self.run:
             raise AccessRefused(
                 Reason.WRONG_RUN, f"The access token is for the run {token.run}, not {self.run}."

@@ -1,1 +1,1 @@
-"""Networks, optimisers and data that a run can name. Ground floor."""
+"""Networks, optimizers and data that a run can name. It imports no other package of potluck."""

@@ -1,14 +1,14 @@
 """ALBERT (Lan et al. 2020): one layer used many times, and embeddings narrower than the network.
 
-It learns to guess masked ids and whether two segments stand in their order (`masking`). Its few
-parameters make it what runs over home internet were first shown with: base has 12 million where
-BERT's equivalent has 108, and needs as much computing.
+It learns to guess masked ids and whether two segments are in order (`masking`). Runs over home
+internet were first shown with it, because it has few parameters: base has 12 million where BERT's
+equivalent has 108, and needs as much computing.
 
 A sample is one window of text with two segments. Its loss is the mean over its masked ids of the
 cross-entropy, plus that of the order, as in the paper.
 
-The one thing easy to get wrong: the norms stand behind each block, not before it as in the GPT, and
-there is no dropout (nor has the paper's second version any).
+The norms come after each block, not before it as in the GPT, and there is no dropout (nor has the
+paper's second version any).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from models.trainable import FLOAT32_BYTES, Trainable
 
 INITIAL_DEVIATION = 0.02
 
-# What autograd keeps of one pass through the layer, in values per id and width: what goes into each
-# norm (2), always in float32; the layer's input, query, key, value, the mixed heads and what comes
-# out of each norm (7). Then both sides of the gelu, and of the embeddings their sum and its norm.
+# Values that autograd keeps of one pass through the layer, per id and width: the input of each norm
+# (2), always in float32; the layer's input, query, key, value, the mixed heads and the output of
+# each norm (7). Then both sides of the gelu, and of the embeddings their sum and its norm.
 KEPT_EXACTLY, KEPT = 2, 7
 KEPT_EMBEDDINGS = 2
 LOGIT_BYTES = 2 * FLOAT32_BYTES  # of the cross-entropy: the logits, and what is kept of them
@@ -50,7 +50,7 @@ SEGMENTS = 2
 
 
 class AlbertSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`context` counts all ids that the model is given: [CLS], two segments, and two [SEP]."""
+    """`context` counts all ids of the model's input: [CLS], two segments, and two [SEP]."""
 
     context: Annotated[int, Meta(ge=8, le=65_536)] = 512
     width: Annotated[int, Meta(ge=1, le=16_384)] = 768

@@ -5,9 +5,9 @@ one before, then the mean over the image and one linear layer.
 
 A sample is one image with its label; its loss is the cross-entropy.
 
-The one thing easy to get wrong: the norms are over groups of channels within one image, not over
-the batch. With batch norm a sample's loss depends on which others a peer happens to have beside it,
-and running means are each peer's own: the run would not be one large batch.
+The norms are over groups of channels within one image, not over the batch. With batch norm a
+sample's loss would depend on the other samples in a peer's batch, and each peer would have its own
+running means: the run would not be one large batch.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from models.trainable import FLOAT32_BYTES, Trainable
 STAGES = 3
 CHANNELS_PER_GROUP = 8
 
-# What autograd keeps of a block, in values per pixel and channel: what goes into each convolution
-# (2) and each norm (2).
+# Values that autograd keeps of a block, per pixel and channel: the input of each convolution (2)
+# and of each norm (2).
 KEPT_PER_BLOCK = 4
 
 
@@ -54,7 +54,7 @@ SIZES: dict[str, ClassifierSettings] = {
 }
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
@@ -90,7 +90,7 @@ class Classifier(Trainable):
             for stage, width in enumerate(widths):
                 for number in range(settings.blocks):
                     stride = 2 if stage > 0 and number == 0 else 1
-                    self.blocks.append(Block(before, width, stride))
+                    self.blocks.append(ResidualBlock(before, width, stride))
                     before = width
             self.output = nn.Linear(before, settings.classes)
         if seed is not None:
@@ -105,7 +105,9 @@ class Classifier(Trainable):
                 fill_evenly(parameter, math.sqrt(2.0 / inputs), generator)  # He et al. 2015
         with torch.no_grad():
             for block in self.modules():
-                if isinstance(block, Block):  # begins as the identity (Goyal et al. 2017, 5.1)
+                if isinstance(
+                    block, ResidualBlock
+                ):  # begins as the identity (Goyal et al. 2017, 5.1)
                     block.second_norm.weight.zero_()
 
     def forward(self, images: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The root of every error that models raises on purpose, and the two about settings and states.
 
-The ground knows nothing of what stands above it, so this is a root of its own, as auth has one: the
-same three sentences (what happened, why probably, what to do), shown in the same way.
+This package does not import the layers above it, so this is a root of its own, as in auth: the same
+three sentences (what happened, why probably, what to do), shown in the same way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NEAR_ENOUGH = 0.6  # of difflib: `leyers` still means `layers`, `depth` does not
 
 
 class ModelsError(Exception):
-    """Root of the hierarchy of models. `exit_code` is what the command line then answers with."""
+    """Root of the hierarchy of models. `exit_code` is the exit code of the command."""
 
     exit_code = 1
 
@@ -28,13 +28,13 @@ class ModelsError(Exception):
 
 
 class WrongSettings(ModelsError, ValueError):
-    """A name that there is not, a key that is not known, a value that cannot be."""
+    """An unknown name or key, or a wrong value."""
 
     exit_code = 2
 
 
 class NotThisModel(ModelsError, ValueError):
-    """Tensors, or a batch, that are not of the model they are said to be of."""
+    """Tensors, or a batch, that do not belong to this model."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

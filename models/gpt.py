@@ -1,14 +1,14 @@
 """A small GPT on bytes: the default model.
 
-Shaped as GPT-2 (norms before each block, learned positions, gelu by tanh, the output layer tied to
-the embedding), so that `hf_export` can write it for others' tools. Bytes are the vocabulary: any
-text is 256 ids, there is no tokenizer to agree on, and what it writes can be read.
+Shaped like GPT-2 (norms before each block, learned positions, gelu by tanh, the output layer tied
+to the embedding), so that `hf_export` can write it for other tools. Bytes are the vocabulary: any
+text is 256 ids, there is no tokenizer to agree on, and its output can be read.
 
 A sample is a window of `context + 1` bytes; its loss is the mean over the `context` predictions in
 it, in nats per byte (5.55 for an untrained model, ln 256).
 
-The one thing easy to get wrong: there is no dropout, deliberately. Its randomness would be each
-peer's own, and large runs on more data than they can read do not need it.
+There is no dropout, deliberately. Its randomness would be each peer's own, and large runs on more
+data than they can read do not need it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from models.trainable import FLOAT32_BYTES, Trainable
 BYTES = 256
 INITIAL_DEVIATION = 0.02  # GPT-2, 2.3
 
-# What autograd keeps of a block, in values per byte and width: what goes into each norm (2), always
-# in float32; what comes out of it (2), query, key and value (3), the mixed heads (1), and both
-# sides of the gelu (8).
+# Values that autograd keeps of a block, per byte and width: the input of each norm (2), always in
+# float32; its output (2), query, key and value (3), the mixed heads (1), and both sides of the gelu
+# (8).
 KEPT_EXACTLY, KEPT = 2, 14
 LOGIT_BYTES = 2 * FLOAT32_BYTES  # of the cross-entropy: the logits, and what is kept of them
 
@@ -61,7 +61,7 @@ SIZES: dict[str, GPTSettings] = {
 
 
 class Attention(nn.Module):
-    """Each position looks at itself and at those before it."""
+    """Each position attends to itself and to those before it."""
 
     def __init__(self, settings: GPTSettings) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         return y
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     def __init__(self, settings: GPTSettings) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(settings.width)
@@ -111,7 +111,7 @@ class GPT(Trainable):
         with torch.device("meta"):  # nothing is drawn here from torch's global generator
             self.embedding = empty_embedding(settings.vocabulary, settings.width)
             self.positions = empty_embedding(settings.context, settings.width)
-            self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
+            self.blocks = nn.ModuleList(TransformerBlock(settings) for _ in range(settings.layers))
             self.norm = nn.LayerNorm(settings.width)
         if seed is not None:
             self.to_empty(device="cpu")
@@ -178,7 +178,7 @@ class GPT(Trainable):
         """Further ids, one by one: `bytes(gpt.generate(b"def ", 200, generator=seeded(1)))`.
 
         Temperature 0 takes the likeliest each time. Every id costs a pass over the whole context:
-        this is for looking at what was learned, not for serving.
+        this is for a look at the model, not for serving.
         """
         device = self.embedding.weight.device
         ids = list(prompt)[-self.settings.context :] or [ord("\n")]

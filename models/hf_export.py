@@ -1,4 +1,4 @@
-"""A model's tensors under the names that transformers gives them, and its config.json.
+"""A model's tensors under their names in transformers, and its config.json.
 
 Pure: nothing is read or written here, and Hugging Face's library is not needed. `potluck export
 --format hf` writes what this returns: `tensors` into model.safetensors (with the metadata
@@ -6,7 +6,7 @@ Pure: nothing is read or written here, and Hugging Face's library is not needed.
 `AlbertForPreTraining`, loads it. There is no tokenizer to export: ids are bytes, unless the run's
 data was of other ids.
 
-The one thing easy to get wrong: GPT-2's linear layers are stored transposed there, (in, out).
+GPT-2's linear layers are stored transposed there, (in, out).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class HuggingFaceFiles:
 def hf_export(settings: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> HuggingFaceFiles:
     """From the model's plain settings and its state dict.
 
-    NotThisModel, naming what is missing, left over or of another shape, before anything is made;
-    WrongSettings for a model that transformers does not have.
+    NotThisModel, which names tensors that are missing, left over or of another shape, before
+    anything is made; WrongSettings for a model that transformers does not have.
     """
     read = model_settings(settings)
     match read:
@@ -88,7 +88,7 @@ def _gpt_config(settings: GPTSettings) -> dict[str, Any]:
         "attn_pdrop": 0.0,
         "resid_pdrop": 0.0,
         "tie_word_embeddings": True,
-        "bos_token_id": None,  # the defaults are ids that 256 bytes do not have
+        "bos_token_id": None,  # the defaults are ids beyond 256 bytes
         "eos_token_id": None,
     }
 

@@ -5,8 +5,8 @@ their digest. Torch's own `normal_` and `uniform_` do not give that: with and wi
 differ in the last bits. Here only the generator's whole numbers are used, which are the same
 everywhere, and one multiplication, which IEEE 754 rounds in one way only.
 
-The one thing easy to get wrong: values are drawn in the order of the calls, from one generator, and
-never from torch's global one. Another order of layers is another network.
+Values are drawn in the order of the calls, from one generator, and never from torch's global one.
+Another order of layers gives another network.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def fill_evenly(tensor: Tensor, standard_deviation: float, generator: torch.Gene
 
 @torch.no_grad()
 def fill_constants(network: nn.Module) -> None:
-    """Zero for every bias, one for every scale of a norm: for all that has one dimension."""
+    """Zero for every bias, one for every scale of a norm: for all parameters of one dimension."""
     for name, parameter in network.named_parameters():
         if parameter.dim() < 2:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)

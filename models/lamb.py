@@ -5,10 +5,10 @@
     x = x - lr * phi(|x|) / |r + decay x| * (r + decay x)        phi(z) = min(max(z, low), high)
 
 A layer is one tensor. With batches of tens of thousands of samples, where plain Adam diverges, the
-rate means the same for each layer: by which fraction of itself it moves.
+rate means the same for each layer: the fraction of its norm by which it moves.
 
-The one thing easy to get wrong: where the layer or its update is zero, the ratio is one, or a layer
-that begins at zero would never leave it.
+If the layer or its update is zero, the ratio is one; otherwise a layer that begins at zero would
+never leave it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Lamb(Layerwise):
     - `norm_bounds`: the `low` and `high` of phi; without bounds it is the norm itself.
     - `adapt`: False takes the ratio for one; `parameter_groups` sets it for biases and norms.
 
-    The state of a parameter is named as torch's Adam does: step, exp_avg, exp_avg_sq.
+    The state of a parameter has the same names as in torch's Adam: step, exp_avg, exp_avg_sq.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Lamb(Layerwise):
 
 
 def _trust_ratio(x: Tensor, update: Tensor, bounds: tuple[float, float]) -> Tensor:
-    """phi(|x|) / |update|, a scalar that stays on the device: nobody waits for it."""
+    """phi(|x|) / |update|, a scalar that stays on the device, so that nothing waits for it."""
     size, change = norm_of(x), norm_of(update)
     moves = (size > 0) & (change > 0)
     return torch.where(moves, size.clamp(*bounds) / change, torch.ones_like(size))

@@ -7,8 +7,8 @@
 A layer is one tensor. Without it, large batches need rates at which some layers' steps are larger
 than the layers themselves, while others hardly move.
 
-The one thing easy to get wrong: the rate is inside the momentum, unlike in torch's SGD. A rate that
-a schedule has lowered lets earlier steps run out at the rate they were made with.
+The rate is inside the momentum, unlike in torch's SGD. After a schedule has lowered the rate,
+earlier steps continue at the rate they were made with.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Lars(Layerwise):
 
 
 def _local_rate(w: Tensor, gradient: Tensor, trust: float, decay: float) -> Tensor:
-    """Equation 6, as a scalar on the device; one where it would be nothing, or 0 / 0."""
+    """Equation 6, as a scalar on the device; one if it would be zero, or 0 / 0."""
     size, slope = norm_of(w), norm_of(gradient)
     below = slope + decay * size
     moves = (size > 0) & (below > 0)

@@ -1,9 +1,9 @@
-"""Optimizers that step layer by layer: the loop that LAMB and LARS share, and what both refuse.
+"""Optimizers that step layer by layer: the loop that LAMB and LARS share, and their common checks.
 
-A layer is one tensor. How it steps stands in each optimizer, as its paper has it. Here is what has
-nothing to do with a paper: which tensors are stepped, and what neither optimizer takes.
+A layer is one tensor. Each optimizer has its paper's step of a layer. This module decides which
+tensors are stepped, and refuses those that neither optimizer takes.
 
-The one thing easy to get wrong: the closure of `step` computes gradients, while the steps must not.
+The closure of `step` computes gradients, while the steps must not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from models.errors import NotThisModel, WrongSettings
 
 
 class Layerwise(Optimizer, ABC):
-    """An optimizer whose step of one tensor depends on nothing but that tensor and its gradient."""
+    """An optimizer whose step of one tensor depends only on that tensor and its gradient."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -1,13 +1,13 @@
-"""What ALBERT learns from: text with masked ids to be guessed, and two halves in order or swapped.
+"""ALBERT's task: text with masked ids to be guessed, and two halves in order or swapped.
 
-From each window of text two consecutive segments are cut, A and B, at a random place. The model is
-given `[CLS] A [SEP] B [SEP]`, or B before A for half of the samples, and says which (sentence order
-prediction). Of the text's ids 15 % are chosen in runs of one to three, a run of n with a chance in
-proportion to 1/n (equation 4 of the ALBERT paper); of those 80 % become [MASK], 10 % a random id,
-and 10 % stay, as in BERT.
+From each window of text two consecutive segments are cut, A and B, at a random place. The model's
+input is `[CLS] A [SEP] B [SEP]`, or B before A for half of the samples, and it says which (sentence
+order prediction). Of the text's ids 15 % are chosen in runs of one to three, a run of n with a
+chance in proportion to 1/n (equation 4 of the ALBERT paper); of those 80 % become [MASK], 10 % a
+random id, and 10 % stay, as in BERT.
 
-The one thing easy to get wrong: every sample has the same number of chosen ids. Then the mean over
-a batch's chosen ids is the mean over its samples, and peers can add up their gradients.
+Every sample has the same number of chosen ids. So the mean over a batch's chosen ids is the mean
+over its samples, and peers can add up their gradients.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHANCES = 1 << 24  # how finely chances are drawn: as whole numbers, the same on
 
 
 class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which ids there are. `first` to `last` are what a random id is drawn from."""
+    """The ids. A random id is drawn from `first` to `last`."""
 
     size: Size
     first: Size
@@ -55,7 +55,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 BYTE_VOCABULARY = Vocabulary(size=260, first=0, last=255, pad=256, cls=257, sep=258, mask=259)
-"""The 256 bytes, and four ids behind them."""
+"""The 256 bytes, and four ids after them."""
 
 ALBERT_VOCABULARY = Vocabulary(size=30_000, first=5, last=29_999, pad=0, cls=2, sep=3, mask=4)
 """The published SentencePiece vocabulary, of which 1 is the unknown piece."""
@@ -67,7 +67,7 @@ class MaskedBatch(NamedTuple):
     ids: Tensor  # (samples, length) int64: what the model is given
     segments: Tensor  # (samples, length) int64: 0 up to the first [SEP], then 1
     positions: Tensor  # (samples, chosen) int64: where ids are to be guessed
-    targets: Tensor  # (samples, chosen) int64: what stood there
+    targets: Tensor  # (samples, chosen) int64: the original ids
     swapped: Tensor  # (samples,) int64: 1 where B stands before A
 
 
@@ -159,7 +159,7 @@ def _run_lengths(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 
 def _disguised(targets: Tensor, vocabulary: Vocabulary, generator: torch.Generator) -> Tensor:
-    """What the model is given in the place of the chosen ids."""
+    """The model's input in place of the chosen ids."""
     chance = torch.randint(CHANCES, targets.shape, generator=generator)
     anything = torch.randint(
         vocabulary.first, vocabulary.last + 1, targets.shape, generator=generator

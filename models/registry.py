@@ -5,12 +5,12 @@
     size = "tiny"          lr = 0.00176            warmup = 100
     context = 256          weight_decay = 0.01     steps = 10_000
 
-`size` names a shape of the model, and other keys then change single fields of it. What is not
-known is refused, with the nearest right name. A model of one's own needs none of this:
-`CollaborativeOptimizer` takes any.
+`size` names a shape of the model, and other keys then change single fields of it. Unknown names and
+keys are refused, with the nearest known one. `CollaborativeOptimizer` takes any model, also one
+that is not listed here.
 
-The one thing easy to get wrong: the seed of the initial parameters is part of what all peers must
-agree on, and therefore an argument without a default.
+The seed of the initial parameters is part of what all peers must agree on, so it is an argument
+without a default.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from models import albert, classifier, gpt
 from models.errors import WrongSettings, nearest
 from models.lamb import Lamb
 from models.lars import Lars
-from models.parameter_groups import parameter_groups
 from models.schedules import DECAYS, Schedule, ScheduleSettings
 from models.settings import read_settings, take_name
 from models.trainable import Trainable
@@ -53,7 +52,7 @@ MODELS: dict[str, ModelKind] = {
 
 
 def model_settings(settings: Mapping[str, Any]) -> msgspec.Struct:
-    """The typed settings that these plain ones mean: those of their size, with what they change."""
+    """The typed settings for these plain ones: those of the size, with the changes."""
     name = take_name(settings, MODELS, "model")
     kind = MODELS[name]
     own = {key: value for key, value in settings.items() if key not in ("name", "size")}
@@ -158,7 +157,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
 
 
 def optimizer_factory(settings: Mapping[str, Any]) -> OptimizerFactory:
-    """What makes the optimizer for `named_parameters`; biases and norms are not decayed.
+    """A factory for the optimizer of `named_parameters`; biases and norms are not decayed.
 
     The settings are checked here, before there is a model.
     """
@@ -170,10 +169,34 @@ def optimizer_factory(settings: Mapping[str, Any]) -> OptimizerFactory:
 
 
 def schedule_factory(settings: Mapping[str, Any]) -> ScheduleFactory:
-    """What makes the schedule of an optimizer's learning rates; one step of it is one epoch."""
+    """A factory for the schedule of an optimizer's learning rates; one step of it is one epoch."""
     name = take_name(settings, dict.fromkeys(DECAYS), "schedule")
     own = {key: value for key, value in settings.items() if key != "name"}
     if "decay" in own:
         raise WrongSettings("The decay of a schedule is its `name`.", advice="Leave `decay` out.")
     read = read_settings({"decay": name, **own}, ScheduleSettings, f"the schedule {name}")
     return lambda optimizer: Schedule(optimizer, read)
+
+
+# Which parameters are decayed, and adapted layer by layer: all but biases and the scales of norms.
+# Both are recognized by having one dimension. Decaying them moves a norm's scale to zero for no
+# good reason, and the norm of a bias says nothing about how far a step may take it. Most
+# implementations of LAMB and LARS do this, though the papers' algorithms do not mention it.
+
+
+def parameter_groups(named_parameters: NamedParameters) -> list[dict[str, Any]]:
+    """Two groups for a torch optimizer; a group that would be empty is left out.
+
+    The second has no decay and, for Lamb and Lars, no adaptation (other optimizers keep that key
+    and ignore it). Parameters that are not trained are left out.
+    """
+    decayed: list[tuple[str, nn.Parameter]] = []
+    plain: list[tuple[str, nn.Parameter]] = []
+    for name, parameter in named_parameters:
+        if parameter.requires_grad:
+            (decayed if parameter.dim() >= 2 else plain).append((name, parameter))
+    groups: list[dict[str, Any]] = [
+        {"params": decayed},
+        {"params": plain, "weight_decay": 0.0, "adapt": False},
+    ]
+    return [group for group in groups if group["params"]]

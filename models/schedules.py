@@ -4,9 +4,9 @@ A schedule is a torch `LRScheduler` whose whole state is one number, the epochs 
 travels as `{"last_epoch": 12}`; a newcomer takes that number and sets its rates from its own
 settings.
 
-The one thing easy to get wrong: the first step has a rate above zero. With `warmup` w the steps
-0 … w - 1 take 1/(w+1) … w/(w+1) of the full rate, and step w is the first with all of it; the rate
-of the last step before `steps` is just above the floor.
+The first step has a rate above zero. With `warmup` w the steps 0 … w - 1 take 1/(w+1) … w/(w+1) of
+the full rate, and step w is the first with all of it; the rate of the last step before `steps` is
+just above the floor.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
 class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """- `warmup`: how many epochs come before the full rate.
-    - `steps`: at which epoch the floor is reached, and kept; without meaning for "constant".
+    """- `warmup`: the number of epochs before the full rate.
+    - `steps`: the epoch from which the floor is kept; without meaning for "constant".
     - `floor`: the rate at the end, as a fraction of the full one.
-    - `power`: of the polynomial; 1 is linear, and 2 is what LARS was published with.
+    - `power`: of the polynomial; 1 is linear, and 2 is the published one of LARS.
     """
 
     decay: Decay
@@ -55,7 +55,7 @@ class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def factor(settings: ScheduleSettings, epoch: int) -> float:
-    """The fraction of the full rate with which the step from this epoch to the next is made."""
+    """The fraction of the full rate for the step from this epoch to the next."""
     if epoch < settings.warmup:
         return round((epoch + 1) / (settings.warmup + 1), DIGITS)
     if settings.decay == "constant":
@@ -95,7 +95,7 @@ class Schedule(LRScheduler):
         return {"last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Sets the rates, too: from our settings, not from whoever sent the state."""
+        """Sets the rates, too: from our settings, not from the state's sender."""
         epoch = state_dict.get("last_epoch")
         if type(epoch) is not int or not 0 <= epoch < 1 << 63 or len(state_dict) != 1:
             raise WrongSettings(

@@ -1,8 +1,7 @@
-"""Settings as they stand in a run's file, read into a typed struct; what cannot be is refused.
+"""Reads settings of a run's file into a typed struct, and refuses wrong ones.
 
-A key that the struct does not have is told with the nearest one that it has, a missing or wrong
-value with its key and what it must be. The one thing easy to get wrong: `1` is fine where 1.0 is
-meant, and `"1"` or `true` are not.
+An unknown key is reported with the nearest known one, a missing or wrong value with its key and the
+values that it may have. `1` is accepted for 1.0, but `"1"` and `true` are not.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ PLACE = re.compile(r" - at `\$\.?(.*?)`$")
 
 
 def read_settings(given: Mapping[str, Any], kind: type[Read], of: str) -> Read:
-    """The struct; `of` says in messages what it describes: `the model gpt`."""
+    """The struct; `of` names its subject in messages: `the model gpt`."""
     for key in given:
         if key not in kind.__struct_fields__:
             raise WrongSettings(
@@ -41,7 +40,7 @@ def read_settings(given: Mapping[str, Any], kind: type[Read], of: str) -> Read:
 
 
 def checked(settings: Read, of: str) -> Read:
-    """The same settings, if they can be: those that were made in Python nobody has looked at."""
+    """The same settings, if valid: settings that were made in Python have not been checked."""
     return read_settings(msgspec.to_builtins(settings), type(settings), of)
 
 

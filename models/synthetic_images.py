@@ -1,11 +1,11 @@
 """A built-in set of images that need no download: ten kinds of figures, drawn from their number.
 
 Image number i of a seed is the same on every machine: a disc, ring, square, … of random place, size
-and colours, with noise over it. There is no end of them, and peers need no list: each draws the
-numbers that it was dealt. Images of another seed serve as those that training has not seen.
+and colours, with noise over it. There is no end of them, and peers need no list: each draws its own
+numbers. Images of another seed serve as those that training has not seen.
 
-It is for tests, demonstrations and measuring speed. The one thing easy to get wrong: to take an
-accuracy on it for a statement about photographs.
+It is for tests, demonstrations and measuring speed. An accuracy on it says nothing about
+photographs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def synthetic_images(seed: int, numbers: Sequence[int]) -> ImageBatch:
 
 
 def _generator(seed: int, number: int) -> torch.Generator:
-    """Hashed, since torch seeds with 32 bits only: neighbours of one seed are not another's."""
+    """Hashed, because torch seeds with 32 bits only: seeds next to each other must not overlap."""
     digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
     return seeded(int.from_bytes(digest[:4], "big"))
 
@@ -73,7 +73,7 @@ def _image(generator: torch.Generator) -> tuple[Tensor, int]:
 
 
 def _figure(kind: str, dx: Tensor, dy: Tensor, radius: int) -> Tensor:
-    """Which pixels belong to it.  dx: (1, side), dy: (side, 1), from its middle; (side, side)."""
+    """The pixels of the figure.  dx: (1, side), dy: (side, 1), from its middle; (side, side)."""
     inside = torch.maximum(dx.abs(), dy.abs()) <= radius
     square_of_distance = dx * dx + dy * dy
     match kind:

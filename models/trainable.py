@@ -1,8 +1,8 @@
-"""What every network here answers, so that a trainer needs to know none of them by name.
+"""The interface of every network here, so that a trainer needs to know none of them by name.
 
-The one thing easy to get wrong: `loss` is the mean over the *samples* of the batch, each sample
-counting the same, whatever it is made of. Peers weight their gradients by samples, and only with
-such a loss is the average over all peers the gradient of one large batch.
+Easy to get wrong: `loss` is the mean over the *samples* of the batch, each sample counting the
+same, whatever it is made of. Peers weight their gradients by samples, and only with such a loss is
+the average over all peers the gradient of one large batch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that training takes, without what torch and the device's driver take for themselves.
+    """Bytes of memory for training, without those of torch and the device's driver.
 
     `statistics` are those of an optimizer with two per parameter (AdamW, LAMB). The flat buffers
-    of the collaborative optimizer come on top: they are its to estimate.
+    of the collaborative optimizer are not included; it estimates them itself.
     """
 
     parameters: int
@@ -38,13 +38,13 @@ class MemoryEstimate:
 class Trainable(nn.Module):
     """A network with its loss. A model of one's own must have `loss`; all else has a default.
 
-    - `sample`: what one sample is, in words.
-    - `window`: how many ids (bytes) of text one sample is made of; 0 where it is not made of text.
-    - `settings`: what it was built from; `plain_settings()` are the same for a TOML or JSON file,
-      and `models.registry.build_model` builds the same network from them.
+    - `sample`: one sample, described in words.
+    - `window`: how many ids (bytes) of text one sample is made of; 0 if it is not made of text.
+    - `settings`: the network was built from these; `plain_settings()` are the same for a TOML or
+      JSON file, and `models.registry.build_model` builds the same network from them.
 
-    A batch is whatever `loss` takes: a tensor, or tensors in a tuple, list, NamedTuple or dict, of
-    which each has the samples along its first dimension.
+    A batch is any argument of `loss`: a tensor, or tensors in a tuple, list, NamedTuple or dict,
+    each with the samples along its first dimension.
     """
 
     sample: str = "a sample"
@@ -55,25 +55,25 @@ class Trainable(nn.Module):
         raise NotImplementedError("a model must have a method loss(self, batch)")
 
     def batch_of(self, windows: Tensor, generator: torch.Generator) -> Any:  # noqa: ARG002
-        """What `loss` takes, from text.  windows: (samples, window), uint8 or int64."""
+        """A batch for `loss`, from text.  windows: (samples, window), uint8 or int64."""
         return windows
 
     def samples_in(self, batch: Any) -> int:
-        """How many samples a batch holds: what its gradient counts for. The length of its first
-        tensor, unless a model says otherwise."""
+        """How many samples a batch holds: the weight of its gradient. The length of its first
+        tensor, unless a model overrides it."""
         return len(next(tensors_in(batch)))
 
     def plain_settings(self) -> dict[str, Any]:
-        """Nothing, unless the model is one of models/registry.py."""
+        """Empty, unless the model is one of models/registry.py."""
         return {}
 
     def activation_bytes(self, samples: int, value_bytes: int = FLOAT32_BYTES) -> int:  # noqa: ARG002
-        """What is kept between forward and backward, with 2 bytes per value under autocast. Unless
-        a model says it, nothing is reckoned for it, and volunteers are told too little memory."""
+        """Bytes that are kept between forward and backward, with 2 bytes per value under autocast.
+        If a model does not override this, it is 0, and volunteers are told too little memory."""
         return 0
 
     def memory(self, samples: int, value_bytes: int = FLOAT32_BYTES) -> MemoryEstimate:
-        """What training takes with so many samples in a batch. Autocast keeps a copy of all
+        """The memory for training with this many samples in a batch. Autocast keeps a copy of all
         parameters in fewer bytes while a batch is computed."""
         count = parameter_count(self)
         copied = value_bytes * count if value_bytes < FLOAT32_BYTES else 0
@@ -91,7 +91,7 @@ def parameter_count(network: nn.Module) -> int:
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """All tensors of a batch, in its own order; none in what is no batch."""
+    """All tensors of a batch, in its own order; none if it is no batch."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
@@ -103,7 +103,7 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
 
 
 def with_each_tensor(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same batch with other tensors in it; what is no tensor (a number, a text) stays."""
+    """The same batch with other tensors in it; other values (a number, a text) stay."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
@@ -117,5 +117,5 @@ def with_each_tensor(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def on_device(batch: Any, device: torch.device | str) -> Any:
-    """The same batch there."""
+    """The batch on that device."""
     return with_each_tensor(batch, lambda tensor: tensor.to(device))

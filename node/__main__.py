@@ -2,7 +2,7 @@
 
 import sys
 
-from node.main import main
+from node.app.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

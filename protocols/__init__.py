@@ -1,1 +1,1 @@
-"""What peers say to each other. Stands on auth, nat and models; knows nothing of node or libp2p."""
+"""The protocols between peers. Built on auth, nat and models; imports neither node nor libp2p."""

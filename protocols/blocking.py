@@ -1,13 +1,14 @@
-"""Work that would hold the event loop: in a worker thread, and in a simulation at once.
+"""Run work that would block the event loop in a worker thread.
 
     digest = await in_thread(hash_everything, state)
 
-A virtual clock passes when no task has anything to do, and it does not see a thread at work: it
-would jump past every deadline. So a simulation says `do_at_once()` when it begins, and from then on
-such work takes no time at all, which is also what the same seed needs for the same run.
+In a simulation the work runs inline, and takes no virtual time. A virtual clock advances when no
+task is runnable, and it does not see a working thread, so it would jump past every deadline. It
+also could not give the same run for the same seed. A simulation therefore calls `do_at_once()` when
+it begins.
 
-Easy to get wrong: cancelling does not end a thread. The wait ends when the work does, so keep it
-short, or let it look for a sign to stop.
+Cancellation does not stop a thread. The wait ends when the work ends, so keep the work short, or
+let it check for a sign to stop.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _AT_ONCE: trio.lowlevel.RunVar[bool] = trio.lowlevel.RunVar("blocking work at on
 async def in_thread(
     function: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments
 ) -> Result:
-    """What the function returns, or raises. It is always a checkpoint."""
+    """Return what the function returns, or raise what it raises. Always a checkpoint."""
     if _AT_ONCE.get():
         await trio.lowlevel.checkpoint()
         return function(*arguments)
@@ -34,5 +35,5 @@ async def in_thread(
 
 
 def do_at_once() -> None:
-    """For the rest of this trio run, threads are not used."""
+    """Use no threads for the rest of this trio run."""
     _AT_ONCE.set(True)

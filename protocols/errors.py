@@ -1,24 +1,24 @@
-"""The one root of every error that potluck raises on purpose.
+"""The error types that potluck raises on purpose, all under one root.
 
-An error that a person can meet says three things: what happened, why it probably happened, and
-what to do next. Two families matter to callers: `ProtocolMisuse` means "you, on this side, called
-us wrongly"; `RemoteMisbehaviour` means "the other side broke the protocol", and is what every
-parser of network bytes raises, in exactly two kinds: `MalformedMessage` and `LimitExceeded`.
-Nothing else may come out of a parser, whatever the bytes.
+The message of an error that a person can meet says three things: what happened, why it probably
+happened, and what to do next. Callers should know two families. `ProtocolMisuse` means that code on
+this side called us wrongly. `RemoteMisbehaviour` means that the other side broke the protocol. A
+parser of network bytes raises exactly two kinds of it, `MalformedMessage` and `LimitExceeded`, and
+nothing else, whatever the bytes.
 """
 
 from __future__ import annotations
 
 
 class PotluckError(Exception):
-    """Root of our hierarchy. `exit_code` is what the command line then answers with."""
+    """The root of all our errors. The command line exits with `exit_code`."""
 
     exit_code = 1
 
     surely_not_executed = False
-    """Of a failed call: True only where the other side certainly did not act on the request.
+    """True only if the other side certainly did not act on the failed request.
 
-    Then it can be sent again without harm. False says nothing: it may or may not have acted.
+    The request can then be sent again without harm. False means that it is not known.
     """
 
     def __init__(self, what: str, *, why: str = "", advice: str = "") -> None:
@@ -60,23 +60,23 @@ class ProtocolNotServed(PotluckError):
 
 
 class Refused(PotluckError):
-    """Somebody with the right to say no said no."""
+    """The request was refused: it is not allowed."""
 
     exit_code = 3
 
 
 class DeadlineExceeded(PotluckError):
-    """The answer did not come in the time that the caller gave it."""
+    """The answer did not come within the caller's timeout."""
 
     exit_code = 4
 
 
 class Busy(PotluckError):
-    """The other side (or this one) has as much in hand as it allows itself: try again later."""
+    """The other side (or this one) has as much work as it accepts: try again later."""
 
     exit_code = 4
     surely_not_executed = True
 
 
 class HandlerFailed(PotluckError):
-    """The other side took the request, and its handler broke on it. Its own log says how."""
+    """The other side accepted the request, and its handler failed. The error is in its log."""

@@ -1,25 +1,26 @@
-"""The place of the signed envelope: who may ask, and whether it was really they.
+"""Guards: they sign outgoing messages and check incoming ones.
 
-The channel already proves which key is at the other end. What it does not prove is the person
-behind the key, and that this request was meant for this recipient, now, and only once. That is
-the business of a `Guard` (DeDLOC, appendix I.5: token, recipient, time, nonce, signature). It
-sees every message that starts, answers or ends something, in both directions, on every protocol:
+The channel already proves which key is at the other end. It does not prove which person is behind
+the key, nor that this request was meant for this recipient, now, and only once. A `Guard` proves
+that (DeDLOC, appendix I.5: token, recipient, time, nonce, signature). It sees every message that
+starts, answers or ends something, in both directions, on every protocol:
 
     unary call       REQUEST ->            <- RESPONSE or ERROR
     bulk transfer    OPENING ->            <- ACCEPTED or ERROR
                      CLOSING ->            <- CLOSED              (each covers its side's chunks)
 
-`seal` makes the envelope that travels beside a message; `open` judges the envelope that came with
-one and raises `Refused` (or MalformedMessage, for what is not an envelope at all). One `Exchange`
-object goes with the whole exchange on each side: the guard keeps in `memory` what ties the parts
-together (the nonce), and leaves in `credentials` what it found out about the peer, which handlers
-see as `caller.credentials`.
+`seal` makes the envelope that travels beside a message. `open` checks the envelope of an incoming
+message and raises `Refused`, or MalformedMessage if it is not an envelope at all. Each side has one
+`Exchange` object for the whole exchange. In `memory` the guard keeps what ties the messages
+together (the nonce). In `credentials` it leaves what it found out about the peer; handlers see that
+as `caller.credentials`.
 
-Two guards there are: `OpenGuard` below, and `token_guard.TokenGuard`, which keeps all of that.
+There are two guards: `OpenGuard` below, which checks nothing, and `token_guard.TokenGuard`, which
+does all of the above.
 
-Easy to get wrong: an ERROR may answer a request that `open` refused, so `seal` must cope with an
-exchange whose opening it never accepted, or, for an ERROR about a whole stream, never saw. And
-both methods run in the event loop: well under a millisecond, no waiting.
+An ERROR may answer a request that `open` refused. So `seal` must accept an exchange whose opening
+was refused or, for an ERROR about a whole stream, never seen. Both methods run in the event loop:
+they must not wait, and must take well under a millisecond.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from protocols.identity import PeerId
 
 
 class Part(enum.Enum):
-    """Which message of an exchange an envelope belongs to. Binding it stops swapping."""
+    """The message of an exchange that an envelope belongs to. Signed, so none can be swapped."""
 
     REQUEST = "request"
     RESPONSE = "response"
@@ -45,24 +46,24 @@ class Part(enum.Enum):
 
 
 class Exchange(msgspec.Struct):
-    """One call or transfer, as one side sees it."""
+    """One call or transfer, as seen from one side."""
 
     peer: PeerId  # the other end, as proven by the channel
     protocol: str
     method: str
-    memory: Any = None  # the guard's own
-    credentials: Any = None  # what the guard established about the peer
-    training: bool = False  # whether only those who train may ask or answer this
+    memory: Any = None  # private to the guard
+    credentials: Any = None  # what the guard learned about the peer
+    training: bool = False  # only peers that train may ask or answer this
 
 
 class Guard(Protocol):
-    """Seals what goes out, judges what comes in. `content` is exactly what must be covered.
+    """Signs outgoing messages and checks incoming ones. `content` is exactly what is signed.
 
-    For most parts `content` is the body of the message; for CLOSING and CLOSED it is the closing
-    transcript of `bulk.py`: counts and running hash of the chunks, then the body.
+    For most messages `content` is the body. For CLOSING and CLOSED it is the closing transcript of
+    `transfers.py`: counts and running hash of the chunks, then the body.
 
-    Whoever reads many messages at once lets other tasks run after each `judged_at_once` of them.
-    Both sides of a transfer have to agree on `hashes_chunks`, as guards of one kind do.
+    A reader with many messages must let other tasks run after each `judged_at_once` of them. Both
+    sides of a transfer have to agree on `hashes_chunks`; guards of one kind do.
     """
 
     @property
@@ -73,7 +74,7 @@ class Guard(Protocol):
         """Whether the closing of every transfer covers a hash of its chunks."""
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether this peer has shown that it may take part. Strangers get less of everything."""
+        """Whether this peer has shown that it may take part. Strangers get lower limits."""
 
     def seal(self, exchange: Exchange, part: Part, content: bytes) -> bytes: ...
 
@@ -81,7 +82,7 @@ class Guard(Protocol):
 
 
 class OpenGuard:
-    """Everybody with a key may take part; the channel's proof of the key is all there is."""
+    """Lets everybody with a key take part. The only proof is the channel's proof of the key."""
 
     judged_at_once = 1 << 30  # it costs nothing
     hashes_chunks = False
@@ -93,11 +94,11 @@ class OpenGuard:
         return b""
 
     def open(self, exchange: Exchange, part: Part, content: bytes, envelope: bytes) -> None:
-        """Let everybody in. An envelope that nobody asked for is not looked at."""
+        """Accept everything. An unexpected envelope is ignored."""
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who is asking, as a handler sees it."""
+    """The peer that asked, as a handler sees it."""
 
     peer: PeerId
     credentials: Any = None

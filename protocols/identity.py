@@ -1,16 +1,15 @@
-"""Who a node is: an Ed25519 key, and the libp2p peer id that names it.
+"""A node's identity: an Ed25519 key, and the libp2p peer id that names it.
 
-A peer id is not looked up, it *is* the public key: base58 of the identity multihash of the
+A peer id contains the public key: it is the base58 of the identity multihash of the
 protobuf-encoded Ed25519 key (libp2p "peer-ids" specification). So `public_key_of` needs no
-directory, and nobody can claim an id without its key. Keys of other kinds (RSA, secp256k1) are
-legal in libp2p and refused here: one kind of key, one kind of signature.
+directory, and nobody can claim an id without its key. libp2p allows other kinds of keys (RSA,
+secp256k1); potluck refuses them, to have one kind of signature.
 
-Easy to get wrong: a signature without a *domain* can be replayed as something else. `sign` and
-`verify` therefore take the domain as their first argument and bind it into what is signed. And
-not every 32 bytes are a key with an owner: for the few points of small order on the curve,
-anybody can make signatures that Ed25519 accepts, so nothing is ever signed by those. Both are the
-business of `auth.keys`, on which this stands; here its refusals become what parsers of network
-bytes raise.
+A signature without a *domain* could be replayed as something else. So `sign` and `verify` take the
+domain as their first argument and include it in what is signed. And some 32-byte strings are not
+safe as keys: for the few points of small order on the curve, anybody can make signatures that
+Ed25519 accepts. Such keys are refused. `auth.keys` does both; this module turns its errors into
+those that parsers of network bytes raise.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def verify_with_key(domain: bytes, public_key: bytes, signature: bytes, message:
 
 @dataclass(frozen=True)
 class Identity:
-    """A node's own key. Holds the secret: never log it, never send it."""
+    """This node's own key. It holds the secret: never log it, never send it."""
 
     private_key: Ed25519PrivateKey
 
@@ -91,7 +90,7 @@ class Identity:
 
     @cached_property
     def signing_key(self) -> keys.SigningKey:
-        """The same key as auth knows it."""
+        """The same key in the type that auth uses."""
         return keys.SigningKey(self.seed)
 
     @property

@@ -1,17 +1,16 @@
-"""What a protocol may ask of the world. Nothing in here is libp2p's.
+"""The contract between protocols and the network. It is independent of libp2p.
 
-Two networks keep this contract: `node/libp2p_network.py` (real) and `node/simulated_network.py`
-(in memory, under a virtual clock and a seed). One set of tests runs against both
-(tests/contract/). A protocol that is written against this module alone can therefore be proven
-under every fault before it meets the internet.
+There are two implementations: `node/net/network.py` (real) and `protocols/testing/world.py` (in
+memory, with a virtual clock and a seed). The tests in tests/contract/ run against both. A protocol
+that uses only this module can be tested under every fault before it runs on the internet.
 
-The words: a *link* is what we have with one peer (at most one is used at a time, direct before
-relayed); a *stream* is one ordered two-way byte channel on it, for one protocol; `open` makes a
-stream, `serve` answers those that others open. Addresses are multiaddr strings that end in
-`/p2p/<peer id>` when they name the peer.
+A *link* is the connection to one peer. At most one is used at a time, a direct one before a relayed
+one. A *stream* is one ordered two-way byte channel on a link, for one protocol. `open` makes a
+stream; `serve` answers those that others open. Addresses are multiaddr strings. They end in
+`/p2p/<peer id>` if they name the peer.
 
-Easy to get wrong: time and chance come from here too (`wall_time`, `random`), never from `time`
-or `random` directly, or a simulation stops being repeatable. Durations use `trio.current_time`.
+Take time and randomness from here too (`wall_time`, `random`), never from `time` or `random`
+directly: otherwise a simulation is not repeatable. For durations use `trio.current_time`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from protocols.identity import Identity, PeerId
 
 
 class Reach(enum.Enum):
-    """How a peer is reached right now."""
+    """How a peer is reached now."""
 
     DIRECT = "direct"
     RELAYED = "relayed"
@@ -39,11 +38,11 @@ class Reach(enum.Enum):
 
 @dataclass(frozen=True)
 class LinkFacts:
-    """What is known and measured of the link to one peer, at one moment.
+    """The state of the link to one peer at one moment, with its measurements.
 
-    `round_trip_seconds` and the two rates are None until something measured them. Rates are the
-    best that a busy link has carried over the last while, in bytes per second of payload.
-    `connected_at` is in `trio.current_time()`.
+    `round_trip_seconds` and the two rates are None until they are measured. A rate is the best that
+    a busy link carried recently, in bytes per second of payload. `connected_at` is in
+    `trio.current_time()`.
     """
 
     peer: PeerId
@@ -61,8 +60,10 @@ class LinkFacts:
 
 @dataclass(frozen=True)
 class TrafficFacts:
-    """What this node has sent and received since it started, over all its links, as the network
-    carries it: with handshakes, encryption and headers. Only grows."""
+    """What this node has sent and received on all links since it started. Only grows.
+
+    Counts what the network carries, with handshakes, encryption and headers.
+    """
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -80,30 +81,30 @@ class LinkEvent:
 class Stream(HalfCloseableStream):
     """One ordered, reliable, two-way byte channel with an authenticated peer.
 
-    The trio contract holds: `receive_some` returns b"" after the other side's `send_eof`, as
-    often as it is asked; `trio.ClosedResourceError` after our own close or reset, and for sending
-    after our own `send_eof`; `trio.BrokenResourceError` when the other side reset the stream or
-    the link is gone. One task may send while another receives; two tasks sending at once, or two
-    receiving, raise `trio.BusyResourceError`. Whoever waits when the stream ends is woken with
-    the error. Sending nothing is a checkpoint and sends nothing.
+    The trio contract holds. `receive_some` returns b"" after the other side's `send_eof`, however
+    often it is called. `trio.ClosedResourceError` is raised after our own close or reset, and for
+    sending after our own `send_eof`; `trio.BrokenResourceError` when the other side reset the
+    stream or the link is gone. One task may send while another receives. If two tasks send at once,
+    or two receive, `trio.BusyResourceError` is raised. A task that waits when the stream ends is
+    woken with the error. Sending nothing is a checkpoint and sends nothing.
 
     Cancellation: a cancelled receive loses no bytes. A cancelled send may have sent part of its
     data; the stream is still sound, but the sender of a framed protocol should reset it.
 
-    `aclose` ends our sending side politely (as `send_eof` does: what was sent before still
-    arrives) and stops receiving: what is unread or still arrives is discarded, and the other
-    side, if it goes on sending or waits to, is told by a reset. `reset` ends both directions at
-    once, drops what is queued, never blocks, and is safe to call twice. At the other end a reset
-    breaks receiving only if the end of stream had not arrived before it; so an answer followed by
-    `aclose` is read whole, even when part of the request was never read.
-    Backpressure is end to end: `send_all` returns when the bytes are queued within a bounded
-    buffer, and waits while the reader on the other side does not read.
+    `aclose` ends our sending side as `send_eof` does: data sent before still arrives. It also stops
+    receiving: data that is unread or still arrives is discarded, and if the other side sends more
+    or waits to send, it gets a reset. `reset` ends both directions at once and drops what is
+    queued. It never blocks, and may be called twice. At the other end a reset breaks receiving only
+    if the end of stream had not arrived before it. So an answer followed by `aclose` is read in
+    full, even if part of the request was never read.
+    Backpressure is end to end: `send_all` returns when the bytes are in a bounded buffer, and waits
+    while the reader on the other side does not read.
     """
 
     @property
     @abstractmethod
     def remote_peer(self) -> PeerId:
-        """Who is at the other end, as proven by the channel."""
+        """The peer at the other end, as proven by the channel."""
 
     @property
     @abstractmethod
@@ -111,20 +112,21 @@ class Stream(HalfCloseableStream):
 
     @abstractmethod
     async def receive_into(self, buffer: memoryview | bytearray) -> int:
-        """Wait for at least one byte, write what is there into `buffer`; 0 only at the end.
+        """Wait for at least one byte and write what is there into `buffer`; 0 only at the end.
 
-        An empty buffer is a ValueError, as `receive_some(0)` is.
+        An empty buffer raises ValueError, as `receive_some(0)` does.
         """
 
     def receive_now(self, buffer: memoryview | bytearray) -> int:  # noqa: ARG002  others use it
-        """Write what is there already into `buffer`, without waiting; how much that was.
+        """Write what has already arrived into `buffer`, without waiting. Return the number of
+        bytes.
 
-        0 says nothing about the stream, and a network may always answer it: then wait.
+        0 may be returned at any time and says nothing about the stream: then wait.
         """
         return 0
 
     async def send_parts(self, start: bytes, rest: memoryview) -> None:
-        """Send both, one behind the other, in one step; else as `send_all`."""
+        """Send `start` and then `rest`, in one step; otherwise like `send_all`."""
         await self.send_all(b"".join((start, rest)))
 
     @abstractmethod
@@ -136,10 +138,10 @@ StreamHandler = Callable[[Stream], Awaitable[None]]
 
 
 class Network(ABC):
-    """One node's view of the world. Made, run and ended by the node's nursery.
+    """The network as one node uses it. The node's nursery runs it.
 
-    When it has ended, its streams are broken, its handlers cancelled, and `connect`, `open`,
-    `ping` and `serve` raise `trio.ClosedResourceError`.
+    After its end its streams are broken and its handlers cancelled, and `connect`, `open`, `ping`
+    and `serve` raise `trio.ClosedResourceError`.
     """
 
     @property
@@ -153,27 +155,26 @@ class Network(ABC):
     @property
     @abstractmethod
     def random(self) -> random.Random:
-        """Chance: unpredictable on a real network, seeded in a simulation."""
+        """The source of randomness: unpredictable on a real network, seeded in a simulation."""
 
     @abstractmethod
     def wall_time(self) -> float:
-        """This machine's clock, in seconds since 1970. It may be wrong: peers' clocks differ."""
+        """This machine's clock, in seconds since 1970. It may be wrong; peers' clocks differ."""
 
     @abstractmethod
     def addresses(self) -> tuple[str, ...]:
-        """Where others can dial us, each ending in /p2p/<our id>; announce addresses first."""
+        """Addresses to dial us at, each ending in /p2p/<our id>. Announce addresses come first."""
 
     @abstractmethod
     def learn_addresses(self, peer: PeerId, addresses: Iterable[str]) -> None:
-        """Remember where a peer may be dialled. Bounded per peer: the newest are kept.
+        """Remember addresses at which a peer may be dialled. The newest are kept, up to a limit.
 
-        What is no address, or names another peer, is left out in silence: addresses come from
-        strangers.
+        Addresses come from strangers, so invalid ones and those that name another peer are ignored.
         """
 
     @abstractmethod
     def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
-        """The addresses that are known for a peer."""
+        """The known addresses of a peer."""
 
     @abstractmethod
     def link(self, peer: PeerId) -> LinkFacts | None:
@@ -181,10 +182,10 @@ class Network(ABC):
 
     @abstractmethod
     def links(self) -> tuple[LinkFacts, ...]:
-        """All links there are now."""
+        """All current links."""
 
     def traffic(self) -> TrafficFacts:
-        """What was sent and received in all; a network that does not count says nothing."""
+        """What was sent and received in all; zero on a network that does not count."""
         return TrafficFacts()
 
     @abstractmethod
@@ -196,22 +197,22 @@ class Network(ABC):
 
     @abstractmethod
     async def connect(self, peer: PeerId) -> LinkFacts:
-        """Make sure there is a link; Unreachable with every address's failure when there is none.
+        """Make sure that there is a link. Unreachable, with the failure of each address, if not.
 
-        Known addresses are tried side by side, likelier ones with a small head start. A failure
-        is not remembered: the next call tries again. Cancelling leaves no half-open connection.
-        When somebody else answers at an address, that address has failed. Connecting to oneself
-        is a misuse.
+        Known addresses are tried in parallel; likelier ones get a small head start. A failure is
+        not remembered: the next call tries again. Cancellation leaves no half-open connection. An
+        address at which another peer answers has failed. Connecting to this node itself is a
+        misuse.
         """
 
     @abstractmethod
     async def check_dialable(self, peer: PeerId, addresses: Iterable[str]) -> str:
-        """Whether a peer can be dialled at one of these addresses; returns the one that answered.
+        """Check whether a peer can be dialled at these addresses. Return the one that answered.
 
-        Makes a connection of its own, whatever link there is, lets the other side prove that it
-        is this peer, and hangs up. Unreachable with every address's failure when none answers.
-        Nothing is remembered, and the link, if any, is not touched. An address that needs a relay
-        has failed: the question is whether the peer can be dialled without one.
+        This makes a connection of its own even if there is a link, lets the other side prove that
+        it is this peer, and closes it. Unreachable, with the failure of each address, if none
+        answers. Nothing is remembered, and the link is not touched. An address that needs a relay
+        counts as failed: the check is whether the peer can be dialled without one.
         """
 
     @abstractmethod
@@ -220,30 +221,30 @@ class Network(ABC):
 
     @abstractmethod
     async def ping(self, peer: PeerId) -> float:
-        """Measure the round trip to a connected peer, in seconds; `link` shows it from then on.
+        """Measure the round trip to a connected peer, in seconds. `link` then shows it.
 
-        Unreachable if there is no link, or if it dies meanwhile.
+        Unreachable if there is no link, or if it is lost meanwhile.
         """
 
     @abstractmethod
     async def open(self, peer: PeerId, protocol: str) -> Stream:
-        """Open a stream, connecting first if need be.
+        """Open a stream. Connect first if there is no link.
 
-        Unreachable when there is no way to the peer; ProtocolNotServed when the peer does not
-        serve that protocol; Unreachable also when the link dies meanwhile, or the peer resets the
-        stream at once (it has as many as it allows). No deadline of its own beyond the dial's:
-        callers use `trio.fail_after`. Cancelling leaves no stream behind.
+        ProtocolNotServed if the peer does not serve the protocol. Unreachable if there is no way to
+        the peer, if the link is lost meanwhile, or if the peer resets the stream at once because it
+        has as many as it allows. There is no timeout except the dial's: use `trio.fail_after`.
+        Cancellation leaves no stream behind.
         """
 
     @abstractmethod
     def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Run `handler` in a task of its own for each stream that a peer opens for `protocol`.
 
-        When it returns, the stream is closed if it was not; when it raises, the stream is reset,
-        the error is logged, and nothing else is affected. Serving a protocol twice is a misuse
-        (`ProtocolMisuse`).
+        If the handler returns, its stream is closed unless it already was. If the handler raises,
+        its stream is reset and the error is logged; nothing else is affected. Serving a protocol
+        twice raises `ProtocolMisuse`.
         """
 
     @abstractmethod
     def stop_serving(self, protocol: str) -> None:
-        """Accept no further streams for `protocol`; those that run go on. Twice is harmless."""
+        """Accept no more streams for `protocol`; running handlers go on. May be called twice."""

@@ -1,14 +1,14 @@
-"""What is raised where somebody may not take part, with the reason as auth gives it.
+"""The errors for peers that may not take part, with the reason as auth gives it.
 
     NotAllowed            the peer refused us (`by_peer`), or we refuse to ask
-    AnswerNotAllowed      the peer answered, and its answer does not prove that it may
+    AnswerNotAllowed      the peer answered, and did not prove that it may answer
 
 On the wire the reason is in the error's code: `not-allowed/token-expired`.
 
-Easy to get wrong: what a *peer* says about us ends one call. Only the auth server's own signed
-refusal may make a node stop for good: else any member of a run could talk the others out of it.
-And a refusal concerns one exchange: a handler that lets one through which it met on the way, when
-it asked somebody else, must not seem to refuse its own caller. `crosses` keeps them apart.
+A refusal by a *peer* ends one call. Only the auth server's own signed refusal may stop a node for
+good: otherwise any member of a run could stop the others. A refusal also concerns one exchange. If
+a handler asks a third peer and is refused, that error must not look like a refusal of the handler's
+own caller; `crosses` tells the two apart.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ CODE_PREFIX = "not-allowed/"
 
 
 class NotAllowed(Refused):
-    """Somebody may not take part, or not in this. `reason` is None for one that we do not know."""
+    """Somebody may not take part, or not in this. `reason` is None if we do not know the reason."""
 
     def __init__(
         self, what: str, *, why: str = "", advice: str = "", reason: Reason | None = None
     ) -> None:
         super().__init__(what, why=why, advice=advice)
         self.reason = reason
-        self.by_peer = False  # the other side said it, and proved that it may say things
-        self.crosses = True  # whether whoever asks us is told that it is meant
+        self.by_peer = False  # the other side refused us, and proved that it may take part
+        self.crosses = True  # whether our caller is told this refusal as its own
 
 
 class AnswerNotAllowed(NotAllowed):
-    """An answer does not prove that its sender may give it. Raised by the side that asked."""
+    """The answer does not prove that its sender may give it. Raised by the side that asked."""
 
     claimed: PotluckError | None = None
-    """The error that it was, when it was one. Not to be acted on."""
+    """The error in the unproven answer, if there was one. Do not act on it."""
 
     def __init__(
         self, what: str, *, why: str = "", advice: str = "", reason: Reason | None = None
@@ -44,7 +44,7 @@ class AnswerNotAllowed(NotAllowed):
         self.crosses = False
 
     def instead_of(self, claimed: PotluckError) -> AnswerNotAllowed:
-        """This refusal, with what the unproven error said for people to read."""
+        """This refusal, with the text of the unproven error added for people to read."""
         self.claimed = claimed
         self.what = f"{self.what} Unproven, it said: {claimed.what}"
         self.args = (self.what,)
@@ -52,22 +52,22 @@ class AnswerNotAllowed(NotAllowed):
 
 
 class MalformedEnvelope(NotAllowed, MalformedMessage):
-    """A request's envelope is none at all: refused, and a violation of the protocol."""
+    """The envelope of a request cannot be parsed: a refusal and a protocol violation."""
 
 
 class MalformedAnswerEnvelope(AnswerNotAllowed, MalformedMessage):
-    """An answer's envelope is none at all: refused, and a violation of the protocol."""
+    """The envelope of an answer cannot be parsed: a refusal and a protocol violation."""
 
 
 def code_of(refusal: NotAllowed) -> str:
-    """What stands for a refusal on the wire."""
+    """The code of a refusal on the wire."""
     if not refusal.crosses:
         return "failed"
     return CODE_PREFIX + refusal.reason.value if refusal.reason is not None else "refused"
 
 
 def revived(code: str, what: str, why: str, advice: str) -> NotAllowed:
-    """The refusal that the other side described."""
+    """Make the refusal that the other side described."""
     try:
         reason = Reason(code.removeprefix(CODE_PREFIX))
     except ValueError:  # from a newer node

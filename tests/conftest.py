@@ -20,6 +20,7 @@ What was imported until the tests begin is no garbage, and is exempt from lookin
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from pathlib import Path
 
@@ -32,7 +33,7 @@ HERE = Path(__file__).parent
 FAST_EXAMPLES = 25
 
 # Rooms whose tests must not run beside each other.
-WITH_PROCESSES = frozenset({"access", "commands", "frame", "processes", "soak", "strangers"})
+WITH_PROCESSES = frozenset({"access", "commands", "frame", "lab", "processes", "soak", "strangers"})
 
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _PATIENT, derandomize=True)
@@ -56,6 +57,9 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # each full collection would take half a second for them: a tenth of the time
 
+
+# For the children that are of the laboratory; pytest itself has the folder from pyproject.toml.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE.parent / "scripts")])
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

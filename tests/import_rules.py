@@ -1,15 +1,15 @@
-"""Which imports design.md allows, as a function from a module's source to what is wrong with it.
+"""Which imports docs/architecture.md allows: a function from a module's source to what is wrong.
 
-Reads the syntax tree, so it sees imports inside functions, under TYPE_CHECKING, relative ones,
-and `importlib.import_module` or `__import__` with a constant name; nothing is executed. The one
-thing it cannot see is a name put together at run time (node/commands/catalogue.py does that, for
+Reads the syntax tree, so it sees imports inside functions, under TYPE_CHECKING, relative ones, and
+`importlib.import_module` or `__import__` with a constant name; nothing is executed. The one thing
+it cannot see is a name put together at run time (node/app/commands/catalogue.py does that, for
 modules of its own package).
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 GROUND = frozenset({"auth", "nat", "models"})
@@ -17,43 +17,52 @@ PACKAGES = GROUND | {"protocols", "node"}
 
 # Inside protocols: which rooms a room may lean on. What is not a room is the shared base.
 ROOMS = {
-    "dht": frozenset({"base"}),
-    "moshpit": frozenset({"base", "dht"}),
-    "accumulation": frozenset({"base", "dht", "moshpit"}),
-    "runs": frozenset({"base"}),
-    "credit": frozenset({"base"}),
-    "experts": frozenset({"base", "dht"}),
-    "shards": frozenset({"base", "dht"}),
     "base": frozenset[str](),
+    "rpc": frozenset({"base"}),
+    "access": frozenset({"base", "rpc"}),
+    "tensors": frozenset({"base", "rpc"}),
+    "testing": frozenset({"base"}),
+    "dht": frozenset({"base", "rpc"}),
+    "moshpit": frozenset({"base", "rpc", "tensors", "dht"}),
+    "accumulation": frozenset({"base", "rpc", "tensors", "dht", "moshpit"}),
+    "runs": frozenset({"base", "rpc"}),
+    "credit": frozenset({"base", "rpc"}),
+    "experts": frozenset({"base", "rpc", "tensors", "dht"}),
 }
 
-MAY_IMPORT_LIBP2P = frozenset({"node", "nat"})
+# Packages that others of the product use by what their `__init__` shows, and not by their modules.
+FACES = (
+    "protocols.rpc",
+    "protocols.tensors",
+    "protocols.access",
+    "protocols.dht",
+    "node.net",
+    "node.training.join",
+    "node.training.credit",
+    "node.app.screen",
+    "node.app.demo",
+)
+
+# Inside node: each layer leans on those before it. `node` itself only starts what is in `app`.
+LAYERS = ("faces", "net", "core", "run", "training", "app")
+
+MAY_IMPORT_LIBP2P = ("node.net", "nat")
 
 # torch costs 1.4 s: only where tensors are the point may loading a module import it.
 HEAVY_ROOMS = (
     "models",
-    "protocols.tensor_codecs",
     "protocols.tensors",
-    "protocols.tensor_codecs",
     "protocols.moshpit",
     "protocols.accumulation",
     "protocols.experts",
-    "node.trainer",
     "node.training",
-    "node.demo.judging",
+    "node.app.demo.judging",
     "node.run.building",
     "node.run.batches",
-    "node.run.spreading",
-    "node.simulation.virtual_run",
-    "node.simulation.virtual_trainer",
-    # Processes of their own, which hold tensors; no command loads them
-    "node.bench.averaging_peer",
-    "node.bench.shaped_peer",
-    "node.bench.interference_guest",
-    "node.bench.state_peer",
-    "node.bench.training_task",
-    "node.bench.training_peer",
+    "node.run.out_of_memory",
+    "node.run.building",
 )
+LIGHT_ROOMS = ("node.training.credit", "node.training.join")  # of those
 
 
 @dataclass(frozen=True)
@@ -135,9 +144,13 @@ def _forbidden(module: str, found: Import) -> str | None:
     if theirs == "torch" and found.while_loading and not _is_heavy(module):
         return "this module is light; import torch inside the function that needs it"
     if theirs == "libp2p":
-        return None if own in MAY_IMPORT_LIBP2P else "libp2p stays in node/ and nat/"
-    if theirs == "tests":
-        return "the product does not lean on its tests"
+        return None if _is_within(module, MAY_IMPORT_LIBP2P) else "it stays in node/net/ and nat/"
+    if theirs in ("tests", "lab"):
+        return "the product does not lean on its tests, nor on its laboratory"
+    if theirs == own == "node":
+        mine, other = _layer(module), _layer(found.target)
+        if mine < other:
+            return f"{LAYERS[mine]} is below {LAYERS[other]}"
     if theirs not in PACKAGES or theirs == own == "node":
         return None
     if own in GROUND:
@@ -152,9 +165,17 @@ def _forbidden(module: str, found: Import) -> str | None:
 
 
 def _is_heavy(module: str) -> bool:
-    return any(
-        module == room or module.startswith((room + ".", room + "_")) for room in HEAVY_ROOMS
-    )
+    return _is_within(module, HEAVY_ROOMS) and not _is_within(module, LIGHT_ROOMS)
+
+
+def _is_within(module: str, rooms: Iterable[str]) -> bool:
+    return any(module == one or module.startswith((f"{one}.", f"{one}_")) for one in rooms)
+
+
+def _layer(module: str) -> int:
+    """Of what is in none, the highest: it may import anything of ours, and nobody imports it."""
+    part = module.split(".")[1:2]
+    return LAYERS.index(part[0]) if part and part[0] in LAYERS else len(LAYERS) - 1
 
 
 def _room(module: str) -> str:

@@ -1,8 +1,9 @@
-"""The house keeps its floors: every import runs the way that design.md draws it."""
+"""Every import runs downwards, as docs/architecture.md draws it."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.import_rules import PACKAGES, imports_of, wrong_imports
+from tests.import_rules import FACES, PACKAGES, imports_of, wrong_imports
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,51 +36,87 @@ def test_no_module_imports_against_the_arrows() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def names_shown_by(package: str) -> set[str]:
+    """What a package lists in `__all__`."""
+    path = ROOT.joinpath(*package.split("."), "__init__.py")
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+            return set(ast.literal_eval(statement.value))
+    raise AssertionError(f"{package} shows nothing")
+
+
+def test_nobody_reaches_past_the_face_of_a_package() -> None:
+    faces = {package: names_shown_by(package) for package in FACES}
+    wrong = []
+    for module, path in product_modules():
+        for found in imports_of(module, path.read_text(encoding="utf-8")):
+            for package, names in faces.items():
+                name = found.target.removeprefix(f"{package}.")
+                is_inside = module == package or module.startswith(f"{package}.")
+                if name not in (found.target, *names) and not is_inside:
+                    wrong.append(f"{module}, line {found.line}: {found.target}")
+    assert not wrong, "\n".join(wrong)
+
+
 FORBIDDEN = {
     "ground imports a sibling": ("auth.tokens", "import nat.punch"),
     "ground imports protocols": ("models.tiny", "from protocols import errors"),
-    "ground imports node": ("nat.relay", "from node.libp2p_network import Libp2pNetwork"),
+    "ground imports node": ("nat.relay", "from node.net.network import Libp2pNetwork"),
     "auth imports models": ("auth.keys", "import models"),
-    "protocols imports node": ("protocols.rpc", "import node.configuration as c"),
-    "protocols imports libp2p": ("protocols.rpc", "from libp2p.peer.id import ID"),
+    "protocols imports node": ("protocols.rpc.rpc", "import node.core.configuration as c"),
+    "protocols imports libp2p": ("protocols.rpc.rpc", "from libp2p.peer.id import ID"),
     "auth imports libp2p": ("auth.keys", "import libp2p"),
-    "inside a function": ("protocols.wire", "def f():\n    import node"),
-    "inside a method": ("protocols.wire", "class A:\n    async def f(self):\n        import node"),
-    "under TYPE_CHECKING": ("protocols.wire", "if TYPE_CHECKING:\n    from node.node import Node"),
+    "inside a function": ("protocols.guard", "def f():\n    import node"),
+    "inside a method": ("protocols.guard", "class A:\n    async def f(self):\n        import node"),
+    "under TYPE_CHECKING": ("protocols.guard", "if TYPE_CHECKING:\n    from node import core"),
     "under typing.TYPE_CHECKING": ("auth.a", "if typing.TYPE_CHECKING:\n    import protocols"),
     "in the else of TYPE_CHECKING": ("auth.a", "if TYPE_CHECKING:\n    1\nelse:\n    import nat"),
     "in try": ("auth.a", "try:\n    import nat\nexcept ImportError:\n    raise"),
-    "by importlib": ("protocols.wire", "import importlib\nimportlib.import_module('node.main')"),
-    "by import_module": ("protocols.wire", "import_module('libp2p')"),
+    "by importlib": ("protocols.guard", "import importlib\nimportlib.import_module('node.core')"),
+    "by import_module": ("protocols.guard", "import_module('libp2p')"),
     "by __import__": ("models.tiny", "__import__('auth.tokens')"),
     "relative upwards": ("protocols.dht.table", "from ..moshpit import grid"),
-    "relative by name": ("protocols.wire", "from .dht import table"),
-    "relative by importlib": ("protocols.wire", "import_module('.dht', 'protocols')"),
-    "from the package": ("protocols.wire", "from protocols import dht"),
-    "base imports dht": ("protocols.rpc", "from protocols.dht.slots import Slot"),
+    "relative by name": ("protocols.guard", "from .dht import table"),
+    "relative by importlib": ("protocols.guard", "import_module('.dht', 'protocols')"),
+    "from the package": ("protocols.guard", "from protocols import dht"),
+    "rpc imports dht": ("protocols.rpc.rpc", "from protocols.dht.slots import Slot"),
+    "the base imports rpc": ("protocols.guard", "from protocols.rpc import Rpc"),
     "dht imports moshpit": ("protocols.dht.slots", "import protocols.moshpit.grid"),
     "moshpit imports accumulation": ("protocols.moshpit.plan", "import protocols.accumulation.x"),
-    "experts import shards": ("protocols.experts.layer", "from protocols.shards import store"),
-    "shards import moshpit": ("protocols.shards.store", "from protocols.moshpit import grid"),
-    "accumulation imports experts": ("protocols.accumulation.state", "import protocols.experts"),
-    "the product imports tests": ("node.main", "from tests import import_rules"),
-    "a light module loads torch": ("node.node", "import torch"),
-    "a light module loads a piece of torch": ("protocols.bulk", "from torch import Tensor"),
-    "torch in a class body": ("protocols.rpc", "class A:\n    import torch"),
+    "experts import moshpit": ("protocols.experts.layer", "from protocols.moshpit import grid"),
+    "accumulation imports experts": ("protocols.accumulation.steps", "import protocols.experts"),
+    "core imports what is above": ("node.core.node", "from node.run import folder"),
+    "a screen from below": ("node.training.trainer", "def f():\n    import node.app.screen.live"),
+    "libp2p above the network": ("node.core.node", "import libp2p"),
+    "the product imports tests": ("node.app.main", "from tests import import_rules"),
+    "the product imports the laboratory": ("node.app.commands.plan", "import lab.bench.transport"),
+    "a light module loads torch": ("node.core.node", "import torch"),
+    "a light module loads a piece of torch": ("protocols.rpc.transfers", "import torch.nn"),
+    "torch in a class body": ("protocols.rpc.rpc", "class A:\n    import torch"),
 }  # fmt: skip
 
 ALLOWED = {
-    "node on everything": ("node.main", "import auth, nat, models, protocols.dht, libp2p"),
+    "node on everything": ("node.app.main", "import auth, nat, models, protocols.dht"),
     "protocols on the ground": ("protocols.guard", "import auth.tokens"),
+    "app on everything below": ("node.app.main", "import node.net.network, node.training"),
+    "a layer on the lowest": ("node.net", "from node.faces import lazily"),
+    "the door on app": ("node.__main__", "from node.app.main import main"),
+    "the network on libp2p": ("node.net.libp2p.host", "import libp2p"),
     "nat on libp2p": ("nat.relay", "from libp2p.relay import circuit_v2"),
     "a room on itself": ("protocols.dht.table", "from . import slots\nfrom .slots import Slot"),
-    "a room on the base": ("protocols.shards.store", "from protocols import wire, rpc, errors"),
+    "a room on the base": ("protocols.runs.serving", "from protocols import errors, rpc"),
     "moshpit on dht": ("protocols.moshpit.averager", "from ..dht import slots"),
-    "accumulation on moshpit": ("protocols.accumulation.state", "import protocols.moshpit.plan"),
-    "torch where it is needed": ("node.node", "def train():\n    import torch"),
-    "torch for type checkers": ("node.node", "if TYPE_CHECKING:\n    import torch"),
-    "torch among tensors": ("protocols.tensors", "import torch"),
-    "a package beside ours in name": ("protocols.wire", "import node_tools, torchvision_names"),
+    "accumulation on moshpit": (
+        "protocols.accumulation.training_state",
+        "import protocols.moshpit.plan",
+    ),
+    "torch where it is needed": ("node.core.node", "def train():\n    import torch"),
+    "torch for type checkers": ("node.core.node", "if TYPE_CHECKING:\n    import torch"),
+    "torch among tensors": ("protocols.tensors.messages", "import torch"),
+    "a package beside ours in name": (
+        "protocols.rpc.frames",
+        "import node_tools, torchvision_names",
+    ),
     "other libraries": ("auth.tokens", "import cryptography, json"),
 }
 
@@ -111,18 +148,49 @@ def loaded_by(statement: str) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(answer.stdout)}
 
 
+PATHS_NAMED = re.compile(r"`((?:auth|models|nat|node|protocols|scripts|tests)/[\w/.-]*)`")
+MODULES_NAMED = re.compile(r"(?<![\w./-])[A-Za-z_][\w/]*\.py\b")
+NOT_OURS = {"my_model.py", "PATH/poem_model.py"}  # what an organiser writes
+ABOUT_LIBP2P = "node/net/"  # says where in py-libp2p something is
+
+
+def test_a_path_that_a_page_names_is_there() -> None:
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        named = PATHS_NAMED.findall(page.read_text(encoding="utf-8"))
+        assert len(named) > 40 or page.name != "architecture.md"
+        assert [path for path in named if not (ROOT / path).exists()] == [], page.name
+
+
+def test_a_module_that_a_comment_names_is_there() -> None:
+    modules = [str(path.relative_to(ROOT)) for _, path in product_modules()]
+    modules += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "scripts").rglob("*.py"))]
+    tests = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")]
+    paths = [path.split("/") for path in (*modules, *tests)]
+    known = {"/".join(path[at:]) for path in paths for at in range(len(path))}
+    for one in modules:
+        if not one.startswith(ABOUT_LIBP2P):
+            named = set(MODULES_NAMED.findall((ROOT / one).read_text(encoding="utf-8")))
+            assert named - NOT_OURS <= known, one
+
+
+@pytest.mark.parametrize("package", [one for one in FACES if one.startswith("node.")])
+def test_a_name_that_a_face_shows_is_there(package: str) -> None:
+    face = importlib.import_module(package)
+    assert [name for name in sorted(names_shown_by(package)) if not hasattr(face, name)] == []
+
+
 def test_the_command_line_loads_nothing_heavy_before_it_knows_the_command() -> None:
     heavy = {"torch", "numpy", "scipy", "libp2p", "trio", "rich", "msgspec", "cryptography"}
-    assert not heavy & loaded_by("import node.main, node.commands.catalogue")
+    assert not heavy & loaded_by("import node.app.main, node.app.commands.catalogue")
 
 
 def test_showing_what_a_running_process_answered_loads_no_network() -> None:
-    views = "import node.commands.auth_view, node.commands.status_view"
+    views = "import node.app.commands.auth_view, node.app.commands.status_view"
     assert not {"torch", "libp2p", "trio"} & loaded_by(views)
 
 
 def test_a_node_without_training_loads_no_torch() -> None:
-    assert not {"torch", "scipy"} & loaded_by("import node.node, node.libp2p_network")
+    assert not {"torch", "scipy"} & loaded_by("import node.core.node, node.net.network")
 
 
 def python_files() -> list[Path]:
@@ -189,7 +257,7 @@ def test_a_vanishing_error_is_found(clause: str) -> None:
 
 
 # Writes what torch itself reads, which is a zipped pickle, because somebody asked for that.
-EXPORTS = {"node/exporting.py": ["torch.save"]}
+EXPORTS = {"node/run/exporting.py": ["torch.save"]}
 
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 

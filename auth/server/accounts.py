@@ -1,31 +1,33 @@
-"""The allowlist: who may take part, under which name, in which roles, and with which keys.
+"""The allowlist: who may take part, with names, roles and keys.
 
 An account is made by a moderator (`allow`, `deny`) or by an enrolment code. At the first login it
-is bound to the *subject* that the provider gives: logins can be renamed and taken by somebody
-else, subjects cannot. From then on the subject finds the account, and another subject with the
-same login is refused.
+is bound to the provider's *subject*: logins can be renamed and taken by somebody else, subjects
+cannot. From then on the subject finds the account, and another subject with the same login is
+refused.
 
 Three states: `allowed`; `denied` (off the list); `revoked` (all of it ended, until allowed again).
 
-Easy to get wrong: looking for the login before the subject. Somebody who renames their login to a
-name on the list would get in as that person.
+Easy to get wrong: the subject has to be looked up before the login. Otherwise somebody who renames
+their login to a name on the list would get in as that person.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from auth.errors import AuthError
+from auth.errors import AuthError, NotAKey
+from auth.fields import LONGEST_USERNAME
+from auth.keys import public_key_of
 from auth.roles import Role
-from auth.server.account_names import AccountName, BareName
-from auth.server.rows import spell_roles, struct_of
+from auth.server.database import spell_roles, struct_of
 
 
-class State(enum.StrEnum):
+class AccountState(enum.StrEnum):
     ALLOWED = "allowed"
     DENIED = "denied"
     REVOKED = "revoked"
@@ -37,7 +39,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     login: str
     subject: str | None
     roles: tuple[Role, ...]
-    state: State
+    state: AccountState
     added_ms: int
     added_by: str
     changed_ms: int
@@ -50,7 +52,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownPeer(msgspec.Struct, frozen=True):
-    """A key that has proved itself, and whose it is."""
+    """A key that has proved itself, and its account."""
 
     peer: bytes
     account: int
@@ -126,7 +128,7 @@ def meant(connection: sqlite3.Connection, name: AccountName | BareName) -> Accou
 def full_name(
     connection: sqlite3.Connection, name: AccountName | BareName, providers: Sequence[str]
 ) -> AccountName:
-    """The name of an account that may not exist yet; a bare one where only one can be meant."""
+    """The name of an account that may not exist yet; a bare one if it can mean only one."""
     if isinstance(name, AccountName):
         return name
     rows = connection.execute("SELECT provider FROM accounts WHERE login = ?", (name.login,))
@@ -162,9 +164,9 @@ def listed(
     limit: int,
     offset: int,
 ) -> tuple[list[Account], int]:
-    """Accounts by name, and how many there are that fit. `text` is a part of the name.
+    """Accounts by name, and how many match. `text` is a part of the name.
 
-    With `live_at_ms`, only those of which a token has not expired by then.
+    With `live_at_ms`, only those with a token that has not expired by then.
     """
     where = (
         "WHERE (? IS NULL OR state = ?) AND (? IS NULL OR instr(',' || roles || ',', ?) > 0)"
@@ -186,7 +188,7 @@ def add(
     name: AccountName,
     *,
     roles: Iterable[Role],
-    state: State,
+    state: AccountState,
     by: str,
     now_ms: int,
     note: str = "",
@@ -204,7 +206,7 @@ def change(
     account: Account,
     *,
     roles: Iterable[Role] | None = None,
-    state: State | None = None,
+    state: AccountState | None = None,
     by: str,
     now_ms: int,
 ) -> Account:
@@ -223,14 +225,14 @@ def change(
 
 
 def bind(connection: sqlite3.Connection, account: Account, subject: str | None) -> None:
-    """From now on only this subject of the provider is this account; None lets go of it."""
+    """From now on only this subject of the provider is this account; None removes the binding."""
     connection.execute(
         "UPDATE accounts SET subject = ? WHERE account = ?", (subject, account.account)
     )
 
 
 def remove_new(connection: sqlite3.Connection, account: Account) -> None:
-    """Take away an account that was made in this transaction, and that nothing refers to."""
+    """Remove an account that was made in this transaction, and that nothing refers to."""
     connection.execute("DELETE FROM accounts WHERE account = ?", (account.account,))
 
 
@@ -248,7 +250,7 @@ def peer(connection: sqlite3.Connection, public_key: bytes) -> KnownPeer | None:
 
 
 def peers(connection: sqlite3.Connection, account: int, limit: int) -> tuple[list[KnownPeer], int]:
-    """The keys of an account, the one seen last first, and how many there are."""
+    """The keys of an account, the last seen first, and how many there are."""
     found = connection.execute(
         "SELECT peer, account, first_ms, login_ms, seen_ms FROM peers WHERE account = ?"
         " ORDER BY seen_ms DESC LIMIT ?",
@@ -281,3 +283,94 @@ def keys_in_use(connection: sqlite3.Connection, account: int, since_ms: int) -> 
         "SELECT count(*) FROM peers WHERE account = ? AND seen_ms >= ?", (account, since_ms)
     ).fetchone()
     return int(count)
+
+
+# The names of accounts: `provider:login`, and a bare `login` if it can mean only one account.
+#
+# The provider is part of the name because alice at one provider is not alice at another. Logins are
+# compared without regard to case (as GitHub does, and two people whose logins differ only in case
+# should not both be on one list), and are stored in lower case.
+#
+# A moderator types a name, a peer id or a serial number. They are distinguished by their form, and
+# a login that looks like one of the others has to be given in full.
+
+
+LONGEST_PROVIDER = 32
+
+_PROVIDER = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
+_LOGIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+~-]*\Z")
+_SERIAL = re.compile(r"#?[0-9]{1,18}\Z")
+_PEER_ID_START = "12D3KooW"
+
+
+class NotAName(AuthError):
+    """A text that cannot be the name of an account."""
+
+    exit_code = 2
+
+
+class AccountName(msgspec.Struct, frozen=True):
+    provider: str
+    login: str
+
+    def __str__(self) -> str:
+        return f"{self.provider}:{self.login}"
+
+
+class BareName(msgspec.Struct, frozen=True):
+    """A login without its provider, which has to be looked up."""
+
+    login: str
+
+
+class PeerKey(msgspec.Struct, frozen=True):
+    public_key: bytes
+
+
+class SerialNumber(msgspec.Struct, frozen=True):
+    serial: int
+
+
+Target = AccountName | BareName | PeerKey | SerialNumber
+
+
+def account_name(provider: str, login: str) -> AccountName:
+    """The name for a login at a provider; NotAName if it cannot stand in a token."""
+    if not _PROVIDER.match(provider):
+        raise NotAName(
+            f"{_shown(provider)} is not the id of an identity provider.",
+            why=f"Ids have lower-case letters, digits and dashes, at most {LONGEST_PROVIDER}.",
+            advice="Use one of the ids in the server's settings (auth.toml), or `code`.",
+        )
+    if not _LOGIN.match(login) or len(provider) + 1 + len(login) > LONGEST_USERNAME:
+        raise NotAName(
+            f"{_shown(login)} cannot be the name of somebody who takes part.",
+            why="Names have letters, digits and . _ @ + ~ - and begin with a letter or a digit; "
+            f"with their provider they have at most {LONGEST_USERNAME} characters.",
+            advice="Take the login exactly as the provider shows it.",
+        )
+    return AccountName(provider, login.lower())
+
+
+def parse_name(text: str) -> AccountName | BareName:
+    provider, colon, login = text.strip().partition(":")
+    if colon:
+        return account_name(provider, login)
+    return BareName(account_name("any", provider).login)
+
+
+def parse_target(text: str) -> Target:
+    """A moderator's target: a serial number (`17` or `#17`), a peer id, or a name."""
+    text = text.strip()
+    if _SERIAL.match(text):
+        return SerialNumber(int(text.lstrip("#")))
+    if text.startswith(_PEER_ID_START):
+        try:
+            return PeerKey(public_key_of(text))
+        except NotAKey as error:
+            raise NotAName(error.what, why=error.why, advice=error.advice) from None
+    return parse_name(text)
+
+
+def _shown(text: str) -> str:
+    return repr(text[:LONGEST_USERNAME])

@@ -1,10 +1,10 @@
-"""What goes back: JSON with what, why and what next, and headers that keep browsers out of it.
+"""Answers: JSON with what, why and what next, and headers that keep browsers out of it.
 
-An `Answer` is an ASGI application of its own, as Starlette's responses are. It is not one of
-those, because they encode and compare every header of every answer again; ours are constant.
+An `Answer` is an ASGI application of its own, like Starlette's responses. It does not use them,
+because they encode and compare every header of every answer again; ours are constant.
 
-Easy to get wrong: a 403 proves nothing by itself, for any proxy can answer one. A refusal carries
-a document that the auth key signed; everything else, whatever its status, is an outage to a node.
+A 403 proves nothing by itself, because any proxy can send one. A refusal carries a document that
+the auth key signed; a node treats everything else, whatever its status, as an outage.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Answer:
         self.content = content
         self.headers = [*_RAW_ALWAYS]
         if headers:
-            # latin-1 is what HTTP has; nothing of a stranger's stands in a header of ours
+            # latin-1 is HTTP's encoding; our headers have no text from strangers
             own = {
                 name.encode("latin-1"): value.encode("latin-1") for name, value in headers.items()
             }
@@ -77,7 +77,7 @@ def error_answer(
     retry_seconds: int | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Why not, for a person and for a program."""
+    """The reason, for a person and for a program."""
     value: dict[str, Any] = {
         "error": code,
         "what": error.what,

@@ -1,16 +1,15 @@
-"""What volunteers' nodes ask of the auth server: how to log in, passes, renewals, revocations.
+"""The addresses for volunteers' nodes: logging in, passes, renewals, revocations.
 
 Each method here is one address of the HTTP interface and reads like its description in
-docs/auth-server.md. Decisions are the issuer's (who may have a token) and the providers' (who
-somebody is); here they are asked in the right order. How a no is told is refusing.py's business.
+docs/auth-server.md. The issuer decides who may have a token, and the providers who somebody is;
+here they are called in the right order. refusing.py answers refusals.
 
-Easy to get wrong: an answer can be lost on its way. How a login ended is kept for a minute and told
-again; otherwise somebody who was let in would have to log in a second time.
+An answer can be lost on its way. So the result of a login is kept for a minute and sent again;
+otherwise somebody who was let in would have to log in a second time.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +17,21 @@ import msgspec
 import trio
 from starlette.requests import Request
 
+from auth.bounded_map import BoundedMap
 from auth.challenges import CHALLENGE_BYTES, LOGIN, RENEW
 from auth.documents import encode
 from auth.keys import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
 from auth.server.answers import BYTES, Answer, json_answer
-from auth.server.bodies import (
+from auth.server.boundary import (
     ChallengeBody,
     LoginBody,
     PollBody,
     RenewBody,
+    TooManyRequests,
     decoded,
     encoded,
     read_json,
 )
-from auth.server.boundary import TooManyRequests
 from auth.server.issuing import Granted, Issuer, ProvenPeer
 from auth.server.join_refused import JoinRefused
 from auth.server.metrics import Metrics
@@ -43,7 +43,7 @@ from auth.server.providers.login_answers import (
 )
 from auth.server.providers.logins import Logins
 from auth.server.providers.sessions import expired
-from auth.server.rate_limits import Rate, RateLimit
+from auth.server.rate_limits import AllowedRate, RateLimit
 from auth.server.refusing import ANSWERED
 from auth.server.settings import Settings
 from auth.statements import LONGEST_ANSWERED_BYTES
@@ -59,8 +59,8 @@ ENDING_INTERVAL_SECONDS = 1
 MOST_SESSIONS = 10_000  # as many as login sessions can be open
 
 # A revoked party is refused everywhere within 60 s, so nodes ask at least every 45. Up to 2,000 of
-# them ask every 10 s; beyond that, as rarely as keeps all of them to 200 questions a second, an
-# eighth of what one processor answers when each comes with a handshake of its own.
+# them ask every 10 s. With more, they ask so rarely that all together make 200 requests a second,
+# an eighth of what one processor answers when each comes with a handshake of its own.
 SHORTEST_POLL_SECONDS = 10
 LONGEST_POLL_SECONDS = 45
 POLLS_PER_SECOND = 200
@@ -78,27 +78,27 @@ _RENEW_BODY = msgspec.json.Decoder(RenewBody)
 
 
 def poll_seconds(live_tokens: int) -> int:
-    """How often each of so many nodes should ask for the revocation list."""
+    """How often each of this many nodes should ask for the revocation list."""
     fair = -(-live_tokens // POLLS_PER_SECOND)
     return max(SHORTEST_POLL_SECONDS, min(LONGEST_POLL_SECONDS, fair))
 
 
 @dataclass
 class OpenLogin:
-    """A login through a provider that somebody has begun, and how it ended."""
+    """A login through a provider that somebody has begun, and its result."""
 
     proven: ProvenPeer
     kind: str
     forget_at: float  # at first, when the login is over in any case
-    is_ending: bool = False  # the provider has said who it is, and we are deciding
+    is_ending: bool = False  # the provider has identified the person, and we are deciding
     outcome: Answer | JoinRefused | None = None
 
 
 class OpenLogins:
-    """What we know of sessions beside the provider's part, by session; the oldest goes first."""
+    """Our part of each login session, by session; the oldest is dropped first."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[str, OpenLogin] = OrderedDict()
+        self._open = BoundedMap[str, OpenLogin](MOST_SESSIONS)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -114,8 +114,6 @@ class OpenLogins:
         while self._open and next(iter(self._open.values())).forget_at <= now:
             self._open.popitem(last=False)
         self._open[session] = login
-        if len(self._open) > MOST_SESSIONS:
-            self._open.popitem(last=False)
 
 
 class Api:
@@ -136,10 +134,12 @@ class Api:
         self._logins = logins
         self._metrics = metrics
         self._open = OpenLogins()
-        self._login_limit = RateLimit(Rate.per_hour(settings.logins_per_hour_per_address))
-        self._account_limit = RateLimit(Rate.per_hour(settings.renewals_per_hour_per_account))
+        self._login_limit = RateLimit(AllowedRate.per_hour(settings.logins_per_hour_per_address))
+        self._account_limit = RateLimit(
+            AllowedRate.per_hour(settings.renewals_per_hour_per_account)
+        )
 
-    # -- before somebody is let in
+    # -- before the login has ended
 
     async def about(self, _request: Request) -> Answer:
         providers = [
@@ -194,7 +194,7 @@ class Api:
         return await self._end(known, outcome, site)
 
     async def _end(self, login: OpenLogin, who: LoggedIn, site: str) -> Answer:
-        """The provider has said who it is: let them in, or not."""
+        """The provider has identified the person: admit them, or not."""
         login.is_ending = True
         try:
             granted = await self._issuer.join(login.proven, who.identity, site)
@@ -205,12 +205,12 @@ class Api:
             raise
         finally:
             login.is_ending = False
-            if login.outcome is None:  # a trouble of ours: they need not log in again for it
+            if login.outcome is None:  # our own failure: they need not log in again for it
                 self._logins.give_back(who.session)
             else:
                 login.forget_at = trio.current_time() + REMEMBER_OUTCOME_SECONDS
 
-    # -- while they are in
+    # -- after the login
 
     async def renew(self, request: Request) -> Answer:
         body = await read_json(request, _RENEW_BODY)
@@ -240,7 +240,7 @@ class Api:
         nonce = decoded(request.query_params.get("nonce", ""), "nonce", _NONCE)
         return json_answer({"time": encoded(self._issuer.signed_time(nonce))})
 
-    # -- in each of them
+    # -- used by both
 
     async def _prove(
         self, request: Request, body: LoginBody | RenewBody, purpose: str, site: str

@@ -1,11 +1,11 @@
-"""The auth server as a whole: from its settings and its state to something that answers.
+"""The whole auth server, from its settings and its state.
 
     async with trio.open_nursery() as nursery:
         server = AuthServer(settings, store, version="0.1.0")
         await nursery.start(server.serve)      # listens when this returns
 
-Easy to get wrong: plain HTTP shows codes, passes and logins to everybody on the way. It is served
-to this machine alone, for trying things out and for a proxy here that does the TLS.
+Plain HTTP shows codes, passes and logins to everybody on the way. So it is served to this machine
+alone, for trying things out and for a proxy here that does the TLS.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import trio
 
 from auth.errors import AuthError
 from auth.server.api import Api
-from auth.server.app import build_app
+from auth.server.app import Operations, build_app
 from auth.server.browser import Browser
 from auth.server.certificates import Certificate
 from auth.server.issuing import Issuer, IssuerSettings
 from auth.server.metrics import Metrics
-from auth.server.operations import Operations
 from auth.server.providers.logins import Logins, open_logins
-from auth.server.rate_limits import Rate
+from auth.server.rate_limits import AllowedRate
 from auth.server.refusing import Refusing
 from auth.server.serving import BACKLOG, HttpServer
 from auth.server.settings import ListenAddress, Settings, SettingsError
@@ -38,16 +37,16 @@ if TYPE_CHECKING:
 
 
 class CannotListen(AuthError):
-    """The port is somebody else's, or the address is not ours."""
+    """The port is in use, or the address is not this machine's."""
 
 
 class AuthServer:
-    """One server. `public_url`, `listening` and `status` mean something once it serves."""
+    """One server. `public_url`, `listening` and `status` are valid once it serves."""
 
     def __init__(
         self, settings: Settings, store: Store, *, version: str, insecure_http: bool = False
     ) -> None:
-        """SettingsError or UnusableCertificate if it could not be served like this."""
+        """SettingsError or UnusableCertificate if it cannot be served like this."""
         if settings.run != store.run:
             raise SettingsError(
                 f"auth.toml is for the run {settings.run!r}, the database for {store.run!r}.",
@@ -68,7 +67,7 @@ class AuthServer:
         self._logins: Logins | None = None
 
     async def serve(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; what is in flight then is answered first."""
+        """Serve until cancelled; requests in flight are answered first."""
         listeners = await _listeners(self.settings.listen)
         self._take_addresses(listeners)
         async with open_logins(self.settings.providers, self.public_url) as logins:
@@ -81,7 +80,7 @@ class AuthServer:
                 task_status.started()
 
     def status(self) -> dict[str, Any]:
-        """How it is, for whoever runs it."""
+        """The server's state, for its operator."""
         newest = self.store.revocation_list()
         return {
             "run": self.settings.run,
@@ -132,7 +131,7 @@ class AuthServer:
             self.certificate,
             most_connections=settings.connections,
             most_connections_per_address=settings.connections_per_address,
-            handshakes=Rate.per_minute(settings.connections_per_minute_per_address),
+            handshakes=AllowedRate.per_minute(settings.connections_per_minute_per_address),
             proxies=settings.trusted_proxies,
             on_refused_connection=lambda limit: metrics.connections_refused.labels(limit).inc(),
         )
@@ -142,7 +141,7 @@ class AuthServer:
         scheme = "http" if self.certificate is None else "https"
         addresses = [listener.socket.getsockname()[:2] for listener in listeners]
         self.listening = tuple(f"{scheme}://{ListenAddress(*address)}" for address in addresses)
-        # Plain HTTP without a proxy is for trying things out: it is reached where it listens.
+        # Plain HTTP without a proxy is for trying things out: its address is where it listens.
         if self.certificate is None and not self.settings.trusted_proxies:
             self.public_url = self.listening[0]
 

@@ -4,12 +4,12 @@ It holds the database as of one moment, the signing keys and the head of the aud
 to this user, and appears under its name only when it is complete. To go back to it, stop the
 server and put the folder in the place of the old one.
 
-The keys are read in the same moment as the database's state is held: a key that is made or
-withdrawn meanwhile must not be in one and missing in the other.
+The keys are read while the database's state is held, so that a key that is made or withdrawn
+meanwhile is not in one and missing in the other.
 
-Easy to get wrong: after going back, the server must not give out serial numbers a second time, or
-a revocation list with an older number than peers have. So the copy is marked, and a store that
-finds the mark counts on from further up, and says in the log that it was put back.
+After a backup is restored, the server must not give out serial numbers a second time, or a
+revocation list with an older number than peers have. So the copy is marked, and a store that finds
+the mark continues from a higher number, and records in the log that it was restored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from auth.server import audit_head, database
+from auth.server import audit, database
 from auth.server.signing_keys import keep_names
 from auth.server.store_errors import StoreFailed, told
 from auth.server.store_paths import StorePaths
@@ -35,11 +35,11 @@ class BackupMade(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     files: int
     audit_head: str
-    """`NUMBER:HASH`: written down, it shows whether the log was ever written anew."""
+    """`NUMBER:HASH`: written down, it shows later whether the log was rewritten."""
 
 
 def check_is_free(destination: Path) -> None:
-    """StoreFailed if there is something where the backup is to be, or nowhere to put it."""
+    """StoreFailed if the destination exists, or its folder does not."""
     try:
         taken = destination.exists() or destination.is_symlink()
         is_in_folder = destination.parent.is_dir()
@@ -60,7 +60,7 @@ def check_is_free(destination: Path) -> None:
 
 
 def keys_in(folder: Path) -> dict[str, bytes]:
-    """The key files by name. Read while no key is made or withdrawn: in the writer's thread."""
+    """The key files by name. Call this in the writer's thread: keys do not change meanwhile."""
     found = {}
     try:
         for path in sorted(folder.glob("*.key")):
@@ -79,9 +79,9 @@ def make_backup(
     destination: Path,
     now_ms: int,
 ) -> BackupMade:
-    """Write a held state, and the keys of that same moment, to a folder that is not there yet.
+    """Write a held state, and the keys of that same moment, to a folder that does not exist yet.
 
-    AuthError, and nothing left, if not.
+    AuthError if it fails; then nothing is left.
     """
     destination = destination.absolute()
     check_is_free(destination)
@@ -93,7 +93,7 @@ def make_backup(
             database.copy_database(state, copy)
             head = _mark(copy, now_ms)
             _write_keys(keys, draft / paths.keys.name)
-            audit_head.write_head_file(draft / paths.head.name, head)
+            audit.write_head_file(draft / paths.head.name, head)
             keep_names(draft)
             sizes = [path.stat().st_size for path in draft.rglob("*") if path.is_file()]
             draft.rename(destination)
@@ -107,12 +107,12 @@ def make_backup(
     )
 
 
-def _mark(copy: Path, now_ms: int) -> audit_head.Head:
+def _mark(copy: Path, now_ms: int) -> audit.Head:
     with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as connection:
         database.check_pages(copy, connection)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("UPDATE store SET backup_ms = ?", (now_ms,))
-        head = audit_head.read_head(connection)
+        head = audit.read_head(connection)
     if head is None:
         raise StoreFailed(
             f"{copy} has no head of its audit log.",

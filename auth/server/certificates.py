@@ -1,13 +1,12 @@
-"""The certificate that new TLS handshakes get: read from files, and again when they change.
+"""The certificate for new TLS handshakes: read from files, and again when they change.
 
-Whoever renews certificates (certbot, acme.sh, a person) replaces two files; nothing needs to be
-told or restarted. The files are looked at every LOOK_SECONDS. A pair that cannot be used is said
-in the log, and the one before it goes on being used.
+A renewal (by certbot, acme.sh, a person) replaces two files; nothing needs to be told or restarted.
+The files are checked every LOOK_SECONDS. An unusable pair is reported in the log, and the previous
+one stays in use.
 
-Easy to get wrong: loading a pair into the context in use leaves half of it there when the other
-half is broken. Each pair gets a context of its own, which replaces the old one whole. And two
-files are never replaced at one moment: what does not fit is looked at once more before anybody
-is told.
+Loading a pair into the context in use would leave half of it there if the other half is broken. So
+each pair gets a context of its own, which replaces the old one. The two files are never replaced at
+the same moment, so a pair that does not match is checked once more before it is reported.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Certificate:
         return self.current.not_before_ms <= now_ms < self.current.not_after_ms
 
     async def watch(self) -> None:
-        """Look at the files and at the calendar, until cancelled."""
+        """Check the files and the expiry date, until cancelled."""
         warned_at = float("-inf")
         while True:
             if trio.current_time() - warned_at >= WARN_AGAIN_SECONDS and self.warn_of_its_end():
@@ -78,7 +77,7 @@ class Certificate:
             await trio.to_thread.run_sync(self.reload_if_changed)
 
     def reload_if_changed(self) -> bool:
-        """Take new files if there are any that can be used. Whether there were."""
+        """Use new files if they are usable; returns whether there were any."""
         stamp = self._look()
         if stamp == self._stamp:
             return False
@@ -97,7 +96,7 @@ class Certificate:
         return True
 
     def _complain(self, stamp: Stamp, error: UnusableCertificate) -> None:
-        """Say it once for each broken pair, and only of one that stays as it is."""
+        """Report each broken pair once, and only one that stays as it is."""
         if stamp == self._broken and stamp != self._complained_of:
             self._complained_of = stamp
             _log.error(
@@ -110,7 +109,7 @@ class Certificate:
         self._broken = stamp
 
     def warn_of_its_end(self) -> bool:
-        """Tell the log if the certificate ends soon; whether it does."""
+        """Warn in the log if the certificate expires soon; returns whether it does."""
         left = self.current.not_after_ms / 1000 - time.time()
         if left > WARN_BEFORE_SECONDS:
             return False

@@ -1,15 +1,15 @@
 """Enrolment codes: how people get in where there is no identity provider.
 
-A code is made by a moderator, shown once, and kept only as a hash: a copy of the database lets
-nobody in. It is good for one use or several, until it expires or is cancelled. A code *with* a
-name is for one person: whoever uses it is `code:NAME`, on as many machines as it has uses. A code
-without a name makes a new account at each use: `code:c7-1`, `code:c7-2` for code number 7.
+A code is made by a moderator, shown once, and stored only as a hash: a copy of the database lets
+nobody in. It is good for one use or several, until it expires or is cancelled. A code *with* a name
+is for one person, who becomes `code:NAME`, on as many machines as it has uses. A code without a
+name makes a new account at each use: `code:c7-1`, `code:c7-2` for code number 7.
 
-The same key may use the same code again without counting: its answer may have been lost on the
-way, or its token have run out. That needs a proof of the key, so it helps nobody else.
+The same key may use the same code again without counting: its answer may have been lost on the way,
+or its token have expired. That needs a proof of the key, so it helps nobody else.
 
-Easy to get wrong: telling whoever guesses that a code exists but is used up. All wrong codes are
-told apart only for those who hold a real one; guessing 100 random bits finds none.
+The answers distinguish used up and expired codes only for people who hold a real code; guessing 100
+random bits finds none.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from collections.abc import Sequence
 import msgspec
 
 from auth.roles import Role
-from auth.server.rows import spell_roles, struct_of
+from auth.server.database import spell_roles, struct_of
 
 CODE_RANDOM_BYTES = 13  # 104 bits, of which 100 are spelled
 CODE_LETTERS = 20  # five bits each
 GROUP_LETTERS = 5
-LONGEST_CODE_TEXT = 64  # what is read of a code that somebody typed
+LONGEST_CODE_TEXT = 64  # the part of a typed code that is read
 MOST_USES = 100_000
 PROVIDER = "code"
 
@@ -72,7 +72,7 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def made_up_login(code: Code) -> str:
-    """What the next person is called who uses a code without a name: `c7-1`."""
+    """The name of the next person to use a code without a name: `c7-1`."""
     return f"{code.code_id}-{code.uses + 1}"
 
 
@@ -81,7 +81,7 @@ def is_made_up(login: str) -> bool:
 
 
 def spell_code(random: bytes) -> str:
-    """A code as it is shown, from CODE_RANDOM_BYTES random bytes: `A1B2C-…`, four groups."""
+    """A code in its printed form, from CODE_RANDOM_BYTES random bytes: `A1B2C-…`, four groups."""
     number = int.from_bytes(random, "big")
     letters = "".join(_ALPHABET[(number >> (5 * place)) & 31] for place in range(CODE_LETTERS))
     return "-".join(
@@ -90,9 +90,9 @@ def spell_code(random: bytes) -> str:
 
 
 def hash_of(typed: str) -> bytes | None:
-    """What the database knows a code by; None for a text that is no code.
+    """The hash by which the database knows a code; None for a text that is no code.
 
-    Case, dashes and spaces do not matter, and the letters that look like digits are those digits.
+    Case, dashes and spaces do not matter, and letters that look like digits are read as those.
     """
     letters = typed[:LONGEST_CODE_TEXT].strip().upper().translate(_AS_MEANT)
     if len(letters) != CODE_LETTERS or not set(letters) <= set(_ALPHABET):

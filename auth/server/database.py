@@ -2,12 +2,12 @@
 
 WAL with synchronous = FULL: when a COMMIT returns, the transaction is on the disk, and survives
 `kill -9` and a power loss. A file that is damaged, foreign, or of a newer potluck is refused and
-left as it is: unlike a cache, this one cannot be begun anew without losing who may take part.
-Before a migration changes anything, a copy of the old file is put beside it.
+left as it is: unlike a cache, it cannot be begun anew without losing who may take part. Before a
+migration changes anything, a copy of the old file is put beside it.
 
-Easy to get wrong: SQLite runs what it finds in a file (triggers, views). So the schema of an
-opened file is compared, word for word, with what our own migrations make; a trigger that somebody
-dropped or added is found here, before the first statement of ours runs.
+SQLite runs triggers and views that it finds in a file. So the schema of an opened file is compared,
+word for word, with the one that our own migrations make; a dropped or added trigger is found before
+our first statement runs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import contextlib
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from auth.server.schema import APPLICATION_ID, MIGRATIONS
+import msgspec
+
+from auth.roles import Role, in_order
 from auth.server.store_errors import (
     WHAT_SQLITE_RAISES,
     StoreDamaged,
@@ -29,6 +32,180 @@ from auth.server.store_errors import (
     damaged,
     told,
 )
+
+# The tables of the auth server, as numbered migrations.
+#
+# A file is at version n when the first n texts have run on it. Append, never change: files of every
+# version are out there, and `tests/auth/store` opens one of each.
+#
+# The triggers that forbid changing the audit log are only a second protection. Anybody who can open
+# the file can drop them. The hash chain reveals an edit (`audit.py`).
+
+
+# "pot3" in ASCII, in SQLite's field for the application of a file.
+APPLICATION_ID = 0x706F7433
+
+_FIRST = """
+    CREATE TABLE store (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        run TEXT NOT NULL,
+        made_ms INTEGER NOT NULL,
+        last_serial INTEGER NOT NULL,
+        grace_ms INTEGER NOT NULL,
+        unsure_until_ms INTEGER NOT NULL,
+        backup_ms INTEGER
+    );
+
+    CREATE TABLE audit (
+        number INTEGER PRIMARY KEY,
+        at_ms INTEGER NOT NULL,
+        act TEXT NOT NULL,
+        actor TEXT NOT NULL,
+        name TEXT,
+        peer BLOB,
+        serial INTEGER,
+        reason TEXT NOT NULL,
+        detail TEXT NOT NULL,
+        hash BLOB NOT NULL
+    );
+    CREATE TRIGGER audit_is_append_only BEFORE INSERT ON audit
+        WHEN NEW.number IS NOT (SELECT coalesce(max(number), 0) + 1 FROM audit)
+        BEGIN SELECT raise(ABORT, 'the audit log is only ever appended to'); END;
+    CREATE TRIGGER audit_is_not_changed BEFORE UPDATE ON audit
+        BEGIN SELECT raise(ABORT, 'the audit log is only ever appended to'); END;
+    CREATE TRIGGER audit_is_not_deleted BEFORE DELETE ON audit
+        BEGIN SELECT raise(ABORT, 'the audit log is only ever appended to'); END;
+    CREATE TABLE audit_head (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        number INTEGER NOT NULL,
+        hash BLOB NOT NULL,
+        key_id BLOB NOT NULL,
+        signature BLOB NOT NULL
+    );
+
+    CREATE TABLE accounts (
+        account INTEGER PRIMARY KEY,
+        provider TEXT NOT NULL,
+        login TEXT NOT NULL,
+        subject TEXT,
+        roles TEXT NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('allowed', 'denied', 'revoked')),
+        added_ms INTEGER NOT NULL,
+        added_by TEXT NOT NULL,
+        changed_ms INTEGER NOT NULL,
+        changed_by TEXT NOT NULL,
+        note TEXT NOT NULL,
+        UNIQUE (provider, login)
+    );
+    CREATE UNIQUE INDEX accounts_by_subject ON accounts (provider, subject)
+        WHERE subject IS NOT NULL;
+    CREATE INDEX accounts_by_login ON accounts (login);
+
+    CREATE TABLE peers (
+        peer BLOB PRIMARY KEY,
+        account INTEGER NOT NULL REFERENCES accounts,
+        first_ms INTEGER NOT NULL,
+        login_ms INTEGER NOT NULL,
+        seen_ms INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX peers_by_account ON peers (account);
+
+    CREATE TABLE tokens (
+        serial INTEGER PRIMARY KEY,
+        account INTEGER NOT NULL REFERENCES accounts,
+        peer BLOB NOT NULL,
+        roles TEXT NOT NULL,
+        key_id BLOB NOT NULL,
+        issued_ms INTEGER NOT NULL,
+        expires_ms INTEGER NOT NULL
+    );
+    CREATE INDEX tokens_by_account ON tokens (account, expires_ms);
+
+    CREATE TABLE codes (
+        code INTEGER PRIMARY KEY,
+        code_hash BLOB NOT NULL UNIQUE,
+        login TEXT,
+        roles TEXT NOT NULL,
+        uses_allowed INTEGER,
+        uses INTEGER NOT NULL,
+        expires_ms INTEGER,
+        made_ms INTEGER NOT NULL,
+        made_by TEXT NOT NULL,
+        cancelled_ms INTEGER,
+        note TEXT NOT NULL
+    );
+    CREATE TABLE code_uses (
+        code INTEGER NOT NULL REFERENCES codes,
+        peer BLOB NOT NULL,
+        account INTEGER NOT NULL REFERENCES accounts,
+        at_ms INTEGER NOT NULL,
+        PRIMARY KEY (code, peer)
+    ) WITHOUT ROWID;
+
+    CREATE TABLE signing_keys (
+        key_id BLOB PRIMARY KEY,
+        public_key BLOB NOT NULL,
+        from_ms INTEGER NOT NULL,
+        until_ms INTEGER NOT NULL,
+        endorsed_by BLOB NOT NULL,
+        signature BLOB NOT NULL,
+        made_ms INTEGER NOT NULL,
+        withdrawn_ms INTEGER,
+        place INTEGER NOT NULL UNIQUE
+    ) WITHOUT ROWID;
+
+    CREATE TABLE revocations (
+        entry INTEGER PRIMARY KEY,
+        kind TEXT NOT NULL CHECK (kind IN ('name', 'peer', 'serial')),
+        value BLOB NOT NULL,
+        revoked_ms INTEGER NOT NULL,
+        forget_ms INTEGER NOT NULL,
+        revoked_by TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        lifted_ms INTEGER
+    );
+    CREATE INDEX revocations_by_value ON revocations (kind, value);
+    CREATE TABLE revocation_list (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        number INTEGER NOT NULL,
+        issued_ms INTEGER NOT NULL,
+        document BLOB NOT NULL
+    );
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST,)
+
+
+# Rows of the database as typed structs, and the error for a row that cannot be one.
+#
+# SQLite checks neither types nor values; a disk that fails, or a person with an editor, leaves rows
+# that no code of ours wrote. A reader of one gets StoreDamaged, and never a ValueError.
+#
+# Roles are in one column as words with commas, in the order of `in_order`.
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def struct_of(type_: type[T], row: Sequence[object]) -> T:
+    """The columns in the order of the struct's fields. StoreDamaged if they do not fit."""
+    fields = dict(zip(type_.__struct_fields__, row, strict=True))
+    roles = fields.get("roles")
+    if isinstance(roles, str):
+        fields["roles"] = roles.split(",")
+    try:
+        return msgspec.convert(fields, type_)
+    except msgspec.ValidationError as error:
+        raise StoreDamaged(
+            f"The auth server's database has a row that makes no sense: {error}.",
+            why="The disk failed, or something else wrote into the file.",
+            advice="Run `potluck auth audit --verify`, and consider going back to a backup.",
+        ) from None
+
+
+def spell_roles(roles: Iterable[Role]) -> str:
+    return ",".join(role.value for role in in_order(roles))
+
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
@@ -63,7 +240,7 @@ def create_database(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqlit
 
 
 def remove_database(path: Path) -> None:
-    """Take away a file that was only half made, with what SQLite put beside it."""
+    """Remove a file that was only half made, with SQLite's files beside it."""
     for side in _SIDE_FILES:
         with contextlib.suppress(OSError):
             os.unlink(f"{path}{side}")
@@ -139,7 +316,7 @@ def held_state(source: Path) -> Iterator[sqlite3.Connection]:
 
 
 def copy_database(original: sqlite3.Connection, destination: Path) -> None:
-    """A sound copy of a held state. `destination` must not exist."""
+    """A consistent copy of a held state. `destination` must not exist."""
     with _telling(destination):
         os.close(
             os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
@@ -210,7 +387,7 @@ def _check_place(path: Path) -> None:
 
 
 def _make_careful(connection: sqlite3.Connection) -> None:
-    # text that is not UTF-8 was not written by us; what is read of it must not be an exception
+    # text that is not UTF-8 was not written by us; reading it must not raise
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     for statement in (
         "PRAGMA trusted_schema = OFF",
@@ -242,7 +419,7 @@ def _check_content(path: Path, connection: sqlite3.Connection, migrations: Seque
 
 
 def check_pages(path: Path, connection: sqlite3.Connection) -> None:
-    """Read every page; StoreDamaged if one is not sound. A second or two for each gigabyte."""
+    """Read every page; StoreDamaged if one is damaged. A second or two for each gigabyte."""
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise damaged(path, str(verdict).splitlines()[0])

@@ -1,27 +1,29 @@
-"""Giving out access passes: join by a proven identity or by a code, renew by the proof of a key.
+"""Gives out access passes: join by a proven identity or by a code, renew by the proof of a key.
 
     a peer proves its key          prove()        challenge, signature, once
-    a person proves who they are   join()         the provider's word, checked by whoever calls
-                                   join_by_code() the code
-    a node goes on                 renew()        its key alone: it has logged in before
+    a person proves who they are   join()         by a provider's word, which the caller checked
+                                   join_by_code() by the code
+    a node continues               renew()        by its key alone: it has logged in before
     the pass                       Granted        signed only after its row is on the disk
 
-Every pass and every refusal is in the audit log before it is answered; who gets one is decided in
-`granting.py`, in one transaction with that row.
+Every pass and every refusal is in the audit log before it is answered. The decision is made in one
+transaction with that row (below).
 
-Easy to get wrong: signing before the commit. A token that is signed and not in the log could be
-used by whoever saw it; one that is in the log and was never signed harms nobody.
+Easy to get wrong: a token must not be signed before the commit. A token that is signed and not in
+the log could be used by anybody who saw it; one that is in the log and was never signed is
+harmless.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
+from auth.bounded_map import BoundedMap
 from auth.challenges import DEFAULT_LIFE_MS as CHALLENGE_LIFE_MS
 from auth.challenges import (
     RANDOM_BYTES,
@@ -32,23 +34,19 @@ from auth.challenges import (
     make_challenge,
 )
 from auth.errors import AuthError, NotAKey
-from auth.fields import LONGEST_USERNAME
-from auth.keys import VerifyingKey
+from auth.fields import LONGEST_TEXT, LONGEST_USERNAME
+from auth.keys import SigningKey, VerifyingKey
 from auth.passes import AccessPass, sign_pass
 from auth.refusals import AccessRefused, Reason
 from auth.roles import Role
-from auth.server import codes
-from auth.server.granting import (
-    Decision,
-    Granting,
-    IssuerSettings,
-    Outcome,
-    VerifiedIdentity,
-)
+from auth.server import accounts, codes, revoked, tokens_issued
+from auth.server.accounts import Account, AccountName, AccountState, NotAName, account_name
+from auth.server.audit import Act, AuditEntry
 from auth.server.join_refused import JoinReason, JoinRefused
 from auth.server.store import Store
+from auth.server.writer import Transaction
 from auth.statements import SignedRefusal, SignedTime, sentence, sign_refusal, sign_time
-from auth.tokens import Token, is_genuine, read_token, sign_token
+from auth.tokens import DEFAULT_LIFE_MS, Token, is_genuine, read_token, sign_token
 
 __all__ = ["Granted", "Issuer", "IssuerSettings", "ProvenPeer", "UnusableSettings"]
 
@@ -56,13 +54,13 @@ REMEMBERED_TOKENS = 16_384  # saves a verification each at renewal; some 5 MB
 
 
 class UnusableSettings(AuthError):
-    """Passes made with these settings would be accepted by nobody."""
+    """No node would accept passes made with these settings."""
 
     exit_code = 2
 
 
 class ProvenPeer(msgspec.Struct, frozen=True):
-    """A key whose owner answered a challenge; the pass answers to that challenge."""
+    """A key whose owner answered a challenge, which the pass will contain."""
 
     peer: bytes
     challenge: bytes
@@ -86,22 +84,20 @@ class Issuer:
         store: Store,
         settings: IssuerSettings,
         *,
-        random: Callable[[int], bytes] = secrets.token_bytes,
         steady_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
     ) -> None:
-        """`steady_ms` is a clock that never goes back; the ages of challenges are taken from it."""
+        """`steady_ms` is a clock that never goes back, for the ages of challenges."""
         self._store = store
         self.settings = settings
         self._granting = Granting(store, settings)
-        self._random = random
         self._steady_ms = steady_ms
-        self._secret = random(SECRET_BYTES)
+        self._secret = secrets.token_bytes(SECRET_BYTES)
         self._used = UsedChallenges()
-        self._issued: OrderedDict[bytes, None] = OrderedDict()
+        self._issued = BoundedMap[bytes, None](REMEMBERED_TOKENS)
         self._check_settings()
 
     def _check_settings(self) -> None:
-        """A pass that nobody would accept is found now, and not by the first who joins."""
+        """Find a pass that no node would accept now, and not when the first person joins."""
         now_ms = self._store.clock_ms()
         key = self._store.keys.active(now_ms)
         peer = key.public_key
@@ -128,7 +124,7 @@ class Issuer:
     # -- proofs --------------------------------------------------------------------------------
 
     def challenge(self, peer: bytes) -> tuple[bytes, int]:
-        """A challenge for the owner of this key, and for how many seconds it holds."""
+        """A challenge for the owner of this key, and for how many seconds it is valid."""
         return self._challenge(peer, CHALLENGE_LIFE_MS), CHALLENGE_LIFE_MS // 1000
 
     async def prove(
@@ -162,7 +158,7 @@ class Issuer:
         return self._answer(outcome, proven)
 
     async def join_by_code(self, proven: ProvenPeer, code: str, address: str) -> Granted:
-        """A pass for whoever has an enrolment code that is still good."""
+        """A pass for somebody with a valid enrolment code."""
         code_hash = codes.hash_of(code)
         outcome = await self._store.writer.perform(
             lambda transaction: self._granting.join_by_code(
@@ -179,9 +175,9 @@ class Issuer:
         *,
         check: Callable[[Token], None] | None = None,
     ) -> Granted:
-        """The next pass of a node that has logged in before. Its token may be over already.
+        """The next pass of a node that has logged in before. Its token may have expired already.
 
-        `check` sees the genuine token before anything is written; what it raises comes out.
+        `check` is called with the genuine token before anything is written; it may raise.
         """
         token = self._genuine(token_bytes, proven)
         if isinstance(token, JoinRefused):
@@ -201,7 +197,7 @@ class Issuer:
         peer: bytes | None = None,
         name: str | None = None,
     ) -> JoinRefused:
-        """Put a refusal that was decided elsewhere (by a provider) into the log; gives it back."""
+        """Log a refusal that was decided elsewhere (by a provider), and return it."""
         if self._store.refusals.is_written(address, refusal.code, self._store.clock_ms()):
             await self._store.writer.perform(
                 lambda transaction: self._granting.log_refusal(
@@ -210,10 +206,11 @@ class Issuer:
             )
         return refusal
 
-    # -- what is signed beside passes ----------------------------------------------------------
+    # -- other signed documents --------------------------------------------------------------------
 
     def signed_refusal(self, code: str, refusal: AuthError, answered: bytes) -> bytes:
-        """The refusal as an answer to this challenge (or nonce), so that nobody else can say it."""
+        """The refusal as an answer to this challenge (or nonce), so that nobody else can send
+        it."""
         now_ms = self._store.clock_ms()
         key = self._store.keys.active(now_ms)
         return sign_refusal(
@@ -252,8 +249,6 @@ class Issuer:
 
     def _remember(self, token_bytes: bytes) -> None:
         self._issued[token_bytes] = None
-        if len(self._issued) > REMEMBERED_TOKENS:
-            self._issued.popitem(last=False)
 
     # -- after it ------------------------------------------------------------------------------
 
@@ -292,5 +287,276 @@ class Issuer:
 
     def _challenge(self, peer: bytes, life_ms: int) -> bytes:
         return make_challenge(
-            self._secret, peer, self._random(RANDOM_BYTES), self._steady_ms() + life_ms
+            self._secret, peer, secrets.token_bytes(RANDOM_BYTES), self._steady_ms() + life_ms
         )
+
+
+# Who gets a token: decided, written and logged in one transaction.
+#
+# Three ways in (an identity that a provider confirmed, an enrolment code, a key that has logged in
+# before) lead to one `_grant`, which checks everything that could forbid it. The answer is a
+# `Decision` to be signed once it is on the disk, or a `JoinRefused`.
+#
+# Easy to get wrong: a refusal is returned, because raising it would undo the row in the log.
+# Whether a name may take part is checked inside the transaction, after every earlier act of a
+# moderator.
+
+
+AWAY_MS = 30 * 24 * 3600 * 1000
+"""How long a node may be away and still renew by its key alone. A month covers a holiday."""
+
+KEYS_PER_ACCOUNT = 32  # nodes of one person at a time; bounds what one stolen login can do
+CLOCK_WAIT_MS = 1000  # a token may be dated this much ahead rather than be refused
+
+
+class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    auth_url: str
+    endpoints: tuple[str, ...] = ()
+    token_life_ms: int = DEFAULT_LIFE_MS
+    grace_ms: int = 3600 * 1000
+    away_ms: int = AWAY_MS
+    keys_per_account: int = KEYS_PER_ACCOUNT
+
+
+class VerifiedIdentity(Protocol):
+    """A person's identity, confirmed by a provider."""
+
+    @property
+    def provider(self) -> str: ...
+
+    @property
+    def subject(self) -> str:
+        """The provider's permanent id for the person, whatever their login is."""
+
+    @property
+    def login(self) -> str: ...
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The result of the transaction; it is signed when it is on the disk."""
+
+    token: Token
+    key: SigningKey
+
+
+Outcome = Decision | JoinRefused
+
+
+class Granting:
+    """The three ways in, as operations of the writer."""
+
+    def __init__(self, store: Store, settings: IssuerSettings) -> None:
+        self._store = store
+        self._settings = settings
+
+    def join(
+        self, transaction: Transaction, identity: VerifiedIdentity, peer: bytes, address: str
+    ) -> Outcome:
+        found = self._account_of_identity(transaction, identity)
+        if isinstance(found, JoinRefused):
+            return self._refuse(transaction, found, address, peer, _name_said(identity))
+        reason = f"{identity.provider} confirmed {identity.login}."
+        outcome = self._grant(transaction, found, peer, address, Act.JOINED, reason)
+        if found.subject is None and isinstance(outcome, Decision):
+            accounts.bind(transaction.connection, found, identity.subject)
+        return outcome
+
+    def join_by_code(
+        self, transaction: Transaction, code_hash: bytes | None, peer: bytes, address: str
+    ) -> Outcome:
+        found = self._account_of_code(transaction, code_hash, peer)
+        if isinstance(found, JoinRefused):
+            return self._refuse(transaction, found, address, peer, codes.PROVIDER)
+        account, code, is_new = found
+        reason = f"By enrolment code {code.code_id}."
+        outcome = self._grant(transaction, account, peer, address, Act.JOINED, reason)
+        if isinstance(outcome, Decision):
+            self._count_use(transaction, code, account, peer)
+        elif is_new:  # a name on the list without a row in the log could not be explained
+            accounts.remove_new(transaction.connection, account)
+        return outcome
+
+    def renew(self, transaction: Transaction, token: Token, peer: bytes, address: str) -> Outcome:
+        """`token` is genuine, and of this peer and run; it may have expired."""
+        known = accounts.peer(transaction.connection, peer)
+        if known is None or transaction.now_ms - known.seen_ms > self._settings.away_ms:
+            refusal = JoinRefused(JoinReason.LOGIN_OVER)
+            return self._refuse(transaction, refusal, address, peer, token.username)
+        account = accounts.by_number(transaction.connection, known.account)
+        reason = f"The node holds its key; after token {token.serial}."
+        return self._grant(transaction, account, peer, address, Act.RENEWED, reason)
+
+    def log_refusal(
+        self,
+        transaction: Transaction,
+        refusal: JoinRefused,
+        address: str,
+        peer: bytes | None,
+        name: str | None,
+    ) -> None:
+        transaction.log(
+            AuditEntry(
+                act=Act.REFUSED, actor="peer", name=name, peer=peer,
+                reason=f"{refusal.code}: {refusal.what}"[:LONGEST_TEXT], detail=f"from {address}",
+            )
+        )  # fmt: skip
+
+    def _account_of_identity(
+        self, transaction: Transaction, identity: VerifiedIdentity
+    ) -> Account | JoinRefused:
+        connection = transaction.connection
+        if identity.provider == codes.PROVIDER:  # those names belong to people with a code
+            return JoinRefused(JoinReason.NOT_ON_THE_LIST)
+        found = accounts.by_subject(connection, identity.provider, identity.subject)
+        if found is not None:
+            return found
+        try:
+            name = account_name(identity.provider, identity.login)
+        except NotAName as error:
+            return JoinRefused(JoinReason.NOT_ON_THE_LIST, why=error.why)
+        found = accounts.by_name(connection, name)
+        if found is None:
+            return JoinRefused(
+                JoinReason.NOT_ON_THE_LIST,
+                f"{name} is not on the list of those who may take part.",
+            )
+        if found.subject is not None:
+            return JoinRefused(JoinReason.NAME_OF_ANOTHER)
+        return found
+
+    def _account_of_code(
+        self, transaction: Transaction, code_hash: bytes | None, peer: bytes
+    ) -> tuple[Account, codes.Code, bool] | JoinRefused:
+        """The account of the code, and whether it was made just now."""
+        connection = transaction.connection
+        code = codes.by_hash(connection, code_hash) if code_hash is not None else None
+        if code is None:
+            return JoinRefused(JoinReason.CODE_UNKNOWN)
+        state = code.state(transaction.now_ms)
+        if state is codes.CodeState.CANCELLED:
+            return JoinRefused(JoinReason.CODE_CANCELLED)
+        earlier = codes.account_of_earlier_use(connection, code.code, peer)
+        if earlier is not None:
+            return accounts.by_number(connection, earlier), code, False
+        if state is codes.CodeState.USED_UP:
+            return JoinRefused(JoinReason.CODE_USED_UP)
+        if state is codes.CodeState.EXPIRED:
+            return JoinRefused(JoinReason.CODE_EXPIRED)
+        name = AccountName(codes.PROVIDER, code.login or codes.made_up_login(code))
+        found = accounts.by_name(connection, name)
+        if found is not None:
+            return found, code, False
+        made = accounts.add(
+            connection, name, roles=code.roles, state=AccountState.ALLOWED,
+            by=code.made_by, now_ms=transaction.now_ms, note=code.note,
+        )  # fmt: skip
+        return made, code, True
+
+    def _count_use(
+        self, transaction: Transaction, code: codes.Code, account: Account, peer: bytes
+    ) -> None:
+        connection = transaction.connection
+        if codes.account_of_earlier_use(connection, code.code, peer) is None:
+            codes.use(connection, code, peer, account.account, transaction.now_ms)
+
+    def _grant(
+        self,
+        transaction: Transaction,
+        account: Account,
+        peer: bytes,
+        address: str,
+        act: Act,
+        reason: str,
+    ) -> Outcome:
+        """A token for this account and key, in the database and the log; or a refusal there."""
+        connection, now_ms = transaction.connection, transaction.now_ms
+        banned, counts_from_ms = revoked.against(connection, peer, account.name)
+        refusal = (
+            JoinRefused(JoinReason.PEER_REVOKED)
+            if banned
+            else self._reason_against(transaction, account, peer)
+        )
+        if refusal is None and counts_from_ms > now_ms + CLOCK_WAIT_MS:
+            refusal = JoinRefused(JoinReason.CLOCK)
+        if refusal is not None:
+            return self._refuse(transaction, refusal, address, peer, account.name)
+        key = self._store.latest_keys().active(now_ms)
+        issued_ms = max(now_ms, counts_from_ms)
+        token = Token(
+            run=self._store.run,
+            username=account.name,
+            peer=peer,
+            roles=account.roles,
+            serial=transaction.next_serial(),
+            key_id=key.key_id,
+            issued_ms=issued_ms,
+            expires_ms=issued_ms + self._settings.token_life_ms,
+        )
+        if act is Act.RENEWED:
+            accounts.peer_seen(connection, peer, now_ms)
+        else:
+            accounts.peer_logged_in(connection, peer, account.account, now_ms)
+        tokens_issued.keep(
+            connection,
+            tokens_issued.IssuedToken(
+                serial=token.serial,
+                account=account.account,
+                peer=peer,
+                roles=account.roles,
+                key_id=key.key_id,
+                issued_ms=token.issued_ms,
+                expires_ms=token.expires_ms,
+            ),
+        )
+        transaction.log(
+            AuditEntry(
+                act=act, actor="peer", name=account.name, peer=peer, serial=token.serial,
+                reason=reason,
+            )
+        )  # fmt: skip
+        transaction.after_commit(self._store.count_token)
+        return Decision(token, key)
+
+    def _reason_against(
+        self, transaction: Transaction, account: Account, peer: bytes
+    ) -> JoinRefused | None:
+        connection = transaction.connection
+        if account.state is AccountState.DENIED:
+            return JoinRefused(JoinReason.DENIED)
+        if account.state is AccountState.REVOKED:
+            return JoinRefused(JoinReason.REVOKED)
+        known = accounts.peer(connection, peer)
+        if known is not None and known.account != account.account:
+            owner = accounts.by_number(connection, known.account)
+            if owner.state is not AccountState.ALLOWED:
+                return JoinRefused(JoinReason.PEER_OF_ANOTHER)
+        # Renewals too: otherwise keys that logged in over time could all come back at once.
+        since_ms = transaction.now_ms - self._settings.token_life_ms - self._settings.grace_ms
+        counts_already = (
+            known is not None and known.account == account.account and known.seen_ms >= since_ms
+        )
+        if not counts_already:
+            in_use = accounts.keys_in_use(connection, account.account, since_ms)
+            if in_use >= self._settings.keys_per_account:
+                return JoinRefused(JoinReason.TOO_MANY_KEYS)
+        return None
+
+    def _refuse(
+        self,
+        transaction: Transaction,
+        refusal: JoinRefused,
+        address: str,
+        peer: bytes,
+        name: str | None,
+    ) -> JoinRefused:
+        if self._store.refusals.is_written(address, refusal.code, transaction.now_ms):
+            self.log_refusal(transaction, refusal, address, peer, name)
+        return refusal
+
+
+def _name_said(identity: VerifiedIdentity) -> str:
+    """The account's name in the log, so that a search for it finds this as well."""
+    try:
+        return str(account_name(identity.provider, identity.login))
+    except NotAName:
+        return f"{identity.provider}:{identity.login}"

@@ -1,10 +1,10 @@
-"""Why the auth server gives somebody no pass: every reason, with what to say to a person.
+"""The reasons why the auth server refuses a pass, each with sentences for a person.
 
 A refusal is a deliberate answer. It is in the audit log before it is given, it is signed, and a
-node that gets one stops asking (but for `CHALLENGE`, which only says to ask for a new challenge).
-A full disk or a provider that is down is never a refusal.
+node that gets one stops asking (except for `CHALLENGE`, which only means to ask for a new
+challenge). A full disk or a provider that is down is never a refusal.
 
-The value of a reason is its code on the wire and in the log: never used for something else.
+The value of a reason is its code on the wire and in the log: never reused for something else.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ _SENTENCES: dict[JoinReason, tuple[str, str, str]] = {
 
 
 class JoinRefused(AuthError):
-    """No pass for this peer. What is not given is said by the reason."""
+    """No pass for this peer. Sentences not given come from the reason."""
 
     exit_code = 3
 
@@ -138,8 +138,8 @@ class JoinRefused(AuthError):
         self.reason = reason
 
     def again(self) -> JoinRefused:
-        """The same, to be kept or raised anew: one that was raised holds on to all of its frames,
-        and so to the connection that it was told on."""
+        """A fresh copy, to be kept or raised again: a raised one keeps all of its frames alive, and
+        so the connection that it was answered on."""
         return JoinRefused(self.reason, self.what, why=self.why, advice=self.advice)
 
     @property

@@ -1,10 +1,10 @@
-"""What a moderator can look at: names, tokens, revocations, codes, keys, the audit log.
+"""Everything that a moderator can list: names, tokens, revocations, codes, keys, the audit log.
 
-Everything here only reads, is bounded by a limit, and comes as frozen structs of plain values
-(peer ids and key ids as text, times in milliseconds since 1970), ready to be shown or sent as JSON.
+All of it only reads, is bounded by a limit, and returns frozen structs of plain values (peer ids
+and key ids as text, times in milliseconds since 1970), ready to be shown or sent as JSON.
 
-Easy to get wrong: showing what a stranger wrote. Names and reasons were made printable when they
-were stored; nothing here undoes that.
+Names and reasons come from strangers. They were made printable when they were stored; nothing here
+undoes that.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RevocationView(msgspec.Struct, frozen=True, kw_only=True):
     revoked_ms: int
     forget_ms: int
     on_list: bool
-    """Whether peers are still told: until every token that it refuses is over."""
+    """Whether peers still get it: until every token that it refuses has expired."""
     revoked_by: str
     reason: str
 
@@ -184,7 +184,7 @@ def account_list(
 
 
 def peer_list(connection: sqlite3.Connection, account: Account, limit: int) -> PeerList:
-    """Every key that has logged in under a name and was not taken from it since, newest first."""
+    """Every key that has logged in under a name and was not removed from it, newest first."""
     found, total = accounts.peers(connection, account.account, limit)
     views = tuple(
         PeerView(

@@ -1,16 +1,16 @@
-"""What the auth server counts about itself, for Prometheus.
+"""The auth server's metrics, for Prometheus.
 
 Each server has a registry of its own, so that two in one process (a test) do not add up.
 
-Easy to get wrong: a label whose values a stranger chooses is a memory leak. Routes are the names
-of ours or `other`; reasons are members of our enumerations.
+A label whose values a stranger chooses is a memory leak. So routes are our own names or `other`,
+and reasons are members of our enumerations.
 """
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-# A pass takes some milliseconds; the bar is 100 ms at the 99th percentile.
+# A pass takes some milliseconds; the goal is 100 ms at the 99th percentile.
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)
 
 
@@ -78,5 +78,5 @@ class Metrics:
         return Gauge(f"potluck_auth_{name}", what, registry=self.registry)
 
     def text(self) -> bytes:
-        """All of it, in Prometheus's text format."""
+        """All metrics, in Prometheus's text format."""
         return generate_latest(self.registry)

@@ -1,8 +1,7 @@
-"""Everything that moderators do and look at, over one open store.
+"""Everything that moderators do and read, over one open store.
 
-`potluck auth …` uses this directly when no server runs, and the running server for whoever asks
-on its local socket. All of it is blocking. The acts themselves are in `name_acts.py`,
-`code_acts.py` and `key_acts.py`.
+`potluck auth …` uses this directly when no server runs, and the running server for requests on its
+local socket. All of it is blocking. The acts themselves are in `acts.py`.
 
     allow NAME     on the list; undoes deny and revoke (tokens from before stay dead)
     deny NAME      off the list, and all its live tokens revoked
@@ -10,8 +9,8 @@ on its local socket. All of it is blocking. The acts themselves are in `name_act
     revoke PEER    one key, for good: nothing is issued to it until `allow PEER`
     revoke SERIAL  one token; the node gets the next one by renewing. `allow SERIAL` takes it back
 
-Easy to get wrong: looking must not wait for writing. Everything that only reads has a connection
-of its own, and sees one state of the database.
+Reading must not wait for writing. Everything that only reads has a connection of its own, and sees
+one state of the database.
 """
 
 from __future__ import annotations
@@ -22,15 +21,11 @@ from pathlib import Path
 
 from auth.errors import AuthError, NotAKey
 from auth.keys import public_key_of
-from auth.server import accounts, audit_head, backups, database, listings
-from auth.server.account_names import BareName, parse_name
-from auth.server.acting import NotDone, act, log_act
-from auth.server.audit import Act
-from auth.server.audit_head import AuditVerdict
+from auth.server import accounts, audit, backups, database, listings
+from auth.server.accounts import BareName, parse_name
+from auth.server.acts import CodeActs, KeyActs, NameActs, NotDone, act, log_act
+from auth.server.audit import Act, AuditVerdict
 from auth.server.backups import BackupMade
-from auth.server.code_acts import CodeActs
-from auth.server.key_acts import KeyActs
-from auth.server.name_acts import NameActs
 from auth.server.store import Reader, Store
 
 MOST_LISTED = 5_000  # of anything at once: a few MB of answer
@@ -60,7 +55,7 @@ class Moderation:
         limit: int = 100,
         offset: int = 0,
     ) -> listings.AccountList:
-        """Names, in order. `live`: only those of which a token is alive."""
+        """Names, in order. `live`: only those with a live token."""
         with self._reader.reading() as connection:
             return listings.account_list(
                 connection, self._now(), state=state, role=role, text=text, live=live,
@@ -73,7 +68,7 @@ class Moderation:
             return listings.account_view(connection, found, self._now())
 
     def peers(self, name: str, *, limit: int = 100) -> listings.PeerList:
-        """The nodes of one name, also those whose tokens are over."""
+        """The nodes of one name, also those whose tokens have expired."""
         with self._reader.reading() as connection:
             found = accounts.meant(connection, parse_name(name))
             return listings.peer_list(connection, found, _bounded(limit))
@@ -117,8 +112,8 @@ class Moderation:
         before: int | None = None,
         limit: int = 100,
     ) -> listings.AuditRows:
-        """Some of the log, newest first. A `name` without a provider finds it at all of them,
-        also where nobody of that name is on the list: those who were refused are in the log."""
+        """A part of the log, newest first. A `name` without a provider matches at all of them, even
+        if nobody of that name is on the list: refused people are in the log."""
         try:
             key = None if peer is None else public_key_of(peer)
         except NotAKey as error:
@@ -137,10 +132,10 @@ class Moderation:
             )  # fmt: skip
 
     def verify(self, *, head: str | None = None) -> AuditVerdict:
-        """Whether the log is as it was written. `head` is a NUMBER:HASH from earlier."""
+        """Whether the log is unchanged. `head` is a NUMBER:HASH from earlier."""
         written_down = None
         if head is not None:
-            written_down = audit_head.parse_head(head)
+            written_down = audit.parse_head(head)
             if written_down is None:
                 raise NotDone(
                     f"{head[:100]!r} is not the head of an audit log.",
@@ -148,16 +143,16 @@ class Moderation:
                     advice="Copy it as `potluck auth audit --verify` or a backup showed it.",
                 )
         with self._reader.reading() as connection:
-            return audit_head.verify_log(
+            return audit.verify_log(
                 connection, self._store.run, self._store.keys.verifying(),
                 self._store.paths.head, written_down,
             )  # fmt: skip
 
     def backup(self, destination: Path, *, actor: str, reason: str = "") -> BackupMade:
-        """Copy everything, keys included, to a folder that is not there yet.
+        """Copy everything, keys included, to a folder that does not exist yet.
 
-        The row in the log comes first: whoever has a copy can sign tokens, so there must be none
-        that the log does not know of.
+        The row in the log comes first: a copy can sign tokens, so there must be none that the log
+        does not record.
         """
         destination = destination.absolute()
         backups.check_is_free(destination)

@@ -3,18 +3,19 @@
 A bucket holds at most `burst` requests and refills at a steady rate; an empty one says how long
 to wait. An IPv6 user has a whole /64 to speak from, so a /64 is one address here.
 
-Easy to get wrong: a table of buckets is itself something to flood. It keeps at most MOST_BUCKETS,
-and forgets the one that was used longest ago: that one has refilled most, so whoever wants to be
-forgotten has to speak from as many addresses in the meantime.
+A table of buckets could itself be flooded. It keeps at most MOST_BUCKETS, and forgets the one that
+was used longest ago. That one has refilled most, so an attacker who wants to be forgotten has to
+use that many addresses in the meantime.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import math
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+
+from auth.bounded_map import BoundedMap
 
 MOST_BUCKETS = 16_384  # of some 200 bytes: 3 MiB for each kind of limit
 IPV6_SITE_BITS = 64
@@ -24,48 +25,45 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
-class Rate:
+class AllowedRate:
     """So many at once, and so many a second in the long run."""
 
     burst: int
     per_second: float
 
     @staticmethod
-    def per_minute(count: int) -> Rate:
+    def per_minute(count: int) -> AllowedRate:
         """`count` a minute, of which a quarter may come at once."""
-        return Rate(max(1, count // 4), count / 60)
+        return AllowedRate(max(1, count // 4), count / 60)
 
     @staticmethod
-    def per_hour(count: int) -> Rate:
+    def per_hour(count: int) -> AllowedRate:
         """`count` an hour, of which a quarter may come at once."""
-        return Rate(max(1, count // 4), count / 3600)
+        return AllowedRate(max(1, count // 4), count / 3600)
 
 
 class RateLimit:
     """Buckets of one kind. Times are seconds of a clock that never goes back."""
 
-    def __init__(self, rate: Rate, most_buckets: int = MOST_BUCKETS) -> None:
+    def __init__(self, rate: AllowedRate, most_buckets: int = MOST_BUCKETS) -> None:
         self._rate = rate
-        self._most_buckets = most_buckets
-        # what was in the bucket, and when; the one used last stands at the end
-        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+        # the content of each bucket, and when; the last one used is at the end
+        self._buckets = BoundedMap[Hashable, tuple[float, float]](most_buckets)
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def wait_seconds(self, key: Hashable, now: float) -> int:
-        """Take one from the bucket: 0 if it had one, else after how many whole seconds it has."""
+        """Take one from the bucket: 0 if it had one, else the whole seconds until it has."""
         held, since = self._buckets.pop(key, (float(self._rate.burst), now))
         held = min(self._rate.burst, held + (now - since) * self._rate.per_second)
         allowed = held >= 1
         self._buckets[key] = (held - 1 if allowed else held, now)
-        if len(self._buckets) > self._most_buckets:
-            self._buckets.popitem(last=False)
         return 0 if allowed else max(1, math.ceil((1 - held) / self._rate.per_second))
 
 
 def site_of(address: str) -> str:
-    """What counts as one address: an IPv4 address, or the /64 of an IPv6 one."""
+    """The unit that is limited: an IPv4 address, or the /64 of an IPv6 one."""
     parsed = _address_in(address)
     if parsed is None:
         return "unknown"
@@ -83,10 +81,10 @@ def is_within(address: str, networks: Sequence[Network]) -> bool:
 
 
 def asker(peer: str, forwarded_for: str, trusted_proxies: Sequence[Network]) -> str:
-    """Who asks: the address of the connection, or what our own proxies say of it.
+    """The address that asks: the connection's, or the one that our own proxies report.
 
-    `forwarded_for` is believed only from a trusted proxy, and from its end backwards: whatever
-    stands before the first address that is no proxy of ours, the asker may have written itself.
+    `forwarded_for` is believed only from a trusted proxy, and from its end backwards: anything
+    before the first address that is no proxy of ours may have been written by the asker itself.
     """
     if not trusted_proxies or not is_within(peer, trusted_proxies):
         return peer

@@ -1,13 +1,13 @@
-"""How a no is told: as a refusal that the auth key signed, as an outage, or as a bad request.
+"""How an error is answered: as a refusal that the auth key signed, an outage, or a bad request.
 
-A volunteer's node stops for good on the first, waits and tries again on the second. So the
-difference is decided in this one place, by the type of the error.
+A volunteer's node stops for good on the first, waits and tries again on the second. So the decision
+is made in this one place, by the type of the error.
 
-A refusal is signed for the one who asked: it carries the challenge that was answered. Where no
-challenge is known (a poll of a session that this server has forgotten), there is no refusal.
+A refusal is signed for one peer: it carries the challenge that the peer answered. If no challenge
+is known (a poll of a session that this server has forgotten), there is no refusal.
 
-Easy to get wrong: a trouble of ours must never look like a refusal. Whatever is not named here as
-a refusal is an outage.
+A failure of ours must never look like a refusal. Any error that is not listed here as a refusal is
+an outage.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from starlette.requests import Request
 from auth.errors import AuthError
 from auth.refusals import AccessRefused
 from auth.server.answers import Answer, error_answer
-from auth.server.bodies import BadRequest, encoded
-from auth.server.boundary import TooManyRequests, too_many
+from auth.server.boundary import BadRequest, TooManyRequests, encoded, too_many
 from auth.server.join_refused import JoinReason, JoinRefused
 from auth.server.metrics import Metrics
 from auth.server.providers.errors import LoginError, LoginRefused
@@ -31,7 +30,7 @@ from auth.server.store_errors import StoreFailed
 if TYPE_CHECKING:
     from auth.server.issuing import Issuer
 
-# Where in a request's scope the challenge stands that a refusal of it answers.
+# The key in a request's scope for the challenge that a refusal answers.
 ANSWERED = "potluck.answered"
 RETRY_STORE_SECONDS = 5  # a full queue is empty again in one; a full disk takes longer
 UNSIGNED_STATUS = 400
@@ -47,7 +46,7 @@ class Refusing:
         self._metrics = metrics
 
     async def answer_error(self, request: Request, error: Exception) -> Answer:
-        """The answer to any AuthError that came out of an address of the API."""
+        """The answer to any AuthError that an address of the API raised."""
         match error:
             case JoinRefused():
                 return self._refused(request, error, error.reason.value)
@@ -106,7 +105,7 @@ class Refusing:
         return error_answer(error, status, code, retry_seconds=retry)
 
     async def tell_the_log(self, request: Request, error: LoginRefused) -> None:
-        """Put what a provider, or the person there, refused into the audit log, once."""
+        """Record a refusal by a provider, or the person there, in the audit log, once."""
         if not error.record.is_logged:
             refusal = JoinRefused(JoinReason.LOGIN, f"{error.reason.value}: {error.what}")
             site: str = request.scope["potluck.site"]

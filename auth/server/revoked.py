@@ -1,13 +1,12 @@
-"""What was revoked, and the signed list of it that every peer gets.
+"""The revocations, and the signed list of them that every peer gets.
 
-An entry names an account, a key or a token. It stands on the signed list for as long as a token
-that it refuses could still count (its expiry, the grace of a run whose server is away, and the
-difference of two clocks). The ban of a *key* outlives that: the server issues nothing to it until
-a moderator lifts it. The ban of a *name* is the state of its account.
+An entry names an account, a key or a token. It stays on the signed list for as long as a token that
+it refuses could still be valid (its expiry, the grace of a run whose server is away, and the
+difference of two clocks). The ban of a *key* lasts longer: the server issues nothing to it until a
+moderator lifts it. The ban of a *name* is the state of its account.
 
-Easy to get wrong: a list that only ever refuses tokens issued *before* an entry's time cannot
-refuse one issued in the same millisecond. So the time of an entry is later than any token it is
-meant for.
+The list only refuses tokens issued *before* an entry's time, so not one issued in the same
+millisecond. So the time of an entry is later than every token that it should refuse.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from auth.revocations import (
     collapsed,
     sign_list,
 )
-from auth.server.rows import struct_of
+from auth.server.database import struct_of
 from auth.server.signing_keys import SigningKeys
 from auth.server.store_errors import StoreDamaged
 from auth.server.tokens_issued import IssuedToken
@@ -88,7 +87,7 @@ def standing(connection: sqlite3.Connection, kind: str, value: Value) -> Revocat
 
 
 def against(connection: sqlite3.Connection, peer: bytes, name: str) -> tuple[bool, int]:
-    """Whether the key is banned, and from when on tokens with this name count (0: always)."""
+    """Whether the key is banned, and from when on tokens with this name are valid (0: always)."""
     banned, earliest_ms = False, 0
     for kind, revoked_ms in connection.execute(
         "SELECT kind, revoked_ms FROM revocations WHERE lifted_ms IS NULL"
@@ -112,7 +111,7 @@ def refuses(connection: sqlite3.Connection, token: IssuedToken, name: str) -> bo
 
 
 def lift(connection: sqlite3.Connection, kind: str, value: Value, now_ms: int) -> int:
-    """Take back all entries for this; how many there were."""
+    """Lift all entries for this; returns how many there were."""
     return connection.execute(
         "UPDATE revocations SET lifted_ms = ? WHERE kind = ? AND value = ? AND lifted_ms IS NULL",
         (now_ms, kind, value),
@@ -120,7 +119,7 @@ def lift(connection: sqlite3.Connection, kind: str, value: Value, now_ms: int) -
 
 
 def listed(connection: sqlite3.Connection, now_ms: int, limit: int) -> list[Revocation]:
-    """What is on the list or banned now, newest first."""
+    """The entries on the list or banned now, newest first."""
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM revocations WHERE lifted_ms IS NULL"
         " AND (forget_ms > ? OR kind = 'peer') ORDER BY entry DESC LIMIT ?",
@@ -130,7 +129,7 @@ def listed(connection: sqlite3.Connection, now_ms: int, limit: int) -> list[Revo
 
 
 def entries(connection: sqlite3.Connection, now_ms: int) -> tuple[Entry, ...]:
-    """What the signed list has to say now."""
+    """The entries of the signed list now."""
     rows = connection.execute(
         "SELECT kind, value, revoked_ms, forget_ms FROM revocations"
         " WHERE lifted_ms IS NULL AND forget_ms > ? ORDER BY entry",
@@ -155,9 +154,9 @@ def _entry(kind: str, value: Value, revoked_ms: int, forget_ms: int) -> Entry:
 
 
 def issue_list(connection: sqlite3.Connection, keys: SigningKeys, now_ms: int) -> SignedList:
-    """Sign what is revoked now as the next list, and keep it. RevocationsFull if it is too long.
+    """Sign the present revocations as the next list, and store it. RevocationsFull if too long.
 
-    Numbers are times, so that they go on rising when an older database is put back.
+    Numbers are times, so that they go on rising when an older database is restored.
     """
     newest = newest_list(connection)
     number = max(now_ms, (newest.number if newest is not None else 0) + 1)

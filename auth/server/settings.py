@@ -1,10 +1,11 @@
-"""auth.toml: what an auth server is told. Every key is optional but those nobody could guess.
+"""auth.toml: the settings of an auth server. Every key is optional except those without a sensible
+default.
 
 The table KEYS is the only list of them: the reader below checks against it, and `potluck auth
 init` and the handbook print it.
 
-Easy to get wrong: a misspelt key that is silently ignored looks exactly like a setting that does
-not work. An unknown key is an error that names the nearest right one.
+A misspelt key that is silently ignored would look like a setting that does not work. So an unknown
+key is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from auth.server.rate_limits import Network
 
 LARGEST_SETTINGS_BYTES = 1 << 20  # nobody writes a megabyte of settings; /dev/zero has more
 MOST_PROVIDERS = 16
-LONGEST_LIFE_SECONDS = 7 * 86_400  # whoever is revoked while we are down goes on for so long
+LONGEST_LIFE_SECONDS = 7 * 86_400  # a revoked peer goes on for so long while the server is down
 SHORTEST_LIFE_SECONDS = 10
 LARGEST_COUNT = 1_000_000
 
@@ -43,7 +44,7 @@ Value = str | int | tuple[str, ...]
 
 
 class SettingsError(AuthError):
-    """A settings file that cannot be right. Nothing was started."""
+    """A settings file with a mistake. Nothing was started."""
 
     exit_code = 2
 
@@ -75,7 +76,7 @@ class ListenAddress:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that a server is told."""
+    """All settings of a server."""
 
     run: str
     public_url: str
@@ -97,7 +98,7 @@ class Settings:
 
 
 def listen_address(text: str) -> ListenAddress:
-    """`HOST:PORT`, where a host with colons stands in brackets. ValueError otherwise."""
+    """`HOST:PORT`; a host with colons is in brackets. ValueError otherwise."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -227,7 +228,7 @@ USUAL_CODE_PROVIDER = "code"  # of a file without a [[provider]]: there are enro
 
 
 def read_settings(path: Path) -> Settings:
-    """The settings in a file. SettingsError if anything in it cannot be right."""
+    """The settings in a file. SettingsError for any mistake."""
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_SETTINGS_BYTES + 1)
@@ -261,7 +262,7 @@ def read_settings(path: Path) -> Settings:
 
 
 def settings_in(content: bytes, path: Path) -> Settings:
-    """The settings in the bytes of a file that lies, or would lie, at `path`."""
+    """The settings in the bytes of a file that is, or would be, at `path`."""
     try:
         document = tomllib.loads(content.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The auth keys: their secret halves in files, and in the database who vouches for whom.
+"""The auth keys: their secret halves in files, and their endorsements in the database.
 
 One file for each key, mode 0600, in a folder of mode 0700 beside the database; the database holds
 the records that peers get (`auth.keyring`). A key is published before it signs: for the length of
@@ -7,8 +7,8 @@ key is endorsed by the one before it, so an invite that pins an old one stays go
 
 The key that signs now is the newest one whose time has come and that was not withdrawn.
 
-Easy to get wrong: the order of file and record. The file is on the disk before the record commits,
-or a power loss leaves a run whose key nobody has.
+Easy to get wrong: the file has to be on the disk before the record commits, or a power loss leaves
+a run whose key nobody has.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ FIRST_LINE = "potluck auth key, keep it secret"
 LONGEST_FILE_BYTES = 256  # the real one has 98
 
 KEY_LIFE_MS = 10 * 365 * 24 * 3600 * 1000
-"""How long a key may sign. Rotation ends its use long before; this only must never come sooner."""
+"""How long a key may sign. Rotation ends its use long before; this limit must never do so."""
 
-NEW_YEAR_2026_MS = 1_767_225_600_000  # no clock that is right is before it
+NEW_YEAR_2026_MS = 1_767_225_600_000  # every correct clock is later
 
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as the database has it. `place` counts from 0, the run's first key."""
+    """A key in the database. `place` counts from 0, the run's first key."""
 
     record: KeyRecord
     made_ms: int
@@ -49,7 +49,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TooManyKeys(AuthError):
-    """The chain of keys is as long as peers will follow."""
+    """The chain of keys is as long as peers accept."""
 
 
 class SigningKeys:
@@ -119,9 +119,10 @@ class SigningKeys:
 
 
 def first_row(run: str, key: SigningKey, now_ms: int) -> KeyRow:
-    """The row of a run's first key, which vouches for itself.
+    """The row of a run's first key, which endorses itself.
 
-    The clock may be wrong when it is made, and set right afterwards; its time must then be now.
+    The clock may be wrong when it is made, and be set right later. So the key is valid from long
+    before.
     """
     until_ms = max(now_ms, NEW_YEAR_2026_MS) + KEY_LIFE_MS
     record = endorse(run, key.public_key, 0, until_ms, key)
@@ -180,7 +181,7 @@ def file_name(key_id: bytes) -> str:
 
 
 def write_key_file(folder: Path, key: SigningKey) -> Path:
-    """Put the secret half on the disk, name and all, before anybody relies on it."""
+    """Write the secret half to the disk, name and all, before anything depends on it."""
     path = folder / file_name(key.key_id)
     try:
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)

@@ -1,12 +1,12 @@
-"""What can go wrong with the auth server's state on disk, each told as what, why and what to do.
+"""The errors of the auth server's state on disk, each with what, why and what to do.
 
 None of these is a refusal: a volunteer who meets one has not been turned away, and tries again
-later. `told` turns whatever SQLite or the operating system said into one of them, so that nothing
-of sqlite3's own leaves this package.
+later. `told` turns any error of SQLite or the operating system into one of them, so that no error
+of sqlite3 leaves this package.
 
-Easy to get wrong: a full disk has several names. SQLite says FULL for its own files and IOERR for
-a write that a quota or a file size limit cut short; both mean "make room", and neither means that
-anything already written was lost.
+A full disk has several errors. SQLite reports FULL for its own files and IOERR for a write that a
+quota or a file size limit cut short. Both mean "make room", and neither means that anything already
+written was lost.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ UNREACHABLE = 4  # exit code: try again later
 
 
 class StoreFailed(AuthError):
-    """The state could not be read or written; what was being done has not happened."""
+    """The state could not be read or written; the operation has not happened."""
 
 
 class DiskFull(StoreFailed):
-    """There is no room for the next transaction. What was answered before is safe."""
+    """There is no room for the next transaction. Everything answered before is safe."""
 
 
 class StoreDamaged(StoreFailed):
-    """The file is not a sound database of ours. Nothing was changed in it."""
+    """The file is not a valid database of ours. Nothing was changed in it."""
 
 
 class StoreIsNewer(StoreFailed):
@@ -47,13 +47,13 @@ class StoreInUse(StoreFailed):
 
 
 class StoreBusy(StoreFailed):
-    """More is waiting to be written than is sensible to queue: try again in a second."""
+    """The queue of writes is full: try again in a second."""
 
     exit_code = UNREACHABLE
 
 
 class StoreClosed(StoreFailed):
-    """The server is stopping; what was asked has not happened."""
+    """The server is stopping; the request has not been performed."""
 
     exit_code = UNREACHABLE
 
@@ -68,13 +68,13 @@ _WRITING_FAILED = frozenset(
 )
 
 
-# What talking to SQLite can raise. It quotes a damaged schema in its messages, and Python then
+# The errors of a call to SQLite. It quotes a damaged schema in its messages, and Python then
 # fails to decode those.
 WHAT_SQLITE_RAISES = (sqlite3.Error, UnicodeDecodeError)
 
 
 def told(error: sqlite3.Error | OSError | UnicodeDecodeError, path: Path) -> StoreFailed:
-    """The same failure in our words; `path` is the file that was meant."""
+    """The same failure as one of these errors; `path` is the file concerned."""
     if isinstance(error, UnicodeDecodeError):
         return damaged(path, "it has text that is none")
     if isinstance(error, OSError):

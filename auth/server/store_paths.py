@@ -1,12 +1,12 @@
-"""Where the state of an auth server is, and which clock it goes by.
+"""The files of an auth server's state, and its clock.
 
     FOLDER/auth.sqlite         the database (and -wal, -shm beside it)
     FOLDER/auth.sqlite.lock    held by the one process that writes
     FOLDER/audit.head          the signed head of the audit log, at most a second old
     FOLDER/keys/KEYID.key      the secret half of each auth key
 
-Easy to get wrong: everything in the folder belongs together. A database without its keys is a run
-that nobody can be let into any more; `backups.py` copies all of it.
+Everything in the folder belongs together. Without its keys, a database is a run that nobody can
+join any more; `backups.py` copies all of it.
 """
 
 from __future__ import annotations

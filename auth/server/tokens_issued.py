@@ -1,10 +1,10 @@
-"""Every token that may still be alive: its serial, whose it is, for which key, until when.
+"""Every token that may still be alive: its serial, account, key and expiry.
 
-A serial number is given once. The counter stands in the database beside the rows, so that rows can
-be forgotten when their tokens are long over (the audit log keeps the fact that they were issued).
+A serial number is given once. The counter is in the database beside the rows, so that rows can be
+removed when their tokens have long expired (the audit log keeps the fact that they were issued).
 
-Easy to get wrong: forgetting by the clock alone. A clock that jumps ahead for a minute would make
-living tokens look over; so rows stay a day longer than they need to.
+A clock that jumps ahead for a minute would make living tokens look expired. So rows stay a day
+longer than they need to.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from auth.roles import Role
-from auth.server.rows import spell_roles, struct_of
+from auth.server.database import spell_roles, struct_of
 
 DAY_MS = 24 * 3600 * 1000
 FORGOTTEN_AT_ONCE = 5000  # rows a minute: those of 200,000 nodes; some ten milliseconds
@@ -95,7 +95,7 @@ def count_live(
 
 
 def latest_end(connection: sqlite3.Connection, account: int) -> int:
-    """When the last of an account's tokens is over; 0 if it has none."""
+    """When the last of an account's tokens expires; 0 if it has none."""
     (end,) = connection.execute(
         "SELECT coalesce(max(expires_ms), 0) FROM tokens WHERE account = ?", (account,)
     ).fetchone()
@@ -110,7 +110,7 @@ def latest_issue(connection: sqlite3.Connection, account: int) -> int:
 
 
 def latest_of_peer(connection: sqlite3.Connection, peer: bytes) -> tuple[int, int]:
-    """When the last of a key's tokens is over, and when it was issued; zeros if it has none."""
+    """When the last of a key's tokens expires, and when it was issued; zeros if it has none."""
     end, issued = connection.execute(
         "SELECT coalesce(max(expires_ms), 0), coalesce(max(issued_ms), 0) FROM tokens"
         " WHERE peer = ?",
@@ -120,7 +120,7 @@ def latest_of_peer(connection: sqlite3.Connection, peer: bytes) -> tuple[int, in
 
 
 def forget_over(connection: sqlite3.Connection, before_ms: int) -> int:
-    """Remove some of the oldest tokens that were over before that time; how many."""
+    """Remove some of the oldest tokens that expired before that time; returns how many."""
     return connection.execute(
         "DELETE FROM tokens WHERE serial IN (SELECT serial FROM tokens ORDER BY serial LIMIT ?)"
         " AND expires_ms < ?",

@@ -1,16 +1,16 @@
-"""The one thread that writes: all that waits goes into one transaction, and is answered after it.
+"""The one thread that writes: all waiting operations share one transaction, and are answered after
+it.
 
 A commit that is safe against a power loss costs a wait for the disk, whatever is in it. So while
-one is under way the next operations gather, and share the one after: a server that could commit
-300 times a second answers thousands of callers a second, each only when its own words are on the
-disk. An operation that fails is undone alone; a commit that fails (disk full) undoes and fails
-everything in it, and the next one is tried as if nothing had been.
+one is under way the next operations queue up, and share the one after. A server that could commit
+300 times a second answers thousands of callers a second, each only when its own data is on the
+disk. An operation that fails is undone alone. A commit that fails (disk full) undoes and fails
+everything in it, and the next one is tried normally.
 
-The thread also does what is due now and then: `every_second` and `every_minute` are operations of
-the store's.
+The thread also does regular work: `every_second` and `every_minute` are operations of the store.
 
-Easy to get wrong: answering before COMMIT has returned. Nothing is told to a caller inside the
-transaction; results wait in `_Waiting` until it is over.
+Easy to get wrong: a caller must not be answered before COMMIT has returned. Results wait in
+`_Waiting` until the transaction is over.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -29,8 +30,17 @@ import trio
 
 from auth.errors import AuthError
 from auth.keys import SigningKey
-from auth.server.audit import Act, Entry, one_line
-from auth.server.audit_head import Head, sign_head, write_head, write_head_file
+from auth.server.audit import (
+    Act,
+    AuditEntry,
+    AuditHash,
+    Chain,
+    Head,
+    one_line,
+    sign_head,
+    write_head,
+    write_head_file,
+)
 from auth.server.store_errors import (
     WHAT_SQLITE_RAISES,
     DiskFull,
@@ -40,7 +50,6 @@ from auth.server.store_errors import (
     StoreFailed,
     told,
 )
-from auth.server.transaction import Counters, Transaction
 
 MOST_WAITING = 1024
 """Operations that may wait. At 1,500 a second the last of them waits for less than a second."""
@@ -49,7 +58,7 @@ URGENT_WAITING = 64  # a moderator's acts come first, and have a queue of their 
 MOST_IN_TRANSACTION = 256  # so that the first in one does not wait long for the last
 HEAD_FILE_SECONDS = 1.0  # how old the head beside the database may be
 MINUTE_SECONDS = 60.0
-CLOCK_STEP_MS = 1000  # a clock that goes back by more than this is told of; NTP slews less
+CLOCK_STEP_MS = 1000  # a clock that goes back by more than this is reported; NTP slews less
 
 Settled = tuple[trio.lowlevel.TrioToken, trio.Event]
 T = TypeVar("T")
@@ -57,7 +66,7 @@ log = logging.getLogger(__name__)
 
 
 class _Waiting(Generic[T]):
-    """One operation and, later, how it ended."""
+    """One operation and, later, its result."""
 
     __slots__ = ("abandoned", "answer", "error", "operation", "settled")
 
@@ -76,11 +85,11 @@ class _Waiting(Generic[T]):
         return self.answer  # type: ignore[return-value]  # None is an answer where T allows it
 
 
-class Writer:
+class StoreWriter:
     """Owns the connection that writes, from `start` to `close`.
 
-    Invariant: `counters` are what the database holds, except while a transaction is open; only
-    the thread touches them then.
+    Invariant: `counters` are those of the database, except while a transaction is open; only the
+    thread uses them then.
     """
 
     def __init__(
@@ -124,7 +133,7 @@ class Writer:
         self._thread.start()
 
     def close(self) -> None:
-        """Write what waits already, refuse what comes later, and end the thread."""
+        """Write what is queued, refuse later operations, and end the thread."""
         with self._wakes:
             self._closing = True
             self._wakes.notify()
@@ -138,16 +147,16 @@ class Writer:
 
     @property
     def audit_rows(self) -> int:
-        """How many rows the log has (at the last commit, or in the open transaction)."""
+        """The number of rows of the log (at the last commit, or in the open transaction)."""
         return self._counters.chain.number
 
     @property
     def trouble(self) -> str:
-        """What the last commit failed with; empty since one has worked again."""
+        """The error of the last commit; empty since one has worked again."""
         return self._trouble
 
     def run(self, operation: Callable[[Transaction], T], *, urgent: bool = False) -> T:
-        """Do this and wait, blocking, until it is on the disk."""
+        """Perform the operation and wait, blocking, until it is on the disk."""
         settled = threading.Event()
         waiting = _Waiting(operation, settled)
         self._enqueue(waiting, urgent=urgent)
@@ -183,7 +192,7 @@ class Writer:
             queue.append(waiting)
             self._wakes.notify()
 
-    # -- from here on in the thread ------------------------------------------------------------
+    # -- everything below runs in the thread ------------------------------------------------------
 
     def _write(self) -> None:
         while True:
@@ -196,7 +205,7 @@ class Writer:
         self._write_head_file()
 
     def _next_batch(self) -> list[_Waiting[Any]] | None:
-        """Some of what waits; empty when something else is due; None when all is done."""
+        """Some of the queue; empty if other work is due; None when all is done."""
         with self._wakes:
             while not self._queue and not self._urgent:
                 if self._closing:
@@ -240,7 +249,7 @@ class Writer:
             _settle(batch)
 
     def _commit(self, batch: Sequence[_Waiting[Any]], transaction: Transaction) -> None:
-        """One transaction. If anything comes out of here, all of it has to be undone."""
+        """One transaction. If this raises, all of it has to be undone."""
         start = self._counters.mark()
         self._connection.execute("BEGIN IMMEDIATE")
         self._tell_of_clock(transaction)
@@ -303,7 +312,7 @@ class Writer:
         back_ms = self._latest_ms - transaction.now_ms
         if back_ms > CLOCK_STEP_MS:
             transaction.log(
-                Entry(
+                AuditEntry(
                     act=Act.CLOCK,
                     actor="server",
                     reason=f"The clock went back by {back_ms / 1000:.1f} s.",
@@ -355,7 +364,7 @@ def _call(callbacks: Iterable[Callable[[], None]]) -> None:
 
 
 def _settle(batch: Sequence[_Waiting[Any]]) -> None:
-    """Wake everybody whose operation is over: one call into each event loop for all of its own."""
+    """Wake all callers whose operation is over, with one call into each event loop."""
     loops: dict[trio.lowlevel.TrioToken, list[trio.Event]] = {}
     for waiting in batch:
         if isinstance(waiting.settled, threading.Event):
@@ -371,3 +380,54 @@ def _settle(batch: Sequence[_Waiting[Any]]) -> None:
 def _set_all(events: Sequence[trio.Event]) -> None:
     for event in events:
         event.set()
+
+
+# The interface of an operation inside the writer's transaction.
+#
+# An operation is a function of a `Transaction`. It reads and writes through `connection`, adds to
+# the audit log with `log`, and takes serial numbers; it neither commits nor rolls back. If it
+# raises, everything it did is undone, the others in the same transaction are not touched, and the
+# caller gets the error. So a refusal that belongs into the audit log is *returned*, never raised.
+#
+# If an operation is undone, its serial number must be given to the next one, and so must its row's
+# place in the log. Both are counted in memory, and are undone with it.
+
+
+@dataclass
+class Counters:
+    """The writing thread's counts in memory; the database has the same after a commit."""
+
+    chain: Chain
+    serial: int
+
+    def mark(self) -> tuple[tuple[int, AuditHash], int]:
+        return self.chain.mark(), self.serial
+
+    def return_to(self, mark: tuple[tuple[int, AuditHash], int]) -> None:
+        chain, self.serial = mark
+        self.chain.return_to(chain)
+
+
+@dataclass
+class Transaction:
+    connection: sqlite3.Connection
+    now_ms: int
+    counters: Counters
+    committed: list[Callable[[], None]] = field(default_factory=list)
+    undone: list[Callable[[], None]] = field(default_factory=list)
+
+    def log(self, entry: AuditEntry) -> int:
+        """Add a row to the audit log; returns its number."""
+        return self.counters.chain.append(self.connection, self.now_ms, entry)
+
+    def next_serial(self) -> int:
+        self.counters.serial += 1
+        return self.counters.serial
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        """Call this in the writing thread once this is on the disk; never if it is undone."""
+        self.committed.append(callback)
+
+    def if_undone(self, callback: Callable[[], None]) -> None:
+        """Call this in the writing thread if this, or all of the transaction, is undone."""
+        self.undone.append(callback)

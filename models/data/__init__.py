@@ -1,6 +1,6 @@
 """Data for training: from shards to batches, in bounded memory, whatever the sources do.
 
-The way of an example, and the module of each step:
+The stages of an example, and the module of each:
 
     shards (disk, HTTP, `datasets`, the standard library)   file_shards, dataset_shards, …
       → documents, cut into examples of a bounded size      shard_reading, formats, source
@@ -12,5 +12,5 @@ The way of an example, and the module of each step:
 `opening.open_data` puts them together. Everything is synchronous: the training thread pulls. Only
 `reading_ahead` has a thread, which ends with the block that began it.
 
-Where reading had got to is a `position.Position`, and what exactly it promises stands there.
+`position.Position` is where reading has got to; its module has the exact promises.
 """

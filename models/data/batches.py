@@ -1,39 +1,40 @@
 """Examples to batches of tensors: windows of bytes for models of text, pictures with labels.
 
-A model says what a sample of it is: `window` bytes (models/trainable.py). Examples are packed one
-after another, each ended by the byte 0, which no text contains, and cut into windows; so nothing
-is padded, and every byte of the data is trained on. What a model makes of its windows (inputs and
-targets shifted by one, masks, sentence order) is its own business.
+A model says what its sample is: `window` bytes (models/trainable.py). Examples are packed one after
+another, each ended by the byte 0, which no text contains, and cut into windows. So nothing is
+padded, and every byte of the data is trained on. The model itself turns windows into inputs and
+targets (shifted by one, masks, sentence order).
 
 Promises: the same settings, seed, peer and position give the same batches; `position` counts every
 byte and example in the batches given so far as used, and no other.
 
-Easy to get wrong: bytes of the last example that did not fill a window belong to the position.
+The position includes the bytes of the last example that did not fill a window.
 """
 
 from __future__ import annotations
 
+import io
+import warnings
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from models.data.errors import DataError
+from models.data.errors import DataError, DataSettingsError
 from models.data.opening import Data, Snapshot
-from models.data.pictures import MOST_PIXELS, NotAPicture, pixels_of
 from models.data.position import LARGEST_REMAINDER_BYTES, Position
 from models.data.settings import LARGEST_EXAMPLE_BYTES
 from models.synthetic_images import ImageBatch
 
 SEPARATOR = b"\0"
-# what did not fill a batch, and the end of one example, must fit into a position
+# the remainder of a batch, and the end of one example, must fit into a position
 LARGEST_BATCH_BYTES = LARGEST_REMAINDER_BYTES - LARGEST_EXAMPLE_BYTES - len(SEPARATOR)
 MOST_CLASSES = 1 << 31
-MOST_UNUSABLE_IN_A_ROW = 1_000  # pictures; then it is not the pictures
+MOST_UNUSABLE_IN_A_ROW = 1_000  # pictures; with more, the source itself is wrong
 
 
 class BatchSnapshot(NamedTuple):
-    """Where reading stood behind a batch; cheap to take with each of them."""
+    """The position after a batch; cheap to take with each of them."""
 
     data: Snapshot
     remainder: bytes
@@ -88,8 +89,8 @@ class WindowBatches:
 class ImageBatches:
     """An iterator over pictures (uint8) with labels. The last may have fewer rows.
 
-    A content is the bytes of the pixels, channel by channel, or a PNG or JPEG of any size. Those
-    that are neither, or have no label below `classes`, are passed over; `passed_over` counts them.
+    The content is the bytes of the pixels, channel by channel, or a PNG or JPEG of any size. Other
+    contents, and those without a label below `classes`, are skipped; `passed_over` counts them.
     """
 
     def __init__(
@@ -156,3 +157,59 @@ class ImageBatches:
 
     def position(self) -> Position:
         return self.snapshot().position()
+
+
+# The pixels of a picture, from raw bytes or from a PNG or JPEG that a stranger may have made.
+#
+# Promises: no more than `MOST_PIXELS` are ever unpacked; the picture's own header is checked before
+# memory is taken. Only PNG and JPEG are read, whatever else the library knows. Pillow (the extra
+# `images`) is needed for those two only.
+
+
+MOST_PIXELS = 64 << 20  # 8192 x 8192
+FORMATS = ("PNG", "JPEG")
+BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
+
+
+class NotAPicture(DataError):
+    """Bytes that are no picture of the wanted shape."""
+
+
+def pixels_of(content: bytes, shape: tuple[int, int, int]) -> bytes:
+    """channels x height x width bytes, scaled to that size if they are packed."""
+    channels, height, width = shape
+    if len(content) == channels * height * width and not content.startswith(BEGINNINGS):
+        return content
+    if not content.startswith(BEGINNINGS):
+        raise NotAPicture(
+            f"it has {len(content):,} bytes, which is neither a PNG, nor a JPEG, nor "
+            f"{channels} x {height} x {width}"
+        )
+    return _unpacked(content, channels, height, width)
+
+
+def _unpacked(content: bytes, channels: int, height: int, width: int) -> bytes:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataSettingsError(
+            "Pictures in PNG or JPEG need Pillow, which is not installed here.",
+            advice="Install potluck with the extra `images`: pip install 'potluck[images]'.",
+        ) from None
+    import numpy
+
+    if channels not in (1, 3):
+        raise NotAPicture(f"a PNG or JPEG has 1 or 3 channels here, and not {channels}")
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),  # its warnings are for the picture's author
+            Image.open(io.BytesIO(content), formats=FORMATS) as image,
+        ):
+            if image.width * image.height > MOST_PIXELS:
+                raise NotAPicture(f"it would have {image.width} x {image.height} pixels")
+            image.draft("RGB" if channels == 3 else "L", (width, height))  # JPEG: unpack less
+            plain = image.convert("RGB" if channels == 3 else "L").resize((width, height))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise NotAPicture(f"it is damaged ({str(error)[:100]})") from None
+    pixels = numpy.asarray(plain).reshape(height, width, channels)
+    return pixels.transpose(2, 0, 1).tobytes()

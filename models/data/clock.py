@@ -1,7 +1,7 @@
-"""The time that sources wait by, and the one way to stop a reader that is waiting.
+"""The clock of the sources, and the one way to stop a reader that is waiting.
 
-Everything here that waits (for a server's bytes, until the next attempt) does it through a Clock,
-so that a reading thread ends at once when its owner leaves, and tests need not wait at all.
+Everything here that waits (for a server's bytes, until the next attempt) does so through a Clock.
+So a reading thread ends at once when its owner leaves, and tests need not wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLOSED = "Reading was stopped, because its owner has closed the data."
 
 
 class ReadingStopped(DataError):
-    """The owner of this data has closed it. Nothing was lost: its position still stands."""
+    """The owner of this data has closed it. Nothing was lost: its position is still valid."""
 
 
 class Clock(Protocol):
@@ -28,11 +28,11 @@ class Clock(Protocol):
         ...
 
     def wait_until(self, moment: float) -> None:
-        """ReadingStopped if the owner stops it meanwhile, or has."""
+        """ReadingStopped if the owner stops it meanwhile, or has stopped it before."""
         ...
 
     def check(self) -> None:
-        """ReadingStopped if the owner has stopped it; for loops that wait for nothing."""
+        """ReadingStopped if the owner has stopped it; for loops that do not wait."""
         ...
 
     def watching(self, wire: socket.socket | None) -> contextlib.AbstractContextManager[None]:

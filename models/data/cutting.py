@@ -1,8 +1,8 @@
-"""Cuts a document into pieces of a bounded size, where people would.
+"""Cuts a document into pieces of a bounded size, at line breaks where possible.
 
-A file of fifty kilobytes as one example would fill a batch with fifty windows of the same text;
-cut first and shuffled then, a batch has fifty different ones. A piece ends behind the last line
-break of its second half; where there is none, between two characters of UTF-8.
+A file of fifty kilobytes as one example would fill a batch with fifty windows of the same text. If
+it is cut first and then shuffled, a batch has fifty different ones. A piece ends after the last
+line break in its second half; if there is none, between two characters of UTF-8.
 
 Promises: the pieces in a row are the document; none is empty or larger than the limit.
 """

@@ -1,11 +1,11 @@
 """Data sets of Hugging Face, streamed by the library `datasets`: the extra of that name.
 
 The library's own shards are ours, so that each peer has another order of them; its shuffling and
-its buffers are not used. It never executes code of a data set (it has given that up, and we do not
-ask). Its requests are its own: limits on time and size are the library's, not those of `web`.
+its buffers are not used. It never executes code of a data set (it no longer can, and we do not ask
+for it). Its requests have the library's limits on time and size, not those of `web`.
 
-Easy to get wrong: the library reaches out to the network as soon as a data set is opened, before
-there is an example. What cannot be opened is therefore a settings error.
+The library uses the network as soon as a data set is opened, before there is an example. So a data
+set that cannot be opened is a settings error.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _opened(source: SourceSettings, from_strangers: bool) -> Any:
             source.subset or None,
             split=source.split,
             streaming=True,
-            # a stranger's settings do not open what is private to who is logged in here
+            # a stranger's settings must not use the login of this machine's user
             token=False if from_strangers else None,
         )
         return _undecoded(datasets, dataset, source.field)
@@ -120,7 +120,7 @@ def _undecoded(datasets: Any, dataset: Any, field: str) -> Any:
 
 
 def _is_of_a_connection(error: BaseException) -> bool:
-    """Not all of these libraries have made what they raise an OSError."""
+    """Not all errors of these libraries are an OSError."""
     kinds = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return not kinds.isdisjoint(CONNECTING_LIBRARIES)
 

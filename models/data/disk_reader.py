@@ -1,6 +1,6 @@
 """Reads the bytes of one file on the disk, from any byte on, piece by piece.
 
-Only plain files: opening a pipe would wait for ever, and a device has no end.
+Only plain files: opening a pipe would wait forever, and a device has no end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What can go wrong with data. The first three reach people; the last two are caught here.
+"""The errors of data. The first four reach people; the other three are handled in this package.
 
-`ShardBroken` and `Interrupted` are what reading one shard ends with: what would break again at the
-same place, and what may go on after a wait. They become events (`events`), never the end of a
-training: that is `NoDataLeft` alone, when no source has anything left to give.
+`ShardBroken` and `Interrupted` end the reading of one shard: the first would occur again at the
+same place, the second may pass after a wait. They become events (`events`), and never end a
+training. Only `NoDataLeft` does, when no source has anything left to give.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class DataError(ModelsError):
 
 
 class DataSettingsError(DataError, WrongSettings):
-    """A description of data that cannot be right. Nothing was opened."""
+    """A description of data with a mistake. Nothing was opened."""
 
     exit_code = 2
 

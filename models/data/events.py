@@ -1,7 +1,7 @@
-"""What befalls the sources of data, as typed events that each say themselves in one sentence.
+"""The events of data sources, typed, each with one sentence.
 
-Whoever opens data gets them through `on_event`, in the thread that reads; `logged` is what happens
-to them when nobody asks. Counting and showing is for the floors above.
+The opener of data gets them through `on_event`, in the thread that reads; by default `logged` logs
+them. Counting and showing them is for the layers above.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ShardSkipped:
 
 @dataclass(frozen=True)
 class DocumentsSkipped:
-    """Some documents of a shard could not be used; said once for each shard and reason."""
+    """Some documents of a shard could not be used; reported once for each shard and reason."""
 
     source: str
     shard: str

@@ -1,4 +1,4 @@
-"""What flows through the pipeline: documents, examples cut from them, and where each came from.
+"""The items in the pipeline: documents, examples cut from them, and where each came from.
 
 An example is never larger than what the settings say, so that a buffer of ten thousand has a size
 that can be known. Its place is enough to find it again, which is what a position is made of.
@@ -29,7 +29,7 @@ class Document(NamedTuple):
     mark: Mark
 
 
-class Place(NamedTuple):
+class ExamplePlace(NamedTuple):
     """Where an example came from. (pass, shard, document, piece) names it in its source."""
 
     source: int
@@ -41,11 +41,11 @@ class Place(NamedTuple):
 
 
 class Example(NamedTuple):
-    """What is shuffled and mixed. `content` is text in UTF-8, or the bytes of a picture."""
+    """An item that is shuffled and mixed. `content` is text in UTF-8, or the bytes of a picture."""
 
     content: bytes
     label: int | None
-    place: Place
+    place: ExamplePlace
 
 
 class Pause(NamedTuple):

@@ -1,14 +1,14 @@
 """Bytes of a shard in, documents out: text and JSON lines, without any I/O.
 
-Each format is fed with whatever bytes have come, in pieces of any size, and gives the documents
-that are complete. How the bytes came, and what happens when they stop coming, is the business of
-`shard_reading`; so reading can go on after an interruption without starting over.
+Each format takes bytes in pieces of any size, and gives the documents that are complete.
+`shard_reading` reads the bytes and handles interruptions, so reading can go on after one without
+starting over.
 
-Promises: no more than one document is held, and never more than its limit; a document that cannot
-be used becomes a SkippedDocument with its number, and the next one is fine.
+Promises: no more than one document is held, and never more than its limit. An unusable document
+becomes a SkippedDocument with its number, and the next one is fine.
 
-Easy to get wrong: a document's number counts also those that are skipped or empty. It is the line
-number that a person would look up, and positions go by it.
+A document's number also counts skipped and empty ones. It is the line number that a person would
+look up, and positions use it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Parsed = Iterator[Document | SkippedDocument]
 
 
 class Format(Protocol):
-    """A parser that is fed."""
+    """A parser that takes bytes in pieces."""
 
     def feed(self, data: bytes) -> Parsed: ...
 
     def end(self) -> Parsed:
-        """What the last bytes were, now that there are no more."""
+        """The documents in the last bytes, when no more will come."""
         ...
 
 
@@ -124,7 +124,7 @@ class TextLines:
 
 
 class Paragraphs:
-    """What stands between empty lines is a document; its number is that of its first line."""
+    """The text between empty lines is a document; its number is that of its first line."""
 
     def __init__(self, limit: int, start: Mark) -> None:
         self._lines = LineCutter(limit, start)
@@ -230,7 +230,7 @@ class JsonLines:
 
 
 def _record_decoder(field: str, label_field: str) -> msgspec.json.Decoder[Any]:
-    """Reads the one or two fields that count; what else a record has is passed over unread."""
+    """Reads only the one or two fields that are used; skips the others of a record."""
     fields: list[Any] = [("content", str)]
     names = {"content": field}
     if not label_field:

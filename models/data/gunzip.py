@@ -1,11 +1,10 @@
-"""Unpacks gzip as it comes, bounded in memory, and says where it breaks.
+"""Unpacks gzip as it arrives, in bounded memory, and says where it breaks.
 
-Promises: no call returns more than `LARGEST_OUTPUT_BYTES`; several members in a row are one text,
-as `cat a.gz b.gz` makes them, and zeros behind the last are padding; a shard that would unpack to
-absurdly more than it is (a decompression bomb) is given up early.
+Promises: no call returns more than `LARGEST_OUTPUT_BYTES`. Several members in a row are one text,
+as `cat a.gz b.gz` makes them, and zeros after the last are padding. A shard that would unpack to
+far more than its size (a decompression bomb) is given up early.
 
-Easy to get wrong: gzip that was cut off is no error to zlib, which just waits for more. Only
-`end` can tell.
+zlib does not report gzip that was cut off as an error; it waits for more. Only `end` can tell.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from models.data.errors import ShardBroken
 MAGIC = b"\x1f\x8b"
 LARGEST_OUTPUT_BYTES = 1 << 20  # at once; a chunk of 256 KiB of text is about as much
 MOST_EXPANSION = 200  # text packs 3 to 10 times, logs 50; zlib's utmost is 1032
-UNSUSPECTED_BYTES = 16 << 20  # may expand as it likes: small files of one repeated line exist
+UNSUSPECTED_BYTES = 16 << 20  # may expand to any size: small files of one repeated line exist
 
 
 class Gunzip:
-    """Fed with packed bytes, gives unpacked ones."""
+    """Takes packed bytes, gives unpacked ones."""
 
     def __init__(self) -> None:
         self._member: zlib._Decompress | None = None

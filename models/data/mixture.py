@@ -1,13 +1,12 @@
-"""Mixes sources by probability, with those that have something to give.
+"""Mixes sources by probability, leaving out those that have nothing to give.
 
 Promises: as long as all sources give, each example comes from source i with probability p_i (the
-paper mixes 0.23 of Wikipedia with 0.77 of OSCAR), whatever the sizes of their shards; a source
-that ended or broke is left out, the others keep their proportions among themselves, and an event
-says so; one that waits for its next attempt with an empty buffer is passed over for the moment.
-It ends when all sources have ended; NoDataLeft when none gives and one of them is broken.
+paper mixes 0.23 of Wikipedia with 0.77 of OSCAR), whatever the sizes of their shards. A source that
+ended or broke is left out, the others keep their proportions, and an event says so. A source that
+waits for its next attempt with an empty buffer is skipped for the moment. The mixture ends when all
+sources have ended; NoDataLeft when none gives and one of them is broken.
 
-Easy to get wrong: a source's buffer lasts longer than the source. It is left out only when the
-buffer is empty, so a short outage does not change the mixture at all.
+A source is left out only when its buffer is empty, so a short outage does not change the mixture.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from models.data.clock import Clock
 from models.data.errors import NoDataLeft
 from models.data.events import OnEvent, Renormalised
 from models.data.examples import Example
-from models.data.shuffled import ShuffledSource, State
+from models.data.shuffled import ShuffledSource, ShuffleState
 
 MOST_REASONS = 3  # in one message
 
 
 class Mixture:
-    """An iterator over examples. `drawn` counts them, from what a position said."""
+    """An iterator over examples. `drawn` counts them, starting from the position's count."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Mixture:
                 without |= {number}
                 self._note_states()
                 continue
-            if number in self._left_out or self._sources[number].state is not State.GIVING:
+            if number in self._left_out or self._sources[number].state is not ShuffleState.GIVING:
                 self._note_states()
             self.drawn += 1
             return example
@@ -80,14 +79,14 @@ class Mixture:
 
     def _may_give(self, number: int) -> bool:
         source = self._sources[number]
-        return source.state is State.GIVING or source.back_at <= self._clock.now()
+        return source.state is ShuffleState.GIVING or source.back_at <= self._clock.now()
 
     def _note_states(self) -> None:
-        """Say it if other sources are left out than before."""
+        """Send an event if other sources are left out than before."""
         left_out = frozenset(
             number
             for number, source in enumerate(self._sources)
-            if source.state in (State.RESTING, State.ENDED)
+            if source.state in (ShuffleState.RESTING, ShuffleState.ENDED)
         )
         if left_out == self._left_out:
             return
@@ -111,11 +110,11 @@ class Mixture:
 
     def _wait(self) -> None:
         """Until the first source that waits for its next attempt may give something."""
-        waiting = [source for source in self._sources if source.state is State.WAITING]
+        waiting = [source for source in self._sources if source.state is ShuffleState.WAITING]
         if waiting:
             self._clock.wait_until(min(source.back_at for source in waiting))
             return
-        resting = [source for source in self._sources if source.state is State.RESTING]
+        resting = [source for source in self._sources if source.state is ShuffleState.RESTING]
         if not resting:
             raise StopIteration
         raise NoDataLeft(

@@ -12,7 +12,7 @@ Two peers with the same seed read the same shards in different orders, because t
 every seed in here. Nothing is read before the first example is asked for, and then as little as
 possible: training starts with the first few dozen examples.
 
-`Data` belongs to one thread at a time. `stop` may be called from any.
+Only one thread at a time may use `Data`. `stop` may be called from any.
 """
 
 from __future__ import annotations
@@ -22,30 +22,36 @@ from types import TracebackType
 from typing import NamedTuple
 
 from models.data.clock import CLOSED, Clock, MachineClock, ReadingStopped
+from models.data.disk_reader import ByteReader, DiskReader
 from models.data.events import OnEvent, logged
-from models.data.examples import Example, Shards
-from models.data.file_shards import FileShards
+from models.data.examples import Example, Mark, OnRetry, Reading, Shards
+from models.data.formats import Format, format_of
 from models.data.mixture import Mixture
 from models.data.order import derived_seed
 from models.data.position import Position
+from models.data.retrying import Attempts
 from models.data.settings import (
     DataSettings,
     SourceSettings,
     check,
+    is_address,
     refuse_this_machine,
     source_names,
 )
+from models.data.shard_list import shard_names
+from models.data.shard_reading import documents_of
 from models.data.shuffled import ShuffledSource, SourceSnapshot
 from models.data.source import Source, fingerprint_of
 from models.data.standard_library import StandardLibraryShards
 from models.data.web import Web
+from models.data.web_reader import WebReader
 
-PIECE_BYTES = 2_048  # where no model says how much a sample takes
+PIECE_BYTES = 2_048  # if no model says how large a sample is
 SMALLEST_WINDOW_PIECE_BYTES = 64  # a shorter one is hardly text
 
 
 class Snapshot(NamedTuple):
-    """What a position is made of. Taking it costs microseconds, making it into one, more."""
+    """The parts of a position. Taking it costs microseconds; making a position of it costs more."""
 
     sources: tuple[SourceSnapshot, ...]
     drawn: int
@@ -74,7 +80,7 @@ class Data:
         self._web = web
         self._clock = clock
         self.remainder = remainder
-        """Of the position that it was opened at: what `batches` puts before the first example."""
+        """From the position that it was opened at: `batches` puts it before the first example."""
         self._stopped = False
 
     def __iter__(self) -> Data:
@@ -89,11 +95,11 @@ class Data:
         return Snapshot(tuple(source.snapshot() for source in self._sources), self._mixture.drawn)
 
     def position(self) -> Position:
-        """Where reading has got to, with every example that was given counted as used."""
+        """The present position, with every example that was given counted as used."""
         return self.snapshot().position()
 
     def stop(self) -> None:
-        """End what waits in another thread: ReadingStopped there, now and from then on."""
+        """End a wait in another thread: ReadingStopped there, now and from then on."""
         self._stopped = True
         if isinstance(self._clock, MachineClock):
             self._clock.stop()
@@ -130,12 +136,12 @@ def open_data(
 ) -> Data:
     """A run's data for one peer, from the beginning or from a position.
 
-    `window` is how many bytes one sample of the model takes: documents are cut accordingly, where
-    the settings do not say how. Paths are looked up beneath `folder`. DataSettingsError if the
-    settings name what is not there.
+    `window` is how many bytes one sample of the model takes: documents are cut accordingly, if the
+    settings do not say how. Paths are relative to `folder`. DataSettingsError if something in the
+    settings does not exist.
 
-    `from_strangers` says that the settings came over the network: nothing is read from this
-    machine's disk, and nothing fetched from its own network, by whatever name.
+    `from_strangers`: the settings came over the network, so nothing is read from this machine's
+    disk, and nothing fetched from its local network, by whatever name.
     """
     settings = DataSettings() if settings is None else settings
     check(settings)
@@ -207,3 +213,53 @@ def _dataset_shards(
     from models.data.dataset_shards import DatasetShards
 
     return DatasetShards(source, settings, clock, from_strangers=from_strangers)
+
+
+# Shards that are files: text, JSON lines and Parquet, on the disk or on web servers.
+
+
+class FileShards:
+    """The shards of a source of kind `text`, `jsonl` or `parquet`."""
+
+    def __init__(
+        self,
+        source: SourceSettings,
+        settings: DataSettings,
+        web: Web,
+        piece_bytes: int,
+        folder: Path,
+    ) -> None:
+        self._source = source
+        self._settings = settings
+        self._web = web
+        self._piece_bytes = piece_bytes
+        self._names = shard_names(source.paths, source.kind, folder)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    def read(self, shard: int, start: Mark, on_retry: OnRetry) -> Reading:
+        name = self._names[shard]
+        attempts = Attempts(self._web.clock, on_retry)
+        if self._source.kind == "parquet":
+            from models.data.parquet import parquet_documents
+
+            return parquet_documents(name, self._source, self._settings, self._web, start, attempts)
+        return documents_of(
+            self._reader(name, start.byte),
+            self._format_from,
+            start,
+            attempts,
+            self._settings.largest_shard_bytes,
+        )
+
+    def _format_from(self, start: Mark) -> Format:
+        return format_of(
+            self._source, self._settings.largest_document_bytes, self._piece_bytes, start
+        )
+
+    def _reader(self, name: str, byte: int) -> ByteReader:
+        if is_address(name):
+            return WebReader(self._web, name, byte, self._settings.largest_shard_bytes)
+        return DiskReader(Path(name), byte)

@@ -1,11 +1,11 @@
-"""In which order a peer reads the shards: another one for each peer and each pass.
+"""The order in which a peer reads the shards: different for each peer and each pass.
 
-The paper has every participant iterate over the shards in a random order of its own, so that peers
-who begin together do not all train on the same shard (003, section 3.3). The order is a function
-of the run's seed, the peer, the source and the pass: nothing about it has to be kept.
+In the paper every participant iterates over the shards in a random order of its own, so that peers
+who begin together do not all train on the same shard (003, section 3.3). The order is a function of
+the run's seed, the peer, the source and the pass, so it need not be stored.
 
-It is made by sorting hashes, not by a random generator of some library: a position that was saved
-with one version of Python or numpy must mean the same with the next.
+It is made by sorting hashes, not by a library's random generator: a position that was saved with
+one version of Python or numpy must mean the same with the next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 
 
 def derived_seed(*parts: int | str) -> int:
-    """A number of 64 bits that depends on all the parts, and on which is where."""
+    """A number of 64 bits that depends on all the parts, and on their order."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 

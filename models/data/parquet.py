@@ -2,13 +2,13 @@
 
 Only the columns that are asked for are fetched. Needs pyarrow: the extra `parquet`.
 
-Promises: the footer and each row group are within limits before they are read; an
-interrupted row group is read again, of the same file, and rows that were given are not given twice.
+Promises: the footer and each row group are within limits before they are read. An interrupted row
+group is read again, from the same file, and no row is given twice.
 
-Easy to get wrong: a row group is what can be read at once, and some writers make a file of one.
-It is given up if it is larger than `LARGEST_ROW_GROUP_BYTES` unpacked, by the file's own word.
-And a kilobyte can hold a thousand rows that all are one text of sixteen megabytes, so rows are
-unpacked one by one, and looked at before they are copied.
+A row group is the smallest unit to read, and some writers make one of a whole file. It is given up
+if the file says that it is larger than `LARGEST_ROW_GROUP_BYTES` unpacked. A kilobyte can hold a
+thousand rows that are all one text of sixteen megabytes, so rows are unpacked one by one, and
+checked before they are copied.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Rows:
             with self._pyarrow_parquet.ParquetFile(self._file) as parquet:
                 yield from self._groups(parquet)
         except DataError:
-            raise  # a RangeFile's own, which pyarrow hands through
+            raise  # a RangeFile's own error, which pyarrow passes through
         except Exception as error:  # a damaged file makes pyarrow raise nearly anything
             raise ShardBroken(f"it is damaged Parquet ({_first_line(error)}).") from error
 
@@ -132,8 +132,8 @@ class _Rows:
 
 
 def _buffer_of(value: Any) -> Any:
-    """Where a text or picture lies, without copying it, or None. Pictures are stored as
-    {"bytes": ..., "path": ...}. The bytes as they are: a damaged text is no UTF-8."""
+    """The memory of a text or picture, without copying it, or None. Pictures are stored as
+    {"bytes": ..., "path": ...}. The bytes are raw: a damaged text is not valid UTF-8."""
     import pyarrow
 
     if isinstance(value, pyarrow.DictionaryScalar):
@@ -180,7 +180,7 @@ def _check_footer(file: BinaryIO) -> None:
 
 
 def _check_group(metadata: Any) -> None:
-    # not by column: pyarrow ends the whole process where it dislikes a column's statistics
+    # not by column: pyarrow ends the whole process over some statistics of a column
     size = metadata.total_byte_size
     if not 0 <= size <= LARGEST_ROW_GROUP_BYTES:
         raise ShardBroken(

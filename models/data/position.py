@@ -1,19 +1,19 @@
 """Where reading has got to, small enough for a checkpoint, as JSON.
 
-What is promised: reading that goes on from a position gives, of the passes that are under way,
-every example that was not given before the position was taken, and none that was; each once. That
-holds to the example, at any moment, for any number of interruptions, also while examples that
-waited in the buffer are still being fetched again. The order differs from what would have come
-(the buffer fills anew); the same position, seed and settings give the same order every time.
+Promised: reading that continues from a position gives, of the passes under way, every example that
+was not given before the position was taken, each once, and no other. That holds to the example, at
+any moment, for any number of interruptions, also while examples that waited in the buffer are still
+being fetched again. The order differs from that without an interruption (the buffer fills anew);
+the same position, seed and settings give the same order every time.
 
-What is not: shards that change meanwhile (a web server's are compared as they are read, the disk's
+Not promised: shards that change meanwhile (a web server's are compared as they are read, the disk's
 are not), and shards that break when they are read again, whose examples are then missing, with an
-event that counts them. Settings that name other shards, or cut them otherwise, start over, with an
-event.
+event that counts them. If the settings name other shards, or cut them otherwise, reading starts
+over, with an event.
 
-The buffer's contents are not kept: of each example in it only where it came from, some three bytes;
-a full buffer of ten thousand makes about 60 kB of JSON. They are read again from their shards, so
-going on costs at most reading the last 50 000 examples (`shuffle_buffer.LONGEST_WAIT`), while the
+The buffer's contents are not stored, only where each example came from, some three bytes each; a
+full buffer of ten thousand makes about 60 kB of JSON. They are read again from their shards, so
+continuing costs at most reading the last 50 000 examples (`shuffle_buffer.LONGEST_WAIT`), while the
 first of them are already trained on.
 """
 
@@ -29,7 +29,7 @@ from typing import Annotated
 import msgspec
 
 from models.data.errors import PositionError
-from models.data.examples import Example, Mark, Place
+from models.data.examples import Example, ExamplePlace, Mark
 
 LARGEST_POSITION_BYTES = 64 << 20  # of a buffer of a million examples
 LARGEST_REMAINDER_BYTES = 32 << 20  # a third more in JSON, and there is room for the rest
@@ -61,8 +61,8 @@ class Owed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
             yield document, piece
 
 
-class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Up to where a source was read: the next example is this piece of this document."""
+class ReadHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a source was read: the next example is this piece of this document."""
 
     passing: Count = 0
     nth: Number = 0  # shard in the order of the pass
@@ -74,9 +74,9 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SourcePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Text
     fingerprint: Text
-    """Of what the source reads and how it is cut: another one, and the position means nothing."""
+    """Of the source's data and how it is cut; with another one, the position is invalid."""
     drawn: Count
-    head: Head
+    head: ReadHead
     owed: list[Owed]
 
 
@@ -107,7 +107,7 @@ def owed_places(examples: Iterable[Example]) -> list[Owed]:
     return found
 
 
-def _by_shard(place: Place) -> tuple[int, int, int, int]:
+def _by_shard(place: ExamplePlace) -> tuple[int, int, int, int]:
     return place.passing, place.shard, place.document, place.piece
 
 
@@ -116,7 +116,7 @@ def mark_of(owed: Owed) -> Mark:
 
 
 def position_from_json(data: bytes) -> Position:
-    """PositionError if that is none."""
+    """The position in this JSON; PositionError if it is none."""
     if len(data) > LARGEST_POSITION_BYTES:
         raise _unreadable(f"it has more than {LARGEST_POSITION_BYTES:,} bytes")
     try:
@@ -131,8 +131,8 @@ def position_from_json(data: bytes) -> Position:
 
 
 def write_position(position: Position, path: Path) -> None:
-    """Written whole or not at all: under another name, synced, and renamed. OSError, with nothing
-    left behind and the position of before in its place."""
+    """Write the whole file or nothing: under another name, synced, and renamed. OSError leaves
+    nothing behind and the earlier position in its place."""
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         with open(unfinished, "wb") as stream:
@@ -147,7 +147,7 @@ def write_position(position: Position, path: Path) -> None:
 
 
 def read_position(path: Path) -> Position:
-    """PositionError if the file is none. OSError if there is no file."""
+    """PositionError if the file is not a position. OSError if there is no file."""
     with open(path, "rb") as stream:
         return position_from_json(stream.read(LARGEST_POSITION_BYTES + 1))
 

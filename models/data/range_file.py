@@ -1,10 +1,10 @@
-"""A file on a web server that can be read anywhere, by ranges: what Parquet needs.
+"""A file on a web server that can be read anywhere, by ranges, as Parquet needs.
 
-Promises: the file is one and the same from the first range to the last, also when it is opened
-again with the same Version, or it counts as broken; an answer that is not the range asked for is
-never taken for it.
+Promises: all ranges come from one unchanged file, also when it is opened again with the same
+Version; otherwise it counts as broken. An answer with another range than the one asked for is never
+used.
 
-Easy to get wrong: a server that knows no ranges answers with the whole file, from its beginning.
+A server without ranges answers with the whole file from its beginning.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from models.data.web import Version, Web, body_of, check_status
 from models.data.web_reader import CONTENT_RANGE
 
 PART = frozenset({206, 200})
-LARGEST_RANGE_BYTES = 2 << 30  # as much as a row group may have; read at once, into memory
+LARGEST_RANGE_BYTES = 2 << 30  # the largest row group; read at once, into memory
 
 
 class RangeFile(io.RawIOBase):
-    """A raw stream that is seekable, and knows its end from the first answer."""
+    """A seekable raw stream, which knows its size from the first answer."""
 
     def __init__(self, web: Web, address: str, largest_bytes: int, version: Version) -> None:
         super().__init__()

@@ -6,11 +6,11 @@
         kept = batches.position()
 
 Promises: the thread begins with the block and has ended when the block is left, however it is
-left, also while it waits for a server or for the next attempt; `position` is that of the batches
-that were given, not of those that were read; what breaks the reading is raised where the batch
+left, also while it waits for a server or for the next attempt. `position` is that of the batches
+that were given, not of those that were read. An error of the reading is raised where its batch
 would have been given.
 
-Easy to get wrong: leaving the block stops the data underneath. To go on, open it at the position.
+Leaving the block stops the data underneath. To continue, open it at the position.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ReadAhead(Generic[Batch]):
         return self._given.position()
 
     def read(self) -> None:
-        """The reading thread's whole life."""
+        """The body of the reading thread."""
         try:
             while self._has_room():
                 batch = next(self._batches)

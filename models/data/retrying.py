@@ -1,4 +1,4 @@
-"""Asks again what was interrupted: after growing waits, so many times, and then no more.
+"""Retries interrupted reading: a limited number of times, after growing waits.
 
 The waits are given to the caller as pauses, and not slept through: meanwhile the examples in its
 buffer, or another source, can be trained on.
@@ -28,9 +28,9 @@ class Attempts:
         return self._clock
 
     def interrupted(self, error: Interrupted, byte: int) -> Pause:
-        """How long to wait. ShardBroken if it has been tried often enough.
+        """How long to wait. ShardBroken after too many attempts.
 
-        `byte` is how far reading has come, in whatever grows with progress.
+        `byte` is how far reading has come, in any unit that grows with progress.
         """
         if byte >= self._byte + PROGRESS_BYTES:
             self._failed = 0

@@ -16,9 +16,9 @@
 
 Without any source, the data is the source code of Python's standard library.
 
-Easy to get wrong: a run's file comes from somebody else. What it names on the disk of a volunteer
-would be read, trained on, and partly readable from the gradients: settings that came over the
-network are opened with `from_strangers=True`, which asks `refuse_this_machine`.
+Easy to get wrong: a run's file comes from somebody else. Any file that it names on a volunteer's
+disk would be read, trained on, and partly readable from the gradients. So settings that came over
+the network are opened with `from_strangers=True`, which calls `refuse_this_machine`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SourceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Kind
     """`text`, `jsonl` (each also as `.gz`), `parquet`: files, from `paths`. `datasets`: a data set
-    of Hugging Face, with the extra of that name. `standard-library`: what is on every machine."""
+    of Hugging Face, with the extra of that name. `standard-library`: Python's own source code."""
 
     paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=MOST_PATHS)] = ()
     """Files, folders, patterns (`shards/*.gz`) or http(s) addresses; `{000..099}` counts."""
@@ -66,25 +66,25 @@ class SourceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often this source is drawn, in proportion to the others."""
 
     name: Word = ""
-    """What events call it. Without, it is called by its kind and its number."""
+    """Its name in events. Without, its kind and its number."""
 
     field: Word = "text"
-    """Which field of a record is the text or picture (jsonl, Parquet, datasets)."""
+    """The field of a record with the text or picture (jsonl, Parquet, datasets)."""
 
     label_field: Word = ""
-    """Which field is the label, a whole number; none if empty."""
+    """The field with the label, a whole number; none if empty."""
 
     documents: Literal["lines", "paragraphs", "files"] = "lines"
-    """What one document is in a `text`: a line, what stands between empty lines, or all of it."""
+    """One document of a `text`: a line, the text between empty lines, or the whole file."""
 
     dataset: Word = ""
     """`datasets` only: the data set's name, as owner/name."""
 
     subset: Word = ""
-    """`datasets` only: which configuration of it, for example a language."""
+    """`datasets` only: the data set's configuration, for example a language."""
 
     split: Word = "train"
-    """`datasets` only: which part of it."""
+    """`datasets` only: the part of the data set."""
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,27 +98,27 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """S of the paper: how many examples of each source are shuffled among themselves."""
 
     shuffle_bytes: Annotated[int, msgspec.Meta(ge=65_536, le=64 * GIBIBYTE)] = 256 * MEBIBYTE
-    """The same in bytes, for all sources together; whichever is reached first counts."""
+    """The same in bytes, for all sources together; the first limit that is reached counts."""
 
     piece_bytes: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_EXAMPLE_BYTES)] | None = None
-    """Documents are cut into examples of at most so many bytes; 0 leaves them whole (pictures).
-    Without, into what one sample of the model takes."""
+    """Documents are cut into examples of at most this many bytes; 0 leaves them whole (pictures).
+    By default, the size of one sample of the model."""
 
     passes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
-    """How often each source is read; 0 is for ever."""
+    """How often each source is read; 0 is forever."""
 
     patience_seconds: Annotated[float, msgspec.Meta(ge=0.05, le=600)] = 10.0
-    """A server that sends nothing for so long counts as interrupted."""
+    """A server that sends nothing for this long counts as interrupted."""
 
     largest_document_bytes: Annotated[int, msgspec.Meta(ge=64, le=GIBIBYTE)] = 4 * MEBIBYTE
-    """A longer line, record or picture is passed over."""
+    """A longer line, record or picture is skipped."""
 
     largest_shard_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 50)] = 64 * GIBIBYTE
     """A shard is given up beyond this, as it is stored and unpacked."""
 
 
 def data_settings(table: Mapping[str, Any]) -> DataSettings:
-    """The settings in a table (TOML, JSON). DataSettingsError names what is wrong in it."""
+    """The settings in a table (TOML, JSON). DataSettingsError names every mistake in it."""
     _check_keys(table, DataSettings, "data")
     for number, source in enumerate(_sources_in(table), 1):
         _check_keys(source, SourceSettings, f"data.source number {number}")
@@ -131,8 +131,8 @@ def data_settings(table: Mapping[str, Any]) -> DataSettings:
 
 
 def check(settings: DataSettings) -> None:
-    """DataSettingsError if a value cannot be (also in settings that were made in Python, which
-    nobody has looked at), or keys do not go together."""
+    """DataSettingsError for a wrong value (also in settings that were made in Python, which were
+    not checked), or for keys that do not go together."""
     try:
         msgspec.convert(msgspec.to_builtins(settings), DataSettings)
     except (msgspec.ValidationError, TypeError) as error:
@@ -156,7 +156,7 @@ def check(settings: DataSettings) -> None:
 
 
 def source_names(settings: DataSettings) -> tuple[str, ...]:
-    """What each source is called; no two alike."""
+    """The name of each source; no two alike."""
     names: list[str] = []
     for number, source in enumerate(settings.source, 1):
         name = source.name or source.dataset or source.kind
@@ -167,9 +167,9 @@ def source_names(settings: DataSettings) -> tuple[str, ...]:
 
 
 def refuse_this_machine(settings: DataSettings) -> None:
-    """DataSettingsError if the settings name something on this machine or in its own network.
+    """DataSettingsError if the settings name something on this machine or in its local network.
 
-    Only what the names say by themselves: where a name of a server leads is seen by `web.Web`.
+    It checks only the names; `web.Web` checks where a server's name leads.
     """
     for source, name in zip(settings.source, source_names(settings), strict=True):
         for path in source.paths:
@@ -187,7 +187,7 @@ def refuse_this_machine(settings: DataSettings) -> None:
                     why="Whoever wrote that is somebody else.",
                     advice="The organiser has to name an address in the internet instead.",
                 )
-        # without an owner it is a reader of the library, which takes what lies in the folder
+        # without an owner, the library would read the folder of this name
         if source.dataset and ("/" not in source.dataset or os.path.exists(source.dataset)):
             raise DataSettingsError(
                 f"The data set {source.dataset!r} would be read from this machine's disk.",
@@ -203,7 +203,7 @@ def is_address(path: str) -> bool:
 
 
 def is_private_host(host: str) -> bool:
-    """Whether the name is that of this machine, or a number in a network of its own."""
+    """Whether this is the name of this machine, or an address of a private network."""
     host = host.lower().rstrip(".")
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -215,7 +215,8 @@ TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # NAT64: the last 32 bits ar
 
 
 def _number_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that a host's name is by itself; where IPv6 wraps an IPv4 address, that one."""
+    """The address in a host's name, if it is one; of an IPv6 address that wraps IPv4, the
+    latter."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -268,7 +269,7 @@ def _check_source(source: SourceSettings, name: str) -> None:
 def _sources_in(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     sources = table.get("source", ())
     if not isinstance(sources, list | tuple):
-        return []  # msgspec says what it must be
+        return []  # msgspec reports the right type
     return [source for source in sources[:MOST_SOURCES] if isinstance(source, Mapping)]
 
 

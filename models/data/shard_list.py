@@ -1,7 +1,7 @@
-"""Which shards the paths of a source name: files, folders, patterns, addresses, counted braces.
+"""Finds the shards of a source's paths: files, folders, patterns, addresses, counted braces.
 
-Promises: the same paths name the same shards in the same order, sorted, each once; a path that
-names nothing is an error now, and not a source that silently gives nothing.
+Promises: the same paths give the same shards in the same order, sorted, each once. A path without
+any shard is an error now, and not a source that silently gives nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENDINGS = {
 def shard_names(paths: tuple[str, ...], kind: Kind, folder: Path) -> tuple[str, ...]:
     """The shards of these paths; those on the disk are looked up beneath `folder`."""
     found: dict[str, None] = {}
-    named = 0  # also those that were named before: who writes the same a thousand times waits, too
+    named = 0  # also those named before: a path that is repeated a thousand times takes time, too
     for written in paths:
         before = len(found)
         for path in _counted(written):
@@ -47,7 +47,7 @@ def shard_names(paths: tuple[str, ...], kind: Kind, folder: Path) -> tuple[str, 
 
 
 def _check_named_before(written: str, kind: Kind, folder: Path) -> None:
-    """Fine if everything that this path names was named by another one before."""
+    """Raises unless everything that this path names was named by another one before."""
     first = next(_counted(written), written)
     if is_address(first) or next(_on_disk(first, kind, folder), None) is not None:
         return

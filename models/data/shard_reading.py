@@ -1,8 +1,8 @@
 """Reads the documents of one text or JSON-lines shard, packed or not, wherever it is.
 
-The one loop in which bytes are read, unpacked and parsed; the three know nothing of each other.
-Interruptions come out as pauses, and reading goes on with the next byte. Whether a shard is packed
-is seen by its first bytes, not by its name: servers unpack, or forget to.
+This is the one loop that reads, unpacks and parses bytes; those three do not depend on each other.
+Interruptions come out as pauses, and reading continues with the next byte. A packed shard is
+recognized by its first bytes, not by its name: servers unpack, or forget to.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _passing_over(parsed: Parsed, first: int, is_packed: bool) -> Parsed:
         number, byte = document.mark
         if number < first:
             continue
-        # what is packed can only be read from its beginning, so its bytes are no marks
+        # packed bytes can only be read from the beginning, so they are no marks
         mark = Mark(number, 0 if is_packed else byte)
         if isinstance(document, Document):
             yield Document(document.content, document.label, mark)
@@ -58,7 +58,7 @@ def _passing_over(parsed: Parsed, first: int, is_packed: bool) -> Parsed:
 
 
 class _Text:
-    """The bytes of a shard, unpacked where they are packed."""
+    """The bytes of a shard, unpacked if necessary."""
 
     def __init__(self, reader: ByteReader, attempts: Attempts, largest_bytes: int) -> None:
         self._reader = reader
@@ -101,7 +101,7 @@ class _Text:
 
 def _bytes(reader: ByteReader, attempts: Attempts) -> Iterator[bytes | Pause]:
     while True:
-        # passing over a large shard up to a mark takes minutes, in which nothing is given
+        # skipping a large shard up to a mark takes minutes, in which nothing is given
         attempts.clock.check()
         try:
             data = reader.read()

@@ -1,17 +1,15 @@
 """A shuffle buffer: examples go in as they come from the shards, and out in random order.
 
-The paper loads S = 10 000 examples, picks at random, and replaces what it picked (003, section
-3.3). Here picking begins with the first few dozen: until it is full, the buffer takes in
-`GROWTH` examples for each one it gives, so that training begins at once and the shuffling becomes
-as good as the paper's after a third of S.
+The paper loads S = 10 000 examples, picks at random, and replaces the ones it picked (003, section
+3.3). Here picking begins with the first few dozen: until it is full, the buffer takes in `GROWTH`
+examples for each one it gives. So training begins at once, and the shuffling is as good as the
+paper's after a third of S.
 
-Promises: every example that goes in comes out exactly once; it comes out after at most
-(`LONGEST_WAIT` + 1) x S draws (plain random picking would keep one in fifty longer; the bound is
-what keeps a position cheap to return to); at most S examples are held, and at most so many bytes
-and one example.
+Promises: every example that goes in comes out exactly once, after at most (`LONGEST_WAIT` + 1) x S
+draws. (Plain random picking would keep one in fifty longer; the bound makes it cheap to return to a
+position.) At most S examples are held, and at most so many bytes and one example.
 
-Easy to get wrong: picking as soon as there is anything, and taking in one for one, never fills the
-buffer, and shuffles nothing.
+Picking at once and taking in one for one would never fill the buffer, and shuffle nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ class ShuffleBuffer:
         self._bytes += len(example.content)
 
     def take(self) -> Example:
-        """A random one; or the one that has waited longest, if it has waited long enough."""
+        """A random example; or the one that has waited longest, if it has waited long enough."""
         slot = int(self._random.random() * len(self._examples))
         overdue = self._overdue()
         if overdue is not None:
@@ -87,7 +85,7 @@ class ShuffleBuffer:
         return example
 
     def waiting(self) -> list[Example]:
-        """What is here now, as a list of the caller's own."""
+        """The examples here now, as a list of the caller's own."""
         return self._examples.copy()
 
     def _overdue(self) -> _Ticket | None:
@@ -103,7 +101,7 @@ GONE = -1
 
 
 class _Ticket:
-    """What an example in the buffer has drawn: when it came (in draws), and its slot."""
+    """An example's place in the buffer: when it came (in draws), and its slot."""
 
     __slots__ = ("arrived", "slot")
 

@@ -1,10 +1,10 @@
-"""A source behind its shuffle buffer: what the mixture draws from.
+"""A source with its shuffle buffer, for the mixture to draw from.
 
-Promises: while the source waits for its next attempt, or rests because it is broken, what is in
-the buffer is still given; a broken source is tried again after a rest that grows; nothing here
+Promises: while the source waits for its next attempt, or rests because it is broken, the examples
+in the buffer are still given. A broken source is tried again after a rest that grows. Nothing here
 waits.
 
-Easy to get wrong: "nothing now" is not "nothing any more". `back_at` tells them apart.
+`back_at` distinguishes "nothing now" from "nothing any more".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from models.data.errors import SourceBroken
 from models.data.events import OnEvent, SourceIsBack, SourceRests
 from models.data.examples import Example, Mark, Pause
 from models.data.order import derived_seed
-from models.data.position import Head, Owed, SourcePosition, owed_places
+from models.data.position import Owed, ReadHead, SourcePosition, owed_places
 from models.data.shuffle_buffer import ShuffleBuffer
 from models.data.source import Source
 
@@ -26,7 +26,7 @@ FIRST_REST_SECONDS = 300.0  # an outage that outlived the attempts lasts minutes
 LONGEST_REST_SECONDS = 3_600.0
 
 
-class State(Enum):
+class ShuffleState(Enum):
     """What a source can give next."""
 
     GIVING = "giving"
@@ -36,12 +36,12 @@ class State(Enum):
 
 
 class SourceSnapshot(NamedTuple):
-    """What a position of the source is made of, taken in microseconds."""
+    """The source's part of a position, taken in microseconds."""
 
     name: str
     fingerprint: str
     drawn: int
-    head: Head
+    head: ReadHead
     owed: list[tuple[int, int, Mark, frozenset[tuple[int, int]]]]
     waiting: list[Example]
 
@@ -72,7 +72,7 @@ class ShuffledSource:
         self._on_event = on_event
         self._coming: Generator[Example | Pause, None, None] = source.examples()
         self._rest_seconds = FIRST_REST_SECONDS
-        self._state = State.GIVING
+        self._state = ShuffleState.GIVING
         self._drawn = source.drawn_before
         self.back_at = 0.0
         """When to ask again, on the clock; never, if it has ended."""
@@ -83,9 +83,9 @@ class ShuffledSource:
         return self._source.name
 
     @property
-    def state(self) -> State:
+    def state(self) -> ShuffleState:
         """GIVING also as long as there is something in the buffer."""
-        return State.GIVING if self._buffer else self._state
+        return ShuffleState.GIVING if self._buffer else self._state
 
     def take(self) -> Example | None:
         """The next example, or None if there is none before `back_at`."""
@@ -107,7 +107,7 @@ class ShuffledSource:
         )
 
     def close(self) -> None:
-        """Give back what the shard that is being read has open."""
+        """Close the files of the shard that is being read."""
         self._coming.close()
 
     def _fill(self) -> None:
@@ -122,31 +122,31 @@ class ShuffledSource:
                 self._rest(str(error))
                 return
             except BaseException:
-                # whoever goes on after a Ctrl-C, say, finds the rest
+                # a caller that continues after a Ctrl-C finds the rest
                 self._coming = self._source.examples()
                 raise
             if item is None:
-                self._state, self.back_at = State.ENDED, inf
+                self._state, self.back_at = ShuffleState.ENDED, inf
                 return
             if isinstance(item, Pause):
-                if self._state is State.GIVING:
-                    self._state = State.WAITING
+                if self._state is ShuffleState.GIVING:
+                    self._state = ShuffleState.WAITING
                 self.back_at = item.until
                 return
             self._is_giving()
             self._buffer.put(item)
 
     def _is_giving(self) -> None:
-        if self._state is State.GIVING:
+        if self._state is ShuffleState.GIVING:
             return
         if self._rest_seconds != FIRST_REST_SECONDS:
             self._on_event(SourceIsBack(self.name))
         self._rest_seconds = FIRST_REST_SECONDS
-        self._state = State.GIVING
+        self._state = ShuffleState.GIVING
 
     def _rest(self, reason: str) -> None:
         self._on_event(SourceRests(self.name, reason, self._rest_seconds))
-        self._state = State.RESTING
+        self._state = ShuffleState.RESTING
         self.broken_because = reason
         self.back_at = self._now() + self._rest_seconds
         self._rest_seconds = min(2 * self._rest_seconds, LONGEST_REST_SECONDS)

@@ -1,12 +1,12 @@
 """One source: its shards in this peer's order, pass after pass, cut into examples.
 
 Promises: a shard that breaks is skipped with an event, after the examples before the break were
-given; a source that gives nothing from several shards in a row, or in a whole pass, is broken, and
-never spins. Broken or not, `head` and `owed` are always where it stands, and `examples` can be
-called again to go on from there.
+given. A source that gives nothing from several shards in a row, or in a whole pass, is broken, and
+never spins. Broken or not, `head` and `owed` are always its present position, and `examples` can be
+called again to continue from there.
 
-Easy to get wrong: an example belongs to the head, or to what is owed, and never to both; the head
-moves before the example is given, so that whoever holds the example can be asked about it.
+An example belongs to the head or to the owed ones, and never to both. The head moves before the
+example is given, so that a position taken after it is right.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from models.data.events import (
 from models.data.examples import (
     Document,
     Example,
+    ExamplePlace,
     Mark,
     Pause,
-    Place,
     Shards,
     SkippedDocument,
 )
 from models.data.order import shard_order
-from models.data.position import Head, SourcePosition, mark_of
+from models.data.position import ReadHead, SourcePosition, mark_of
 from models.data.settings import SourceSettings, is_address
 
-MOST_BROKEN_IN_A_ROW = 3  # shards; then it is not the shard
+MOST_BROKEN_IN_A_ROW = 3  # shards; with more, the source itself is broken
 
 OwedPlaces = dict[tuple[int, int], tuple[Mark, set[tuple[int, int]]]]
-"""By pass and shard: where to begin reading, and the (document, piece) that are wanted."""
+"""By pass and shard: where to begin reading, and the (document, piece) to give."""
 
 
 class Source:
@@ -69,24 +69,25 @@ class Source:
         self._on_event = on_event
         self._limit = min(MOST_BROKEN_IN_A_ROW, len(shards.names))
         self._broken_in_a_row = 0
-        self._row_began = Head()
-        self._returned_to: Head | None = None
+        self._row_began = ReadHead()
+        self._returned_to: ReadHead | None = None
         self._gave_in_pass = self._rested_in_pass = False
         self.fingerprint = fingerprint
-        self._head = Head()
+        self._head = ReadHead()
         self._owed: OwedPlaces = {}
         self.drawn_before = 0
         if position is not None:
             self._go_to(position)
 
-    # -- where it stands
+    # -- the position
 
     @property
-    def head(self) -> Head:
+    def head(self) -> ReadHead:
         return self._head
 
     def owed(self) -> list[tuple[int, int, Mark, frozenset[tuple[int, int]]]]:
-        """What a position owed and was not read again yet: pass, shard, mark, places."""
+        """The examples that a position owed and that were not read again yet: pass, shard, mark,
+        places."""
         return [
             (passing, shard, mark, frozenset(places))
             for (passing, shard), (mark, places) in self._owed.items()
@@ -107,18 +108,18 @@ class Source:
                 mark, places = self._owed.get(key, (mark_of(owed), set()))
                 self._owed[key] = min(mark, mark_of(owed)), places.union(owed.places())
             self.drawn_before = position.drawn
-            self._gave_in_pass = position.head != Head(passing=position.head.passing)
+            self._gave_in_pass = position.head != ReadHead(passing=position.head.passing)
             return
         self._on_event(StartedOver(self.name, reason))
 
     # -- reading
 
     def examples(self) -> Generator[Example | Pause, None, None]:
-        """From where it stands. SourceBroken when there is no point in asking now."""
+        """Examples from the present position. SourceBroken when asking now is pointless."""
         yield from self._owed_before_head()
         while not self._passes or self._head.passing < self._passes:
             order = self._order()
-            if self._head == Head(passing=self._head.passing):
+            if self._head == ReadHead(passing=self._head.passing):
                 self._on_event(PassBegun(self.name, self._head.passing + 1, len(order)))
             if self._head.nth < len(order):
                 shard = order[self._head.nth]
@@ -132,15 +133,15 @@ class Source:
         return shard_order(len(self._shards.names), self._seed, self._head.passing)
 
     def _next_shard(self, broken: str) -> None:
-        """To the next one in the order. SourceBroken after too many that gave nothing.
+        """Go to the next shard in the order. SourceBroken after too many that gave nothing.
 
-        Those are tried once more after the rest, because an outage is no reason to miss them.
+        Those are tried once more after the rest, because they may have failed in an outage.
         """
         if not broken:
             self._broken_in_a_row = 0
         elif self._broken_in_a_row == 0:
             self._row_began = self._head
-        self._head = Head(self._head.passing, self._head.nth + 1)
+        self._head = ReadHead(self._head.passing, self._head.nth + 1)
         if broken:
             self._broken_in_a_row += 1
             if self._broken_in_a_row >= self._limit:
@@ -153,7 +154,7 @@ class Source:
     def _next_pass(self) -> None:
         spins = not (self._gave_in_pass or self._rested_in_pass)
         self._gave_in_pass = self._rested_in_pass = False
-        self._head = Head(self._head.passing + 1)
+        self._head = ReadHead(self._head.passing + 1)
         if spins:
             raise SourceBroken("a whole pass gave not a single example.")
 
@@ -172,7 +173,7 @@ class Source:
                 place = item.place
                 at = place.document, place.piece
                 if at >= start:
-                    self._head = Head(
+                    self._head = ReadHead(
                         begun.passing, begun.nth, place.document, place.byte, place.piece + 1
                     )
                     gave = self._gave_in_pass = True
@@ -191,7 +192,7 @@ class Source:
         return ""
 
     def _owed_before_head(self) -> Iterator[Example | Pause]:
-        """What a position owes of other shards than the head's."""
+        """The examples that a position owes from other shards than the head's."""
         order = self._order()
         now = order[self._head.nth] if self._head.nth < len(order) else None
         for key in sorted(self._owed):
@@ -220,7 +221,7 @@ class Source:
             self._on_event(ExamplesLost(self.name, self._shards.names[key[1]], len(left), reason))
 
     def _pieces(self, passing: int, shard: int, start: Mark) -> Iterator[Example | Pause]:
-        """The examples of one shard. Says what was skipped; ShardBroken goes on to the caller."""
+        """The examples of one shard. Reports skipped ones; ShardBroken goes on to the caller."""
         name = self._shards.names[shard]
 
         def on_retry(reason: str, attempt: int, wait: float) -> None:
@@ -234,7 +235,7 @@ class Source:
                     documents += 1
                     number, byte = item.mark
                     for piece, content in enumerate(cut(item.content, self._piece_bytes)):
-                        place = Place(self.number, passing, shard, number, piece, byte)
+                        place = ExamplePlace(self.number, passing, shard, number, piece, byte)
                         yield Example(content, item.label, place)
                 elif isinstance(item, SkippedDocument):
                     kind = item.reason.partition(" (")[0]
@@ -251,7 +252,7 @@ class Source:
 
 
 def fingerprint_of(source: SourceSettings, piece_bytes: int, names: tuple[str, ...]) -> str:
-    """Of what decides which example has which place."""
+    """A fingerprint of everything that decides which example has which place."""
     digest = hashlib.blake2b(digest_size=16)
     parts = [source.kind, source.field, source.label_field, source.documents, str(piece_bytes)]
     parts += [source.dataset, source.subset, source.split]

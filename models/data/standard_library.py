@@ -1,14 +1,14 @@
 """The built-in data set: the source code of this machine's own Python standard library.
 
-Real text, some ten megabytes of it, that is on every machine: nothing to download, no licence to
-ask about. A document is one file.
+Real text, some ten megabytes of it, that is on every machine: nothing to download, no licence
+question. A document is one file.
 
-Files are dealt to the shards by a hash of their path in the library, so that machines with the
-same Python have the same shards, and those with another one have nearly the same. Tests are left
-out: they are half of the library, and repeat themselves.
+Files are assigned to the shards by a hash of their path in the library. So machines with the same
+Python have the same shards, and those with another one have nearly the same. Tests are left out:
+they are half of the library, and repetitive.
 
-Easy to get wrong: an installation may have no source code at all (an embedded Python has a zip of
-compiled modules). That is an error that says so, and not an empty data set.
+An installation may have no source code at all (an embedded Python has a zip of compiled modules).
+That is an error that says so, and not an empty data set.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from models.data.errors import DataError
 from models.data.examples import Document, Mark, OnRetry, Reading, SkippedDocument
 
 SHARDS = 64  # of some ten files each: enough to be in another order for everybody
-FEWEST_FILES = 20  # less is no standard library, but the rest of one
+FEWEST_FILES = 20  # with fewer it is only a remainder of a standard library
 MOST_FILES = 20_000  # Python 3.13 has 1,700 with its tests
 LARGEST_FILE_BYTES = 8 << 20  # the largest of 3.13 has 0.7 MB
 
@@ -47,7 +47,7 @@ class StandardLibraryShards:
 
     @property
     def names(self) -> tuple[str, ...]:
-        # another version has other files, so positions in one mean nothing in the other
+        # another version has other files, so positions of one are invalid in the other
         version = sys.version.split()[0]
         return tuple(f"shard {number} of Python {version}" for number in range(1, SHARDS + 1))
 

@@ -1,14 +1,14 @@
-"""Asks web servers for bytes from a given one on, and bounds what they can do to us.
+"""Requests bytes from web servers from a given position on, within limits.
 
-Promises: who sends no byte for `patience_seconds`, or so few that the head of an answer does not
-come in that time, is interrupted; redirects are followed a few times, never from https to http,
-and never from the internet into this machine or its own network; what is private is known by the
-address that a name led to, before anything is sent there; nothing is unpacked that we did not ask
-for; connections are kept for the next request, and closed with the Web. (Behind a proxy, names are
-looked up by the proxy, and only what a name says by itself is known.)
+Promises: a server that sends no byte for `patience_seconds`, or not the whole head of an answer in
+that time, is interrupted. A few redirects are followed, never from https to http, and never from
+the internet into this machine or its local network. Private addresses are recognized after the name
+is resolved, before anything is sent there. Nothing is unpacked that we did not ask for. Connections
+are kept for the next request, and closed with the Web. (Behind a proxy, the proxy resolves names,
+and only the name itself can be checked.)
 
-Easy to get wrong: the library's timeout begins anew with each byte, so a server that sends the
-head of its answer byte by byte would hold us for days. `_patiently` bounds the whole of it.
+The library's timeout begins anew with each byte, so a server that sends the head of its answer byte
+by byte could hold us for days. `_patiently` bounds the whole of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_REDIRECTS = 5
 CONNECT_SECONDS = 10.0
 CONNECTIONS = 16  # shards that are open at once: one of each source, and ranges of Parquet
 IDLE_SECONDS = 5.0  # shorter than any server's patience, so that no request meets a closing one
-LONGEST_RETRY_SECONDS = 60.0  # of what a server asks us to wait
+LONGEST_RETRY_SECONDS = 60.0  # of the wait that a server asks for
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 BUSY = frozenset({408, 425, 429})
 
@@ -46,8 +46,8 @@ class Web:
         self._only_internet = only_internet
         self._host = self._connecting_to = ""
         self._public_only = False  # whether the request under way may not go to a private address
-        self._private_hosts: set[str] = set()  # names that led to one
-        self._head_due: float | None = None  # when a head has to be complete, while one comes
+        self._private_hosts: set[str] = set()  # names that resolved to one
+        self._head_due: float | None = None  # the deadline for a complete head, while one is read
         self._in_head = False
         self._clients: dict[tuple[str, bool], httpx2.Client] = {}
 
@@ -109,8 +109,9 @@ class Web:
             self._in_head = False
 
     def _client_for(self, scheme: str) -> httpx2.Client:
-        # made at the first request: for https it reads a hundred certificate authorities
-        # one for each of the two: a kept connection to a private address is not for the other
+        # Made at the first request, because for https it reads a hundred certificate authorities.
+        # There are two: a kept connection to a private address must not serve a public-only
+        # request.
         key = scheme, self._public_only
         if key not in self._clients:
             trusting_nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -129,7 +130,7 @@ class Web:
     def _check_where_it_led(self, stream: Any) -> None:
         """ShardBroken, and the connection closed, if it is one to a place that it may not reach."""
         if self._connecting_to != self._host.strip("[]"):
-            return  # a proxy, which whoever owns this machine has chosen
+            return  # a proxy, which this machine's owner has chosen
         address = str(stream.get_extra_info("server_addr")[0])
         if not is_private_host(address):
             return
@@ -166,7 +167,7 @@ class Web:
 
 
 def check_status(response: httpx2.Response, expected: frozenset[int]) -> None:
-    """Interrupted or ShardBroken, unless the answer is one that was hoped for."""
+    """Interrupted or ShardBroken, unless the status is an expected one."""
     status = response.status_code
     if status in expected:
         return
@@ -177,7 +178,7 @@ def check_status(response: httpx2.Response, expected: frozenset[int]) -> None:
 
 
 class Version:
-    """Which file the answers of a server are of: by their ETag or date, and its length."""
+    """Identifies the file of a server's answers: by ETag or date, and its length."""
 
     def __init__(self) -> None:
         self.total: int | None = None
@@ -196,7 +197,7 @@ class Version:
 
 
 def body_of(response: httpx2.Response) -> Iterator[bytes]:
-    """The bytes of an answer as they come; Interrupted where they stop coming."""
+    """The bytes of an answer as they arrive; Interrupted if they stop."""
     chunks = response.iter_raw()
     while True:
         with _explained():

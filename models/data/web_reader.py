@@ -1,11 +1,11 @@
-"""Reads the bytes of one shard from a web server, and goes on where it was interrupted.
+"""Reads the bytes of one shard from a web server, and continues after interruptions.
 
-Promises: what comes after an interruption belongs to the same file, by the server's own word (its
-ETag or date, and its length), or the shard counts as broken; a server that knows no ranges is
-asked for all of it again, and what was read is passed over; bytes that trickle are interrupted
-like bytes that do not come; memory holds one piece.
+Promises: after an interruption the bytes are from the same file, as the server says (its ETag or
+date, and its length), or the shard counts as broken. A server without ranges is asked for all of it
+again, and the part already read is skipped. A trickle of bytes is interrupted like silence. Memory
+holds one piece.
 
-Easy to get wrong: an answer that ends early looks complete unless its length is compared.
+An answer that ends early looks complete unless its length is compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from models.data.errors import Interrupted, ShardBroken
 from models.data.web import Version, Web, body_of, check_status
 
 SLOWEST_BYTES_PER_SECOND = 1_024  # an example a second or two: no training can live on less
-TRICKLE_PATIENCES = 3  # how many patiences are looked at together
+TRICKLE_PATIENCES = 3  # the speed is measured over this many patiences
 
 CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)\Z", re.ASCII)
 WHOLE_OR_PART = frozenset({200, 206, 416})
@@ -96,7 +96,7 @@ class WebReader:
 
 
 class _Pace:
-    """Interrupted if the bytes of some time were too few. Counts only time spent waiting."""
+    """Interrupted if too few bytes came in some time. Counts only time spent waiting."""
 
     def __init__(self, period_seconds: float) -> None:
         self._period_seconds = period_seconds

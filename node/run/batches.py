@@ -3,14 +3,14 @@
     with open_batches(...) as batches:
         for batch in batches:        # on the device
             ...
-        batches.position()           # to go on from
+        batches.position()           # where to continue from
 
-Data of text or pictures comes from models/data, opened as a stranger's: nothing is read from this
-machine's disk, and nothing is fetched from its own network. Batches are read ahead in a thread,
-which has ended when the block has.
+Text and pictures are read by models/data in the mode for a stranger's data: nothing is read from
+this machine's disk or fetched from its local network. A thread reads batches ahead; it has ended
+when the block has.
 
-Easy to get wrong: the random numbers that make examples of windows (masks) depend on the peer and
-on where it begins, so that a peer which was restarted does not draw those of before again.
+The random numbers that make examples from windows (masks) depend on the peer and on its starting
+position, so a restarted peer does not draw the same ones again.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from models.synthetic_images import synthetic_images
 from models.trainable import on_device, tensors_in
 from node.run.trusted import NOT_OURS, BrokenModule, blamed_on
 
-AHEAD = 4  # batches: what a server's pause of a second costs, and a few megabytes at most
-FIGURES = 1 << 40  # numbers of built-in images that a peer has before another one's begin
+AHEAD = 4  # batches: these cover a server's pause of a second, and take a few megabytes at most
+FIGURES = 1 << 40  # image numbers reserved for each peer, before the next peer's begin
 
 
-class Batches(ABC):
+class TrainingBatches(ABC):
     """An iterator over batches on the task's device, until its block is left."""
 
     _stopped = False
@@ -66,18 +66,18 @@ class Batches(ABC):
 
     @abstractmethod
     def position(self) -> Position | None:
-        """Behind the batches given so far; None for a module's data, which has none."""
+        """The position after the batches given so far; None for a module's data, which has none."""
 
     def stop(self) -> None:
-        """From any thread: whoever waits for a batch, or asks for one, gets ReadingStopped."""
+        """From any thread: anybody who waits for a batch, or asks for one, gets ReadingStopped."""
         self._stopped = True
 
     def close(self) -> None:
-        """Give back what is held; no batch comes after it."""
+        """Release all resources; no batch comes after this."""
         self.stop()
 
 
-class ReadBatches(Batches):
+class ReadBatches(TrainingBatches):
     """Text or pictures, read ahead by a thread."""
 
     def __init__(
@@ -138,7 +138,7 @@ class ReadBatches(Batches):
         self._ahead.stop()
 
 
-class FigureBatches(Batches):
+class FigureBatches(TrainingBatches):
     """The built-in images, which need no data: each peer draws numbers of its own."""
 
     def __init__(
@@ -160,8 +160,8 @@ class FigureBatches(Batches):
         return Position([], self._drawn)
 
 
-class ModuleBatches(Batches):
-    """What a trusted module gives. It has no position: it begins anew."""
+class ModuleBatches(TrainingBatches):
+    """Batches from a trusted module. They have no position and start from the beginning."""
 
     def __init__(self, opened: Callable[[], Any], file: str, device: torch.device) -> None:
         self._file, self._device = file, device

@@ -14,11 +14,11 @@
         batches.position()
 
 Promises: the initial parameters are the same bits on every machine; two peers read the same data in
-different orders; data is opened as a stranger's (nothing from this machine's disk or own network);
-no code is run that came over the network (trusted.py).
+different orders; data is opened as a stranger's (nothing from this machine's disk or local
+network); no code that came over the network is run (trusted.py).
 
-Easy to get wrong: build_task reads nothing from the network. `open_batches` does, when the first
-batch is asked for, and blocks: it belongs into the training thread. `stop` may come from any.
+build_task reads nothing from the network. `open_batches` does so when the first batch is asked for,
+and blocks: call it in the training thread. `stop` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import parallel_apply, replicate
 
 from models.classifier import Classifier
 from models.data.errors import DataSettingsError
@@ -48,10 +49,9 @@ from models.registry import (
     schedule_factory,
 )
 from models.synthetic_images import synthetic_images
-from models.trainable import FLOAT32_BYTES, Trainable, on_device
-from node.run.batches import Batches, FigureBatches, ModuleBatches, ReadBatches
+from models.trainable import FLOAT32_BYTES, Trainable, on_device, tensors_in, with_each_tensor
+from node.run.batches import FigureBatches, ModuleBatches, ReadBatches, TrainingBatches
 from node.run.definition import RunDefinition
-from node.run.spreading import spread_loss
 from node.run.trusted import (
     BrokenModule,
     blamed_on,
@@ -65,19 +65,19 @@ from protocols.accumulation.options import autocast_to
 
 @dataclass(frozen=True)
 class RunTask:
-    """What is to be trained. `model` is on the (first) device, in float32."""
+    """The model, data and optimizer to train with. `model` is on the (first) device, in float32."""
 
     definition: RunDefinition
     model: Trainable
     devices: tuple[torch.device, ...]
-    """One, or several GPUs of this machine: then `loss` spreads a batch over them (one peer)."""
+    """One device, or several GPUs of this machine: then `loss` spreads a batch over them."""
     optimizer_factory: OptimizerFactory
     schedule_factory: ScheduleFactory | None
     data: DataSettings | ModuleType | None
     """None: the built-in figures."""
     peer: str
     model_file: str = field(default="", kw_only=True)
-    """Whose code the model is, where it is a trusted module's."""
+    """The file of a trusted module's model; empty for a registered model."""
 
     @property
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -89,14 +89,14 @@ class RunTask:
 
     @property
     def plain_model(self) -> dict[str, Any]:
-        """For a checkpoint's manifest: what `potluck export` builds the model from; {} for a
-        module's, which it does not know."""
+        """The settings that `potluck export` builds the model from, for a checkpoint's manifest; {}
+        for a module's model, which `potluck export` cannot build."""
         return {} if "module" in self.definition.model else self.model.plain_settings()
 
     def open_batches(
         self, *, samples: int, position: Position | None = None, on_event: OnEvent = logged
-    ) -> Batches:
-        """So many samples each, in this peer's own order, from the beginning or a position."""
+    ) -> TrainingBatches:
+        """Batches of this many samples, in this peer's own order, from the start or a position."""
         seed, device = self.definition.training.seed, self.devices[0]
         if isinstance(self.data, ModuleType):
             settings = own_settings(self.definition.data)
@@ -124,9 +124,9 @@ class RunTask:
         )
 
     def made_up_batch(self, samples: int) -> Any:
-        """A batch of the right form, from no data: for measuring how fast this machine is."""
+        """A batch of the right form without data, for measuring how fast this machine is."""
         chance = seeded(0)
-        if isinstance(self.data, ModuleType):  # it alone knows the form of its batches
+        if isinstance(self.data, ModuleType):  # only the module knows the form of its batches
             with self.open_batches(samples=samples) as batches:
                 return next(batches)
         if self.model.window:
@@ -138,11 +138,11 @@ class RunTask:
         return on_device(batch, self.devices[0])
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """What passes are computed in: the run's precision, on this task's devices."""
+        """The context that passes are computed in: the run's precision, on this task's devices."""
         return autocast_to(self.definition.training.precision, self.devices[0].type)
 
     def loss(self, batch: Any) -> Tensor:
-        """The mean over the batch's samples, to call `backward` with."""
+        """The mean over the batch's samples. Call `backward` with it."""
         with self._own_code("loss"):
             if len(self.devices) > 1:
                 return spread_loss(self.model, self.devices, batch)
@@ -166,7 +166,7 @@ class RunTask:
         return samples
 
     def activation_bytes(self) -> int:
-        """What a pass keeps of each sample, in the run's precision."""
+        """The memory that a pass keeps for each sample, in the run's precision."""
         value_bytes = FLOAT32_BYTES if self.definition.training.precision == "float32" else 2
         with self._own_code("activation_bytes"):
             two, one = (self.model.activation_bytes(count, value_bytes) for count in (2, 1))
@@ -177,7 +177,7 @@ class RunTask:
             return self.model.batch_of(windows, generator)
 
     def _own_code(self, doing: str) -> AbstractContextManager[None]:
-        """While code of the model runs, which may be a trusted module's."""
+        """Blame a trusted module for errors of the model's code, where the model is a module's."""
         return blamed_on(self.model_file, doing) if self.model_file else nullcontext()
 
     def _check_loss(self, loss: object) -> None:
@@ -195,9 +195,9 @@ def build_task(
     trusted: Mapping[str, Path] | None = None,
 ) -> RunTask:
     """`device`: "cpu", "cuda:0", "mps", or several GPUs. `peer`: this peer's id, which decides its
-    order of the data. `trusted`: what `trusted_modules` made of `--trust-module`.
+    order of the data. `trusted`: the result of `trusted_modules` for the `--trust-module` flags.
 
-    Models' own errors for what cannot be built, UntrustedModule for a module that was not trusted.
+    Raises models' own errors for settings that cannot be built, and UntrustedModule.
     """
     given = [device] if isinstance(device, str | torch.device) else list(device)
     devices = tuple(torch.device(one) for one in given)
@@ -206,7 +206,7 @@ def build_task(
 
 
 def task_to_look_at(definition: RunDefinition, trusted: Mapping[str, Path]) -> RunTask:
-    """The same without the memory of a registered model: for what its shapes say, and its data."""
+    """The task without a registered model's memory, to inspect its shapes and its data."""
     model = model_of(definition, trusted, seed=None)
     return _task_with(definition, model, (torch.device("cpu"),), "", trusted)
 
@@ -245,7 +245,7 @@ def model_of(
 def data_of(
     definition: RunDefinition, model: Trainable, trusted: Mapping[str, Path]
 ) -> DataSettings | ModuleType | None:
-    """Where the run's samples come from, checked; nothing is opened. None: the built-in figures."""
+    """Where the run's samples come from, checked but not opened. None: the built-in figures."""
     if "module" in definition.data:
         module = load_trusted(definition.data, trusted, "data")
         _function(module, "open_batches")
@@ -262,7 +262,7 @@ def data_of(
 
 
 def data_from_strangers(table: Mapping[str, Any]) -> DataSettings:
-    """What a `[data]` table means in a run; DataSettingsError if it cannot be there."""
+    """The settings of a run's `[data]` table; DataSettingsError if a run cannot have them."""
     settings = data_settings(table)
     refuse_this_machine(settings)
     if settings.passes:
@@ -285,8 +285,56 @@ def _function(module: ModuleType, name: str) -> Any:
 
 
 def _described(given: object) -> str:
-    """Somebody else's result, in a few words."""
+    """A module's result, in a few words."""
     if isinstance(given, Tensor):
         grad = "" if given.requires_grad else " without a gradient"
         return f"a tensor of shape {tuple(given.shape)} and {given.dtype}{grad}"
     return f"one of type {type(given).__name__}"
+
+
+# One batch over several GPUs of one machine, which are one peer: torch's own data parallelism.
+#
+# The model lives on the first device. For each batch it is copied to the others, each computes the
+# loss of its part, and the gradients come back to the first, where the optimizer is.
+#
+# Parts differ in size where the samples do not divide evenly, so the mean is weighted. Each device
+# has a thread of its own, and the caller's autocast does not apply in it.
+
+
+def spread_loss(model: Trainable, devices: Sequence[torch.device], batch: Any) -> Tensor:
+    """The mean loss over all samples of the batch, on the first device."""
+    parts = parts_of(batch, len(devices))
+    used = list(devices[: len(parts)])
+    kind = used[0].type
+    precision = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    computing = [partial(_loss_of, replica, kind, *precision) for replica in replicate(model, used)]
+    there = [(on_device(part, device),) for part, device in zip(parts, used, strict=True)]
+    losses = parallel_apply(computing, there, devices=used)  # type: ignore[arg-type] # calls them
+    counts = [model.samples_in(part) for part in parts]
+    return weighted_mean([loss.to(used[0]) for loss in losses], counts)
+
+
+def _loss_of(replica: Any, kind: str, is_mixed: bool, dtype: torch.dtype, batch: Any) -> Tensor:
+    with torch.autocast(kind, dtype=dtype, enabled=is_mixed):
+        loss: Tensor = replica.loss(batch)
+        return loss
+
+
+def weighted_mean(losses: Sequence[Tensor], samples: Sequence[int]) -> Tensor:
+    """The mean over all samples, from the means over parts of them."""
+    total = sum(samples)
+    parts = [loss * (count / total) for loss, count in zip(losses, samples, strict=True)]
+    return torch.stack(parts).sum()
+
+
+def parts_of(batch: Any, count: int) -> list[Any]:
+    """The batch cut along its samples into at most `count` parts, none of them empty. A tensor
+    whose first dimension is not the samples goes to all parts whole."""
+    samples = len(next(tensors_in(batch)))
+
+    def part_of(tensor: Tensor, number: int) -> Tensor:
+        has_samples = tensor.dim() > 0 and len(tensor) == samples
+        return tensor.chunk(count)[number] if has_samples else tensor
+
+    parts = -(-samples // -(-samples // count))  # as many as chunk makes
+    return [with_each_tensor(batch, partial(part_of, number=number)) for number in range(parts)]

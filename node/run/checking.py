@@ -1,13 +1,13 @@
-"""Everything that is wrong with a run's file, also in what models and data say of their tables.
+"""All mistakes in a run's file, including those that models and data find in their tables.
 
     definition, mistakes = check(text, trusted)          # `run check`, `run sign`, `run start`
 
-`read_definition` looks at the sections; here the tables `model`, `data`, `optimizer` and `schedule`
-are looked at by those who will read them, and what does not go together is found before anybody
-is invited to it.
+`read_definition` looks at the sections. This module also has the tables `model`, `data`,
+`optimizer` and `schedule` checked by the code that will read them, and finds settings that do not
+go together, before anybody is invited.
 
-Easy to get wrong: this loads torch, and for a module executes it. It is for the organiser, and for
-a volunteer only once the definition is known to be genuine.
+This loads torch, and executes trusted modules. It is for the organiser, and for a volunteer only
+once the definition is known to be genuine.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from node.run.mistakes import mistakes_in_table, parse
 from node.run.trusted import BrokenModule, mistakes_in_module_table, sha256_of
 from protocols.errors import PotluckError
 
-NAMING = ("name", "size")  # what says which settings the others of a table are
+NAMING = ("name", "size")  # the keys that decide which other settings a table has
 
 
 def check(
     text: bytes, trusted: Mapping[str, Path] | None = None
 ) -> tuple[RunDefinition | None, list[str]]:
-    """The definition, and all its mistakes: one of the two is there. WrongDefinition for what is
-    not even TOML, NewerPotluckNeeded."""
+    """The definition and all its mistakes; exactly one of the two is there. WrongDefinition for
+    text that is not even TOML, NewerPotluckNeeded."""
     document = parse(text)
     check_version(document)
     mistakes = mistakes_in_table(document, RunDefinition)
@@ -59,7 +59,7 @@ def _mistakes_in_tables(document: Mapping[str, Any]) -> Iterator[str]:
     for name, read in readers.items():
         table = document.get(name)
         if not isinstance(table, Mapping):
-            continue  # it is missing, or no table: that has been said
+            continue  # it is missing, or no table: that was reported already
         if name in ("model", "data") and "module" in table:
             yield from mistakes_in_module_table(table, name)
             continue
@@ -70,8 +70,8 @@ def _mistakes_in_tables(document: Mapping[str, Any]) -> Iterator[str]:
 def _parts_of(
     name: str, table: Mapping[str, Any]
 ) -> Iterator[tuple[Mapping[str, Any], type[msgspec.Struct], str]]:
-    """What is in the table, each with the struct that it becomes: where a value cannot be, or a key
-    is not there, all of that can be said at once. Nothing where the table's own name is wrong."""
+    """Each part of the table with the struct that reads it, so that all wrong values and unknown
+    keys are reported at once. Nothing where the table's own name is wrong."""
     from models.data.settings import DataSettings, SourceSettings
     from models.registry import MODELS, OPTIMIZERS
     from models.schedules import DECAYS, ScheduleSettings
@@ -101,7 +101,7 @@ def _parts_of(
 
 
 def _contradictions_of_sections(definition: RunDefinition) -> Iterator[str]:
-    """What no single value of [training] and the like shows."""
+    """Settings of [training] and the like that contradict each other."""
     from protocols.accumulation.options import check_options
 
     options = definition.optimizer_options()
@@ -118,7 +118,7 @@ def _contradictions_of_sections(definition: RunDefinition) -> Iterator[str]:
 def _contradictions_of_tables(
     definition: RunDefinition, trusted: Mapping[str, Path]
 ) -> Iterator[str]:
-    """What no single table shows, where each is right by itself."""
+    """Settings of different tables that contradict each other."""
     from models.albert import AlbertSettings
     from models.masking import BYTE_VOCABULARY
     from models.registry import build_model, model_settings
@@ -142,7 +142,7 @@ def _contradictions_of_tables(
 
 
 def _mistakes_of_modules(definition: RunDefinition, trusted: Mapping[str, Path]) -> Iterator[str]:
-    """Loads and calls them, where they were trusted. In words for who has written them."""
+    """Load and call the modules that were trusted. The messages are for the modules' authors."""
     wrong = False
     for where, table in (("model", definition.model), ("data", definition.data)):
         name = table.get("module")

@@ -1,15 +1,15 @@
-"""What a run costs whoever takes part: memory, disk, traffic. Nothing is built or measured.
+"""What a run costs a volunteer: memory, disk, traffic. Nothing is built or measured.
 
     costs = costs_of(definition)
-    costs.memory_bytes(samples=8)           # of the whole process, with that many at once
-    costs.memory_bytes(samples=8, on_gpu=True)      # of it, what is not in the GPU's memory
-    costs.gpu_bytes(samples=8)                      # and what is
+    costs.memory_bytes(samples=8)                   # of the whole process, with 8 samples at once
+    costs.memory_bytes(samples=8, on_gpu=True)      # the part of it that is not in the GPU's memory
+    costs.gpu_bytes(samples=8)                      # and the part that is
     costs.state_bytes                       # what a newcomer downloads first
     costs.traffic(volunteers=8, samples_per_second=40.0).up_bytes_per_hour
 
-Easy to get wrong: these are estimates from shapes, not measurements: within a third of what a
-process was seen to take. The model is looked at without its memory (torch's meta device), so a
-definition of a terabyte costs nothing to look at, and is refused by whoever has less.
+These are estimates from shapes, within a third of what processes were seen to take. The model is
+built without its memory (torch's meta device). So a definition of a terabyte costs nothing to
+inspect, and any machine with less memory refuses it.
 """
 
 from __future__ import annotations
@@ -26,39 +26,38 @@ if TYPE_CHECKING:
     from models.trainable import Trainable
 
 PROCESS_BYTES = 430_000_000
-"""Python, torch without its compiler, a node with peers. Where the model is next to nothing three
-such processes held 361 to 364 MB as they began and 375 to 377 after two minutes. What is above that
-is for what allocators keep of a small model's batches, of which its shapes say too little: the tiny
-GPT was seen to hold 407 to 421 MB with 4 samples at once (452 by these figures) and 471 to 545 with
-32 (493). With 377 here a cap would let in what it then has to end."""
+"""Python, torch without its compiler, a node with peers. With a tiny model, three such processes
+held 361 to 364 MB at the start and 375 to 377 after two minutes. The rest is for what allocators
+keep of a small model's batches, which its shapes underestimate: the tiny GPT was seen to hold 407
+to 421 MB with 4 samples at once (452 by these figures) and 471 to 545 with 32 (493). With 377 here
+a node would start under a cap and then have to stop because of it."""
 GPU_PROCESS_BYTES = 700_000_000
-"""What CUDA's context and libraries hold of the machine's memory on top: the process of a small
-model held 1.1 GB in all beside an H100."""
+"""The machine's memory that CUDA's context and libraries take on top: the process of a small model
+held 1.1 GB in all beside an H100."""
 FLOAT_BYTES, HALF_BYTES = 4, 2
-KEPT_APART = 1.25  # what allocators hold beside what is asked of them: 1.2 to 1.35 measured
+KEPT_APART = 1.25  # what allocators hold beyond what is requested: 1.2 to 1.35 measured
 STATISTICS = {"sgd": 0, "lars": 1, "lamb": 2, "adamw": 2}  # tensors of each parameter's size
 # Flat buffers of a parameter's size each: the gradients of the epoch and the result of its round;
-# with `delayed` a second pair; with local steps where they began, and the outer momentum.
+# with `delayed` a second pair; with local steps the starting point and the outer momentum.
 BUFFERS, BUFFERS_DELAYED, BUFFERS_LOCAL = 2, 4, 4
-# Where a GPU computes: the buffers that a round reads and writes stay in the machine's memory. The
-# GPU has the gradients of the epoch and the average to step with; with `delayed` the shadow, too.
+# With a GPU, the buffers that a round reads and writes stay in the machine's memory. The GPU has
+# the gradients of the epoch and the average to step with; with `delayed` the shadow, too.
 HOST_BUFFERS, HOST_BUFFERS_LOCAL = 2, 4
 GPU_BUFFERS, GPU_BUFFERS_DELAYED, GPU_BUFFERS_LOCAL = 2, 3, 1
-CODEC_BYTES = {"none": 4.0, "float64": 8.0, "float16": 2.0, "bfloat16": 2.0, "blockwise-int8": 1.02}
 HEADERS = 1.02  # frames, encryption, TCP: measured on loopback
 EXAMPLE_OVERHEAD_BYTES = 200  # of an example in the shuffle buffer, beside its text
-TALK_BYTES_PER_SECOND = 1_500  # the directory, progress and signs of life, each way
+TALK_BYTES_PER_SECOND = 1_500  # the directory, progress and keepalives, each way
 HOUR = 3600.0
 MEGA = 1_000_000
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Of one volunteer among equals."""
+class RunTraffic:
+    """The traffic of one volunteer among equals."""
 
     step_seconds: float
     round_bytes: int
-    """Sent, and as much received, in one round."""
+    """Sent in one round, and received in the same amount."""
     up_bytes_per_hour: int
     down_bytes_per_hour: int
 
@@ -69,53 +68,58 @@ class Costs:
     state_bytes: int
     """Parameters and the optimizer's statistics: what a newcomer fetches first."""
     fixed_bytes: int
-    """Of memory, whatever the batch, where a processor computes: Python and torch, parameters,
-    gradients, statistics, the collaborative optimizer's buffers, the data's shuffle buffer."""
+    """Memory that does not depend on the batch, when training on a CPU: Python and torch,
+    parameters, gradients, statistics, the collaborative optimizer's buffers, the data's shuffle
+    buffer."""
     fixed_beside_gpu_bytes: int
-    """The same of the machine's memory, where a GPU computes: the process, the buffers of a round,
-    the shuffle buffer."""
+    """The machine's memory that does not depend on the batch, when training on a GPU: the process,
+    the buffers of a round, the shuffle buffer."""
     fixed_on_gpu_bytes: int
-    """And of the GPU's memory: parameters, gradients, statistics, and what is accumulated."""
+    """The GPU's part of it: parameters, gradients, statistics, and the accumulated gradients."""
     sample_bytes: int
-    """For each sample at once, of the memory where it is computed."""
+    """For each sample at once, in the memory of the device that computes it."""
     disk_bytes: int
-    """Of a volunteer: the state while it is fetched."""
+    """A volunteer's disk: the state while it is fetched."""
     keeper_disk_bytes: int
-    """Of whoever keeps the checkpoints: those that stay, and one that is being written. What
-    `keep_every` keeps for ever comes on top."""
+    """The disk of a peer that keeps checkpoints: those that stay, and one that is being written.
+    Epochs that `keep_every` keeps forever are not included."""
+    results_bytes: int
+    """The machine's memory for the last steps' results while other peers follow the run by them: as
+    many as are kept, but no more than a state; 256 MiB where that is smaller."""
     round_bytes: int
-    """Of one round, each way, among many equals; fewer keep a part of it to themselves."""
+    """One round, each way, among many equals; with fewer, each keeps part of it to itself."""
     samples_per_round: int
 
     def memory_bytes(self, samples: int, *, on_gpu: bool = False) -> int:
-        """Of the machine's memory, for the whole process with so many samples at once. What a GPU
-        computes is in its own memory, however many samples there are."""
+        """The machine's memory for the whole process with this many samples at once. A GPU keeps
+        its samples in its own memory, however many there are."""
         if on_gpu:
             return self.fixed_beside_gpu_bytes
         return self.fixed_bytes + samples * self.sample_bytes
 
     def gpu_bytes(self, samples: int) -> int:
-        """Of a GPU's memory that computes so many samples at once."""
+        """The GPU's memory to compute this many samples at once."""
         return self.fixed_on_gpu_bytes + samples * self.sample_bytes
 
     def most_samples(self, memory_bytes: int) -> int:
-        """How many samples at once a processor can compute in it; 0 if not even one."""
+        """How many samples a CPU can compute at once in this memory; 0 if not even one."""
         return max(0, (memory_bytes - self.fixed_bytes) // max(1, self.sample_bytes))
 
-    def traffic(self, *, volunteers: int, samples_per_second: float) -> Traffic:
-        """With so many volunteers who compute so many samples a second each. A lone one has nobody
-        to exchange with."""
+    def traffic(self, *, volunteers: int, samples_per_second: float) -> RunTraffic:
+        """With `volunteers` who compute `samples_per_second` each. A lone volunteer has nobody to
+        exchange with."""
         seconds = self.samples_per_round / max(volunteers * samples_per_second, 1e-9)
         shared = int(self.round_bytes * (1.0 - 1.0 / volunteers))  # one's own share stays here
         hourly = int(shared * HOUR / seconds + TALK_BYTES_PER_SECOND * HOUR)
-        return Traffic(seconds, shared, hourly, hourly)
+        return RunTraffic(seconds, shared, hourly, hourly)
 
 
 def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = None) -> Costs:
-    """Of this run. Models' errors for a model that cannot be; a module's model has to be built to
-    be looked at, and UntrustedModule says that it must be trusted for it."""
+    """The costs of this run. Raises models' errors for an impossible model. A module's model has to
+    be built to be inspected; UntrustedModule if it is not trusted."""
     from models.trainable import parameter_count
     from node.run.building import task_to_look_at
+    from protocols.accumulation.state_messages import MOST_RESULTS, ROOM_OF_SMALL_BYTES
 
     task = task_to_look_at(definition, trusted or {})
     model, training = task.model, definition.training
@@ -130,11 +134,11 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     tensors = FLOAT_BYTES * parameters * (2 + statistics)  # with the gradients
     if training.precision != "float32":
         tensors += HALF_BYTES * parameters  # autocast's copy, while a batch is computed
-    of_parameters = FLOAT_BYTES * parameters
+    of_parameters, vector = FLOAT_BYTES * parameters, _vector_bytes(definition, model)
     shuffled = _buffer_bytes(task.data, model)
     sample = int(KEPT_APART * task.activation_bytes())
     fixed = PROCESS_BYTES + int(KEPT_APART * (tensors + buffers * of_parameters)) + shuffled
-    stated = MEGA * definition.limits.memory_mb - sample  # what the organiser says, with one sample
+    stated = MEGA * definition.limits.memory_mb - sample  # the organiser's figure has one sample
     return Costs(
         parameters=parameters,
         state_bytes=state,
@@ -147,24 +151,28 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
         sample_bytes=sample,
         disk_bytes=state,
         keeper_disk_bytes=state * (definition.checkpoints.keep_last + 1),
-        round_bytes=_round_bytes(definition, model),
+        results_bytes=min(MOST_RESULTS * vector, max(state, ROOM_OF_SMALL_BYTES)),
+        round_bytes=int(2 * HEADERS * vector),
         samples_per_round=training.batch * training.local_steps,
     )
 
 
-def _round_bytes(definition: RunDefinition, model: Trainable) -> int:
-    """Every peer sends what others reduce and gets it back, and reduces its share for them: with
-    many equals, twice the vector each way."""
+def _vector_bytes(definition: RunDefinition, model: Trainable) -> int:
+    """The size of the vector that a round averages, as it travels. A peer sends the other parts to
+    their reducers and gets them back, and reduces its own part: with many equals, twice that each
+    way."""
+    from protocols.tensors import CODECS
+
     codec = definition.averaging.codec
-    total = 0.0
+    total = 0
     for name, parameter in model.named_parameters():
         which = codec if isinstance(codec, str) else codec.get(name, "none")
-        total += CODEC_BYTES[which] * parameter.numel()
-    return int(2 * HEADERS * total)
+        total += CODECS[which].encoded_bytes(parameter.numel())
+    return total
 
 
 def _buffer_bytes(data: DataSettings | object, model: Trainable) -> int:
-    """Of the shuffle buffers of all sources, full, and of a document of each as it is read."""
+    """All sources' shuffle buffers when full, and one document of each as it is read."""
     from models.data.opening import PIECE_BYTES
     from models.data.settings import DataSettings
 
@@ -173,6 +181,6 @@ def _buffer_bytes(data: DataSettings | object, model: Trainable) -> int:
     piece = data.piece_bytes or model.window or PIECE_BYTES
     examples = data.shuffle_examples * len(data.source)
     shuffled = min(data.shuffle_bytes, examples * piece) + examples * EXAMPLE_OVERHEAD_BYTES
-    usual = DataSettings().largest_document_bytes  # is in what was measured of a process
+    usual = DataSettings().largest_document_bytes  # included in the measured size of a process
     larger = max(0, data.largest_document_bytes - usual)
     return shuffled + larger * len(data.source)

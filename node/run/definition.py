@@ -1,29 +1,36 @@
-"""A run's definition: what `run.toml` says, read and checked.
+"""A run's definition: the contents of `run.toml`, read and checked.
 
-    definition = read_definition(text)      # WrongDefinition names what is wrong, and where
+    definition = read_definition(text)      # WrongDefinition names every mistake and its place
     definition.name, definition.training.batch
     definition.collaboration_settings(client=False)      # for open_training
+    incompatible_parts(before, after)       # ["[optimizer]", "batch below [training]"]
 
-Everybody in a run trains by the same definition. What the organiser signs are the very bytes of
-the file (node/run/signed.py), so nothing here is ever written back.
+All peers in a run train by the same definition. The organiser signs the exact bytes of the file
+(node/run/signed.py), so nothing here is ever written back. The tables `model`, `data`, `optimizer`
+and `schedule` are checked elsewhere, because that needs torch (node/run/checking.py, building.py).
 
-What stands in the tables `model`, `data`, `optimizer` and `schedule` is not looked at here: that
-needs torch (node/run/checking.py, and building.py).
+Two peers train together if their steps are alike: the same model, optimizer, schedule, batch and
+codec (protocols/accumulation/training_description.py). Peers whose definitions differ in one of
+these train apart until they start again. Data, limits, checkpoints, precision and the end of a run
+may differ: a peer that starts later takes such a change and trains beside the others.
 
-Easy to get wrong: a newer potluck's definition must end in "this needs version …" and not in
-"there is no key …". So format and least version are looked at before any other key.
+A definition from a newer potluck must end in "this needs version …" and not in "there is no key …",
+so the format and the least version are checked before any other key.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+from blake3 import blake3
 from msgspec import Meta
 
 from auth.fields import RunName
+from node.net import VERSION
 from node.run.mistakes import (
     LINE_PATTERN,
     VERSION_PATTERN,
@@ -31,26 +38,26 @@ from node.run.mistakes import (
     mistakes_in_table,
     parse,
 )
-from node.version import VERSION
 from protocols.moshpit.ballots import LARGEST_GROUP
-from protocols.moshpit.layout import CodecName
 from protocols.moshpit.settings import GROUP_SIZE, MATCHMAKING_SECONDS, ROUND_SECONDS
 from protocols.runs.messages import UnusableDefinition
+from protocols.tensors import CodecName
 
 if TYPE_CHECKING:
-    from node.checkpoint_keeper import CheckpointSettings
+    from node.run.checkpoint_keeper import CheckpointSettings
     from protocols.accumulation.collaboration import CollaborationSettings
+
 
 __all__ = ["NewerPotluckNeeded", "RunDefinition", "WrongDefinition", "read_definition"]
 
 FORMAT = 1
-"""Of the file. A potluck that knows only older formats says which version it would need to be."""
+"""The file's format. A potluck that knows only older formats says which version it needs."""
 
-LARGEST_COUNT = 1 << 40  # of steps, samples or MB: nobody has a million million
+LARGEST_COUNT = 1 << 40  # of steps, samples or MB: more than any run needs
 LONGEST_SECONDS = 86_400.0
 
 Precision = Literal["float32", "bf16", "fp16"]
-EVERY_SECONDS = 300.0  # as in node/checkpoint_keeper.py, which brings torch
+EVERY_SECONDS = 300.0  # as in node/run/checkpoint_keeper.py, which would import torch
 Table = dict[str, Any]
 Above = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
 OrNone = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
@@ -79,19 +86,19 @@ class TrainingSection(_Section, frozen=True, kw_only=True):
     batch: Above
     """Samples of one step of all peers together."""
     samples_at_once: Annotated[int, Meta(ge=1, le=1 << 20)] = 32
-    """The most samples that one machine computes at once; a weak one takes fewer by itself."""
+    """The most samples that one machine computes at once; a weak machine takes fewer."""
     steps: OrNone = 0
-    """After how many steps of all peers together the run is over; 0: when it is stopped."""
+    """The run ends after this many steps of all peers together; 0: when it is stopped."""
     seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
-    """Of the initial parameters and of the order of the data."""
+    """For the initial parameters and the order of the data."""
     precision: Precision = "float32"
-    """What passes are computed in where a GPU can: float32, bf16, fp16."""
+    """The type that GPUs compute passes in, where they can: float32, bf16, fp16."""
     max_norm: Annotated[float, Meta(gt=0.0, le=1e9)] | None = None
-    """What the averaged gradient is clipped to; without, it is not clipped."""
+    """The averaged gradient is clipped to this norm; without it, not at all."""
     delayed: bool = False
-    """The next batch is computed while the last one is averaged and stepped with."""
+    """Compute the next batch while the last one is averaged and stepped with."""
     local_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
-    """More than 1: every machine makes so many steps of its own between two exchanges."""
+    """With more than 1, every machine makes this many steps of its own between two exchanges."""
 
 
 class AveragingSection(_Section, frozen=True, kw_only=True):
@@ -100,28 +107,28 @@ class AveragingSection(_Section, frozen=True, kw_only=True):
     codec: CodecName | dict[str, CodecName] = "float16"
     """For all parameters, or for each by its name (others: none)."""
     grace_seconds: Seconds = MATCHMAKING_SECONDS
-    """How long at most a round waits for those who are expected."""
+    """The longest time that a round waits for the peers that are expected."""
     round_seconds: Seconds = ROUND_SECONDS
-    """How long a round may take."""
+    """The longest time that a round may take."""
     group_size: Annotated[int, Meta(ge=2, le=LARGEST_GROUP)] = GROUP_SIZE
-    """How many peers may be in a round; more follow the run until a place is free."""
+    """The most peers in a round; others follow the run until a place is free."""
     approximate: bool = False
-    """More than fit into a group average over a grid, and do not get the same bits."""
+    """More peers than fit into a group average over a grid, and do not get the same bits."""
     parameters_every: OrNone = 0
-    """After so many steps the parameters are averaged, too; 0: never."""
+    """Every this many steps the parameters are averaged, too; 0: never."""
 
 
 class LimitsSection(_Section, frozen=True, kw_only=True):
     """`[limits]`: who can take part."""
 
     least_version: Annotated[str, Meta(max_length=32, pattern=VERSION_PATTERN)] = "0.1.0"
-    """Of potluck."""
+    """The least version of potluck."""
     memory_mb: OrNone = 0
-    """Millions of bytes that a volunteer must have for it; 0: what is worked out (costs.py)."""
+    """Millions of bytes of memory that a volunteer must have; 0: an estimate is used (costs.py)."""
 
 
 class CheckpointsSection(_Section, frozen=True, kw_only=True):
-    """`[checkpoints]`: what the organiser's peer keeps."""
+    """`[checkpoints]`: the checkpoints that the organiser's peer keeps."""
 
     every_seconds: Annotated[float, Meta(ge=0.0, le=1e9)] = EVERY_SECONDS
     keep_last: Annotated[int, Meta(ge=1, le=1_000_000)] = 3
@@ -129,9 +136,9 @@ class CheckpointsSection(_Section, frozen=True, kw_only=True):
 
 
 class RunDefinition(_Section, frozen=True, kw_only=True):
-    """All of it. `model`, `optimizer` and `schedule` are those of models/registry.py, `data` is
-    that of models/data/settings.py; `model` and `data` may each name a module of the volunteer's
-    own instead (node/run/trusted.py)."""
+    """The whole definition. `model`, `optimizer` and `schedule` are those of models/registry.py,
+    `data` is that of models/data/settings.py. `model` and `data` may each name a module of the
+    volunteer's own instead (node/run/trusted.py)."""
 
     format: Literal[1] = 1
     run: RunSection
@@ -148,6 +155,13 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
     def name(self) -> str:
         return self.run.name
 
+    @property
+    def first_parameters(self) -> str:
+        """A fingerprint of everything that decides the run's initial parameters. Two definitions
+        with different ones belong to different runs, whatever their names."""
+        made_of = msgspec.json.encode([self.model, self.training.seed], order="sorted")
+        return blake3(made_of).hexdigest(length=16)
+
     def collaboration_settings(
         self,
         *,
@@ -157,8 +171,10 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
         up_bytes_per_second: float = 0.0,
         down_bytes_per_second: float = 0.0,
         fetching_folder: Path | None = None,
+        most_kept_bytes: float = math.inf,
+        most_followed_bytes: float = math.inf,
     ) -> CollaborationSettings:
-        """What `open_training` takes: the run's part from here, this machine's from the caller."""
+        """Settings for `open_training`: the run's from here, this machine's from the caller."""
         from protocols.accumulation.collaboration import CollaborationSettings
 
         return CollaborationSettings(
@@ -175,6 +191,8 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
             up_bytes_per_second=up_bytes_per_second,
             down_bytes_per_second=down_bytes_per_second,
             fetching_folder=fetching_folder,
+            most_kept_bytes=most_kept_bytes,
+            most_followed_bytes=most_followed_bytes,
         )
 
     def optimizer_options(self) -> dict[str, Any]:
@@ -190,8 +208,8 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
 
     def checkpoint_settings(self, folder: Path, model: Mapping[str, Any]) -> CheckpointSettings:
         """For the peer that keeps the run's checkpoints."""
-        from node.checkpoint_keeper import CheckpointSettings
-        from node.checkpoints import KeepPolicy
+        from node.run.checkpoint_keeper import CheckpointSettings
+        from node.run.checkpoints import KeepPolicy
 
         policy = KeepPolicy(self.checkpoints.keep_last, self.checkpoints.keep_every)
         return CheckpointSettings(
@@ -200,8 +218,8 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
 
 
 def read_definition(text: bytes) -> RunDefinition:
-    """What the text of a run.toml says. WrongDefinition names everything that is wrong in it;
-    NewerPotluckNeeded comes before that."""
+    """The definition in the text of a run.toml. WrongDefinition names every mistake in it;
+    NewerPotluckNeeded is raised before that."""
     document = parse(text)
     check_version(document)
     mistakes = mistakes_in_table(document, RunDefinition)
@@ -211,7 +229,7 @@ def read_definition(text: bytes) -> RunDefinition:
 
 
 def name_in(text: bytes) -> str:
-    """The run's name in a text that may be wrong otherwise; empty if it is not to be found."""
+    """The run's name in a text that may have other mistakes; empty if it cannot be found."""
     try:
         run = parse(text).get("run")
     except WrongDefinition:
@@ -221,7 +239,7 @@ def name_in(text: bytes) -> str:
 
 
 def check_version(document: Mapping[str, Any]) -> None:
-    """NewerPotluckNeeded if the definition says so, whatever else is in it."""
+    """NewerPotluckNeeded if the definition asks for it, whatever else is in it."""
     limits = document.get("limits")
     least = limits.get("least_version") if isinstance(limits, Mapping) else None
     if isinstance(least, str) and is_later(least):
@@ -232,17 +250,17 @@ def check_version(document: Mapping[str, Any]) -> None:
 
 
 def is_later(version: str) -> bool:
-    """Whether that is a later potluck than this one."""
+    """Whether this is a later version of potluck than the one that runs."""
     return _numbers(version) > _numbers(VERSION)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """To compare by; nothing for what is no version, which is told elsewhere."""
+    """To compare by; empty for a wrong version, which is reported elsewhere."""
     parts = version[:64].split(".")
     if not all(part.isascii() and part.isdigit() for part in parts):
         return ()
     numbers = [int(part) for part in parts]
-    while numbers and not numbers[-1]:  # 1.0 is 1
+    while numbers and not numbers[-1]:  # 1.0 is the same as 1
         numbers.pop()
     return tuple(numbers)
 
@@ -253,3 +271,27 @@ def too_old(why: str) -> NewerPotluckNeeded:
         why=why,
         advice="Update potluck (`git pull` in its checkout), and type the same again.",
     )
+
+
+TABLES = ("model", "optimizer", "schedule")
+KEYS = {
+    "training": ("batch", "max_norm", "local_steps"),
+    "averaging": ("codec", "group_size", "approximate", "parameters_every"),
+}
+
+
+def incompatible_parts(before: RunDefinition, after: RunDefinition) -> list[str]:
+    """The places in which these definitions differ so that their peers do not train together; empty
+    if they do."""
+    found = [f"[{name}]" for name in TABLES if getattr(before, name) != getattr(after, name)]
+    for section, keys in KEYS.items():
+        old, new = getattr(before, section), getattr(after, section)
+        found += [
+            f"{key} below [{section}]" for key in keys if getattr(old, key) != getattr(new, key)
+        ]
+    return found
+
+
+def places_in_words(places: list[str]) -> str:
+    """The places as one list in words."""
+    return places[0] if len(places) == 1 else f"{', '.join(places[:-1])} and {places[-1]}"

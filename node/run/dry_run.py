@@ -1,15 +1,15 @@
-"""A first batch of a run, read and computed with, before anybody is invited to it.
+"""Reads a first batch of a run and computes with it, before anybody is invited.
 
     trial = DataTrial(definition, trusted, tell)
     batch = trial.read()                    # blocks; `stop` from any thread ends it
     loss = pass_over(task, batch)
 
-`run check` does both; `run start` reads, and its benchmark is the pass. Each source of a mixture is
-read alone: a batch of all of them may have nothing of the one that is broken.
+`run check` does both. `run start` only reads, because its benchmark is the pass. Each source of a
+mixture is read alone: a batch of all of them may have nothing from the one that is broken.
 
-Promises: data that cannot be read is told within two attempts at each address, with what the other
-side said. (Training asks more patiently: a run that goes on should outlive a restart of a server.)
-Nothing is kept, and no position moves.
+Promises: unreadable data is reported after two attempts at each address, with the server's answer.
+(Training retries for longer, so that a run survives a server's restart.) Nothing is kept, and no
+position moves.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from models.data.clock import CLOSED, ReadingStopped
 from models.data.errors import DataError
 from models.data.events import PassBegun, Retrying, SourceEvent, SourceRests
 from models.data.settings import DataSettings, source_names
-from node.caps.units import in_words
-from node.disk_trouble import disk_trouble
-from node.private_file import check_writable
+from node.core.caps.units import in_words
+from node.core.disk_trouble import disk_trouble
+from node.core.private_file import check_writable
 from node.run.trusted import BrokenModule
 from protocols.errors import PotluckError
 
 if TYPE_CHECKING:
-    from node.run.batches import Batches
+    from node.run.batches import TrainingBatches
     from node.run.building import RunTask
     from node.run.definition import RunDefinition
 
 SAMPLES: Final = 2
 """In the batch: enough to be a batch, and quick on any machine."""
 ROOM_BYTES: Final = 4096
-"""Written and removed to see that one may write: less than that no disk gives."""
+"""Written and removed to test for write access; any usable disk has this much room."""
 MOST_ATTEMPTS: Final = 2
-"""At one address. A third would come two seconds later, and the others up to half a minute."""
+"""At one address. A third would come two seconds later, the next ones up to half a minute."""
 
 
 class DataUnreadable(PotluckError):
-    """What the run trains on could not be read from this machine."""
+    """The run's data could not be read from this machine."""
 
     exit_code = 4
 
 
 class NoRoom(PotluckError):
-    """The run's checkpoints cannot be kept where they are to be."""
+    """The run's checkpoints cannot be kept in their folder."""
 
 
 class DataTrial:
-    """Reads a batch of each source. `tell` hears what goes wrong on the way."""
+    """Reads a batch from each source. `tell` is told of each failed attempt."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class DataTrial:
         tell: Callable[[str], None],
     ) -> None:
         self._definition, self._trusted, self._tell = definition, trusted, tell
-        self._open: Batches | None = None
+        self._open: TrainingBatches | None = None
         self._stopped = False
 
     def read(self) -> Any:
@@ -90,7 +90,7 @@ class DataTrial:
         return batches[0]
 
     def stop(self) -> None:
-        """End it where it waits, with ReadingStopped."""
+        """End a wait for data, with ReadingStopped."""
         self._stopped = True
         batches = self._open
         if batches is not None:
@@ -109,7 +109,7 @@ class DataTrial:
             case Retrying(attempt=attempt) if attempt > MOST_ATTEMPTS:
                 raise _GivenUp(f"{event.shard}: {event.reason}, after {MOST_ATTEMPTS} attempts.")
             case PassBegun() | SourceRests():
-                pass  # the first says nothing, and what the second says comes as the error
+                pass  # the first error is silent, and the second one is raised
             case _:
                 self._tell(f"warning: {event.sentence}")
 
@@ -120,8 +120,8 @@ def check_room(
     checkpoints: Path,
     tell: Callable[[str], None],
 ) -> None:
-    """Whether the run's checkpoints can be kept there. NoRoom where not even the first one can; a
-    warning to `tell` where others are there already, for they can still be served."""
+    """Check that the run's checkpoints can be kept there. NoRoom if not even one can be kept. If
+    others are there already, a warning to `tell`: they can still be served."""
     from node.run.costs import costs_of
 
     costs = costs_of(definition, trusted)
@@ -149,7 +149,7 @@ def check_room(
 
 
 class _GivenUp(Exception):
-    """Raised where the data is read, and taken where its batch was asked for."""
+    """Raised in the thread that reads the data, and caught where the batch was asked for."""
 
 
 def _unreadable(source: str, why: str) -> DataUnreadable:
@@ -162,11 +162,11 @@ def _unreadable(source: str, why: str) -> DataUnreadable:
 
 
 def pass_over(task: RunTask, batch: Any) -> float:
-    """The loss of this batch, with its gradients computed and dropped; PotluckError if it cannot be
-    trained by."""
+    """The loss of this batch, with its gradients computed and dropped; PotluckError if the model
+    cannot train with it."""
     from models.trainable import on_device
-    from node.caps.memory import TooLarge
-    from node.trainer.out_of_memory import is_out_of_memory
+    from node.core.caps.memory import TooLarge
+    from node.run.out_of_memory import is_out_of_memory
 
     buffers = [(buffer, buffer.clone()) for _name, buffer in task.buffers]
     try:

@@ -1,16 +1,15 @@
 """The organiser's folder of a run, and the organiser's key.
 
     DIR/run.toml        the definition, as the organiser writes it
-    DIR/run.signed      the same with the organiser's signature: what is served to others
-    DIR/checkpoints/    what `run start` keeps of the run
-    DIR/ports           where `run start` has listened before, so that old invites still lead there
+    DIR/run.signed      the same with the organiser's signature: this is served to others
+    DIR/checkpoints/    the checkpoints that `run start` keeps
+    DIR/ports           the last ports of `run start`, so that old invites still lead there
 
-The key is not in the folder but beside the node's own (organiser.key): one organiser may have many
-runs, and a folder may be copied or shown: whoever has a copy can keep the run alive (`potluck
-backbone`), and whoever has the key can change every run of it.
+The key is next to the node's own key (organiser.key) and not in the folder. One organiser may have
+many runs, and a folder may be copied or shown. A copy of the folder is enough to keep the run alive
+(`potluck backbone`); the key is needed to change the run.
 
-Easy to get wrong: what others train by is run.signed. When run.toml was changed since, nothing has
-changed for anybody until it is signed again.
+The other peers train by run.signed. A change to run.toml has no effect until it is signed.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.private_file import UnusableFile, read_private_file, replace_private_file
-from node.wrong_use import WrongUse
+from node.core.private_file import UnusableFile, read_private_file, replace_private_file
+from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
     from auth.keys import SigningKey
-    from node.places import Places
+    from node.core.places import Places
     from node.run.signed import SignedDefinition
 
 LARGEST_PORTS_BYTES = 256  # of two short lines
@@ -40,7 +39,7 @@ class RunFolder:
 
     @property
     def typed(self) -> str:
-        """As a shell takes it: for commands in messages."""
+        """The folder's path, quoted for a shell: for commands in messages."""
         return shlex.quote(str(self.path))
 
     @property
@@ -70,7 +69,8 @@ class RunFolder:
             raise WrongUse(
                 f"There is no run in {self.path}.",
                 why=f"{self.definition_file} is not there.",
-                advice=f"`potluck run init {self.typed}` makes one.",
+                advice=f"`potluck run init {self.typed}` makes one. To keep a run that there is, "
+                "copy its run.toml and run.signed there.",
             ) from None
         except OSError as error:
             raise WrongUse(
@@ -80,7 +80,7 @@ class RunFolder:
             ) from None
 
     def signed(self, organiser: str | None) -> SignedDefinition | None:
-        """What was signed last, by this organiser (None: by whoever it names); None if nothing was.
+        """The last signed definition, by this organiser (None: by any); None if nothing is signed.
 
         NotTheDefinition if the file is another organiser's, or broken; NewerPotluckNeeded.
         """
@@ -106,12 +106,13 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the peer that keeps the run in this folder; AlreadyRunning if another process is.
+        """Be the only peer that keeps the run in this folder; AlreadyRunning if another process is.
 
-        Two would write over each other's checkpoints. What is locked is the folder itself, so that
-        nothing is left of it however the process ends.
+        Two would overwrite each other's checkpoints. The folder itself is locked, so nothing is
+        left behind however the process ends.
         """
-        from node.running_lock import AlreadyRunning, try_lock
+        from auth.file_lock import try_lock
+        from node.core.running_lock import AlreadyRunning
 
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -127,7 +128,7 @@ class RunFolder:
             os.close(descriptor)
 
     def trouble(self) -> str:
-        """Why this peer could not start from here again; empty where it could. Asks the disk."""
+        """Why this peer could not start from here again; empty if it could. Reads the disk."""
         for file in (self.definition_file, self.signed_file):
             if not file.is_file():
                 return f"{file} is gone: without it this peer cannot be started again"
@@ -137,8 +138,8 @@ class RunFolder:
         return ""
 
     def is_held(self) -> bool:
-        """Whether a process keeps the run here just now: it may have written no checkpoint yet."""
-        from node.running_lock import AlreadyRunning
+        """Whether a process keeps the run here now; it may not have written a checkpoint yet."""
+        from node.core.running_lock import AlreadyRunning
 
         try:
             with self.held():
@@ -147,7 +148,7 @@ class RunFolder:
             return True
 
     def ports(self) -> dict[str, int]:
-        """Where it has listened before, by ip4 and ip6; what cannot be read is not known."""
+        """The last ports by ip4 and ip6; an unreadable file gives none."""
         try:
             content = read_private_file(self.ports_file, LARGEST_PORTS_BYTES)
         except UnusableFile:
@@ -175,9 +176,8 @@ def organiser_key_file(places: Places) -> Path:
 
 
 def organiser_here(places: Places, folder: RunFolder) -> str | None:
-    """The fingerprint by which a run in this home is known as its own organiser's. None: the key is
-    elsewhere, and the folder a copy of the organiser's, which says whose it is. WrongUse if neither
-    is here."""
+    """The fingerprint of this home's organiser key. None if the key is elsewhere: then the folder
+    is a copy, and its signed definition names the organiser. WrongUse if neither is here."""
     from auth.keys import fingerprint
 
     if organiser_key_file(places).exists() or not folder.signed_file.exists():
@@ -186,8 +186,8 @@ def organiser_here(places: Places, folder: RunFolder) -> str | None:
 
 
 def organiser_key(places: Places, *, make: bool = False) -> SigningKey:
-    """The key that signs this organiser's runs; WrongUse if there is none, and none is made."""
-    from node.key_file import load_identity, load_or_create_identity
+    """The key that signs this organiser's runs. WrongUse if there is none and `make` is not set."""
+    from node.core.key_file import load_identity, load_or_create_identity
 
     path = organiser_key_file(places)
     identity = load_or_create_identity(path) if make else load_identity(path)

@@ -10,12 +10,12 @@ The MessagePack is an array: [run, peers, organiser's fingerprint, expiry in sec
 never), access]. A peer is [public key, addresses]; an address is [kind of host, host, port, the
 relay's public key or nil], where the host is the 4 or 16 bytes of a number, or a name. So each key
 travels once, and a usual invite has 150 characters. `access` is nil in an open run, else [auth url,
-fingerprint of its key, code, certificate's hash]: what auth/invites.py has in its own.
+fingerprint of its key, code, certificate's hash], as in auth/invites.py.
 
-An invite may come as a file: lines that begin with # are for people, white space means nothing.
+An invite may come as a file: lines that begin with # are comments, white space is ignored.
 
-Easy to get wrong: the checksum finds a typing mistake, not a forger; and a code is a secret, so an
-invite with one belongs into a file or POTLUCK_INVITE and never into a command's arguments.
+The checksum finds typing mistakes, not forgeries. A code is a secret: put an invite with a code in
+a file or POTLUCK_INVITE, never into a command's arguments.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from auth.invites import SCHEME as LOGIN_SCHEME
 from auth.invites import Code, Invite, Pin
 from auth.keys import fingerprint_bytes, fingerprint_text, peer_id_of, public_key_of
 from auth.pasting import COPY_AGAIN, from_text, holds, to_text
-from node.peer_address import parse_peer_address
-from node.wrong_use import WrongUse
+from node.core.peer_address import parse_peer_address
+from node.core.wrong_use import WrongUse
 from protocols.errors import PotluckError
 
 SCHEME = "potluck-run:"
-LIMIT_BYTES = 6 << 10  # 16 of the longest addresses and an url, and room
+LIMIT_BYTES = 6 << 10  # 16 of the longest addresses, an url, and some room
 LATEST_EXPIRY_SECONDS = 1 << 40
 
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 LONGEST_HOST_BYTES = 253  # of a name in the DNS
-KINDS = ("ip4", "ip6", "dns", "dns4", "dns6")  # as they are numbered in an invite
+KINDS = ("ip4", "ip6", "dns", "dns4", "dns6")  # their positions are the numbers in an invite
 
 
 class NotAnInvite(PotluckError):
@@ -56,7 +56,7 @@ class NotAnInvite(PotluckError):
 
 
 class InviteExpired(PotluckError):
-    """The invite was good until some moment, and that has passed."""
+    """The invite has expired."""
 
     exit_code = 3
 
@@ -70,7 +70,7 @@ class RunInvite(msgspec.Struct, frozen=True):
     expires_ms: int = 0
     """Unix milliseconds, of whole seconds; 0: never."""
     access: Invite | None = None
-    """What `potluck login` needs, for a closed run; None: anybody may take part."""
+    """The access that `potluck login` needs in a closed run; None: anybody may take part."""
 
     def __repr__(self) -> str:  # a code is a secret
         return f"RunInvite(run={self.run!r}, organiser={self.organiser!r})"
@@ -96,7 +96,7 @@ class _Access(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 
 
 class _Invite(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """As it is written."""
+    """The array that is encoded."""
 
     run: RunName
     peers: Annotated[tuple[_Peer, ...], Meta(max_length=MOST_ADDRESSES)]
@@ -109,7 +109,7 @@ _INVITES = Canonical(_Invite, "invite", LIMIT_BYTES)
 
 
 def write_invite(invite: RunInvite) -> str:
-    """The text; ValueError for one that nobody could read."""
+    """The invite's text; ValueError for an invite that could not be read back."""
     peers: dict[bytes, list[_Address]] = {}
     for address in invite.bootstrap:
         key, packed = _packed(address)
@@ -130,7 +130,7 @@ def write_invite(invite: RunInvite) -> str:
 
 
 def read_invite(text: str) -> RunInvite:
-    """From its text or a file's contents; NotAnInvite. Whether it has expired is not looked at."""
+    """The invite in a text or a file's contents; NotAnInvite. Does not check the expiry."""
     if holds(LOGIN_SCHEME, text) and not holds(SCHEME, text):
         raise NotAnInvite(
             "This invite lets you log in, and names no run to join.",
@@ -163,7 +163,7 @@ def read_invite(text: str) -> RunInvite:
 
 
 def check_expiry(invite: RunInvite, now_ms: int) -> None:
-    """InviteExpired, which says when, and whom to ask."""
+    """InviteExpired, which says when, and whom to ask for a new one."""
     if not invite.expires_ms or now_ms < invite.expires_ms:
         return
     until = datetime.fromtimestamp(invite.expires_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -195,7 +195,7 @@ def _packed(address: str) -> tuple[bytes, _Address]:
 
 
 def _text_of(key: bytes, address: _Address) -> str:
-    """The address as everybody else writes it; WrongUse or ValueError for one that cannot be."""
+    """The address in the usual text form; WrongUse or ValueError for an impossible one."""
     kind = KINDS[address.kind]
     if kind in ("ip4", "ip6"):
         number = ipaddress.ip_address(address.host)

@@ -1,14 +1,19 @@
-"""What runs leave on this machine's disk between two starts: how much it is, and what may go.
+"""What this machine keeps of runs between two starts: its size, and what may be removed.
 
+    known = remembered(places, "poem", organiser)
+    remember(places, signed)
     kept_bytes(places)                            # of all that a volunteer's home keeps
-    remove_fetched_in_part(places, but=folder)    # bytes that are free again
+    remove_fetched_in_part(places, but=folder)    # the bytes that were freed
 
-Key, pass, records of credit, definitions and how far data has been read are small, and nobody else
-has them: they stay. A state that was fetched in part may be gigabytes; every run's own peers have a
-newer one, so that of a run in which this home does not train any more is removed.
+The newest definition of each run is remembered. A peer starts with it when it can reach nobody,
+and rejects an older one.
 
-Easy to get wrong: what lies in these folders may be anything by now. Only what is ours by its name
-is removed, and no link is followed.
+The key, pass, credit records, definitions and position in the data are small and exist nowhere
+else, so they stay. A partly fetched state may take gigabytes, and the run's peers have a newer one.
+So it is removed when this home does not train in that run any more.
+
+These folders may contain anything by now. Only files with our own names are removed, and no link is
+followed. Two organisers may have runs of the same name, so the file's name has both.
 """
 
 from __future__ import annotations
@@ -20,22 +25,25 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.run.remembered import runs_folder
+from node.core.private_file import UnusableFile, read_private_file, replace_private_file
+from protocols.errors import PotluckError
 
 if TYPE_CHECKING:
-    from node.places import Places
+    from node.core.places import Places
+    from node.run.signed import SignedDefinition
 
-STATE_FILE = "state-being-fetched"  # as state_kept.py calls it, which needs torch to be asked
+
+STATE_FILE = "state-being-fetched"  # as state_download.py names it, which imports torch
 _ENDING = ".fetching"
 
 
 def fetching_folder(places: Places, run: str, organiser: str) -> Path:
-    """Where a state of this run is kept while it is fetched."""
-    return runs_folder(places) / f"{run}-{organiser}{_ENDING}"
+    """The folder for a state of this run while it is fetched."""
+    return places.runs_folder / f"{run}-{organiser}{_ENDING}"
 
 
 def kept_bytes(places: Places) -> int:
-    """Of a volunteer's files in this home, whatever else lies in the folder."""
+    """The size of a volunteer's files in this home, without unknown files in its folders."""
     single = (
         places.pass_file,
         places.revocations_file,
@@ -43,18 +51,18 @@ def kept_bytes(places: Places) -> int:
         places.dht_file,
         places.traffic_file,
     )
-    folders = (places.credit_folder, runs_folder(places))
+    folders = (places.credit_folder, places.runs_folder)
     return _bytes_of([*single, *(file for folder in folders for file in _files_below(folder))])
 
 
 def fetched_in_part_bytes(places: Places) -> int:
-    """Of states that were being fetched when their node ended."""
+    """The size of states that were being fetched when their node ended."""
     return _bytes_of(_fetched_in_part(places))
 
 
 def remove_fetched_in_part(places: Places, *, but: Path) -> int:
-    """Of all runs but the one with this folder; how many bytes are free again. Blocks. What cannot
-    be removed stays: it is in nobody's way."""
+    """Remove those of all runs except the one with this folder; returns the bytes freed. Blocks.
+    A file that cannot be removed stays and does no harm."""
     freed = 0
     for file in [one for one in _fetched_in_part(places) if one.parent != but]:
         size = _bytes_of([file])
@@ -66,7 +74,7 @@ def remove_fetched_in_part(places: Places, *, but: Path) -> int:
 
 
 def _fetched_in_part(places: Places) -> Iterator[Path]:
-    for folder in sorted(runs_folder(places).glob(f"*{_ENDING}")):
+    for folder in sorted(places.runs_folder.glob(f"*{_ENDING}")):
         file = folder / STATE_FILE
         if not folder.is_symlink() and not file.is_symlink() and file.is_file():
             yield file
@@ -84,3 +92,27 @@ def _bytes_of(files: Iterable[Path]) -> int:
             status = file.lstat()
             found += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return found
+
+
+def remembered(places: Places, run: str, organiser: str) -> SignedDefinition | None:
+    """None if there is none, or if it has become unreadable: then it is fetched anew."""
+    from node.run.signed import LIMIT_BYTES, read_signed
+
+    with contextlib.suppress(UnusableFile):
+        data = read_private_file(_file(places, run, organiser), LIMIT_BYTES)
+        if data is not None:
+            with contextlib.suppress(PotluckError):
+                return read_signed(data, run=run, organiser=organiser)
+    return None
+
+
+def remember(places: Places, signed: SignedDefinition) -> None:
+    """Replace the remembered definition; OSError from the system."""
+    name = signed.definition.name
+    before = remembered(places, name, signed.organiser)
+    if before is None or before.signed_ms < signed.signed_ms:
+        replace_private_file(_file(places, name, signed.organiser), signed.data)
+
+
+def _file(places: Places, run: str, organiser: str) -> Path:
+    return places.runs_folder / f"{run}-{organiser}.signed"

@@ -1,14 +1,14 @@
-"""Every mistake in a run's file, each in a sentence that names its place: what `run check` tells.
+"""Finds every mistake in a run's file and describes it in a sentence that names its place.
 
     document = parse(text)                               # WrongDefinition: not TOML, too large
     mistakes = mistakes_in_table(document, RunDefinition)
 
 Promises: `parse` takes no more than some tenths of a second and a few times the text's memory,
-whatever the text; all mistakes are found, not only the first; a key that there is not is told
-with the nearest one that there is.
+whatever the text. All mistakes are found, not only the first. An unknown key is reported with the
+nearest known one.
 
-Easy to get wrong: TOML can be short and deep. `a.a.a.…` on one line of 64 KiB keeps Python's
-parser busy for 40 seconds; so the dots of a line are counted first.
+TOML can be short and deep. `a.a.a.…` on one line of 64 KiB keeps Python's parser busy for 40
+seconds, so the dots of a line are counted first.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from auth.fields import RUN_PATTERN
+from node.core.wrong_use import why_not_toml
 from protocols.errors import PotluckError
 
 LARGEST_TEXT_BYTES = 64 << 10  # of run.toml: some hundred shards by name, and room for comments
-MOST_DOTS_IN_A_LINE = 100  # what makes tables deep; an address in quotes has a handful
-DEEPEST = 8  # tables and lists in one another: data.source[0].paths has four
-LONGEST_NUMBER_BITS = 256  # 77 digits, of a whole one: 0x… can have 60,000, more than are printed
+MOST_DOTS_IN_A_LINE = 100  # dots make tables deep; an address in quotes has a handful
+DEEPEST = 8  # nested tables and lists: data.source[0].paths has four
+LONGEST_NUMBER_BITS = 256  # 77 digits of an integer; 0x… can have 60,000, more than Python prints
 TOO_LONG_A_NUMBER = "it has a whole number of more than 77 digits"
 LONGEST_SHOWN = 60  # characters of a wrong value
-MOST_TOLD = 20  # mistakes in one error: whoever has more has not read the page
+MOST_TOLD = 20  # mistakes in one error; a longer list would not be read
 NEAR_ENOUGH = 0.6  # of difflib: `bacth` still means `batch`
 
-# It is shown on volunteers' screens: nothing that moves the cursor, turns the order of what is
-# written around, or cannot be seen.
+# The text is shown on volunteers' screens. These characters move the cursor, change the direction
+# of the text around them, or cannot be seen.
 LINE_PATTERN = (
     r"^[^\x00-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]*\Z"
 )
@@ -63,7 +64,7 @@ ADVICE = (
 
 
 class WrongDefinition(PotluckError):
-    """What a run.toml says cannot be. `mistakes`: each of them, in a sentence."""
+    """The run.toml has mistakes. `mistakes`: each of them, in a sentence."""
 
     exit_code = 2
     mistakes: tuple[str, ...] = ()
@@ -83,7 +84,7 @@ class WrongDefinition(PotluckError):
 
 
 def parse(text: bytes) -> dict[str, Any]:
-    """The tables of the text; WrongDefinition unless it is TOML of a bearable size and depth."""
+    """The tables of the text; WrongDefinition unless it is TOML within the limits."""
     import tomllib
 
     if len(text) > LARGEST_TEXT_BYTES:
@@ -98,7 +99,7 @@ def parse(text: bytes) -> dict[str, Any]:
     try:
         document = tomllib.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # TOML's own error is a ValueError, too
-        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        reason = why_not_toml(error)
         if "integer string conversion" in reason:
             reason = TOO_LONG_A_NUMBER
         raise WrongDefinition.of([f"It is not TOML: {reason[:200].rstrip('.')}."]) from None
@@ -109,7 +110,7 @@ def parse(text: bytes) -> dict[str, Any]:
 def mistakes_in_table(
     table: Mapping[str, Any], kind: type[msgspec.Struct], where: str = ""
 ) -> list[str]:
-    """What keeps the table from being one of `kind`; nothing if it is one."""
+    """Everything that keeps the table from being a `kind`; empty if it is one."""
     return list(_mistakes(table, kind, where))
 
 
@@ -142,7 +143,7 @@ def _mistakes(table: Mapping[str, Any], kind: type[msgspec.Struct], where: str) 
 
 
 def _in_words(message: str, choices: Sequence[str]) -> str:
-    """msgspec's "Expected `int` >= 1 - at `$.x`" as somebody would say it."""
+    """msgspec's "Expected `int` >= 1 - at `$.x`" in plain words."""
     place = _PLACE.search(message)
     message = _PLACE.sub("", message)
     expected = _EXPECTED.match(message)
@@ -158,7 +159,7 @@ def _in_words(message: str, choices: Sequence[str]) -> str:
 
 
 def _form(rest: str) -> str:
-    """What follows the type in msgspec's sentence, without patterns that nobody reads."""
+    """The part after the type in msgspec's sentence, without patterns."""
     for pattern, words in _FORMS.items():
         if repr(pattern) in rest:
             return words
@@ -166,15 +167,15 @@ def _form(rest: str) -> str:
 
 
 def _choices(type_: Any) -> list[str]:
-    """The words that may stand there, if they are so few that they have been listed."""
+    """The allowed words, if there are few enough to list."""
     if get_origin(type_) is Literal:
         return [str(word) for word in get_args(type_)]
     return [word for inner in get_args(type_) for word in _choices(inner)]
 
 
 def _check_values(document: Mapping[str, Any]) -> None:
-    """WrongDefinition if it is deeper than anything that is read, or has a number that Python
-    itself would not print. Without recursion."""
+    """WrongDefinition if the document is deeper than the limit, or has a number that Python itself
+    would not print. Without recursion."""
     layer: list[Any] = [document]
     for _ in range(DEEPEST):
         layer = [inner for outer in layer for inner in _inside(outer)]

@@ -1,19 +1,19 @@
-"""A run's definition with its organiser's signature: what peers serve and volunteers verify.
+"""A run's definition with its organiser's signature: peers serve it and volunteers verify it.
 
     data = sign_definition(text, organiser_key, now_ms=…)                     # at the organiser
     signed = read_signed(data, run="poem", organiser=invite.organiser)        # at a volunteer
 
-A document as those of auth/documents.py: MessagePack of [text, organiser's public key, when it was
-signed, with which version of potluck], and 64 bytes of Ed25519. The text is the very bytes of
+A document as in auth/documents.py: MessagePack of [text, organiser's public key, when it was
+signed, with which version of potluck], and 64 bytes of Ed25519. The text is the exact bytes of
 run.toml.
 
-Promises: what `read_signed` returns was signed by the key whose fingerprint was given, is of the
-run that was asked for, and not older than what was seen before; else it raises, by name. Before
-the signature is known to be right the text is not looked at.
+Promises: `read_signed` returns only a definition that was signed by the key with the given
+fingerprint, is of the given run, and is not older than the one seen before; otherwise it raises an
+error that says which. The text is not parsed before the signature is verified.
 
-Easy to get wrong: a signature alone says nothing about *when*. Whoever served an old definition to
-newcomers would split the run in two; so the latest that was seen is kept (node/run/remembered.py),
-and what is older is refused.
+A signature does not show that a definition is current. A peer that served an old definition to
+newcomers would split the run in two. So the newest one seen is remembered (node/run/kept.py), and
+an older one is refused.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from auth.errors import MalformedDocument
 from auth.fields import PublicKey, TimeMs
 from auth.keys import SigningKey, VerifyingKey, fingerprint
 from models.errors import ModelsError
+from node.net import VERSION
 from node.run.definition import (
     NewerPotluckNeeded,
     RunDefinition,
@@ -38,7 +39,6 @@ from node.run.definition import (
     too_old,
 )
 from node.run.mistakes import LARGEST_TEXT_BYTES, VERSION_PATTERN, WrongDefinition
-from node.version import VERSION
 from protocols.runs.messages import (
     LARGEST_DEFINITION_BYTES,
     NotTheDefinition,
@@ -48,7 +48,7 @@ from protocols.runs.messages import (
 ONLY_THE_ORGANISER = (
     "Only the run's organiser can mend that: tell them. Nothing of the run was downloaded."
 )
-NOT_IT = "What was given out as the run's definition is not it."  # of what peers gave out
+NOT_IT = "What was given out as the run's definition is not it."  # of a peer's definition
 DOMAIN = b"potluck run definition 1"
 LIMIT_BYTES = LARGEST_DEFINITION_BYTES
 
@@ -68,19 +68,19 @@ _DEFINITIONS = DocumentType(_Document, "run's definition", DOMAIN, LIMIT_BYTES)
 
 class SignedDefinition(msgspec.Struct, frozen=True):
     data: bytes
-    """As it travels: to be served to others as it came."""
+    """The bytes as received, to serve to others."""
     definition: RunDefinition
     text: bytes
     organiser: str
     """The fingerprint of the organiser's key."""
     signed_ms: int
-    """When; a definition with a later one takes its place."""
+    """When it was signed; a later definition replaces it."""
     version: str = VERSION
-    """Of the potluck that it was signed with, which understood all of it."""
+    """The version of potluck that signed it, which understood all of it."""
 
 
 def sign_definition(text: bytes, key: SigningKey, *, now_ms: int, after_ms: int = 0) -> bytes:
-    """The signed bytes, later than `after_ms` whatever the clock says; WrongDefinition."""
+    """The signed bytes, dated later than `after_ms` whatever the clock; WrongDefinition."""
     read_definition(text)
     document = _Document(text, key.public_key, max(now_ms, after_ms + 1))
     return _DEFINITIONS.sign(document, key)
@@ -89,11 +89,12 @@ def sign_definition(text: bytes, key: SigningKey, *, now_ms: int, after_ms: int 
 def read_signed(
     data: bytes, *, run: str | None, organiser: str | None, not_before_ms: int = 0
 ) -> SignedDefinition:
-    """What is in it, if it is genuine. `run`: which it must be of; `organiser`: the fingerprint of
-    the key that must have signed it; `not_before_ms`: of the latest that was seen before. None,
-    for either: whichever it names, which only a file of the owner's own may decide.
+    """Read a genuine definition. `run`: the name it must have; `organiser`: the fingerprint of the
+    key that must have signed it. With None, any is accepted, which is only right for a file of the
+    owner's own. `not_before_ms`: the date of the newest one seen before.
 
-    NotTheDefinition; and, only for what is genuine, UnusableDefinition (NewerPotluckNeeded is one).
+    NotTheDefinition; and, only for a genuine one, UnusableDefinition (of which NewerPotluckNeeded
+    is a subclass).
     """
     try:
         document = _DEFINITIONS.read(data)
@@ -131,9 +132,10 @@ def _check_run(asked: str | None, found: str) -> None:
 def unusable(
     error: WrongDefinition | NewerPotluckNeeded | ModelsError, version: str, signed_ms: int
 ) -> UnusableDefinition:
-    """What is wrong with a genuine definition, as a volunteer needs to hear it: who has to mend it.
+    """The mistakes in a genuine definition, in words for a volunteer: only its organiser can mend
+    them.
 
-    What a later potluck has signed is right there, whatever it looks like here.
+    If a later potluck signed it, it is right there, whatever it looks like here.
     """
     reasons = [error.why, error.advice if isinstance(error, ModelsError) else ""]
     why = " ".join(reason for reason in reasons if reason)

@@ -3,8 +3,8 @@
 The default is a small GPT on the source code of Python's standard library: no download, and two
 weak processor cores see the loss fall within a minute.
 
-Easy to get wrong: the text is for people, and the structs in definition.py are what is read. A test
-goes through their fields and finds each one here, with its default.
+The text is for people; the structs in definition.py are what is read. A test checks that the text
+has every field of the structs with its default.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ max_norm = 1.0
 #local_steps = 1
 
 [averaging]
-# How gradients travel: none, float16, bfloat16, blockwise-int8. Half or a quarter of the bytes.
+# The codec in which gradients travel: none, or one of those in docs/organisers.md, which send half
+# or a quarter of the bytes.
 codec = "float16"
 # How long at most a round waits for those who are expected: at least six times what the slowest
 # machine takes for a batch of its own.
@@ -121,6 +122,6 @@ def new_definition(name: str) -> bytes:
 
 
 def name_for(folder: Path) -> str:
-    """A run's name after its folder's; "run" where that gives none."""
+    """A run's name after its folder's; "run" if that gives none."""
     words = NAME_CHARACTERS.sub("-", folder.absolute().name).strip("-._")
     return words[:LONGEST_NAME].strip("-._") or "run"

@@ -1,22 +1,22 @@
-"""Code for a run that is not potluck's own: only from the volunteer's disk, only if they say so.
+"""Code for a run that is not potluck's own: only from the volunteer's disk, and only on request.
 
     [model]                         potluck join INVITE --trust-module ./poem_model.py
     module = "poem_model"
-    sha256 = "9f86d081884c7d65…"    (optional: then it must be this file, to the byte)
+    sha256 = "9f86d081884c7d65…"    (optional: then it must be this exact file)
 
-A definition that names a module can only name it; the file comes from whoever joins, who has read
-it or trusts who wrote it. One file is one module; it may define
+A definition can only name a module. The file comes from the volunteer, who has read it or trusts
+its author. One file is one module; it may define
 
     def build_model(settings, *, seed): ...                     # a models.trainable.Trainable
     def open_batches(settings, *, seed, peer, samples): ...     # an iterable of batches
 
 where `settings` are the other keys of the table. docs/organisers.md has the contract in full.
 
-Promises: nothing of a file is executed before its bytes have the hash that the definition asks for,
-and what is executed are those bytes. Whatever fails while code of the file runs is told as that
-file's, with the line, and never as potluck's (`blamed_on`).
+Promises: no code of a file is executed before its bytes have the hash that the definition asks for,
+and those same bytes are executed. A failure while the file's code runs is reported as the file's,
+with the line, and never as potluck's (`blamed_on`).
 
-Easy to get wrong: trusting is by name and path. A name in the definition never becomes a path.
+The owner trusts a name and a path. A name in the definition never becomes a path.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from types import ModuleType
 from typing import Any
 
 from models.errors import ModelsError
+from node.core.wrong_use import WrongUse
 from node.run.mistakes import WrongDefinition
-from node.wrong_use import WrongUse
 from protocols.errors import PotluckError, Refused
 
 LARGEST_MODULE_BYTES = 4 << 20
@@ -51,11 +51,11 @@ NOT_OURS = (
 
 
 class UntrustedModule(Refused):
-    """The run needs code that this machine's owner has not said to trust."""
+    """The run needs code that this machine's owner has not trusted."""
 
 
 class BrokenModule(PotluckError):
-    """A trusted module that does not do what it should. To start it again would not help."""
+    """A trusted module does not do what it should. Starting it again would not help."""
 
     exit_code = 2
 
@@ -80,7 +80,7 @@ def trusted_modules(arguments: Sequence[str]) -> dict[str, Path]:
 
 
 def mistakes_in_module_table(table: Mapping[str, Any], where: str) -> list[str]:
-    """What is wrong with the keys that name a module."""
+    """The mistakes in the keys that name a module."""
     name, digest = table.get("module"), table.get("sha256")
     mistakes = []
     if not isinstance(name, str) or not NAME.match(name):
@@ -91,7 +91,7 @@ def mistakes_in_module_table(table: Mapping[str, Any], where: str) -> list[str]:
 
 
 def own_settings(table: Mapping[str, Any]) -> dict[str, Any]:
-    """What the module is given: all of the table that is not about the module itself."""
+    """The settings for the module: all of the table except the keys about the module itself."""
     return {key: value for key, value in table.items() if key not in OWN_KEYS}
 
 
@@ -99,7 +99,7 @@ def load_trusted(table: Mapping[str, Any], trusted: Mapping[str, Path], where: s
     """The module that the table names, from the file that was trusted for it.
 
     UntrustedModule if none was, or it is another file; BrokenModule if it cannot be loaded;
-    WrongDefinition for what is no name.
+    WrongDefinition for an impossible name.
     """
     mistakes = mistakes_in_module_table(table, where)
     if mistakes:
@@ -159,7 +159,7 @@ class _FromBytes(importlib.abc.SourceLoader):
 
     def get_data(self, path: bytes | str) -> bytes:
         if str(path) != str(self._path):
-            raise OSError("there is no other file")  # compiled code of some other time
+            raise OSError("there is no other file")  # Python asks for cached bytecode here
         return self._source
 
 
@@ -174,19 +174,19 @@ def _execute(name: str, path: Path, source: bytes) -> ModuleType:
 
 
 def file_of(module: ModuleType) -> str:
-    """Where a loaded module's code is from."""
+    """The file of a loaded module's code."""
     assert module.__spec__ is not None
     return str(module.__spec__.origin)
 
 
 @contextmanager
 def blamed_on(file: str, doing: str) -> Iterator[None]:
-    """BrokenModule, with the line, for what fails while the module's code runs in the block.
+    """BrokenModule, with the line, for any failure of the module's code in the block.
 
-    What potluck or its models say on purpose goes through (a stop, a wrong setting), and so does
-    that memory is out: smaller batches may help against it.
+    Errors that potluck or its models raise on purpose pass through (a stop, a wrong setting), and
+    so do out-of-memory errors: smaller batches may help against them.
     """
-    from node.trainer.out_of_memory import is_out_of_memory
+    from node.run.out_of_memory import is_out_of_memory
 
     try:
         yield
@@ -202,7 +202,7 @@ def blamed_on(file: str, doing: str) -> Iterator[None]:
 
 
 def wrong_result(file: str, function: Callable[..., object], must: str, given: str) -> BrokenModule:
-    """`function` of the module gave something that it must not."""
+    """The error for a wrong result of the module's `function`."""
     code = getattr(function, "__code__", None)
     line = code.co_firstlineno if code is not None and code.co_filename == file else None
     return BrokenModule(
@@ -211,7 +211,7 @@ def wrong_result(file: str, function: Callable[..., object], must: str, given: s
 
 
 def _place_of(error: BaseException, file: str) -> str:
-    """The line of the file that was executed last; the file alone where none was."""
+    """The last executed line of the file; only the file if there was none."""
     lines = [
         one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == file
     ]

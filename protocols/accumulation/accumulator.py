@@ -5,28 +5,32 @@
     contribution = accumulator.take()               # values to average with weight .samples
     accumulator.put_back(contribution)              # the round failed: nothing is lost
 
-Equation (DeDLOC, 3.1): a peer's contribution is the mean of its samples' gradients, and its weight
-their number; the weighted mean over peers is then the mean gradient of the whole batch. The mean
-is kept as a running one, m <- m + (g - m) n / (N + n), so that it is ready to be averaged at any
-moment and a failed round leaves nothing to undo.
+A peer's contribution is the mean of its samples' gradients, and its weight is their number (DeDLOC,
+3.1). The weighted mean over the peers is then the mean gradient of the whole batch. The mean is
+kept as a running one, m <- m + (g - m) n / (N + n), so it can be averaged at any moment, and a
+failed round leaves nothing to undo.
 
-Behind the parameters' values lie a few more, which are averaged with them:
-- for each parameter, the fraction of samples that had a gradient for it. Where that is 0 at
-  everybody, the optimizer sees None, as in a single process, and not a gradient of zeros;
-- the loss, and the fraction of samples that had one: so all peers know the same loss of a step, of
-  the very samples that are in it;
-- the fraction of samples whose gradients overflowed in fp16 (loss_scale.py).
+A few more values follow the parameters', and are averaged with them:
 
-Promises: `.grad` is read within `add` and never kept; one pass over it, and one to see that it is
-finite (averageable.py). What is not finite adds nothing, and is named.
+- for each parameter, the fraction of samples that had a gradient for it. If that is 0 at all peers,
+  the optimizer sees None, as in a single process, and not a gradient of zeros;
+- the loss, and the fraction of samples that had one, so that all peers know the same loss of a
+  step, over exactly the samples in it;
+- the fraction of samples whose gradients overflowed in fp16 (steps.py).
 
-Easy to get wrong: `.grad` must be the *mean* over the samples of the batch, as every loss of torch
-gives it; a sum counts too much by a factor of its batch.
+In this file: `Averageable`, which checks gradients; `Contribution` and `Accumulator`; the loss.
+
+Promises: `.grad` is read within `add` and never kept, in one pass, after one that checks that it is
+finite. A gradient that is not finite adds nothing, and is named.
+
+Easy to get wrong: `.grad` must be the *mean* over the batch's samples, as torch's losses give by
+default. A sum would count too much, by a factor of the batch.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -34,23 +38,123 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protocols.accumulation.averageable import Averageable
 from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.errors import ProtocolMisuse
-from protocols.moshpit.layout import Layout, Segment
-from protocols.moshpit.vector import LARGEST_CARRIED
+from protocols.moshpit.layout import LARGEST_CARRIED, Layout, Segment
+
+# ---- whether gradients can be averaged
+
+SCRATCH_VALUES = 1 << 18  # 1 MB of float32; larger tensors are read in place
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Parameters, by their numbers, that are checked together. `scratch` has a view for each; None
+    for a single one that is read in place."""
+
+    numbers: tuple[int, ...]
+    bound: float
+    scratch: Tensor | None
+    views: tuple[Tensor, ...] = ()
+
+
+class Averageable:
+    """Checks that gradients are finite and within what their codec carries, for one model.
+
+        check = Averageable(parameters, largest)
+        name = check.first_wrong(gradients)            # None if all is well, as it nearly always is
+
+    A small model has many small tensors, and a check of each costs more than reading its values. So
+    small ones are gathered in a scratch that stays in the processor's cache, and checked in one
+    pass. Only if something is wrong is the parameter found.
+
+    Invariant: each parameter that has values is in exactly one group.
+
+    Easy to get wrong: NaN has no order. It must fail `value <= bound`; it would not fulfil
+    `value > bound`.
+    """
+
+    def __init__(self, parameters: Parameters, largest: Sequence[float]) -> None:
+        self._names, self._largest = parameters.names, largest
+        sizes = [one.numel() for one in parameters.tensors]
+        gathered = [n for n, size in enumerate(sizes) if 0 < size <= SCRATCH_VALUES]
+        alone = [n for n, size in enumerate(sizes) if size > SCRATCH_VALUES]
+        room = min(SCRATCH_VALUES, sum(sizes[n] for n in gathered))
+        scratch = torch.empty(room, dtype=parameters.dtype, device=parameters.device)
+        self._groups = [_Group((n,), largest[n], None) for n in alone]
+        while gathered:
+            numbers, end, views = [], 0, []
+            while gathered and end + sizes[gathered[0]] <= room:
+                n = gathered.pop(0)
+                view = scratch[end : end + sizes[n]].view(parameters.tensors[n].shape)
+                numbers.append(n)
+                views.append(view)
+                end += sizes[n]
+            bound = min(largest[n] for n in numbers)
+            self._groups.append(_Group(tuple(numbers), bound, scratch[:end], tuple(views)))
+
+    @torch.no_grad()
+    def first_wrong(self, gradients: Sequence[Tensor | None], scale: float = 1.0) -> str | None:
+        """The first parameter whose gradient has a value that is beyond its codec, or NaN.
+
+        The gradients are `scale` times as large as the values to be averaged.
+        """
+        ends = [torch.aminmax(one) for group in self._groups for one in _values(group, gradients)]
+        if not ends:
+            return None
+        # The smallest and the largest values; NaN comes out as NaN. One wait for the device.
+        found = torch.stack([one for pair in ends for one in pair]).abs_().max().item()
+        if found <= _scaled(min(group.bound for group in self._groups), scale):
+            return None
+        return self._name(gradients, scale)
+
+    def _name(self, gradients: Sequence[Tensor | None], scale: float) -> str | None:
+        """Check one by one. None may be wrong after all, because bounds differ within a group."""
+        for name, one, bound in zip(self._names, gradients, self._largest, strict=True):
+            if one is not None and one.numel():
+                furthest = torch.stack(torch.aminmax(one)).abs_().max().item()
+                if not furthest <= _scaled(bound, scale):
+                    return name
+        return None
+
+
+def _scaled(bound: float, scale: float) -> float:
+    """The bound times the scale; always finite, so that infinity is beyond it."""
+    return min(bound * scale, sys.float_info.max)
+
+
+def _values(group: _Group, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """The tensors to check for a group, if any."""
+    if group.scratch is None:
+        gradient = gradients[group.numbers[0]]
+        return [] if gradient is None else [gradient.detach()]
+    views, values = [], []
+    for n, view in zip(group.numbers, group.views, strict=True):
+        gradient = gradients[n]
+        if gradient is None:
+            view.zero_()
+        else:
+            views.append(view)
+            values.append(gradient)
+    if not values:
+        return []
+    torch._foreach_copy_(views, values)
+    return [group.scratch]
+
+
+# ---- accumulating
 
 USED = "/used"  # no parameter's name has a slash
 LOSS = "/loss"
 LOSS_VALUES: Final = 2
 OVERFLOWED = "/overflowed"
 
-LARGEST_LOSS: Final = 1e30  # far below what float32 holds: a sum of such is still finite
+LARGEST_LOSS: Final = 1e30  # far below what float32 holds, so that sums are finite, too
 
 
 @dataclass(eq=False)
 class Contribution:
-    """A mean over so many samples, on the CPU: what a round averages."""
+    """A mean over `samples`, on the CPU. A round averages it."""
 
     values: Tensor
     samples: int
@@ -58,15 +162,15 @@ class Contribution:
 
 @dataclass(eq=False)
 class _Buffer:
-    """A flat tensor, and each parameter's stretch of it."""
+    """A flat tensor, and a view of it for each parameter."""
 
     flat: Tensor
     views: list[Tensor]
 
 
 class Accumulator:
-    """At most two buffers on the CPU: one that fills, and one that is being averaged (and on an
-    accelerator one more there, which fills instead).
+    """Keeps at most two buffers on the CPU: one being filled, and one being averaged. (With an
+    accelerator, one more is filled there instead.)
 
     Invariant: `_mean` is the mean over `samples`; with 0 samples its contents mean nothing.
     """
@@ -91,7 +195,7 @@ class Accumulator:
 
     @torch.no_grad()
     def add(self, samples: int, scale: float = 1.0, loss: float | None = None) -> str | None:
-        """Count the gradients, unless one is not finite (or beyond its codec): then its name.
+        """Count the gradients. If one is not finite, or beyond its codec, return its name instead.
 
         Gradients that were computed with a loss scale are divided by it, in place.
         """
@@ -103,13 +207,13 @@ class Accumulator:
 
     @torch.no_grad()
     def add_overflowed(self, samples: int, loss: float | None = None) -> None:
-        """Count samples whose gradients overflowed: as zeros, and as overflowed."""
+        """Count samples whose gradients overflowed: as zeros, and in the overflowed fraction."""
         self._mix([None] * len(self._parameters.names), samples, 1.0, loss, overflowed=True)
 
     def take(self) -> Contribution:
-        """The mean and its weight (0: zeros); from now on another one is accumulated.
+        """The mean and its weight (zeros with weight 0). A new mean begins.
 
-        It comes back by `put_back` or `done_with`, before the next is taken.
+        Pass the contribution to `put_back` or `done_with` before the next is taken.
         """
         samples, self.samples = self.samples, 0
         mean = self._filling().flat
@@ -125,7 +229,7 @@ class Accumulator:
 
     @torch.no_grad()
     def put_back(self, contribution: Contribution) -> None:
-        """What was taken counts again, with what was accumulated meanwhile."""
+        """Count a taken contribution again, with the samples accumulated meanwhile."""
         if contribution.samples:
             mean = self._filling().flat
             total = self.samples + contribution.samples
@@ -137,15 +241,15 @@ class Accumulator:
         self.done_with(contribution)
 
     def done_with(self, contribution: Contribution) -> None:
-        """What was taken is in a step, or is dropped; its memory can be used again."""
+        """A taken contribution is in a step, or is dropped: its memory can be used again."""
         self._spare = contribution.values
 
     def drop(self) -> None:
-        """Forget what was accumulated."""
+        """Drop what was accumulated."""
         self.samples = 0
 
     def _filling(self) -> _Buffer:
-        """The buffer that fills. Where it was taken, another."""
+        """The buffer being filled; another one if the last was taken."""
         if self._mean is None:
             flat, self._spare = self._spare, None
             if flat is None:
@@ -162,7 +266,7 @@ class Accumulator:
         *,
         overflowed: bool,
     ) -> None:
-        """m <- m + (g - m) n / (N + n); the first ones are copied."""
+        """m <- m + (g - m) n / (N + n). The first gradients are copied."""
         mean, is_first = self._filling(), self.samples == 0
         self.samples += samples
         part = samples / self.samples
@@ -190,20 +294,20 @@ class Accumulator:
 
 
 def loss_values(loss: float | None) -> tuple[float, float]:
-    """What is averaged of a batch's loss: it, and whether it is known."""
+    """The two values that are averaged for a batch's loss: the loss, and whether it is known."""
     if loss is None or not abs(loss) <= LARGEST_LOSS:
         return 0.0, 0.0
     return loss, 1.0
 
 
 def loss_of(averaged: float, known: float) -> float | None:
-    """The mean loss of the samples that had one; None where none had."""
+    """The mean loss of the samples that had one; None if none had."""
     loss = averaged / known if known > 0.0 else math.nan
     return loss if math.isfinite(loss) else None
 
 
 def dense_gradients(parameters: Parameters) -> list[Tensor | None]:
-    """Each parameter's `.grad`. ProtocolMisuse, by name, for a sparse one."""
+    """Each parameter's `.grad`. Raises ProtocolMisuse, with the name, for a sparse one."""
     for name, one in parameters.trained:
         if one.grad is not None and one.grad.layout is not torch.strided:
             raise ProtocolMisuse(

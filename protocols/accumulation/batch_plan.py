@@ -1,22 +1,23 @@
-"""Which batches of which peers make up the round that ends an epoch. Pure.
+"""Plans which batches of which peers make up the round that ends an epoch. Pure.
 
     plan = plan_batches(workers, target_samples, order)
-    plan.parts[peer]                        # so many samples it brings, in whole batches
+    plan.parts[peer]                        # the samples it brings, in whole batches
     plan.ready_at                           # when the last of these batches is done
 
-A batch cannot be stopped once it is begun, so what keeps a step at its target is which batches are
-begun. All peers of a run make this plan from the same slots and come to the same conclusion without
-a message: the batches under way count as whole ones, those that follow are put in the order in
-which they would be done, and of those as many belong to the round as bring it nearest to the
-target. A peer begins a batch if the plan has it, and else waits for the others' last ones.
+A batch cannot be stopped once it has begun, so a step keeps to its target only if peers begin the
+right batches. All peers of a run make this plan from the same slots, and reach the same result
+without a message. Batches under way count in full. The following ones are ordered by when they
+would be done, and as many of them belong to the round as bring it nearest to the target. A peer
+begins a batch if it is in the plan; otherwise it waits for the others' last batches.
 
-Promise: where no batch is larger than a quarter of the target, a plan has 7/8 to 9/8 of it, unless
-more was done or under way already. What slots claim is bounded: the work grows with the number of
-peers and not with the numbers in their slots.
+Promises: if no batch is larger than a quarter of the target, a plan has 7/8 to 9/8 of the target,
+unless more is done or under way already. Exaggerated claims in slots do not make a plan slower: the
+work grows with the number of peers, not with the numbers in their slots.
 
-Easy to get wrong: the peers' slots are read at different moments, so the order must not depend on
-small differences of time. How long a batch takes, and when it is begun, is rounded before peers are
-compared, and of two that are equal the order says who is first.
+Easy to get wrong: peers read the slots at different moments, so the order must not depend on small
+differences in time. Equally fast peers begin together after a step, but not exactly: their steps
+and batches take slightly different times. So the times at which batches begin, and how long they
+take, are rounded before peers are compared, and `order` decides between equal peers.
 """
 
 from __future__ import annotations
@@ -28,39 +29,42 @@ from typing import Final
 
 from protocols.identity import PeerId
 
-ROUNDED_TO: Final = 0.25
-"""Of a batch's time. Peers that are equally fast begin together after a step; they are apart by how
-long the step took each, and by how their batches vary, and none of that says who is first."""
+SAME_TIME_SHARE: Final = 1 / 16  # of the shortest batch: the precision of the end that is sought
 
-SAME_TIME_SHARE: Final = ROUNDED_TO / 4  # of the shortest batch's time: nearer is not looked at
+MANY_BATCHES: Final = 4  # of one peer in a step: fewer are rounded by less than one anyway
+FEWEST_PER_OCTAVE: Final = 2  # measured times vary from step to step
+MOST_TOLD_APART: Final = 64  # a finer distinction than peers keep their pace
 
 MOST_HALVINGS: Final = 80  # a double has no more digits than that between two times
 
-MOST_LATE: Final = 8  # batches in one plan that nobody waits for; whoever claims more is waited for
+MOST_LATE: Final = 8  # late batches left out of one plan; the round waits for any further ones
+MOST_FITTED: Final = 8  # spared peers for which room is sought: each costs another plan
 
 MOST_SPARED: Final = 8
-"""Steps in a row without a batch of one peer. For each of them the next step may take a quarter
-longer for its sake: so a slow peer costs the run a quarter of its time at most, and one whose batch
-does not even fit after so many is told that no batch of it fits."""
+"""The most steps in a row without a batch of one peer that are counted. For each of them the next
+step may take a quarter longer for that peer, so a slow peer costs the run at most a quarter of its
+time. A peer whose batch does not fit even then is told so."""
 
 SPARED_SHARE: Final = 0.25
 
-SHORTEST_BATCH_SECONDS: Final = 1e-6  # what is claimed to be shorter
+SHORTEST_BATCH_SECONDS: Final = 1e-6  # shorter claims are taken to be this long
 
 
 @dataclass(frozen=True)
 class Worker:
-    """What one peer has for the epoch, and what it can add.
+    """The samples that one peer has for the epoch, and can add.
 
     - `samples`: of the batches that are done.
-    - `batch`: samples of one batch; 0 where it computes none.
-    - `seconds`: one batch takes so long.
-    - `free_at`: it can begin its next batch then: when the one under way ends, or since it waits.
+    - `batch`: samples of one batch; 0 for a peer that computes none.
+    - `seconds`: how long one batch takes.
+    - `free_at`: when it can begin its next batch: at the end of the one under way, or, if none is,
+      since it began to wait.
     - `is_busy`: a batch is under way.
-    - `order_at`, `order_seconds`: the same two, but comparable: since the epoch began, and rounded.
-    - `spared`: so many steps in a row were made without a batch of it.
-    - `is_guessed`: how long its batch takes is not known; none is taken to be done before its peer
-      says so.
+    - `order_at`, `order_seconds`: `free_at` and `seconds` for comparing peers: counted from the
+      beginning of the epoch, and rounded.
+    - `is_guessed`: the duration of its batches, or the beginning of its first, is not known. None
+      of its batches counts as done before it says so.
+    - `spared`: how many steps in a row were made without a batch of this peer.
     """
 
     peer: PeerId
@@ -88,13 +92,13 @@ class Worker:
         )
 
     def added_by(self, at: float) -> int:
-        """How many batches it adds until then, in that order, to the one under way."""
+        """How many batches it adds, by its order times, to the one under way until this moment."""
         if not self.batch or at < self.order_at:
             return 0
         return math.floor((at - self.order_at) / self.order_seconds)
 
     def done_by(self, at: float, part: int) -> int:
-        """Samples of batches that are done at that time, if it computes up to its part."""
+        """Samples of the batches done by this moment, if it computes only its part."""
         if not self.batch or self.is_guessed:
             return self.samples
         first = self.free_at if self.is_busy else self.free_at + self.seconds
@@ -112,9 +116,14 @@ class Worker:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """- `parts`: what each brings. - `is_full`: whether that is the target, as near as batches come
-    to it; where it is not, nobody is known who could add more. - `ready_at`: when all of it is
-    done. - `order_ready_at`: the same, but comparable: since the epoch began, and rounded."""
+    """A plan for one round.
+
+    - `parts`: the samples that each peer brings.
+    - `is_full`: the parts make up the target, as nearly as batches allow. Otherwise no peer is
+      known that could add more.
+    - `ready_at`: when all of it is done.
+    - `order_ready_at`: the same, counted from the beginning of the epoch and rounded.
+    """
 
     parts: Mapping[PeerId, int]
     is_full: bool
@@ -129,9 +138,9 @@ def plan_batches(
     *,
     patience_seconds: float = math.inf,
 ) -> BatchPlan:
-    """The batches of the round. `order`: who is first of those who would be done at the same time.
-    `patience_seconds`: a batch under way that is done so much later than the rest could be without
-    it is waited for by nobody, and is no part of the plan."""
+    """Plan the round. `order` ranks peers that would be done at the same time. A batch under way
+    that would end more than `patience_seconds` after the rest of a plan without it is left out, and
+    nobody waits for it."""
     workers = _with_those_who_were_spared(workers, target, order)
     plan = _planned(workers, target, order)
     for _ in range(MOST_LATE):
@@ -151,13 +160,13 @@ def plan_batches(
 def _with_those_who_were_spared(
     workers: Sequence[Worker], target: int, order: Callable[[PeerId], int]
 ) -> list[Worker]:
-    """The same, with the first batches of those who were in none of the last steps as if they were
-    under way: where there is room, and the step takes little longer for each step that they were
-    spared in. All peers decide it alike, so only what is comparable is looked at."""
+    """The same workers, but peers that were spared in the last steps count as busy with their first
+    batch, if there is room for it and the step takes only a little longer for each step they were
+    spared in. All peers must decide this alike, so only the order times are compared."""
     found = {one.peer: one for one in workers}
     spared = [one for one in workers if one.spared and one.batch and not one.is_busy]
     spared.sort(key=lambda one: (-one.spared, order(one.peer)))
-    for one in spared[:MOST_LATE]:
+    for one in spared[:MOST_FITTED]:
         room = target - sum(each.samples + each.under_way for each in found.values())
         if one.samples or one.batch > 2 * room:
             continue
@@ -170,22 +179,35 @@ def _with_those_who_were_spared(
 
 
 def _waits_for(worker: Worker, without: BatchPlan) -> float:
-    """So much longer a step may take for the sake of a peer that was spared in the last ones."""
+    """How much longer a step may take for a peer that was spared in the last ones."""
     if not worker.spared or not 0.0 < without.order_ready_at < math.inf:
         return 0.0
     return min(worker.spared, MOST_SPARED) * SPARED_SHARE * without.order_ready_at
 
 
 def _is_like_the_rest(busy: Sequence[Worker], patience_seconds: float) -> bool:
-    """Whether the last one is surely in time: not much later than another that is waited for."""
+    """Whether the last one is in time: not much later than another that the round waits for."""
     return len(busy) > 1 and busy[-1].free_at <= busy[-2].free_at + patience_seconds
 
 
-def rounded_times(free_at: float, seconds: float) -> tuple[float, float]:
-    """When it can begin, since the epoch began, in steps of a quarter of a batch; and the time of a
-    batch as a power of the square root of two."""
-    step = ROUNDED_TO * seconds
-    return math.floor(free_at / step + 0.5) * step, 2.0 ** (round(2.0 * math.log2(seconds)) / 2)
+def rounded_times(
+    free_at: float, seconds: float, per_octave: int = FEWEST_PER_OCTAVE
+) -> tuple[float, float]:
+    """`free_at` (since the epoch began) rounded to whole batches, and `seconds` rounded to a power
+    of two, with `per_octave` steps between one power and the next. Batches done and batches to come
+    take the same time here, so that an older slot of a peer that keeps its pace gives the same
+    place in the order."""
+    pace = 2.0 ** (round(per_octave * math.log2(seconds)) / per_octave)
+    return math.floor(free_at / seconds + 0.5) * pace, pace
+
+
+def paces_per_octave(batches: float) -> int:
+    """How finely to distinguish the duration of batches if each peer brings this many to a step:
+    together they are rounded by at most a quarter of a batch. A few batches are distinguished only
+    roughly, because measured times vary from step to step."""
+    if batches < MANY_BATCHES:
+        return FEWEST_PER_OCTAVE
+    return 1 << math.ceil(math.log2(2.0 * math.log(2.0) * min(batches, MOST_TOLD_APART)))
 
 
 def _planned(workers: Sequence[Worker], target: int, order: Callable[[PeerId], int]) -> BatchPlan:
@@ -220,11 +242,15 @@ def _planned(workers: Sequence[Worker], target: int, order: Callable[[PeerId], i
 
 
 def _when_full(able: Sequence[Worker], missing: int) -> tuple[float, float]:
-    """Two moments so near to each other that each peer adds at most one batch between them: by the
-    first the missing samples are not there, by the second they are."""
+    """Two moments so close that each peer adds at most one batch between them. The missing samples
+    are not there by the first, and are there by the second."""
+
+    facts = [(one.order_at, one.order_seconds, one.batch) for one in able]
 
     def added(at: float) -> int:
-        return sum(one.added_by(at) * one.batch for one in able)
+        return sum(
+            [math.floor((at - begin) / s) * batch for begin, s, batch in facts if at > begin]
+        )
 
     shortest = min(one.order_seconds for one in able)
     before = min(one.order_at for one in able)
@@ -246,7 +272,7 @@ def _when_full(able: Sequence[Worker], missing: int) -> tuple[float, float]:
 def _who_adds(
     able: Iterable[Worker], after: float, until: float, order: Callable[[PeerId], int]
 ) -> list[Worker]:
-    """Of these who adds a batch between the two moments, in order."""
+    """The workers that add a batch between the two moments, in order."""
     coming = [
         (one.order_at + (one.added_by(after) + 1) * one.order_seconds, order(one.peer), one)
         for one in able

@@ -2,20 +2,20 @@
 
     credit = Credit()
     absurd_rates(slots, own_rate)                       # peer -> why it is not believed
-    credit.round_ended(epoch, claimed, brought)         # who claimed samples, and who brought them
+    credit.round_ended(epoch, claimed, brought, now)    # who claimed samples, and who brought them
     credit.state_refused(peer, reason, now)             # a state that is not there
-    credit.is_doubted(peer, epoch)                      # its samples do not count for now
+    credit.is_doubted(peer, epoch, now)                 # its samples do not count for now
 
-The threat: a peer that lies in its slot wants a round to begin before there are enough samples
-(it claims many), or wants others to wait for it (it claims some, and never comes), or to send them
-after a state that does not exist. None of this can put a wrong sample into a step: what a round
-weighs is signed by its members, and too light a result is not applied. So a claim is believed
-until it has failed; then it is not for a round, then for two, four, up to `MOST_DOUBTED_ROUNDS`. A
-newcomer a thousand times faster than everybody counts at once, and one liar spoils 6 of the first
-32 rounds and one in 32 from then on.
+The threat: a peer lies in its slot, so that a round begins before there are enough samples (it
+claims many), or so that others wait for it (it claims some, and never comes), or fetch a state that
+does not exist. None of this can put a wrong sample into a step: the members sign the weights of a
+round, and a result that is too light is not applied. So a claim is believed until it has failed.
+Then it is not believed for one round, then for two, four, up to `MOST_DOUBTED_ROUNDS`. A newcomer a
+thousand times faster than all others counts at once. One liar spoils 6 of the first 32 rounds, and
+one in 32 from then on.
 
-Easy to get wrong: an honest peer that died looks like a liar, and it does not matter: it is in
-doubt for one round, in which its samples come on top of the target.
+Easy to get wrong: an honest peer that died looks like a liar. It does not matter: it is doubted for
+one round, in which its samples come on top of the target.
 """
 
 from __future__ import annotations
@@ -30,37 +30,40 @@ from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.identity import PeerId
 
 LARGEST_RATE: Final = 1_000_000.0
-"""Samples per second. No machine trains faster, and no target batch lasts longer than moments."""
+"""Samples per second. No machine trains faster, and at this rate any target batch takes moments."""
 
 RATE_FACTOR: Final = 1000.0
-"""Times the median of the others: eight large GPUs are some hundred times a laptop."""
+"""Times the median of the others. Eight large GPUs are some hundred times as fast as a laptop."""
 
-RATES_FOR_A_MEDIAN: Final = 3  # with fewer, one peer would say what is usual
+RATES_FOR_A_MEDIAN: Final = 3  # with fewer, one peer alone would decide what is usual
 
 KEPT_SHARE: Final = 0.5
-"""Of what a peer claimed when the round began: who brings less has claimed too much. More than a
-hundredth is allowed for, because a batch may have turned out not to be finite."""
+"""A peer that brings a smaller share of what it claimed when the round began has claimed too much.
+The tolerance is large because a batch may have turned out not to be finite."""
 
 GIVEN_UP_ROUNDS: Final = 2
-"""In a row that it was to come to and has not, and a round does without it."""
+"""After so many rounds in a row to which it did not come, rounds do without a peer."""
 
 MOST_DOUBTED_ROUNDS: Final = 32
+DOUBTED_SECONDS: Final = 12.0
+"""For each round of a doubt: it ends after so long even if the epoch does not. A round that a liar
+spoils takes a second or two, so this costs at most a sixth of the time, and less and less."""
 MOST_REMEMBERED: Final = 1024  # peers with a failure; as many as may have slots
 
 REFUSED_SECONDS: Final = 30.0
-"""A peer whose state could not be had is passed over for this long, then twice this, ..."""
+"""A peer whose state could not be fetched is passed over for this long, then for twice this, ..."""
 LONGEST_REFUSED_SECONDS: Final = 600.0
 
 
 def absurd_rates(slots: Mapping[PeerId, ProgressSlot], own_rate: float) -> dict[PeerId, str]:
-    """Who claims to be faster than can be, and why that is not believed."""
-    rates = sorted(one.samples_per_second for one in slots.values() if one.samples_per_second > 0)
+    """The peers that claim an impossible rate, each with the reason why it is not believed."""
+    rates = [rate for rate in map(_fastest_rate, slots.values()) if rate > 0]
     if own_rate > 0:
         rates.append(own_rate)
     usual = median(rates) if len(rates) >= RATES_FOR_A_MEDIAN else 0.0
     found = {}
     for peer, slot in slots.items():
-        rate = slot.samples_per_second
+        rate = _fastest_rate(slot)
         if rate >= LARGEST_RATE:
             found[peer] = f"It claims {rate:,.0f} samples a second, and no machine is so fast."
         elif usual and rate > RATE_FACTOR * usual:
@@ -68,38 +71,55 @@ def absurd_rates(slots: Mapping[PeerId, ProgressSlot], own_rate: float) -> dict[
     return found
 
 
+def _fastest_rate(slot: ProgressSlot) -> float:
+    """The higher of its two rates: samples a second, and its batches, which plans use."""
+    planned = slot.batch / slot.batch_seconds if slot.batch_seconds else 0.0
+    return max(slot.samples_per_second, planned)
+
+
 @dataclass(frozen=True)
 class _Failures:
-    """Rounds in a row in which a claim was not kept, and until when it is in doubt."""
+    """In how many rounds in a row a peer broke its claim, and until when it is in doubt."""
 
     rounds: int = 0
-    doubted_until: int = 0  # the epoch from which on it is believed again
+    doubted_until: int = 0  # the epoch from which it is believed again
+    doubted_to: float = 0.0  # or the moment, whichever comes first
     fetches: int = 0
     refusals: int = 0
     refused_until: float = 0.0
     reason: str = ""
 
+    def is_in_doubt(self, epoch: int, now: float) -> bool:
+        return epoch < self.doubted_until and now < self.doubted_to
+
 
 class Credit:
-    """Invariant: at most `MOST_REMEMBERED` peers are remembered, those that failed last."""
+    """Remembers which peers broke their claims.
+
+    Invariant: at most `MOST_REMEMBERED` peers are remembered, those that failed last.
+    """
 
     def __init__(self) -> None:
         self._failures: OrderedDict[PeerId, _Failures] = OrderedDict()
 
     def round_ended(
-        self, epoch: int, claimed: Mapping[PeerId, int], brought: Mapping[PeerId, float]
+        self,
+        epoch: int,
+        claimed: Mapping[PeerId, int],
+        brought: Mapping[PeerId, float],
+        now: float,
     ) -> None:
-        """A round of this epoch is over. `claimed`: the samples of those who were expected when it
-        began; `brought`: the weight of each member, as it signed it."""
+        """A round of this epoch is over. `claimed`: the samples of the peers that were expected
+        when it began. `brought`: the weight that each member signed."""
         for peer, samples in claimed.items():
             if peer not in brought or brought[peer] < KEPT_SHARE * samples:
-                self._failed(peer, epoch)
+                self._failed(peer, epoch, now)
         for peer, weight in brought.items():
             if weight >= KEPT_SHARE * claimed.get(peer, 0) and peer in self._failures:
                 self._forgive(peer)
 
     def state_refused(self, peer: PeerId, reason: str, now: float) -> None:
-        """It did not have the state that it claims to be at."""
+        """The peer did not have the state that it claims."""
         failures = self._failures.get(peer, _Failures())
         seconds = min(LONGEST_REFUSED_SECONDS, REFUSED_SECONDS * 2.0**failures.refusals)
         refusals = min(failures.refusals + 1, 16)
@@ -110,7 +130,7 @@ class Credit:
         self._remember(peer, changed)
 
     def fetch_failed(self, peer: PeerId, reason: str, now: float) -> None:
-        """Its state could not be had this time: that may be the network's fault, once."""
+        """The peer's state could not be fetched. Once, that may be the network's fault."""
         failures = self._failures.get(peer, _Failures())
         if failures.fetches:
             self.state_refused(peer, reason, now)
@@ -118,38 +138,44 @@ class Credit:
             self._remember(peer, replace(failures, fetches=1))
 
     def refusal(self, peer: PeerId, now: float) -> str | None:
-        """Why nothing that this peer claims counts now; None if it may."""
+        """Why no claim of this peer counts now; None if they may count."""
         failures = self._failures.get(peer)
         if failures is None or now >= failures.refused_until:
             return None
         return f"Its state could not be had: {failures.reason}"
 
-    def is_doubted(self, peer: PeerId, epoch: int) -> bool:
-        """Whether its samples do not count in this epoch."""
+    def is_doubted(self, peer: PeerId, epoch: int, now: float) -> bool:
+        """Whether this peer's samples do not count in this epoch."""
         failures = self._failures.get(peer)
-        return failures is not None and epoch < failures.doubted_until
+        return failures is not None and failures.is_in_doubt(epoch, now)
 
-    def is_given_up(self, peer: PeerId, epoch: int) -> bool:
-        """Whether it failed so often that a round does without it: nobody is held up by a peer
-        that says it is there and never comes."""
+    def is_given_up(self, peer: PeerId, epoch: int, now: float) -> bool:
+        """Whether this peer failed so often that rounds do without it. A peer that says it is there
+        and never comes must not hold up the others."""
         failures = self._failures.get(peer)
-        if failures is None or epoch >= failures.doubted_until:
+        if failures is None or not failures.is_in_doubt(epoch, now):
             return False
         return failures.rounds >= GIVEN_UP_ROUNDS
 
-    def _failed(self, peer: PeerId, epoch: int) -> None:
-        """Who is in doubt already is not waited for, so that it could hardly come: that it has not
-        is no further failure. But in another try of the same epoch it is enough to give it up."""
+    def _failed(self, peer: PeerId, epoch: int, now: float) -> None:
+        """Note a failure. Nobody waits for a peer that is in doubt already, so it could hardly
+        come, and not coming is no further failure. But in another try of the same epoch it is
+        enough to give the peer up."""
         before = self._failures.get(peer, _Failures())
-        if epoch < before.doubted_until:
+        if before.is_in_doubt(epoch, now):
             self._remember(peer, replace(before, rounds=max(before.rounds, GIVEN_UP_ROUNDS)))
             return
         doubted = min(MOST_DOUBTED_ROUNDS, 2 ** min(before.rounds, 16))
-        changed = replace(before, rounds=before.rounds + 1, doubted_until=epoch + doubted)
+        changed = replace(
+            before,
+            rounds=before.rounds + 1,
+            doubted_until=epoch + doubted,
+            doubted_to=now + doubted * DOUBTED_SECONDS,
+        )
         self._remember(peer, changed)
 
     def _forgive(self, peer: PeerId) -> None:
-        failures = replace(self._failures.pop(peer), rounds=0, doubted_until=0)
+        failures = replace(self._failures.pop(peer), rounds=0, doubted_until=0, doubted_to=0.0)
         if failures.refusals:
             self._remember(peer, failures)
 

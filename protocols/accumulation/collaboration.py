@@ -3,36 +3,62 @@
     async with open_collaboration(network, rpc, dht, CollaborationSettings(...)) as collaboration:
         await trio.to_thread.run_sync(train, collaboration.bridge)
 
-Progress and state begin when an optimizer enters the bridge: before that nobody knows what model
+Progress and state begin when an optimizer enters the bridge. Before that it is not known what model
 this peer has.
 
-Promises: everything ends with the block, within seconds, also while the training thread is in the
-middle of a step: whoever waits in the bridge is woken with `CollaborationEnded`, and whoever does
-not is told at the next call.
+Promises: everything ends with the block, within seconds, even while the training thread is in the
+middle of a step. If that thread waits in the bridge, it is woken with `CollaborationEnded`;
+otherwise its next call raises it.
 
-Easy to get wrong: the block does not wait for the training thread. Who started it joins it. And
-the directory's families must contain GROUP and PROGRESS (node/directory.py has them).
+Easy to get wrong: the block does not wait for the training thread. The code that started the thread
+must join it. And the directory's families must contain GROUP and PROGRESS (node/core/directory.py
+has them).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import trio
 
-from protocols.accumulation.bridge import Bridge
-from protocols.accumulation.events import Event
-from protocols.accumulation.far_side import NetworkSide
-from protocols.accumulation.keeping import Keeper
+from protocols.accumulation.bridge import Bridge, FetchCut, FetchWanted, OptimizerEntry, WantedRound
+from protocols.accumulation.events import Event, FellBehind, PlacesTaken
+from protocols.accumulation.keeping import StateKeeper
+from protocols.accumulation.keeping_up import FetchFailed, KeepingUp, TooSlow
+from protocols.accumulation.lifecycle import Ending
+from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.parameters import Codecs
+from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import MOST_PEERS, ProgressSlot
-from protocols.dht.service import Dht
-from protocols.errors import ProtocolMisuse
+from protocols.accumulation.state_download import FetchSettings, Paces, is_needed
+from protocols.accumulation.state_fetching import (
+    Fetched,
+    Followed,
+    KeptPieces,
+    StateSource,
+    fetch_state,
+    follow_run,
+)
+from protocols.accumulation.state_messages import DESCRIPTION, DescriptionRequest, StateGone
+from protocols.accumulation.state_pace import ServingCost
+from protocols.accumulation.state_serving import StateServer, StateServingSettings
+from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
+from protocols.accumulation.training_description import TrainingDescription
+from protocols.accumulation.waiting import LaterAnswer
+from protocols.dht import Dht
+from protocols.errors import PotluckError, ProtocolMisuse
+from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.averager import Averager, open_averager
+from protocols.moshpit.closing_time import SHARE_WAITED_FOR_MISSING
+from protocols.moshpit.outcome import Outcome, Verdict
 from protocols.moshpit.settings import (
     GROUP_SIZE,
     MATCHMAKING_SECONDS,
@@ -42,32 +68,66 @@ from protocols.moshpit.settings import (
 from protocols.network import Network
 from protocols.rpc import Rpc
 
+# ---- descriptions: what a peer trains, and how
+#
+#     serve_description(rpc, run, mine)
+#     theirs = await described_by(rpc, peer, run)
+#
+# Easy to get wrong: a peer's answer need not be what it trains. Compare its digest with the
+# signature in the peer's slot.
+
+ASK_SECONDS = 10.0  # the answer only makes a refusal clearer
+
+
+def serve_description(rpc: Rpc, run: str, mine: TrainingDescription) -> None:
+    """Answer from now on. Call it once for each rpc."""
+
+    async def answer(_caller: Caller, request: DescriptionRequest) -> TrainingDescription:
+        if request.run != run:
+            raise StateGone("This peer takes part in another run.")
+        return mine
+
+    rpc.serve(DESCRIPTION, answer)
+
+
+async def described_by(rpc: Rpc, peer: PeerId, run: str) -> TrainingDescription | None:
+    """The description that a peer gives of its training; None if it does not answer."""
+    try:
+        return await rpc.call(peer, DESCRIPTION, DescriptionRequest(run), timeout=ASK_SECONDS)
+    except PotluckError as error:
+        log.debug("%s does not say what it trains: %s", peer, error)
+        return None
+
 
 @dataclass(frozen=True)
 class CollaborationSettings:
-    """What this node needs to know of a run. All peers of a run say the same `run`,
+    """The settings of a run on this node. All peers of a run have the same `run`,
     `target_batch`, `codec`, `round_seconds`, `group_size` and `approximate`.
 
-    - `run`: its name.
+    - `run`: the name of the run.
     - `target_batch`: samples of one step of the whole collaboration.
-    - `codec`: how averaged values travel, for all or by the parameters' names (others: none).
-    - `grace_seconds`: how long at most a round waits for those who are expected; for so long
-      without anybody's coming, a sixth of it (moshpit/closing_time.py). A peer whose own batch
-      takes longer than that waits for a round that is nearly due instead of beginning one.
+    - `codec`: how averaged values are encoded, for all or by the parameters' names (others: none).
+    - `grace_seconds`: how long at most a round waits for expected peers. If nobody comes for a
+      sixth of it, the wait ends (moshpit/closing_time.py). A peer whose batch takes longer than
+      that waits for a round that is nearly due instead of beginning a batch.
     - `round_seconds`: how long a round may take from its list to its decision.
-    - `group_size`: the most members of one group, which is how many peers may be in a round. Where
-      more take part, the others follow the run, and take a place when one is free.
-    - `approximate`: True lets all of them take part: where they do not fit into one group, a step
-      is made with an average over a grid. Its groups do not hold the same bits.
-    - `client`: this node can only dial out; it reduces nothing for others and serves no state.
-    - `name`: what its owner wants to be called by the others.
-    - `up_bytes_per_second`, `down_bytes_per_second`: what the owner allows, for averaging and for
-      the states that others fetch from here; 0 is measured, and what does not slow the training.
-    - `begins`: False waits, when the optimizer is made, until the run has made a step or somebody
-      is there who keeps its checkpoints. With this at all peers but the keeper, nobody can begin
-      the run anew while the keeper is away (docs/assumptions.md, "Behind").
-    - `fetching_folder`: where a state that is being fetched is kept, so that a restart goes on
-      where the last attempt ended; None keeps it in memory.
+    - `group_size`: the most members of one group, which is how many peers may be in a round. If
+      more take part, the others follow the run, and take a place when one becomes free.
+    - `approximate`: True lets all of them take part. If they do not fit into one group, a step is
+      made with an average over a grid, whose groups do not hold the same bits.
+    - `client`: this node can only dial out. It reduces nothing for others and serves no state.
+    - `name`: what the owner wants to be called by the others.
+    - `up_bytes_per_second`, `down_bytes_per_second`: the owner's limits, for averaging and for
+      serving states. 0: as measured, and as much as does not slow training.
+    - `begins`: False waits, when the optimizer is made, until the run has made a step or a peer is
+      there that keeps its checkpoints. If all peers but the keeper have this, nobody can begin the
+      run anew while the keeper is away (docs/assumptions.md, "Behind").
+    - `fetching_folder`: where a partly fetched state is kept, so that a restart goes on from there.
+      None keeps it in memory.
+    - `most_kept_bytes`: memory for the results of steps that are kept for newcomers; one is kept in
+      any case. Infinite means as much as is useful: the size of the state, but at least 256 MiB.
+    - `most_followed_bytes`: the same for the results by which this peer catches up with the run.
+      Infinite means twice as much.
     """
 
     run: str
@@ -83,6 +143,8 @@ class CollaborationSettings:
     down_bytes_per_second: float = 0.0
     begins: bool = True
     fetching_folder: Path | None = None
+    most_kept_bytes: float = math.inf
+    most_followed_bytes: float = math.inf
 
     def __post_init__(self) -> None:
         if self.target_batch < 1:
@@ -90,7 +152,7 @@ class CollaborationSettings:
                 f"A step cannot be made of {self.target_batch} samples.",
                 advice="Set the target batch to what one machine would use, or larger.",
             )
-        self.averager_settings()  # which refuses what makes no sense, by name
+        self.averager_settings()  # raises for settings that make no sense
 
     @property
     def places(self) -> int:
@@ -118,19 +180,19 @@ class Collaboration:
         self._side = side
 
     def last_events(self) -> tuple[Event, ...]:
-        """What happened lately, the newest last."""
+        """The latest events, the newest last."""
         return tuple(self.bridge.events)
 
     def peers(self) -> dict[PeerId, ProgressSlot]:
-        """What the others in the run say of themselves, as far as it fits and they live."""
+        """The progress slots of the other peers that are alive and fit."""
         return self._side.peers()
 
     def mine(self) -> ProgressSlot | None:
-        """What this peer says, with its own measured rate, once an optimizer has entered."""
+        """This peer's slot, with its measured rate, once an optimizer has entered."""
         return self._side.mine()
 
     def events(self) -> trio.MemoryReceiveChannel[Event]:
-        """What happens from now on. Who falls far behind misses the oldest."""
+        """The events from now on. A reader that falls far behind misses some."""
         return self._side.subscribe()
 
 
@@ -141,10 +203,10 @@ async def open_collaboration(
     dht: Dht,
     settings: CollaborationSettings,
     *,
-    keeper: Keeper | None = None,
+    keeper: StateKeeper | None = None,
 ) -> AsyncIterator[Collaboration]:
-    """Take part in a run from this node, until the block ends. One for each rpc. The optimizer
-    begins from what the `keeper` has, and gives it what to keep.
+    """Take part in a run from this node, until the block ends. Open one for each rpc. The optimizer
+    begins from the state that the `keeper` has, and gives it states to keep.
 
     Errors of the block come out unwrapped.
     """
@@ -170,7 +232,348 @@ async def open_collaboration(
         except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
             failure = error
         finally:
-            bridge.end()  # first, so that a training thread is never told of a mere cancellation
+            bridge.end()  # first, so that the training thread gets this error, not a cancellation
             nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+# ---- what stands behind the bridge
+#
+# What stands behind the bridge, in trio's thread: averager, tracker, state server and fetcher.
+#
+#   side = NetworkSide(network, rpc, dht, averager, settings, nursery)
+#   bridge.set_far_side(side)
+#
+# Each thing that the training thread asks for becomes a task here, whose result or error of ours
+# is the answer. A task that is cancelled gives none: the bridge has ended by then, and told
+# everybody.
+#
+# Easy to get wrong: the slot that is published is made of two halves that change at different
+# times: what the training thread says, and the digest of the state, which is computed a little
+# after each step. A digest goes into the slot only while it is of the slot's own epoch and
+# history.
+
+log = logging.getLogger("potluck.accumulation")
+
+MOST_DESCRIBED = 3  # peers are asked what they train, one after the other
+EVENTS_AHEAD = 256  # unread events of one subscriber: minutes of a busy run
+
+Value = TypeVar("Value")
+
+
+class NetworkSide:
+    """The `FarSide` (bridge.py) of a real collaboration. Invariant: `_entered` has a tracker once
+    `enter` has been answered."""
+
+    def __init__(
+        self,
+        network: Network,
+        rpc: Rpc,
+        dht: Dht,
+        averager: Averager,
+        settings: CollaborationSettings,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._network, self._rpc, self._dht = network, rpc, dht
+        self._averager, self._settings, self._nursery = averager, settings, nursery
+        self._tracker: Tracker | None = None
+        self._server: StateServer | None = None
+        self._serving_cost: ServingCost | None = None
+        self._kept = KeptPieces(settings.fetching_folder)
+        self._paces, self._keeping_up = Paces(), KeepingUp()
+        self._slot: ProgressSlot | None = None
+        self._moved_at = 0.0
+        """When the slot came to its epoch and history."""
+        self._fetching = trio.CancelScope()
+        """The scope of the fetch under way, or of the last one."""
+        self._subscribers: list[trio.MemorySendChannel[Event]] = []
+
+    # -- in any thread
+
+    def estimate(self) -> Estimate:
+        return self._entered().estimate
+
+    # -- in trio's thread
+
+    def note(self, slot: ProgressSlot, *, at_once: bool, ago: float) -> None:
+        before, self._slot = self._slot, slot
+        if before is None or (before.epoch, before.history) != (slot.epoch, slot.history):
+            self._moved_at = trio.current_time()
+        self._entered().note(self._completed(slot), at_once=at_once, ago=ago)
+
+    def enter(self, entry: OptimizerEntry, answer: LaterAnswer[None]) -> None:
+        self._nursery.start_soon(self._take_part, entry, answer)
+
+    def average(self, wanted: WantedRound, answer: LaterAnswer[Outcome]) -> None:
+        self._begin(answer, lambda: self._average(wanted))
+
+    def look_again(self, after: int, answer: LaterAnswer[Estimate]) -> None:
+        self._begin(answer, lambda: self._look_again(after))
+
+    def wait_for_news(self, seconds: float, answer: LaterAnswer[Estimate]) -> None:
+        self._begin(answer, lambda: self._wait_for_news(seconds))
+
+    def sleep(self, seconds: float, answer: LaterAnswer[None]) -> None:
+        async def pause() -> None:
+            await trio.sleep(seconds)
+
+        self._begin(answer, pause)
+
+    def fetch(self, wanted: FetchWanted, answer: LaterAnswer[Fetched | Followed]) -> None:
+        self._begin(answer, lambda: self._fetch(wanted))
+
+    def cut_fetch(self) -> None:
+        self._fetching.cancel()
+
+    def describe(
+        self, peers: Sequence[PeerId], answer: LaterAnswer[TrainingDescription | None]
+    ) -> None:
+        self._begin(answer, lambda: self._describe(peers))
+
+    def round_ended(
+        self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
+    ) -> None:
+        if applied:
+            self._keeping_up.is_in()
+        self._entered().round_ended(ending, brought, applied=applied)
+
+    def state_refused(self, peers: Iterable[PeerId], reason: str) -> None:
+        for peer in peers:
+            self._entered().state_refused(peer, reason)
+
+    def state_advanced(self) -> None:
+        if self._server is not None:
+            self._server.advanced()
+
+    def set_away(self, *, is_away: bool) -> None:
+        self._keeping_up.is_in()  # a peer that is away is not late
+        self._entered().set_away(is_away=is_away)
+
+    def mine(self) -> ProgressSlot | None:
+        return None if self._tracker is None else self._tracker.mine()
+
+    def peers(self) -> dict[PeerId, ProgressSlot]:
+        return {} if self._tracker is None else self._tracker.slots()
+
+    def happened(self, event: Event) -> None:
+        if isinstance(event, FellBehind):
+            log.info("%s The state of epoch %d is fetched.", event.reason, event.at_least_epoch)
+        if isinstance(event, PlacesTaken):
+            log.info("All %d places in the run's rounds are taken: it is followed.", event.places)
+        log.debug("%s", event)
+        for subscriber in tuple(self._subscribers):
+            try:
+                subscriber.send_nowait(event)
+            except trio.WouldBlock:
+                log.debug("a subscriber misses %s", type(event).__name__)
+            except trio.BrokenResourceError:
+                self._subscribers.remove(subscriber)
+
+    def subscribe(self) -> trio.MemoryReceiveChannel[Event]:
+        sender, receiver = trio.open_memory_channel[Event](EVENTS_AHEAD)
+        self._subscribers.append(sender)
+        return receiver
+
+    # -- tasks
+
+    async def _take_part(self, entry: OptimizerEntry, answer: LaterAnswer[None]) -> None:
+        """Publish and read progress, and serve the state, until the collaboration ends."""
+        settings = TrackerSettings(
+            self._settings.run,
+            entry.mode.target_samples,
+            patience_seconds=SHARE_WAITED_FOR_MISSING * self._settings.grace_seconds,
+            counts_silence=self._settings.begins,
+            places=self._settings.places,
+            delayed=entry.mode.delayed,
+        )
+        first = self._completed(entry.slot)
+        async with open_tracker(self._network, self._dht, settings, first) as tracker:
+            self._slot, self._tracker = entry.slot, tracker
+            self._serving_cost = entry.serving_cost
+            self._averager.when_asked(tracker.was_asked)
+            self._averager.when_exchanging(self._exchange_begins)
+            await tracker.looked()
+            answer.give(None)
+            if not self._settings.client:
+                entry.results.limit(self._settings.most_kept_bytes)
+                allowed = self._settings.up_bytes_per_second or None
+                self._server = StateServer(
+                    self._rpc,
+                    entry.look,
+                    entry.lock,
+                    StateServingSettings(upload_bytes_per_second=allowed),
+                    entry.results,
+                    entry.serving_cost,
+                )
+                serve_description(self._rpc, self._settings.run, entry.description)
+                self._nursery.start_soon(self._server.run)
+                self._nursery.start_soon(self._watch_who_needs_a_state, tracker, self._server)
+                await self._publish_digests(self._server)
+            await trio.sleep_forever()
+
+    async def _watch_who_needs_a_state(self, tracker: Tracker, server: StateServer) -> None:
+        """Have states named while others may need them. A peer that only follows gives out no
+        state: a copy and its digest cost what it needs to catch up itself. The results by which it
+        has followed are in memory."""
+        while True:
+            await tracker.changed()
+            mine = tracker.mine()
+            others = (Lineage(one.epoch, one.history) for one in tracker.slots().values())
+            seconds = trio.current_time() - self._moved_at
+            if not mine.follows and is_needed(others, Lineage(mine.epoch, mine.history), seconds):
+                server.needed()
+
+    async def _publish_digests(self, server: StateServer) -> None:
+        """Put the digest of each newly named state into the slot."""
+        offer = None
+        while True:
+            offer = await server.offered(offer)
+            if self._slot is not None:
+                self.note(self._slot, at_once=False, ago=0.0)
+
+    async def _average(self, wanted: WantedRound) -> Outcome:
+        settings = self._settings
+        over_a_grid = settings.approximate and wanted.expected > settings.group_size
+        exchanges: list[tuple[float, float]] = []
+        try:
+            outcome = await self._averager.average(
+                wanted.vector,
+                weight=wanted.weight,
+                most_weight=wanted.most_weight,
+                epoch=wanted.epoch,
+                topic=wanted.topic,
+                expected=wanted.expected,
+                awaited=wanted.awaited,
+                votes=wanted.votes,
+                grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
+            )
+            exchanges += [
+                (one.exchange_began, one.exchange_ended)
+                for one in outcome.rounds
+                if one.verdict is Verdict.COMMITTED
+                and one.exchange_began is not None
+                and one.exchange_ended is not None
+            ]
+        finally:  # also after an error: serving may rest since an exchange began
+            if self._serving_cost is not None:
+                self._serving_cost.averaged(exchanges)
+        return outcome
+
+    def _exchange_begins(self) -> None:
+        self._entered().gathered()
+        if self._serving_cost is not None:
+            self._serving_cost.exchanges(trio.current_time())
+
+    async def _look_again(self, after: int) -> Estimate:
+        return await self._entered().look_again(after)
+
+    async def _wait_for_news(self, seconds: float) -> Estimate:
+        with trio.move_on_after(seconds):
+            await self._entered().changed()
+        return self.estimate()
+
+    async def _fetch(self, wanted: FetchWanted) -> Fetched | Followed:
+        if not wanted.is_unwanted():
+            with trio.CancelScope() as self._fetching:
+                return await self._fetch_on(wanted)
+        raise FetchCut(
+            "What was being fetched is left where it is.",
+            why="The owner of this peer wants it to rest.",
+        )
+
+    async def _fetch_on(self, wanted: FetchWanted) -> Fetched | Followed:
+        fetched: Fetched | Followed | PotluckError
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._entered().look_often)
+            try:
+                fetched = await self._fetched(wanted)
+            except PotluckError as error:
+                fetched = error  # raised below, where no nursery wraps it
+            nursery.cancel_scope.cancel()
+        if isinstance(fetched, PotluckError):
+            if not isinstance(fetched, TooSlow):  # that is the link's fault, not a peer's
+                served_by = fetched.served_by if isinstance(fetched, FetchFailed) else frozenset()
+                to_blame = [peer for peer in wanted.peers if peer not in served_by]
+                self._entered().fetch_failed(to_blame, str(fetched))
+            raise fetched
+        for peer, reason in fetched.liars.items():
+            self._entered().state_refused(peer, reason)
+        return fetched
+
+    async def _fetched(self, wanted: FetchWanted) -> Fetched | Followed:
+        settings = FetchSettings(most_result_bytes=self._settings.most_followed_bytes)
+        followed = await follow_run(
+            self._rpc,
+            self._sources,
+            wanted.mine,
+            wanted.layouts,
+            settings=settings,
+            paces=self._paces,
+            keeping_up=self._keeping_up,
+            too_slow=wanted.too_slow,
+        )
+        return followed or await fetch_state(
+            self._rpc,
+            self._sources,
+            wanted.mine,
+            at_least_epoch=wanted.at_least_epoch,
+            history=wanted.history,
+            settings=settings,
+            kept=self._kept,
+            layouts=wanted.layouts,
+            too_slow=wanted.too_slow,
+            paces=self._paces,
+            keeping_up=self._keeping_up,
+        )
+
+    async def _describe(self, peers: Sequence[PeerId]) -> TrainingDescription | None:
+        for peer in peers[:MOST_DESCRIBED]:
+            slot = self._entered().said_by(peer)
+            found = await described_by(self._rpc, peer, self._settings.run)
+            if found is not None and slot is not None and found.digest == slot.signature:
+                return found
+        return None
+
+    def _begin(self, answer: LaterAnswer[Value], task: Callable[[], Awaitable[Value]]) -> None:
+        async def run() -> None:
+            try:
+                value = await task()
+            except PotluckError as error:
+                answer.fail(error)
+            else:
+                answer.give(value)
+
+        self._nursery.start_soon(run)
+
+    # -- within
+
+    def _entered(self) -> Tracker:
+        if self._tracker is None:
+            raise ProtocolMisuse("Nothing has entered this bridge: make an optimizer first.")
+        return self._tracker
+
+    def _completed(self, slot: ProgressSlot) -> ProgressSlot:
+        """Add what only this side knows: whether this node can only dial out, its name, and the
+        state's digest, if that is of this epoch and history."""
+        settings = self._settings
+        slot = msgspec.structs.replace(slot, client=settings.client, name=settings.name)
+        offer = None if self._server is None else self._server.offer
+        if offer is None or (offer.epoch, offer.history) != (slot.epoch, slot.history):
+            return slot
+        return msgspec.structs.replace(slot, state_digest=offer.digest)
+
+    def _sources(self) -> list[StateSource]:
+        return [
+            StateSource(
+                peer,
+                slot.epoch,
+                slot.history,
+                slot.state_digest,
+                slot.signature,
+                slot.torch,
+                slot.follows,
+            )
+            for peer, slot in self._entered().slots().items()
+            if not slot.client
+        ]

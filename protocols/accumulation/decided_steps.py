@@ -23,9 +23,9 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final
 
-from protocols.accumulation.committed_result import lineage_after
 from protocols.accumulation.events import SeenStep
-from protocols.accumulation.forks import Lineage
+from protocols.accumulation.lineage import Lineage
+from protocols.accumulation.results import lineage_after
 from protocols.accumulation.round_endings import shares_of
 from protocols.moshpit.outcome import Committed, Outcome
 

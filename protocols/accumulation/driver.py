@@ -1,17 +1,20 @@
-"""Carries out, in the training thread, what the lifecycle of a peer says.
+"""Carries out the lifecycle's effects in the training thread.
 
-    driver.enter()                          # look at the run; take its state if it is further
+    driver.enter()                          # look at the run; fetch its state if it is further
     driver.contribute(Batch(32))            # a batch is done: count it, and go on
-    driver.go_on()                          # whatever is to be done now
+    driver.go_on()                          # do whatever is due now
 
-The loop is the whole of it: tell the lifecycle how the run is, do what comes back in order, until
-nothing does. Rounds and steps are in rounds.py; what is told and by whom is in standing.py.
+`Driver` is a loop: report the newest estimate to the lifecycle, carry out the effects in order, and
+repeat until there are none. rounds.py carries out rounds and steps; standing.py reports events and
+carries out the effects that take no time. `NextBatch`, at the end, decides when this peer may begin
+its next batch.
 
-Promises: the lifecycle alone decides what is applied, kept or dropped. The training thread waits
-for the network only where a round is due, a state is fetched, or its next batch would be too late.
+Promises: only the lifecycle decides what is applied, kept or dropped. The training thread waits for
+the network only when a round is due, while a state is fetched, while the next batch would be too
+late for the round, while all places in the rounds are taken, or until there is a run to join.
 
-Easy to get wrong: after a failed fetch the run may be elsewhere again, or nowhere; nothing is
-fetched before a fresh look has said so.
+Easy to get wrong: after a failed fetch the run may have moved, or ended. Nothing is fetched before
+a fresh look at the others.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
-from protocols.accumulation.bridge import Bridge, Entry, FetchCut, FetchWanted, Rest
+from protocols.accumulation.bridge import Bridge, FetchCut, FetchWanted, OptimizerEntry, Rest
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import (
     CaughtUp,
@@ -33,16 +37,18 @@ from protocols.accumulation.events import (
     TooSlowToCatchUp,
 )
 from protocols.accumulation.keeping_up import TooSlow
-from protocols.accumulation.life import Mode, Phase
-from protocols.accumulation.lifecycle_events import (
+from protocols.accumulation.lifecycle import (
     Average,
     Effect,
     Estimated,
     Fetch,
     Fetched,
-    FetchFailed,
+    Life,
     LookAgain,
+    Mode,
+    Phase,
     Restored,
+    StateFetchFailed,
 )
 from protocols.accumulation.progress import Estimate
 from protocols.accumulation.rounds import Rounds
@@ -57,22 +63,27 @@ from protocols.errors import MalformedMessage, PotluckError
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 8.0
-"""How long is waited after a state could not be fetched, and between two failed rounds of an epoch,
-doubling: sources may just have stepped, and name a digest within a second; a group that has begun
-without this peer takes seconds to end."""
+"""The wait after a failed fetch, and between two failed rounds of an epoch; it doubles each time.
+Sources that have just stepped publish a digest within a second. A group that has begun without this
+peer takes seconds to end."""
 
 TOO_SLOW_SECONDS = 30.0
-"""After the run has been too fast for this peer's link: what it tries costs the others' uplinks."""
+"""The wait after the run was too fast for this peer's link. Each attempt costs the others' uplinks,
+so it is long."""
 
-SHORTEST_WAIT_SECONDS = 0.05  # between two looks at whether a round is due that nearly is
+SHORTEST_WAIT_SECONDS = 0.05  # between two looks at a round that is nearly due
+
+
+BESIDE: Final = frozenset({Phase.AVERAGING, Phase.STEPPING, Phase.AVERAGING_PARAMETERS})
+"""In these phases a batch belongs to the next epoch (delayed)."""
 
 
 class OtherModel(PotluckError):
-    """The run trains another model, or makes its steps in another way."""
+    """The run trains another model, or steps it in another way."""
 
 
 class Driver:
-    """For one optimizer, and for its training thread."""
+    """Serves one optimizer. Used only by its training thread."""
 
     def __init__(
         self,
@@ -83,11 +94,12 @@ class Driver:
         history: bytes,
         description: TrainingDescription,
         batch: int = 0,
+        batch_seconds: float = 0.0,
     ) -> None:
-        """`batch`: samples of its first batch, where that is known."""
+        """`batch`, `batch_seconds`: the samples of the first batch and its duration, if known."""
         self._description, signature = description, description.digest
         self.standing = Standing(bridge, steps, mode, history=history, signature=signature)
-        self.standing.is_to_compute(batch)
+        self.standing.is_to_compute(batch, batch_seconds)
         kept = None if bridge.keeper is None else bridge.keeper.newest()
         if kept is not None:
             self.standing.begin_from(kept)
@@ -96,19 +108,18 @@ class Driver:
         self._to_do: deque[Effect] = deque()
         self._retry_seconds = FIRST_RETRY_SECONDS
         self._serving_cost = ServingCost()
-        self._waited_in_vain = -1  # in this epoch, for a round that did not begin
+        self._next_batch = NextBatch(mode)
         self._has_place = True
 
     def enter(self) -> None:
-        """Say who we are, look at the run, and take its state if it is elsewhere."""
+        """Announce this peer, look at the run, and fetch its state if it is elsewhere."""
         standing = self.standing
-        target = self._mode.target_samples
         self._bridge.enter(
-            Entry(
+            OptimizerEntry(
                 standing.slot(),
                 standing.look,
                 standing.lock,
-                target,
+                self._mode,
                 standing.results,
                 self._description,
                 None if self._mode.auxiliary else self._serving_cost,
@@ -125,20 +136,20 @@ class Driver:
         self._batch_begins()
 
     def contribute(self, batch: Batch) -> bool:
-        """A batch is done and its gradients lie in `.grad`; whether the run has stepped since."""
+        """Count a batch whose gradients are in `.grad`. Returns whether a step was made in this
+        call."""
         self._serving_cost.computed()
         self._rounds.raise_failure()
-        steps_before = self.standing.steps_taken
+        epoch_before, _ = self.standing.at
         self._to_do.extend(self.standing.count(batch))
-        self._rounds.wait_while_full()
         self.go_on()
         self._wait_for_a_place()
         self._wait_while_no_batch_is_wanted()
         self._batch_begins()
-        return self.standing.steps_taken > steps_before
+        return self.standing.at[0] > epoch_before
 
     def go_on(self) -> None:
-        """Tell how the run is and do what follows, until nothing does."""
+        """Report the estimate and carry out what follows, until nothing is left to do."""
         while True:
             self._do_what_is_left()
             self._to_do.extend(self.standing.tell(Estimated(self._bridge.estimate)))
@@ -148,20 +159,20 @@ class Driver:
                 self._look_again()
 
     def wait_for_news(self, seconds: float) -> None:
-        """Until the run has changed, or so long."""
+        """Wait for an estimate with news, but no longer than this."""
         with self._bridge.waiting():
             self._bridge.wait_for_news(seconds).wait()
 
     def finish(self) -> None:
-        """Wait for the round that is under way, and let the model have its step."""
+        """Wait for the round that is under way, and take its step over into the model."""
         self._rounds.join()
         self._do_what_is_left()
         self._rounds.join()
         self.standing.take_over()
 
     def see_out(self, seconds: float) -> bool:
-        """Bring what was accumulated to the round that ends the epoch, without computing, if that
-        begins within so many seconds; whether nothing is left that could be brought."""
+        """Without computing more, bring the accumulated samples to the round that ends the epoch,
+        if it begins within this time. Returns whether no samples are left."""
         until = time.monotonic() + seconds
         self.finish()
         self.standing.computes_no_more()
@@ -178,8 +189,8 @@ class Driver:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Nobody counts on this peer while this is entered. What was accumulated stays, and counts
-        if the run is still in this epoch when it is left."""
+        """Inside the block nobody counts on this peer. The accumulated samples stay, and count if
+        the run is still in this epoch when the block ends."""
         self.finish()
         self._bridge.set_away(is_away=True)
         yield
@@ -195,7 +206,7 @@ class Driver:
             return self.standing.look().copy()
 
     def restore(self, state: TrainingState) -> None:
-        """Go on from a state of this peer's own: from a checkpoint."""
+        """Go on from a checkpoint of this peer."""
         self.finish()
         self.standing.take_state(state)
         self._to_do.extend(self.standing.tell(Restored(state.epoch, state.history)))
@@ -204,7 +215,7 @@ class Driver:
         self.standing.begin_batch()
         self._serving_cost.computes()
 
-    # -- doing what the lifecycle says
+    # -- carrying out effects
 
     def _do_what_is_left(self) -> None:
         self._rounds.raise_failure()
@@ -225,7 +236,7 @@ class Driver:
                 raise AssertionError(f"{effect} is done where it comes about")
 
     def _fetch(self, effect: Fetch) -> list[Effect]:
-        """The run is elsewhere: take its state, unless this peer is to rest."""
+        """Fetch the run's state, unless the owner wants this peer to rest."""
         bridge, standing = self._bridge, self.standing
         epoch, rest = standing.life.epoch, bridge.rest
         if rest is not None and rest.is_wanted():
@@ -259,7 +270,7 @@ class Driver:
             if isinstance(error, TooSlow):
                 with bridge.waiting():
                     bridge.sleep(TOO_SLOW_SECONDS).wait()
-            return standing.tell(FetchFailed(str(error)))
+            return standing.tell(StateFetchFailed(str(error)))
         self._retry_seconds = FIRST_RETRY_SECONDS
         now_at, history = standing.at
         bridge.tell(
@@ -279,23 +290,23 @@ class Driver:
         return standing.tell(Fetched(now_at, history))
 
     def _see_out(self, rest: Rest) -> list[Effect]:
-        """Where the run is, is looked at afterwards. Nobody is told anything of this peer until
-        then, and what has come of a state is kept."""
+        """Rest, withdrawn from the run, and look at the run afterwards. The part of a state that
+        has arrived is kept."""
         self._bridge.set_away(is_away=True)
         with self._bridge.waiting():
             rest.see_out()
         self._bridge.set_away(is_away=False)
         self._retry_seconds = FIRST_RETRY_SECONDS
-        return self.standing.tell(FetchFailed("Its owner wanted this peer to rest."))
+        return self.standing.tell(StateFetchFailed("Its owner wanted this peer to rest."))
 
     def _is_of_the_run(self, effect: Fetch) -> bool:
-        """Whether most of the others are there: then a state that cannot be taken is the run's, and
-        this peer does not fit. Fewer may have made it up to be rid of this peer."""
+        """Whether most of the others have this state. If so, and it cannot be taken, it is the
+        run's, and this peer does not fit. A minority may have forged it to get rid of this peer."""
         return 2 * len(effect.peers) > len(self._bridge.estimate.peers)
 
     def _look_again(self) -> None:
-        """A fresh look at the others. After a failed fetch, and from the second failed round in a
-        row on, only after a while: what was in the way is still there a moment later."""
+        """Look at the others again. After a failed fetch, and from the second failed round in a
+        row, wait first: the obstacle is likely still there."""
         life, failed = self.standing.life, self.standing.rounds_failed
         is_behind = life.phase is Phase.BEHIND
         if self._mode.delayed and not is_behind:
@@ -310,7 +321,7 @@ class Driver:
             self._bridge.look_again(life.looked_past).wait()
 
     def _pause(self, seconds: float) -> None:
-        """Until so many have passed; or, after the shortest pause, until others are in the way."""
+        """Wait this long; or, after the shortest pause, until different peers are in the way."""
         before, until = in_the_way(self._bridge.estimate), time.monotonic() + seconds
         self._bridge.sleep(min(seconds, FIRST_RETRY_SECONDS)).wait()
         while in_the_way(self._bridge.estimate) == before:
@@ -320,42 +331,26 @@ class Driver:
             self._bridge.wait_for_news(max(left, SHORTEST_WAIT_SECONDS)).wait()
 
     def _wait_while_no_batch_is_wanted(self) -> None:
-        """Until the others' batches are done, and the round has ended, where the plan has no other
-        batch of this peer: one that lies beyond the target, or would end too late for the round.
-
-        Once for each epoch, and not for much longer than the others' batches take: a round that has
-        not begun by then is only said to be nearly due, and this peer would wait for as long as
-        that is said."""
-        epoch, until = -1, math.inf
-        while self.standing.life.epoch != self._waited_in_vain:
+        while True:
             life, found = self.standing.life, self._bridge.estimate
-            if life.epoch != epoch:
-                epoch, until = life.epoch, math.inf
-            if life.phase is not Phase.ACCUMULATING or 0 < self._mode.last_epoch <= life.epoch:
+            seconds = self._next_batch.waits(life, found, time.monotonic())
+            if seconds <= 0.0:
                 return
-            if self._mode.delayed and life.begun_without:
-                return  # the others are gone: the next epoch's batches are computed meanwhile
-            seconds, now = SHORTEST_WAIT_SECONDS, time.monotonic()
-            if (found.epoch, found.history) == (life.epoch, life.history):
-                if found.wants_batch_after(life.samples):
-                    return
-                seconds = max(found.others_ready_in_seconds, SHORTEST_WAIT_SECONDS)
-                until = min(until, now + found.longest_wait_seconds)
-            if now >= until:
-                self._waited_in_vain = life.epoch
-                return
-            self.wait_for_news(min(seconds, LONGEST_RETRY_SECONDS))
+            if life.phase is Phase.ACCUMULATING:
+                self.wait_for_news(seconds)
+            else:
+                self._rounds.join()
             self.go_on()
 
     def _wait_for_a_run(self) -> None:
-        """Who does not begin runs waits until there is one, or somebody who keeps its checkpoints:
-        a few who began anew would outvote the keeper, once it is back."""
+        """A peer that does not begin runs waits for a run, or for a peer that keeps its
+        checkpoints. A few peers that began anew would outvote the keeper when it returns."""
         while not (self._bridge.begins or self.standing.at[0] or self._bridge.estimate.keepers):
             self.wait_for_news(LONGEST_RETRY_SECONDS)
             self.go_on()
 
     def _wait_for_a_place(self) -> None:
-        """Follow the run's steps, and compute nothing, while all places in its rounds are taken."""
+        """While all places in the rounds are taken, follow the run's steps and compute nothing."""
         while not (self.tell_of_place() or self._is_complete()):
             rest = self._bridge.rest
             if rest is not None and rest.is_wanted():
@@ -378,7 +373,7 @@ class Driver:
         return 0 < self._mode.last_epoch <= self.standing.at[0]
 
     def _check_model(self) -> None:
-        """OtherModel where everybody else in the run has another one."""
+        """Raise OtherModel if all other peers in the run have another model."""
         found = self._bridge.estimate
         others = [one.peer for one in found.ignored if one.kind == "model"]
         if not others or found.peers:
@@ -398,8 +393,65 @@ class Driver:
         )
 
 
+class NextBatch:
+    """Decides when a peer may begin its next batch.
+
+    It may begin at once if the batch is in the plan. If the batch would exceed the target, or end
+    too late for the round, it may begin when that round has ended. The same holds for a batch that
+    is computed beside a round, by the plan of the next round.
+
+    A peer waits in vain at most once in an epoch, and not much longer than the others' batches
+    take. A round that has not begun by then may be claimed to be nearly due for ever. A round that
+    has begun ends by itself.
+    """
+
+    def __init__(self, mode: Mode) -> None:
+        self._mode = mode
+        self._in_vain, self._epoch, self._until = -1, -1, math.inf
+
+    def waits(self, life: Life, found: Estimate, now: float) -> float:
+        """How many seconds to wait before asking again; 0: begin a batch."""
+        seconds = self._waits(life, found, now)
+        if seconds <= 0.0:
+            self._epoch = -1
+        return seconds
+
+    def _waits(self, life: Life, found: Estimate, now: float) -> float:
+        is_complete = 0 < self._mode.last_epoch <= life.epoch
+        if is_complete:
+            return 0.0
+        if life.phase in BESIDE:
+            return 0.0 if _wants_batch_beside(life, found) else LONGEST_RETRY_SECONDS
+        if life.epoch == self._in_vain or life.phase is not Phase.ACCUMULATING:
+            return 0.0
+        if self._mode.delayed and life.begun_without:
+            return 0.0  # the others began without it: compute the next epoch's batches meanwhile
+        if life.epoch != self._epoch:
+            self._epoch, self._until = life.epoch, math.inf
+        seconds = SHORTEST_WAIT_SECONDS
+        if (found.epoch, found.history) == (life.epoch, life.history):
+            if found.wants_batch_after(life.samples):
+                return 0.0
+            seconds = max(found.others_ready_in_seconds, SHORTEST_WAIT_SECONDS)
+            if not found.waits_to_be_known:
+                self._until = min(self._until, now + found.longest_wait_seconds)
+        if now >= self._until:
+            self._in_vain = life.epoch
+            return 0.0
+        return min(seconds, LONGEST_RETRY_SECONDS)
+
+
+def _wants_batch_beside(life: Life, found: Estimate) -> bool:
+    """Whether to compute another batch beside the round. Once the round has ended, the `Life` may
+    be an epoch ahead of the estimate."""
+    if life.phase is Phase.AVERAGING or found.epoch < life.epoch:
+        return found.wants_batch_beside(life.samples)
+    return found.wants_batch_after(life.samples)
+
+
 def in_the_way(found: Estimate) -> tuple[object, ...]:
-    """What a failed round or fetch waits for: who has to be in a step, or is further."""
+    """The peers that must take part in a step or are further. A failed round or fetch is tried
+    again early when they change."""
     return found.company, found.holders, found.ahead, found.behind, found.fork
 
 

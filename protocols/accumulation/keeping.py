@@ -3,7 +3,7 @@
 The optimizer begins from `newest`, so that a peer that keeps the run's checkpoints never shows
 itself at epoch 0 when it has a later state: others that wait for it would begin anew. After each
 step it says `advanced`. How and when the state is written is the keeper's own affair
-(node/checkpoint_keeper.py).
+(node/run/checkpoint_keeper.py).
 
 Easy to get wrong: `advanced` is called by the thread that has just stepped, which must not wait for
 a disk.
@@ -30,7 +30,7 @@ class StateHolder(Protocol):
         """The state as it is, not copied; with the lock for reading."""
 
 
-class Keeper(Protocol):
+class StateKeeper(Protocol):
     """Keeps states, for one optimizer."""
 
     def newest(self) -> TrainingState | None:

@@ -1,25 +1,26 @@
-"""Whether a link carries enough to catch up with a run, and how much would be enough. Pure.
+"""Judges whether a link is fast enough to catch up with a run, and how fast it must be. Pure.
 
     demand = Demand(state_bytes, result_bytes, epoch_seconds)
     demand.needed_bytes_per_second
 
-A newcomer fetches a state of S bytes and, for each step that the run makes meanwhile, a result of V
-bytes, with a link of b bytes a second, while the run makes a step every E seconds. Of what its link
-carries the part r = V / (b E) goes to new results, so it is where the run is after S / (b (1 - r)).
-What it cannot hold beside the state by then it makes steps of on the way. With MOST_OF_LINK for new
-results that takes ten times as long as the state alone, and
+A newcomer fetches a state of S bytes, over a link of b bytes a second, while the run makes a step
+every E seconds. It also fetches a result of V bytes for each of these steps. New results take the
+share r = V / (b E) of the link, so the newcomer has caught up after S / (b (1 - r)). If it cannot
+hold all results beside the state, it makes some steps on the way. With MOST_OF_LINK for new results
+that takes ten times as long as the state alone, and
 
     r <= MOST_OF_LINK,   b >= V / E / MOST_OF_LINK
 
-Without results (a run over a grid has none that could be checked) the state itself has to come in
+Without results (a run over a grid has none that can be checked), the state itself must arrive in
 the time of one step: b >= S / E.
 
-Measured is what comes while this peer wants something: the time in which it has all that there is
-says nothing of its link. And it is measured over all fetches until this peer makes a step: one that
-is always a step behind fetches everything, again and again, and is not in.
+The speed is measured while this peer wants something. While it has everything there is, its link
+shows nothing. Until it has a state, the wait for a place at a donor counts, too. The measurement
+goes on over all fetches until this peer makes a step: a peer that is always one step behind fetches
+everything, again and again, and never catches up.
 
-Easy to get wrong: how long a step takes is seen from one change of the epoch to another: how far
-the run was into the step in which the fetch began, nobody knows.
+Easy to get wrong: the duration of a step is measured between two changes of the epoch. It is not
+known how far the run was into its step when the fetch began.
 """
 
 from __future__ import annotations
@@ -34,23 +35,25 @@ ROOM_OF_STATE = 2.0
 
 MOST_OF_LINK = 0.9
 
-MEASURED_SECONDS = 10.0  # what a fetch begins with is no measure of a link
+MEASURED_SECONDS = 10.0  # the beginning of a fetch does not show the speed of a link
 PATIENT_SECONDS = 15.0  # without a byte, or with all of them and without a step
-MOST_TIMES_LOST = 3  # that what follows a state could not be had any more, until it is in
-SAFE_SHARE = 0.5  # of a link for new results, which leaves it room for a step that comes early
-STEPS_MISSED = 8  # of the run's, with the state here: it had as many tries to be in one
+TOLD_SECONDS = 18.0  # by when a peer that has its state but makes no step is told;
+SHORTEST_PATIENCE_SECONDS = 5.0  # but it has at least so long with its state
+MOST_TIMES_LOST = 3  # how often the results after a state were gone, before a step was made
+SAFE_SHARE = 0.5  # of a link for new results, which leaves room for a step that comes early
+STEPS_MISSED = 8  # steps of the run while the state is here: as many chances to be in one
 
 
 class FetchFailed(PotluckError):
-    """No state could be fetched. `why` has what befell each source."""
+    """No state could be fetched. `why` has the failure of each source."""
 
     exit_code = 4
     served_by: frozenset[PeerId] = frozenset()
-    """Who has sent what it was asked for, as far as it went: it is not to blame."""
+    """The peers that sent what they were asked for, as far as it went. They are not to blame."""
 
 
 class TooSlow(FetchFailed):
-    """The state and what follows it come too slowly for this peer ever to be where the run is."""
+    """The state and the results after it arrive too slowly for this peer ever to catch up."""
 
     def __init__(self, demand: Demand, bytes_per_second: float) -> None:
         needed = demand.needed_bytes_per_second
@@ -79,7 +82,7 @@ class TooSlow(FetchFailed):
 
 @dataclass(frozen=True)
 class Demand:
-    """Of a run. `result_bytes` is 0 where its results cannot be had."""
+    """The demand of a run on a link. `result_bytes` is 0 if its results cannot be fetched."""
 
     state_bytes: int
     result_bytes: int
@@ -94,34 +97,35 @@ class Demand:
 
 
 class KeepingUp:
-    """What has come since this peer began to catch up, and how far the run has gone meanwhile."""
+    """Measures what has arrived since this peer began to catch up, and how far the run went
+    meanwhile."""
 
     def __init__(self) -> None:
         self.is_in()
 
     def is_in(self) -> None:
-        """It has made a step with the others: what comes next begins anew."""
+        """This peer has made a step with the others: measure anew from now on."""
         self._began: float | None = None
         self.is_told = False
-        """Whether it has been said that it is too slow; once is enough."""
+        """Whether `TooSlow` was reported already; once is enough."""
         self._came_bytes = 0
         self._wanting, self._wanting_since, self._wanted_seconds = 0, 0.0, 0.0
         self._here_since: tuple[int, float] | None = None
         self.times_lost = 0
-        """What follows a state that was being fetched could not be had any more."""
+        """How often the results after a state were gone while it was being fetched."""
         self._epoch: int | None = None
         self._first_change: tuple[int, float] | None = None
         self._last_change = 0.0
 
     def wants(self, now: float) -> None:
-        """Something is being fetched, until `has` is called as often."""
+        """Something is being fetched, until `has` has been called as often."""
         if not self._wanting:
             self._wanting_since = now
         self._wanting += 1
 
     def has(self, now: float) -> None:
         if not self._wanting:
-            return  # it is in by now, and what was wanted before counts no more
+            return  # it has caught up meanwhile: what was wanted before no longer counts
         self._wanting -= 1
         if not self._wanting:
             self._wanted_seconds += now - self._wanting_since
@@ -130,12 +134,12 @@ class KeepingUp:
         self._came_bytes += count
 
     def state_is_here(self, now: float) -> None:
-        """Only results are needed from now on."""
+        """The state is complete: only results are needed from now on."""
         if self._here_since is None:
             self._here_since = self._epoch or 0, now
 
     def saw(self, epoch: int, now: float) -> None:
-        """Where most of the up-to-date peers are."""
+        """Note the epoch of most up-to-date peers."""
         if self._began is None:
             self._began = self._last_change = now
         if self._epoch is not None and epoch > self._epoch:
@@ -144,7 +148,7 @@ class KeepingUp:
         self._epoch = max(self._epoch or 0, epoch)
 
     def too_slow(self, now: float, state_bytes: int, result_bytes: int) -> TooSlow | None:
-        """Why it cannot go on like that; None if it can, or if too little is known."""
+        """The error, if this peer cannot catch up; None if it can, or if too little is known."""
         epoch_seconds = self._epoch_seconds(now)
         if epoch_seconds is None or self._began is None:
             return None
@@ -156,19 +160,29 @@ class KeepingUp:
         speed = self._came_bytes / seconds if seconds > 0.0 else 0.0
         is_starved = not self._came_bytes and now - self._began >= PATIENT_SECONDS
         is_measured = seconds >= MEASURED_SECONDS and speed < demand.needed_bytes_per_second
+        is_kept_waiting = (
+            self._here_since is None
+            and now - self._began >= PATIENT_SECONDS
+            and self._came_bytes < demand.needed_bytes_per_second * (now - self._began)
+        )
         is_outrun = self.times_lost >= MOST_TIMES_LOST and speed < demand.needed_bytes_per_second
-        if is_starved or is_measured or is_outrun or self._is_always_late(now):
+        if is_kept_waiting:
+            speed = self._came_bytes / (now - self._began)
+        is_told = is_starved or is_measured or is_kept_waiting or is_outrun
+        if is_told or self._is_always_late(now, self._began):
             return TooSlow(demand, speed)
         return None
 
-    def _is_always_late(self, now: float) -> bool:
+    def _is_always_late(self, now: float, began: float) -> bool:
         if self._here_since is None or self._epoch is None:
             return False
         epoch, since = self._here_since
-        return now - since >= PATIENT_SECONDS and self._epoch - epoch >= STEPS_MISSED
+        left = max(TOLD_SECONDS - (since - began), SHORTEST_PATIENCE_SECONDS)
+        return now - since >= min(left, PATIENT_SECONDS) and self._epoch - epoch >= STEPS_MISSED
 
     def _epoch_seconds(self, now: float) -> float | None:
-        """Of a step, once two of its ends have been seen. The one under way may be a longer one."""
+        """The duration of a step, once two changes of the epoch were seen. The step under way may
+        take longer than those before."""
         if self._first_change is None or self._epoch is None:
             return None
         first, began = self._first_change

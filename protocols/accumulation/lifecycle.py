@@ -1,4 +1,4 @@
-"""One peer's way through the epochs: what it does next, whatever happens. Pure.
+"""The state machine of one peer in a run: which phase it is in, and what it does next. Pure.
 
     lifecycle = Lifecycle(Mode(target_samples=4096), epoch=0, history=first)
     for effect in lifecycle.take(Contributed(samples=32)):
@@ -8,87 +8,358 @@
             case Fetch(at_least_epoch=epoch): ...
 
     joining -> accumulating -> averaging -> stepping (-> averaging parameters) -> accumulating
-    wherever the run goes on without this peer:  behind -> fetching -> accumulating
+    when the run has gone on without this peer:  behind -> fetching -> accumulating
 
-The caller tells what happened and does what comes back, in order; nothing else decides what is
-applied, kept or dropped. The whole machine is one table, `TABLE`.
+The caller reports events and carries out the effects in order. Only this module decides which
+samples and results are applied, kept or dropped.
 
-Promises: a sample is in at most one step (it is counted when its round commits with this peer in
-it, and else kept or dropped, by name); no result of another epoch or history is applied; every
-phase has a way out.
+In this file, from top to bottom: the state (`Phase`, `Mode`, `Life`), the events, the effects, the
+machine (`Lifecycle`, `advance`), one function for each transition, and `TABLE`, which says which
+function handles which event in which phase.
 
-Easy to get wrong: a result that is too light (fewer than COMMIT_SHARE of the target's samples
-stand behind it) is not applied although it was committed, by any of its members. An estimate that
-was made for another epoch or history than the life's own decides nothing. And before `Averaged`
-with ALONE the newest estimate has to be told: it says whether anybody else takes part.
+Promises:
+
+- A sample is in at most one step. It is counted when its round commits with this peer in it.
+  Otherwise an effect keeps or drops it.
+- A result of another epoch or history is never applied.
+- There is a way out of every phase.
+
+Easy to get wrong:
+
+- A committed result with fewer than COMMIT_SHARE of the target's samples is too light: no member
+  applies it.
+- An estimate that was made for another epoch or history than that of the `Life` decides nothing.
+- Report the newest estimate before `Averaged` with ALONE: it says whether anybody else takes part.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from protocols.accumulation.forks import Elsewhere
-from protocols.accumulation.history import history_after_parameters, next_history
-from protocols.accumulation.life import Life, Mode, Phase
-from protocols.accumulation.lifecycle_events import (
-    Announce,
-    Average,
-    Averaged,
-    AverageParameters,
-    Contributed,
-    DropGradients,
-    Effect,
-    Ending,
-    Estimated,
-    Event,
-    Fetch,
-    Fetched,
-    FetchFailed,
-    HoldBack,
-    KeepGradients,
-    LookAgain,
-    ParametersAveraged,
-    Restored,
-    Step,
-    StepAlone,
-    Stepped,
-)
+from protocols.accumulation.lineage import Elsewhere, history_after_parameters, next_history
+from protocols.accumulation.progress import NOBODY, Estimate
 from protocols.errors import ProtocolMisuse
 from protocols.identity import PeerId
 
+# ---- the state of the machine
+
+
+class Phase(enum.Enum):
+    JOINING = "joining"
+    """This peer has not read the others' progress yet."""
+    ACCUMULATING = "accumulating"
+    AVERAGING = "averaging"
+    STEPPING = "stepping"
+    AVERAGING_PARAMETERS = "averaging parameters"
+    BEHIND = "behind"
+    """This peer's state is not the run's. The next estimate says from which peers to fetch it."""
+    FETCHING = "fetching"
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How this peer takes part. It never changes.
+
+    - `target_samples`: samples of one round, as in ProgressSettings.
+    - `delayed`: compute the next epoch's samples while a round is averaged and its step is made.
+    - `auxiliary`: take part in rounds without samples.
+    - `parameters_every`: average the parameters, too, after every so many steps; 0: never.
+    - `last_epoch`: the run is complete at this epoch, and no further round begins; 0: never.
+    """
+
+    target_samples: int
+    delayed: bool = False
+    auxiliary: bool = False
+    parameters_every: int = 0
+    last_epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Life:
+    """The state of one peer.
+
+    - `samples`: accumulated and in no round. In delayed mode, while a round is under way, they
+      belong to the next epoch.
+    - `in_round`: samples in the round that is under way.
+    - `number`: of the newest estimate.
+    - `looked_past`: only estimates with a higher number decide anything.
+    - `company`: how many others take part, by the newest estimate of this epoch and history.
+    - `holders`, `me`: as in the same Estimate. No step is made without most of the holders.
+    - `ahead`: the peers that are further, by the same estimate.
+    - `passed_by`: the members of a round of this epoch that was or may have been committed without
+      this peer, or whose result this peer did not apply. While one of them is further, this peer
+      makes no other step of this epoch.
+    - `follows`: the state was fetched from others, and this peer has made no step since.
+    - `expected`: how many peers were expected in the round, or were in it.
+    - `begun_without`: the members of a group of this epoch that has begun without this peer. It
+      waits while they are seen to average, up to the estimate with the number `waits_to`.
+    """
+
+    phase: Phase
+    epoch: int
+    history: bytes
+    samples: int = 0
+    in_round: int = 0
+    number: int = 0
+    looked_past: int = 0
+    company: int = 0
+    holders: frozenset[PeerId] = frozenset()
+    me: PeerId = NOBODY
+    ahead: frozenset[PeerId] = frozenset()
+    passed_by: frozenset[PeerId] = frozenset()
+    follows: bool = False
+    expected: int = 1
+    begun_without: frozenset[PeerId] = frozenset()
+    waits_to: int = 0
+
+    @property
+    def published_samples(self) -> int:
+        """For the progress slot: how many samples this peer brings to the round that ends its
+        epoch."""
+        return self.in_round if self.phase is Phase.AVERAGING else self.samples
+
+
+# ---- events and effects
+
+
+class Ending(enum.Enum):
+    """How a round ended for this peer (moshpit/outcome.py)."""
+
+    COMMITTED = "committed"
+    DISCARDED = "discarded"
+    LEFT_OUT = "left out"
+    ALONE = "alone"
+
+
+# -- events
+
+
+@dataclass(frozen=True)
+class Contributed:
+    """A batch was computed with this peer's current parameters."""
+
+    samples: int
+    finite: bool = True
+
+
+@dataclass(frozen=True)
+class Estimated:
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The round that `Average` asked for has ended.
+
+    - `weight`, `digest`, `members`: of the committed result, with this peer or (LEFT_OUT) without
+      it. A weight of 0 is unknown. For ALONE, `digest` is at least 16 random bytes, because a step
+      that is made alone begins a history of its own.
+    - `left_out`: other peers of the group that know that their data is not in the result.
+    - `votes`: over a grid, how many of the peers in the result have had a part in the run's steps
+      (`members` are then only those of the last group).
+    - `begun_without`: DISCARDED, because a group of these peers has begun without this peer.
+    - `in_doubt`: DISCARDED, but `members` may have made the step.
+    """
+
+    ending: Ending
+    weight: float = 0.0
+    digest: bytes = b""
+    members: tuple[PeerId, ...] = ()
+    left_out: tuple[PeerId, ...] = ()
+    votes: float | None = None
+    reason: str = ""
+    begun_without: tuple[PeerId, ...] = ()
+    in_doubt: bool = False
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The step that `Step` or `StepAlone` asked for was made."""
+
+
+@dataclass(frozen=True)
+class ParametersRoundEnded:
+    """The averaging that `AverageParameters` asked for has ended. A committed result is in the
+    parameters already."""
+
+    ending: Ending
+    digest: bytes = b""
+    members: tuple[PeerId, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The state that `Fetch` asked for has replaced this peer's."""
+
+    epoch: int
+    history: bytes
+
+
+@dataclass(frozen=True)
+class StateFetchFailed:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A state was loaded from this peer's own disk."""
+
+    epoch: int
+    history: bytes
+
+
+Event = (
+    Contributed
+    | Estimated
+    | Averaged
+    | Stepped
+    | ParametersRoundEnded
+    | Fetched
+    | StateFetchFailed
+    | Restored
+)
+
+
+# -- effects
+
+
+@dataclass(frozen=True)
+class Average:
+    """Begin the round that ends this epoch, with everything accumulated: `weight` samples. In
+    delayed mode, first let the model take over the last step's parameters, if it has not yet."""
+
+    epoch: int
+    history: bytes
+    weight: int
+    expected: int
+    awaited: frozenset[PeerId] = frozenset()
+
+
+@dataclass(frozen=True)
+class Step:
+    """Apply the committed result to the parameters of `epoch`, then report `Stepped`. The `Life`
+    is already at the next epoch, with `history`."""
+
+    epoch: int
+    history: bytes
+
+
+@dataclass(frozen=True)
+class StepAlone:
+    """Nobody else is in the run: make the step of `epoch` with the gradients that this peer gave
+    to the round, then report `Stepped`."""
+
+    epoch: int
+    history: bytes
+
+
+@dataclass(frozen=True)
+class AverageParameters:
+    """Average the parameters with the peers at the same epoch and history, all with equal weight,
+    then report `ParametersRoundEnded`."""
+
+    epoch: int
+    history: bytes
+    expected: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Fetch the state of one of `peers`, which claim to be at this epoch or later. If `history` is
+    given, the state must be of that history. Then report `Fetched` or `StateFetchFailed`."""
+
+    reason: str
+    at_least_epoch: int
+    history: bytes | None
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class DropGradients:
+    """Drop everything accumulated (in delayed mode, also the samples in the round)."""
+
+    reason: str
+    samples: int
+
+
+@dataclass(frozen=True)
+class KeepGradients:
+    """The round made no step: keep its samples for the next attempt. In delayed mode, add the
+    samples accumulated meanwhile."""
+
+    reason: str
+    samples: int
+
+
+@dataclass(frozen=True)
+class HoldBack:
+    """The batch just computed is not finite: leave it out."""
+
+    reason: str
+    samples: int
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Publish this peer's progress at once."""
+
+
+@dataclass(frozen=True)
+class LookAgain:
+    """Read the others' progress at once: the next decision needs an estimate with a higher number
+    than the last one."""
+
+
+Effect = (
+    Average
+    | Step
+    | StepAlone
+    | AverageParameters
+    | Fetch
+    | DropGradients
+    | KeepGradients
+    | HoldBack
+    | Announce
+    | LookAgain
+)
+
+
 COMMIT_SHARE: Final = 0.5
-"""Of the target: fewer samples behind a result make no step. Stragglers who found each other after
-the others had left would otherwise make a step of their own, and so would most parts of a round
-that was torn apart."""
+"""A result with a smaller share of the target's samples makes no step. Otherwise stragglers that
+meet after the others' round would make a step of their own, and so would most parts of a round that
+was split."""
 
 MOST_LOOKS_PAST: Final = 120
-"""At the others, for a group that has begun without this peer and neither ends nor fails: a minute
-(progress.READ_WHEN_DUE_SECONDS). Who says for ever that it averages holds nobody for ever."""
+"""How many estimates this peer waits for a group that has begun without it: a minute
+(progress.READ_WHEN_DUE_SECONDS). Peers that claim for ever to be averaging cannot hold it up for
+longer."""
 
 
 Turn = tuple[Life, tuple[Effect, ...]]
 
 
 class Lifecycle:
-    """Invariant: `life` is what the table made of the one before. Not for two threads at once."""
+    """Invariant: `life` changes only through `TABLE`. Not thread-safe."""
 
     def __init__(self, mode: Mode, *, epoch: int, history: bytes) -> None:
         self.mode = mode
         self.life = Life(Phase.JOINING, epoch, history)
 
     def take(self, event: Event) -> tuple[Effect, ...]:
-        """What is to be done now that this happened.
+        """Apply the event and return the effects to carry out.
 
-        ProtocolMisuse, and nothing changes, for what cannot happen in this phase: a bug of ours.
+        Raises ProtocolMisuse, and changes nothing, for an event that cannot happen in this phase:
+        that is a bug of ours.
         """
         self.life, effects = advance(self.mode, self.life, event)
         return effects
 
 
 def advance(mode: Mode, life: Life, event: Event) -> Turn:
-    """The next life, and what is to be done."""
+    """The next `Life`, and the effects."""
     turn = TABLE.get((life.phase, type(event)))
     if turn is None:
         raise ProtocolMisuse(f"{type(event).__name__} cannot happen while {life.phase.value}.")
@@ -99,7 +370,7 @@ def advance(mode: Mode, life: Life, event: Event) -> Turn:
 
 
 def _count(mode: Mode, life: Life, event: Contributed) -> Turn:
-    """Accumulate (DeDLOC, 3.1). What is not finite never counts (R9)."""
+    """Accumulate (DeDLOC, 3.1). A batch that is not finite never counts (R9)."""
     if mode.auxiliary:
         raise ProtocolMisuse("An auxiliary peer has no samples.")
     if event.samples <= 0:
@@ -110,7 +381,7 @@ def _count(mode: Mode, life: Life, event: Contributed) -> Turn:
 
 
 def _count_beside(mode: Mode, life: Life, event: Contributed) -> Turn:
-    """The next epoch's samples, while this one's round and step are under way (delayed)."""
+    """Count samples of the next epoch, while this epoch's round or step is under way (delayed)."""
     if not mode.delayed:
         raise ProtocolMisuse(
             f"A batch was computed while {life.phase.value}.",
@@ -124,11 +395,11 @@ def _too_late(_mode: Mode, life: Life, event: Contributed) -> Turn:
     return life, (DropGradients(reason, event.samples),)
 
 
-# -- looks at the others
+# -- estimates
 
 
 def _note(_mode: Mode, life: Life, event: Estimated) -> Turn:
-    """Nothing is decided while something is under way; but who is there is remembered."""
+    """Remember who is there. Nothing is decided while a round, step or fetch is under way."""
     found = event.estimate
     life = replace(life, number=max(life.number, found.number))
     if (found.epoch, found.history) == (life.epoch, life.history):
@@ -143,7 +414,7 @@ def _note(_mode: Mode, life: Life, event: Estimated) -> Turn:
 
 
 def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
-    """Go where the run is, or begin the round that is due."""
+    """Fetch the run's state if it is elsewhere, or begin the round that is due."""
     found = event.estimate
     life, _ = _note(mode, life, event)
     is_ours = (found.epoch, found.history) == (life.epoch, life.history)
@@ -156,13 +427,13 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
         return _fetch_from(life, tuple(sorted(life.passed_by & found.ahead)))
     life = replace(life, phase=Phase.ACCUMULATING)
     if not found.has_place:
-        return life, ()  # it follows the run until a place in its rounds is free
+        return life, ()  # follow the run until a place in its rounds is free
     if 0 < mode.last_epoch <= life.epoch or not found.is_due_with(life.samples):
         return life, ()
     if not life.samples and not mode.auxiliary and not found.is_spared_with(0):
-        return life, ()  # it has nothing to bring, and would only take somebody's place
+        return life, ()  # without samples it would only take another peer's place
     if life.begun_without & found.averaging and found.number < life.waits_to:
-        return life, ()  # the others' round ends, and they are ahead, or it fails
+        return life, ()  # until the others' round succeeds, and they are ahead, or fails
     average = Average(life.epoch, life.history, life.samples, found.expected, found.awaited)
     life = replace(
         life,
@@ -182,7 +453,7 @@ def _leave(life: Life, elsewhere: Elsewhere) -> Turn:
 
 
 def _without_gradients(life: Life, reason: str, *then: Effect) -> Turn:
-    """Nothing stale is carried into another state."""
+    """Drop all samples: they are stale in another state."""
     samples = life.samples + life.in_round
     drop = (DropGradients(reason, samples),) if samples else ()
     return replace(life, samples=0, in_round=0), (*drop, *then)
@@ -202,7 +473,7 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
     if event.weight < COMMIT_SHARE * mode.target_samples:
         return _kept(life, _too_light(mode, event.weight))
     lacking = _lacking(life, event)
-    if lacking:  # which its other members may see otherwise, and then they are further
+    if lacking:  # the other members may see this differently, and then they are further
         return _kept(replace(life, passed_by=life.passed_by | {*event.members}), lacking)
     if life.passed_by & life.ahead:
         return _kept(life, "An earlier round of this epoch was committed without this peer.")
@@ -210,12 +481,14 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
 
 
 def _lacking(life: Life, event: Averaged) -> str:
-    """Who is missing, where this group is not the run but a part that was torn off: of those whose
-    steps the state is made of, as far as they live, it has fewer than the rest; or as many, and the
-    rest has made the step or has the smallest name. So of two groups that come about at once one
-    makes a step at most.
+    """Why this group may not make a step, or "": it may be a part that was split off from the run.
+
+    A group makes a step if it has most of the living holders (the peers that made the run's steps).
+    With exactly half of them it makes one only if none of the missing ones is already ahead and the
+    smallest name of all holders is in the group. So of two groups that form at the same time, at
+    most one makes a step.
     """
-    if event.votes is not None:  # over a grid nobody knows who took part, but how many did
+    if event.votes is not None:  # over a grid only the number of those who took part is known
         have = round(event.votes)
         if 2 * have > len(life.holders):
             return ""
@@ -234,7 +507,7 @@ def _lacking(life: Life, event: Averaged) -> str:
 
 
 def _alone(mode: Mode, life: Life, event: Averaged) -> Turn:
-    """A step only where nobody else takes part, and with as much as any other step (R4)."""
+    """Make a step alone only if nobody else takes part, and with enough samples (R4)."""
     if life.company:
         return _kept(life, f"{life.company} others take part, and none of them came.")
     if life.in_round < COMMIT_SHARE * mode.target_samples:
@@ -255,15 +528,15 @@ def _discarded(_mode: Mode, life: Life, event: Averaged) -> Turn:
 
 
 def _left_out(mode: Mode, life: Life, event: Averaged) -> Turn:
-    """The others have made the step; unless what they committed was too light for one."""
+    """The others have made the step, unless their result was too light for one."""
     if 0.0 < event.weight < COMMIT_SHARE * mode.target_samples:
         return _kept(life, _too_light(mode, event.weight))
     return _fetch_from(life, event.members)
 
 
 def _fetch_from(life: Life, peers: tuple[PeerId, ...]) -> Turn:
-    """These have made the step without this peer, which makes none of its own as long as one of
-    them is there."""
+    """Fetch from these peers, which have made the step without this one. As long as one of them is
+    there, this peer makes no step of its own."""
     reason = f"The round of epoch {life.epoch} was committed without this peer."
     life = replace(life, phase=Phase.FETCHING, passed_by=life.passed_by | {*peers})
     return _without_gradients(life, reason, Fetch(reason, life.epoch + 1, None, peers))
@@ -278,7 +551,8 @@ _ENDINGS: Final[dict[Ending, Callable[[Mode, Life, Averaged], Turn]]] = {
 
 
 def _next_epoch(life: Life, digest: bytes, step: type[Step | StepAlone]) -> Turn:
-    """The round's samples are counted; in delayed mode those beside it are the next epoch's."""
+    """Make the step: the round's samples count. Those computed beside it (delayed) belong to the
+    next epoch."""
     history = next_history(life.history, life.epoch, digest)
     ahead = replace(
         life,
@@ -296,8 +570,8 @@ def _next_epoch(life: Life, digest: bytes, step: type[Step | StepAlone]) -> Turn
 
 
 def _kept(life: Life, reason: str) -> Turn:
-    """Try again with the same samples, once it is known where the others are now. In delayed mode
-    those that were computed meanwhile join them: they are one step less stale, not more."""
+    """Try again with the same samples, after a fresh look at the others. Samples that were computed
+    meanwhile (delayed) join them: they are now one step less stale than planned."""
     keep = KeepGradients(reason, life.in_round)
     life = replace(
         life,
@@ -324,8 +598,9 @@ def _stepped(mode: Mode, life: Life, _event: Stepped) -> Turn:
     return replace(life, phase=Phase.ACCUMULATING), ()
 
 
-def _parameters_averaged(_mode: Mode, life: Life, event: ParametersAveraged) -> Turn:
-    """What was committed makes another state, and so another history; else all is as it was."""
+def _parameters_averaged(_mode: Mode, life: Life, event: ParametersRoundEnded) -> Turn:
+    """A committed average of parameters is a new state and so begins a new history. Any other
+    ending but LEFT_OUT changes nothing."""
     after = history_after_parameters(life.history, life.epoch, event.digest)
     match event.ending:
         case Ending.COMMITTED:
@@ -360,12 +635,12 @@ def _fetched(_mode: Mode, life: Life, event: Fetched | Restored) -> Turn:
 
 
 def _restored(mode: Mode, life: Life, event: Restored) -> Turn:
-    """From the own disk; the others have to be looked at before anything else."""
+    """A state from this peer's disk: read the others' progress before anything else."""
     life, effects = _fetched(mode, life, event)
     return replace(life, phase=Phase.JOINING), effects
 
 
-def _fetch_failed(_mode: Mode, life: Life, _event: FetchFailed) -> Turn:
+def _fetch_failed(_mode: Mode, life: Life, _event: StateFetchFailed) -> Turn:
     life = replace(life, phase=Phase.BEHIND, looked_past=life.number)
     return life, (LookAgain(),)
 
@@ -385,13 +660,13 @@ TABLE: Final[dict[tuple[Phase, type[Event]], Callable[[Mode, Life, Any], Turn]]]
     (Phase.STEPPING, Stepped): _stepped,
     (Phase.AVERAGING_PARAMETERS, Contributed): _count_beside,
     (Phase.AVERAGING_PARAMETERS, Estimated): _note,
-    (Phase.AVERAGING_PARAMETERS, ParametersAveraged): _parameters_averaged,
+    (Phase.AVERAGING_PARAMETERS, ParametersRoundEnded): _parameters_averaged,
     (Phase.BEHIND, Contributed): _too_late,
     (Phase.BEHIND, Estimated): _look,
     (Phase.BEHIND, Restored): _restored,
     (Phase.FETCHING, Contributed): _too_late,
     (Phase.FETCHING, Estimated): _note,
     (Phase.FETCHING, Fetched): _fetched,
-    (Phase.FETCHING, FetchFailed): _fetch_failed,
+    (Phase.FETCHING, StateFetchFailed): _fetch_failed,
 }
-"""What follows from what. Everything that is not here cannot happen."""
+"""The function for each event in each phase. A pair that is missing here cannot happen."""

@@ -8,19 +8,20 @@
         optimizer.scaled(loss).backward()
         optimizer.step(samples=len(batch), loss=loss)
 
-`step` adds the gradients to what this peer has for the epoch, and returns. When the peers together
-have the target batch it averages, weighted by samples, and steps the inner optimizer: the same step
-at every peer, as one computer with the whole batch would have made it. Making the optimizer looks
-at the run first, and takes its state if it is further; `step` does so whenever this peer fell
-behind.
+`step` adds the gradients to those that this peer has for the epoch, and returns. When all peers
+together have the target batch, it averages the gradients, weighted by samples, and steps the inner
+optimizer: the same step at every peer, as one computer with the whole batch would make it. A new
+optimizer first looks at the run, and fetches its state if the run is further; `step` does so
+whenever this peer has fallen behind.
 
-Promises: the gradients may be changed or freed as soon as `step` returns. It waits for the network
-when the batch is full (with `delayed` only if the round before lasts longer than an epoch), and
-while a state is fetched. What cannot work together is refused, by name, when it is made.
+Promises: the gradients may be changed or freed as soon as `step` returns. `step` waits for the
+network only when the batch is full, or while a state is fetched. (With `delayed`, it waits for a
+full batch only if this peer's part of the next one is computed before the round has ended.) Options
+that cannot work together are refused with a named error when the optimizer is made.
 
-Easy to get wrong: the loss is the *mean* over the batch's samples, and `samples` their number; the
-inner optimizer, its schedule and `max_norm` are those of the whole batch, and the schedule counts
-the run's steps.
+Easy to get wrong: the loss is the *mean* over the batch's samples, and `samples` is their number.
+The inner optimizer, its schedule and `max_norm` are those for the whole batch, and the schedule
+counts the run's steps.
 """
 
 from __future__ import annotations
@@ -28,53 +29,101 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
+import msgspec
 import torch
 from torch import Tensor
 
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.driver import Driver
-from protocols.accumulation.gradient_steps import GradientSteps
-from protocols.accumulation.inner_step import Factory, Scheduler
-from protocols.accumulation.life import Mode
-from protocols.accumulation.local_steps import LocalSteps
+from protocols.accumulation.lifecycle import Mode
 from protocols.accumulation.options import autocast_to, check_options, description_of, first_of
 from protocols.accumulation.parameters import Parameters
-from protocols.accumulation.saved import from_saved, to_saved
 from protocols.accumulation.standing import Batch
-from protocols.accumulation.steps import Steps
+from protocols.accumulation.state_manifest import StateRefused, read_manifest
+from protocols.accumulation.steps import Factory, GradientSteps, LocalSteps, Scheduler, Steps
 from protocols.accumulation.training_state import TrainingState
 from protocols.errors import ProtocolMisuse
+from protocols.tensors import raw_bytes
+
+# ---- a state on disk: a dictionary of two tensors
+#
+#   safetensors.torch.save_file(optimizer.state_dict(), path)
+#   optimizer.load_state_dict(safetensors.torch.load_file(path))
+#
+# Easy to get wrong: what is read from disk may be damaged, or something else. It is checked against
+# the digests in its own manifest before anything is taken from it.
+
+MANIFEST, STREAM = "potluck manifest", "potluck state"
+
+
+def to_saved(state: TrainingState) -> dict[str, Any]:
+    """The state as a dictionary. It shares the state's memory."""
+    return {
+        MANIFEST: torch.frombuffer(bytearray(state.body), dtype=torch.uint8),
+        STREAM: state.memory,
+    }
+
+
+def from_saved(saved: Mapping[str, Any]) -> TrainingState:
+    """The state in a dictionary. StateRefused unless it is complete and undamaged."""
+    manifest, memory = saved.get(MANIFEST), saved.get(STREAM)
+    if not (_is_bytes(manifest) and _is_bytes(memory)):
+        raise StateRefused(
+            "This is no state of a collaborative optimizer.",
+            why="It was not made by its state_dict().",
+            advice="Load the state of a plain torch optimizer into a plain torch optimizer.",
+        )
+    body = bytes(raw_bytes(manifest))
+    header = read_manifest(body)
+    if header.stream_bytes != len(memory):
+        raise StateRefused("The saved state is not whole: bytes of it are missing.")
+    state = TrainingState(msgspec.structs.replace(header, pieces=b""), memory)
+    if state.body != body:
+        raise StateRefused("The saved state is damaged: its bytes are not those of its manifest.")
+    return state
+
+
+def _is_bytes(value: object) -> TypeGuard[Tensor]:
+    return (
+        isinstance(value, Tensor)
+        and value.dtype is torch.uint8
+        and value.dim() == 1
+        and value.device.type == "cpu"
+    )
+
 
 __all__ = ["CollaborativeOptimizer", "Factory", "Precision", "Scheduler"]
 
 Precision = Literal["float32", "bf16", "fp16"]
 
-NEWS_SECONDS = 5.0  # after which an auxiliary peer looks up although nothing new was heard
+NEWS_SECONDS = 5.0  # the longest wait of an auxiliary peer between two checks
 
 
 class CollaborativeOptimizer(torch.optim.Optimizer):
-    """One for each bridge. Everything in it is for one thread, the training thread.
+    """Make one for each bridge. All its methods are for one thread, the training thread.
 
-    - `named_parameters`: of the model, in float32 (or float64); frozen ones are left as they are.
-    - `factory`: makes the inner optimizer of (name, parameter) pairs, as torch's own take them.
+    - `named_parameters`: of the model, in float32 or float64. Frozen ones are left as they are.
+    - `factory`: makes the inner optimizer from (name, parameter) pairs, as torch's constructors do.
     - `scheduler`: makes its schedule, which is stepped once for each step of the run.
-    - `delayed`: the next batch is computed while the last one is averaged and stepped with, so
-      that its gradients are exactly one step old. For links on which a round takes a good part
-      of an epoch.
-    - `local_steps`: H > 1 lets each peer step by itself, and averages how far it went (DiLoCo) when
-      the peers have H target batches together. For links that are hundreds of times too slow.
-    - `max_norm`: the averaged gradient is clipped to it (with local steps: each peer's own).
-    - `average_parameters_every`: after so many steps the parameters are averaged too, so that
-      machines that round unlike do not drift apart; 0 is never.
-    - `last_epoch`: the run is complete with so many steps, and no other is made; 0: it has no end.
+    - `delayed`: compute the next batch while the last one is averaged and stepped with, so that its
+      gradients are exactly one step old. For links over which a round takes a good part of an
+      epoch.
+    - `local_steps`: with H > 1 each peer makes steps by itself, and the peers average how far they
+      went (DiLoCo) when they have H target batches together. For links that are hundreds of times
+      too slow.
+    - `max_norm`: clip the averaged gradient to this norm (with local steps: each peer's own).
+    - `average_parameters_every`: after so many steps average the parameters, too, so that machines
+      that round differently do not drift apart; 0: never.
+    - `last_epoch`: the run is complete after so many steps, and makes no more; 0: it has no end.
     - `precision`: what `autocast` computes in; fp16 with a loss scale on which all peers agree.
-    - `auxiliary`: brings no gradients, reduces for the others and makes their steps (`assist`).
-    - `buffers`: `model.named_buffers()`, where they belong to what a newcomer needs.
-    - `batch`: samples of one batch, where that is known before the first: others plan with it.
+    - `auxiliary`: bring no gradients, but reduce for the others and make their steps (`assist`).
+    - `buffers`: `model.named_buffers()`, if a newcomer needs them.
+    - `batch`, `batch_seconds`: samples of one batch, and how long one takes, if that is known
+      before the first: all peers plan the first steps with it.
     """
 
     def __init__(
@@ -93,6 +142,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         auxiliary: bool = False,
         buffers: Iterable[tuple[str, Tensor]] = (),
         batch: int = 0,
+        batch_seconds: float = 0.0,
     ) -> None:
         check_options(
             delayed=delayed,
@@ -152,24 +202,25 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             history=first_of(self._steps, bridge.run, description.digest),
             description=description,
             batch=batch,
+            batch_seconds=batch_seconds,
         )
         self._driver.enter()
         self._show_inner()
 
     @property
     def epoch(self) -> int:
-        """How many steps the run had made when it had this state."""
+        """How many steps the run made to reach this state."""
         return self._driver.standing.at[0]
 
     @property
     def model_epoch(self) -> int:
-        """That of the parameters in the model. `delayed`, they are a step older than the state
-        from the moment that the step is made until the next batch of all peers is full."""
+        """The epoch of the parameters in the model. With `delayed`, they are one step older than
+        the state from when a step is made until the peers' next batch is full."""
         return self._driver.standing.model_epoch
 
     @property
     def history(self) -> bytes:
-        """Sixteen bytes that are equal at two peers that made the same steps."""
+        """Sixteen bytes that are equal at peers that made the same steps."""
         return self._driver.standing.at[1]
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -181,20 +232,21 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         return loss * self._steps.loss_factor if self._steps.scales_loss else loss
 
     _step_supports_amp_scaling = True
-    """So that a torch.amp.GradScaler leaves it to `step` what becomes of the batch, and sets
-    `grad_scale` and `found_inf` here before it calls that."""
+    """Makes a torch.amp.GradScaler leave the batch to `step`, and set `grad_scale` and `found_inf`
+    here before it calls `step`."""
 
     def step(  # type: ignore[override]
         self, closure: None = None, *, samples: int, loss: Tensor | float | None = None
     ) -> bool:
-        """Count the gradients in `.grad`, the mean over so many samples; whether the run stepped.
+        """Count the gradients in `.grad`, the mean over this many samples. Returns whether a step
+        of the run was made.
 
-        The run's loss (`StepTaken.loss`) is the mean of what all peers give here. One that is not
-        finite is held back, as gradients are that are not finite: the batch does not count, and an
-        event says so with the parameter's name.
+        The run's loss (`StepTaken.loss`) is the mean of the losses that all peers pass here. A
+        batch whose loss or gradients are not finite does not count, and an event says so (for
+        gradients, with the parameter's name).
 
-        Raises CollaborationEnded when the collaboration has ended; StateRefused when the run has
-        another model, or another release of torch.
+        Raises CollaborationEnded when the collaboration has ended, and StateRefused when the run
+        has another model, or another release of torch.
         """
         if closure is not None:
             raise ProtocolMisuse(
@@ -225,7 +277,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         return has_stepped
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: what peers average is decided when the optimizer is made."""
+        """Refused: what the peers average is fixed when the optimizer is made."""
         if hasattr(self, "_driver"):
             raise ProtocolMisuse(
                 "A param group cannot be added to a collaborative optimizer.",
@@ -235,7 +287,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch: forget the gradients of the last batch. What was counted stays."""
+        """As in torch: drop the gradients of the last batch. Samples that were counted stay."""
         for one in self._parameters.tensors:
             if set_to_none or one.grad is None:
                 one.grad = None
@@ -243,9 +295,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 one.grad.detach_().zero_()
 
     def assist(self, *, epochs: int | None = None, seconds: float = math.inf) -> None:
-        """Auxiliary mode: reduce for the others and make their steps, until the collaboration ends
-        (then CollaborationEnded), until the run has made so many more, or for so long; a round
-        that is under way then is seen out."""
+        """Auxiliary mode: reduce for the others and make their steps. Returns after this many
+        epochs or seconds, when the round under way has ended. Raises CollaborationEnded when the
+        collaboration ends."""
         if not self._auxiliary:
             raise ProtocolMisuse(
                 "A peer that trains cannot only assist.",
@@ -263,22 +315,22 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         self._show_inner()
 
     def finish(self) -> None:
-        """Wait for a delayed step that is under way and take it into the model: before the model
-        is saved or evaluated. Without `delayed` there is nothing to wait for."""
+        """Wait for a delayed step that is under way, and take it over into the model. Call it
+        before the model is saved or evaluated. Without `delayed` there is nothing to wait for."""
         self._driver.finish()
 
     def see_out(self, seconds: float) -> bool:
-        """Before leaving: bring what was accumulated to the round that is nearly due, if it begins
-        within so many seconds. False if samples are left that will be in no step."""
+        """Before leaving, bring the accumulated samples to the round that is nearly due, if it
+        begins within this time. False if samples are left that will be in no step."""
         seen_out = self._driver.see_out(seconds)
         self._show_inner()
         return seen_out
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
-        """While this is entered the others do not count on this peer, or wait for it, and it has
-        to compute nothing: a pause. Then the run is looked at, and its state taken if it is
-        further; if it is not, what was accumulated counts."""
+        """A pause: inside the block the others do not count on this peer or wait for it, and it
+        need not compute. Afterwards it looks at the run, and fetches its state if that is further.
+        Otherwise the accumulated samples count."""
         with self._driver.away():
             yield
         self._show_inner()
@@ -286,23 +338,23 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     # -- the user's own checkpoints
 
     def capture(self) -> TrainingState:
-        """A copy of the whole state, with the parameters: what checkpoints are made of."""
+        """A copy of the whole state, with the parameters. Checkpoints are made of it."""
         return self._driver.capture()
 
     def restore(self, state: TrainingState) -> None:
-        """Go on from a captured state. Where the run is further, its state is taken then."""
+        """Go on from a captured state. If the run is further, its state is fetched afterwards."""
         self._driver.restore(state)
         self._show_inner()
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, with the parameters, as two tensors of bytes: safetensors takes it."""
+        """The whole state, with the parameters, as two tensors of bytes, for safetensors."""
         return to_saved(self.capture())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave; StateRefused, by name, if it is of another model."""
+        """Go on from what `state_dict` returned. StateRefused if it is of another model."""
         self.restore(from_saved(state_dict))
 
     def _show_inner(self) -> None:
-        """Its groups and statistics are what a user sees here. Torch makes new ones of both
-        whenever it loads a state, so they have to be looked up again after each."""
+        """Show the inner optimizer's groups and statistics as this optimizer's. Torch replaces both
+        whenever it loads a state, so they are looked up again after each change."""
         self.param_groups, self.state = self._inner.param_groups, self._inner.state

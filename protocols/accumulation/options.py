@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from protocols.accumulation.history import first_history
+from protocols.accumulation.lineage import first_history
 from protocols.accumulation.optimizer_state import OWN_SETTINGS
 from protocols.accumulation.signature import LONGEST_OPTIMIZER_NAME
 from protocols.accumulation.steps import Steps

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from protocols.errors import ProtocolMisuse
-from protocols.moshpit.layout import CodecName, Segment
+from protocols.moshpit.layout import Segment
+from protocols.tensors import CodecName
 
 Codecs = CodecName | Mapping[str, CodecName]
 """For all parameters, or by name; those that are not named travel as they are."""

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta
 
 from protocols.accumulation.batch_plan import MOST_SPARED
-from protocols.accumulation.history import HISTORY_BYTES
-from protocols.dht.families import Family
-from protocols.messages import Message
+from protocols.accumulation.lineage import HISTORY_BYTES
+from protocols.dht import Family
+from protocols.rpc import Message
 
 SLOT_SECONDS: Final = 18.0
 """How long a slot lives: a peer that was killed is forgotten after this. Three times as long as
@@ -48,7 +48,7 @@ History = Annotated[bytes, Meta(min_length=HISTORY_BYTES, max_length=HISTORY_BYT
 class ProgressSlot(Message, frozen=True):
     """One peer's progress.
 
-    - `epoch`, `history`: how many steps its parameters have had, and which (history.py).
+    - `epoch`, `history`: how many steps its parameters have had, and which (lineage.py).
     - `samples`: what it brings to the round that ends this epoch, as far as it has it. While a
       round is under way these are the samples in it, also where the next epoch's are being
       computed beside it.
@@ -56,24 +56,26 @@ class ProgressSlot(Message, frozen=True):
     - `role`: "auxiliary" comes to rounds without samples.
     - `client`: it can only dial out.
     - `signature`: of the model's tensors and optimizer; who has another one cannot take part.
-    - `state_digest`: of its state at this epoch, or empty while that is not computed.
-    - `serves_state`: others may fetch its state.
+    - `state_digest`: of its state at this epoch, which others may fetch; empty while there is none.
     - `averaging`: it has begun the round that ends this epoch.
     - `keeps`: it keeps the run's checkpoints, so a run may begin with it.
     - `follows`: it has taken its state from others and made no step with it since: what becomes of
-      the run is not for it to say (forks.py).
+      the run is not for it to say (lineage.py).
     - `name`: what its owner would be called. It proves nothing, and is any text: whoever shows it
       cleans it first.
     - `batch`: samples of one batch of it; 0 where it has computed none yet and does not know.
-    - `batch_seconds`: how long one takes it; 0 where that is not known.
+    - `batch_seconds`: how long one takes it, before its first batch by what it was measured at
+      before it came; 0 where that is not known.
     - `under_way`: for so many seconds it has computed the batch that is under way; negative while
       there is none.
     - `epoch_seconds`: so long after the round that began this epoch this was said. All members of
-      that round know when it ended, so they need not guess how old a slot is. Negative where this
-      peer was not in it.
+      that round know when it ended, so they need not guess how old a slot is. Others go by what
+      these say; negative as long as they have not read it.
     - `beside`: samples of the next epoch that it has already, while it averages (delayed).
     - `leaves`: it begins no batch any more, and only brings what it has.
     - `spared`: so many of the last steps in a row were made without samples of it.
+    - `came_seconds`: so long after the round that began this epoch a peer came that was not in it;
+      negative where it was. It does not change within an epoch.
     """
 
     epoch: Epoch
@@ -85,7 +87,6 @@ class ProgressSlot(Message, frozen=True):
     client: bool = False
     state_digest: Annotated[bytes, Meta(max_length=STATE_DIGEST_BYTES)] = b""
     torch: Annotated[str, Meta(max_length=LONGEST_TORCH)] = ""
-    serves_state: bool = False
     averaging: bool = False
     keeps: bool = False
     follows: bool = False
@@ -97,13 +98,25 @@ class ProgressSlot(Message, frozen=True):
     beside: Samples = 0
     leaves: bool = False
     spared: Annotated[int, Meta(ge=0, le=MOST_SPARED)] = 0
+    came_seconds: Annotated[float, Meta(ge=-1.0, le=LONGEST_SECONDS)] = -1.0
+
+    @property
+    def was_in_round(self) -> bool:
+        """In the one that began its epoch."""
+        return self.came_seconds < 0.0 <= self.epoch_seconds
+
+    @property
+    def has_begun(self) -> bool:
+        """To compute in this epoch: one that has just come may wait until the others know it."""
+        return self.was_in_round or self.samples > 0 or self.under_way >= 0.0
 
 
 def _check(_key: str, slot: Any) -> str | None:
     """What the types cannot say."""
     if not math.isfinite(slot.samples_per_second):
         return "Its samples per second are not a finite number."
-    if not all(map(math.isfinite, (slot.batch_seconds, slot.under_way, slot.epoch_seconds))):
+    times = (slot.batch_seconds, slot.under_way, slot.epoch_seconds, slot.came_seconds)
+    if not all(map(math.isfinite, times)):
         return "One of its times is not a finite number."
     if len(slot.state_digest) not in (0, STATE_DIGEST_BYTES):
         return f"The digest of its state has {len(slot.state_digest)} bytes."
@@ -118,7 +131,7 @@ PROGRESS = Family(
     longest_ttl_seconds=60.0,
     check=_check,
 )
-"""Every node of a swarm that trains declares it (node/directory.py)."""
+"""Every node of a swarm that trains declares it (node/core/directory.py)."""
 
 
 def progress_key(run: str) -> str:

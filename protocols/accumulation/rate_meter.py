@@ -9,7 +9,8 @@ averaged, while a state is fetched) are not in it. A peer that has fallen silent
 itself: after twice the time that its batches take, the rate is what the silence allows.
 
 Easy to get wrong: one batch says nothing before it is ready, so the first rate comes with the
-first batch, and the time before it counts.
+first batch, and the time before it counts. A first batch may take ten times as long as any other,
+so the second one replaces it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class RateMeter:
         self._seconds = 0.0
         self._samples = 0.0
         self._batch_seconds = 0.0
+        self._batches = 0
         self.largest_batch = 0
 
     def began(self, now: float) -> None:
@@ -45,7 +47,8 @@ class RateMeter:
         self.largest_batch = max(samples, self.largest_batch // 2)
         if self._since is not None:
             seconds = max(0.0, now - self._since)
-            kept = math.exp(-seconds / MEMORY_SECONDS)
+            kept = 0.0 if self._batches == 1 else math.exp(-seconds / MEMORY_SECONDS)
+            self._batches += 1
             self._seconds = self._seconds * kept + seconds
             self._samples = self._samples * kept + samples
             self._batch_seconds = seconds

@@ -1,7 +1,8 @@
-"""What a round's outcome means to the lifecycle, in its words. Pure.
+"""Translates the outcome of a round (moshpit/outcome.py) into the lifecycle's events. Pure.
 
-Easy to get wrong: over a grid the bits of a result are shared only within the last group, so its
-digest names no history, unless a part of the grid failed: what came of that is no rounding.
+Easy to get wrong: over a grid, only the members of the last group share the bits of a result. So
+its digest does not name a history, unless a part of the grid failed: then the results differ by
+more than rounding.
 """
 
 from __future__ import annotations
@@ -10,32 +11,32 @@ import secrets
 
 from torch import Tensor
 
-from protocols.accumulation.committed_result import Made, ResultLayouts, lone_step
-from protocols.accumulation.lifecycle_events import Averaged, Ending, ParametersAveraged
-from protocols.accumulation.share import Share
+from protocols.accumulation.events import Share
+from protocols.accumulation.lifecycle import Averaged, Ending, ParametersRoundEnded
+from protocols.accumulation.progress import Estimate
+from protocols.accumulation.results import Made, ResultLayouts, lone_step
 from protocols.accumulation.state_messages import NONCE_BYTES
 from protocols.identity import PeerId
-from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut, Outcome
-from protocols.moshpit.round_statistics import Verdict
+from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut, Outcome, Verdict
 
 OVER_A_GRID = b"over a grid"
-"""In place of a digest where several groups each hold an average that is nearly the same."""
+"""Used in place of a digest if several groups each hold nearly the same average."""
 
 
 def made_of(outcome: Outcome, own: Tensor, layouts: ResultLayouts) -> Made | None:
-    """What the step is made of that may follow; `own` is what this peer has brought."""
+    """The source of a step after this outcome, if one may follow. `own`: this peer's values."""
     match outcome:
         case Committed():
             return Made("step", outcome.digest, outcome.cut)
         case Alone():
-            # Nobody else has these bytes: a step that is made alone makes a history of its own.
+            # No other peer has these bytes: a step that is made alone begins a history of its own.
             return lone_step(own, layouts, secrets.token_bytes(NONCE_BYTES))
         case _:
             return None
 
 
 def averaged(outcome: Outcome, made: Made | None = None) -> Averaged:
-    """`made`: what a step would be made of."""
+    """The event for this outcome. `made`: what a step would be made of."""
     match outcome:
         case Committed():
             over_a_grid = len(outcome.rounds) > 1
@@ -62,31 +63,44 @@ def averaged(outcome: Outcome, made: Made | None = None) -> Averaged:
 
 
 def _is_whole(outcome: Committed) -> bool:
-    """Whether every round of the grid was committed with all of its group. Else this group's result
-    is another than that of the others, not by rounding alone; and so must its history be, or its
-    members would go on beside the others with other parameters and nobody would know."""
+    """Whether every round of the grid was committed with all of its group. If not, this group's
+    result differs from the others' by more than rounding. Its history must differ, too, or its
+    members would go on with other parameters than the others, unnoticed."""
     return all(one.verdict is Verdict.COMMITTED and not one.excluded for one in outcome.rounds)
 
 
-def parameters_averaged(outcome: Outcome) -> ParametersAveraged:
+def parameters_averaged(outcome: Outcome) -> ParametersRoundEnded:
     """The same for an averaging of the parameters."""
     ended = averaged(outcome)
-    return ParametersAveraged(ended.ending, ended.digest, ended.members)
+    return ParametersRoundEnded(ended.ending, ended.digest, ended.members)
 
 
 def left_out_of(outcome: Committed) -> tuple[PeerId, ...]:
-    """Who was in the group and is not in its result."""
+    """The peers that were in the group and are not in its result."""
     return tuple(one.peer for one in outcome.left_out)
 
 
+def lacks_somebody(outcome: Outcome, found: Estimate) -> bool:
+    """Whether peers outside the round may make another step of this epoch, or have made it."""
+    match outcome:
+        case Alone():
+            return True
+        case Committed():
+            if outcome.votes is not None:
+                return outcome.votes < len(found.holders)
+            return not found.holders <= {found.me, *outcome.members, *left_out_of(outcome)}
+        case _:
+            return False
+
+
 def brought_to(outcome: Outcome) -> dict[PeerId, float]:
-    """What each of the (first) group has signed that it brings."""
+    """The weight that each member of the (first) group has signed."""
     first = outcome.rounds[0] if outcome.rounds else None
     return {} if first is None else dict(zip(first.members, first.weights, strict=False))
 
 
 def shares_of(outcome: Committed) -> tuple[Share, ...]:
-    """What each of the (first) group brought; empty if that group has committed nothing."""
+    """The share of each member of the (first) group; empty if that group committed nothing."""
     first = outcome.rounds[0]
     if first.verdict is not Verdict.COMMITTED:
         return ()

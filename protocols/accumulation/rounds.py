@@ -1,19 +1,20 @@
-"""Rounds and their steps, in the training thread or beside it.
+"""Carries out rounds and their steps, in the training thread or beside it.
 
     rounds = Rounds(bridge, steps, mode, standing)
     effects = rounds.begin(average)              # without `delayed`: it has ended on return
-    effects = rounds.step(step)
+    effects = rounds.step(step, one)
 
-Without `delayed` the training thread waits for the round and makes the step. With it, a thread of
-the round's own waits for the outcome and steps on the shadow (gradient_steps.py), while the
-training thread computes the next batches; `begin` takes the shadow over into the model, exactly
-one step late. What that thread cannot do, because the model is not its own, it leaves in `left`.
+Without `delayed`, the training thread waits for the round and makes the step. With it, a thread for
+this round waits for the outcome and makes the step on the shadow (steps.py), while the training
+thread computes the next batches. The next `begin` takes the shadow over into the model, exactly one
+step late. The thread may not touch the model; it puts the effects that do into `left`, for the
+training thread.
 
-Promises: the thread ends with its round, or as soon as the collaboration does; an error in it is
+Promises: the thread ends with its round, or as soon as the collaboration does. An error in it is
 raised in the training thread, at its next call.
 
-Easy to get wrong: a delayed round that lasts longer than an epoch must hold the training thread
-up, or the next batch grows beyond what the run's hyper-parameters are made for.
+Easy to get wrong: if a delayed round takes longer than an epoch, the training thread waits for it
+once its part of the next epoch is computed, or would grow beyond the target (driver.py).
 """
 
 from __future__ import annotations
@@ -26,37 +27,41 @@ from contextlib import nullcontext
 import torch
 
 from protocols.accumulation.batch_plan import MOST_SPARED
-from protocols.accumulation.bridge import Bridge, Wanted
-from protocols.accumulation.committed_result import Made
+from protocols.accumulation.bridge import Bridge, WantedRound
 from protocols.accumulation.decided_steps import decided_step
-from protocols.accumulation.events import NoBatchFits, ParametersAveraged, ScaleChanged, StepTaken
-from protocols.accumulation.forks import Lineage
-from protocols.accumulation.history import history_after_parameters
-from protocols.accumulation.life import Mode
-from protocols.accumulation.lifecycle_events import (
+from protocols.accumulation.events import (
+    MOST_BATCHES,
+    NoBatchFits,
+    ParametersAveraged,
+    ScaleChanged,
+    StepTaken,
+)
+from protocols.accumulation.lifecycle import (
     Average,
     AverageParameters,
     Effect,
+    Mode,
     Step,
     StepAlone,
     Stepped,
 )
+from protocols.accumulation.lineage import Lineage, history_after_parameters
+from protocols.accumulation.results import Made
 from protocols.accumulation.round_endings import (
     averaged,
     brought_to,
+    lacks_somebody,
     left_out_of,
     made_of,
     parameters_averaged,
     shares_of,
 )
-from protocols.accumulation.share import MOST_BATCHES
-from protocols.accumulation.standing import Round, Standing
+from protocols.accumulation.standing import OwnRound, Standing
 from protocols.accumulation.steps import Steps
-from protocols.accumulation.waiting import Answer
-from protocols.moshpit.layout import Layout
-from protocols.moshpit.outcome import Alone, Committed, Outcome
+from protocols.accumulation.waiting import LaterAnswer
+from protocols.moshpit.layout import Layout, Vector
+from protocols.moshpit.outcome import Committed, Outcome
 from protocols.moshpit.roster import LARGEST_WEIGHT
-from protocols.moshpit.vector import Vector
 
 
 class Rounds:
@@ -66,21 +71,19 @@ class Rounds:
         self._bridge, self._steps, self._mode = bridge, steps, mode
         self._standing = standing
         self._thread: threading.Thread | None = None
-        self._beside: Round | None = None
-        self._full_at = 1
+        self._beside: OwnRound | None = None
         self._spared = 0  # steps in a row without samples of this peer
         self._failure: BaseException | None = None
         self.left: deque[Effect] = deque()
-        """What the thread of a round leaves to the training thread."""
+        """Effects that a round's thread leaves to the training thread."""
 
     def begin(self, effect: Average) -> list[Effect]:
-        """The peers together have the target batch: average (DeDLOC, section 3.1)."""
+        """Average: together the peers have the target batch (DeDLOC, section 3.1)."""
         if self._mode.delayed:
             self.join()  # the last round has ended, or there would be no other
             self._standing.take_over()
         one = self._standing.begin_round(effect.expected)
-        self._full_at = max(effect.weight, self._mode.target_samples // effect.expected, 1)
-        wanted = Wanted(
+        wanted = WantedRound(
             Vector(self._steps.layout, one.contribution.values),
             weight=float(effect.weight),
             most_weight=min(float(MOST_BATCHES * self._mode.target_samples), LARGEST_WEIGHT),
@@ -104,30 +107,23 @@ class Rounds:
         return self._end(one, outcome)
 
     def join(self) -> None:
-        """Wait for the thread of a delayed round; raises what went wrong in it."""
-        thread = self._thread
-        if thread is not None:
+        """Wait for the thread of a delayed round, and raise its error, if any."""
+        thread, one = self._thread, self._beside
+        if thread is not None and one is not None:
+            if thread.is_alive() and one.waiting_since is None:
+                one.waiting_since = time.monotonic()
             with self._bridge.waiting():
                 thread.join()
             self._thread = None
         self.raise_failure()
-
-    def wait_while_full(self) -> None:
-        """Delayed: the next round must not grow beyond a batch while the last one lasts."""
-        thread, one = self._thread, self._beside
-        if thread is None or one is None or not thread.is_alive():
-            return
-        if self._standing.life.samples >= self._full_at:
-            one.waiting_since = time.monotonic()
-            self.join()
 
     def raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
-    def step(self, effect: Step | StepAlone, one: Round) -> list[Effect]:
-        """theta_{t+1} = step(theta_t, averaged), at all members with the same bits."""
+    def step(self, effect: Step | StepAlone, one: OwnRound) -> list[Effect]:
+        """theta_{t+1} = step(theta_t, averaged), with the same bits at all members."""
         standing, began, scale = self._standing, time.monotonic(), self._steps.scale.scale
         together = one.outcome if isinstance(effect, Step) else None
         assert together is None or isinstance(together, Committed)
@@ -139,7 +135,6 @@ class Rounds:
             standing.at = (effect.epoch + 1, effect.history)
             if not self._mode.delayed:
                 standing.model_epoch = effect.epoch + 1
-        standing.steps_taken += 1
         standing.is_in_step(one)
         self._tell_if_spared(effect.epoch, one.contribution.samples)
         self._bridge.state_advanced()
@@ -167,7 +162,7 @@ class Rounds:
         return standing.tell(Stepped())
 
     def _tell_if_spared(self, epoch: int, own_samples: int) -> None:
-        """Where steps go on being made without this peer, its owner hears of it, and why."""
+        """After each MOST_SPARED steps in a row without samples of this peer, tell its owner."""
         self._spared = 0 if own_samples or self._mode.auxiliary else self._spared + 1
         if self._spared and self._spared % MOST_SPARED == 0:
             found = self._bridge.estimate
@@ -176,10 +171,11 @@ class Rounds:
             )
 
     def average_parameters(self, effect: AverageParameters) -> list[Effect]:
-        """Unlike machines round unlike: what has drifted apart is averaged, every peer alike."""
+        """Average parameters that drifted apart because different machines round differently. All
+        peers have the same weight."""
         shared, standing = self._steps.shared, self._standing
         own = shared.copy_into(shared.buffer(device=torch.device("cpu")))
-        wanted = Wanted(
+        wanted = WantedRound(
             Vector(Layout(shared.segments("none")), own),
             weight=1.0,
             most_weight=1.0,
@@ -203,14 +199,16 @@ class Rounds:
             self._bridge.state_advanced()
         return standing.tell(ended)
 
-    def _end(self, one: Round, outcome: Outcome) -> list[Effect]:
-        """Tell how it ended, and make the step that follows, if one does."""
+    def _end(self, one: OwnRound, outcome: Outcome) -> list[Effect]:
+        """Report how the round ended, and make the step that follows, if any."""
         one.outcome, one.ended = outcome, time.monotonic()
         one.made = made_of(outcome, one.contribution.values, self._standing.results.layouts)
         life, own = self._standing.life, one.contribution.samples
         before = Lineage(life.epoch, life.history)
         self._standing.decided.note(decided_step(outcome, before, own))
-        if self._lacks_somebody(outcome):  # what became of them only a look from now on can tell
+        if lacks_somebody(
+            outcome, self._bridge.estimate
+        ):  # only a fresh look shows what became of them
             self._bridge.look_again(self._bridge.estimate.number).wait()
         effects = deque(self._standing.end_round(averaged(outcome, one.made), brought_to(outcome)))
         rest: list[Effect] = []
@@ -224,22 +222,8 @@ class Rounds:
                     rest.append(effect)
         return rest
 
-    def _lacks_somebody(self, outcome: Outcome) -> bool:
-        """Whether others live who may make another step of this epoch, or have."""
-        match outcome:
-            case Alone():
-                return True
-            case Committed():
-                found = self._bridge.estimate
-                group = {found.me, *outcome.members, *left_out_of(outcome)}
-                if outcome.votes is not None:
-                    return outcome.votes < len(found.holders)
-                return not found.holders <= group
-            case _:
-                return False
-
-    def _end_beside(self, one: Round, answer: Answer[Outcome]) -> None:
-        """In a thread of its own: the end of a delayed round, and its step."""
+    def _end_beside(self, one: OwnRound, answer: LaterAnswer[Outcome]) -> None:
+        """In the round's own thread: end a delayed round, and make its step."""
         try:
             self.left.extend(self._end(one, answer.wait()))
         except BaseException as error:  # noqa: BLE001 - raised in the training thread

@@ -22,7 +22,7 @@ from typing import Annotated, Literal, get_args
 from blake3 import blake3
 from msgspec import Meta
 
-from protocols.messages import Message, encode
+from protocols.rpc import Message, encode
 
 SIGNATURE_BYTES = 16  # 2^64 tries to find two models that collide; nobody gains by it
 LONGEST_TENSOR_NAME = 512  # characters; a deeply nested module's is about 100

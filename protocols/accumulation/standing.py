@@ -1,17 +1,17 @@
-"""Where this peer stands in the run: its life, its state's epoch, and what others are told of it.
+"""Where this peer stands in the run: its lifecycle, its state's epoch, and what others are told.
 
     standing = Standing(bridge, steps, mode, history=first, signature=signature)
     effects = standing.count(batch)                 # the gradients in `.grad`
-    effects = standing.tell(Estimated(...))         # what is left to be done
+    effects = standing.tell(Estimated(...))         # the effects that are left to carry out
 
-Two threads tell the lifecycle things: the training thread, and that of a delayed round. Whatever
-follows for the accumulated gradients (they are kept, dropped, put back) happens here at once, under
-the same lock as the telling, and what is to be said of this peer is said. What takes long is
-returned, for the caller to do: rounds, steps, fetching.
+Two threads report events to the lifecycle: the training thread, and that of a delayed round.
+Effects on the accumulated gradients (keep, drop, put back) are carried out here at once, under the
+lock of the report, and this peer's progress is published. Effects that take long are returned to
+the caller: rounds, steps, fetching.
 
 Easy to get wrong: the epoch and history that others read with the state (`at`) are those of its
-tensors, and change together with them, under the lock of the state. The life is ahead of them while
-a step is being made.
+tensors. They change together with the tensors, under the state's lock. The `Life` is ahead of them
+while a step is being made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import torch
 
 from protocols.accumulation.accumulator import Contribution
 from protocols.accumulation.bridge import Bridge
-from protocols.accumulation.committed_result import CommittedResult, Made, ResultLayouts
 from protocols.accumulation.decided_steps import DecidedSteps
 from protocols.accumulation.events import (
     GradientsDropped,
@@ -34,10 +33,7 @@ from protocols.accumulation.events import (
     SeenStep,
     StepLoss,
 )
-from protocols.accumulation.forks import Lineage
-from protocols.accumulation.life import Life, Mode, Phase
-from protocols.accumulation.lifecycle import Lifecycle
-from protocols.accumulation.lifecycle_events import (
+from protocols.accumulation.lifecycle import (
     Announce,
     Averaged,
     Contributed,
@@ -47,11 +43,21 @@ from protocols.accumulation.lifecycle_events import (
     Event,
     HoldBack,
     KeepGradients,
+    Life,
+    Lifecycle,
+    Mode,
+    Phase,
     Step,
     StepAlone,
 )
-from protocols.accumulation.progress_slot import LARGEST_SAMPLES, LONGEST_TORCH, ProgressSlot
-from protocols.accumulation.results_kept import ResultsKept
+from protocols.accumulation.lineage import Lineage
+from protocols.accumulation.progress_slot import (
+    LARGEST_SAMPLES,
+    LONGEST_SECONDS,
+    LONGEST_TORCH,
+    ProgressSlot,
+)
+from protocols.accumulation.results import CommittedResult, Made, ResultLayouts, ResultsKept
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_state import LiveState, TrainingState
@@ -61,7 +67,7 @@ from protocols.moshpit.outcome import Outcome
 
 
 @dataclass(eq=False)
-class Round:
+class OwnRound:
     """One round of this peer, from taking its contribution to the end of its step."""
 
     contribution: Contribution
@@ -69,11 +75,11 @@ class Round:
     began: float
     accumulating_seconds: float
     waiting_since: float | None = None
-    """From when on the training thread waited for its end, if it did."""
+    """Since when the training thread waited for its end, if it did."""
     ended: float = 0.0
     outcome: Outcome | None = None
     made: Made | None = None
-    """What a step would be made of, if one follows."""
+    """The source of the step, if one follows."""
 
     def waited_seconds(self) -> float:
         return 0.0 if self.waiting_since is None else time.monotonic() - self.waiting_since
@@ -81,8 +87,8 @@ class Round:
 
 @dataclass(frozen=True)
 class Batch:
-    """So many samples, whose mean gradient is in `.grad`. `trouble`: why they cannot count. `loss`:
-    their mean, if that is known."""
+    """Samples whose mean gradient is in `.grad`. `trouble`: why they cannot count. `loss`: their
+    mean loss, if known."""
 
     samples: int
     trouble: str = ""
@@ -90,8 +96,8 @@ class Batch:
 
 
 class Standing:
-    """Invariant: the gradients that are accumulated, and those in `round`, are of as many samples
-    as the life says."""
+    """Invariant: the accumulated gradients, and those in `_round`, are of as many samples as the
+    `Life` says."""
 
     def __init__(
         self, bridge: Bridge, steps: Steps, mode: Mode, *, history: bytes, signature: bytes
@@ -100,33 +106,32 @@ class Standing:
         self._signature = signature
         self._lifecycle = Lifecycle(mode, epoch=0, history=history)
         self._telling = threading.Lock()
-        self._round: Round | None = None
+        self._round: OwnRound | None = None
         self._epoch_began = time.monotonic()
         self.lock = StateLock()
         self.results = ResultsKept(
             ResultLayouts(steps.layout, Layout(steps.shared.segments("none")))
         )
-        """What the last steps were made of, for those who follow."""
+        """The results that the last steps were made of, for peers that follow."""
         self.at = (0, history)
         """Epoch and history of the state."""
         self.model_epoch = 0
-        """Of the parameters that the model computes with: delayed, it is behind the state."""
-        self.steps_taken = 0
-        """Of the run, with this peer, since it came."""
+        """The epoch of the model's parameters. With delayed steps it is behind the state's."""
         self.rounds_failed = 0
-        """In a row, of this epoch."""
+        """Failed rounds in a row, of this epoch."""
         self._batch, self._computes, self._leaves = 0, False, False
+        self._batch_seconds = 0.0
         self.decided = DecidedSteps()
-        """By the rounds of this epoch, and perhaps made by others only."""
+        """Steps that this epoch's rounds decided, and that perhaps only others have made."""
 
     @property
     def life(self) -> Life:
         return self._lifecycle.life
 
-    # -- telling
+    # -- reporting events
 
     def count(self, batch: Batch) -> list[Effect]:
-        """A batch is done. What is not finite does not count, and an event says so by name."""
+        """Count a batch. If it is not finite it does not count, and an event says why."""
         parameter, trouble = "", batch.trouble
         with self._telling:
             self._batch, self._computes = batch.samples, False
@@ -140,18 +145,18 @@ class Standing:
             self._bridge.tell(HeldBack(self.life.epoch, batch.samples, trouble, parameter))
         return [one for one in effects if not isinstance(one, HoldBack)]
 
-    def is_to_compute(self, samples: int) -> None:
-        """Batches of so many samples, by what is known before the first; 0: that is not known."""
-        self._batch = samples
+    def is_to_compute(self, samples: int, seconds: float) -> None:
+        """Set the samples and the duration of a batch, as known before the first; 0: unknown."""
+        self._batch, self._batch_seconds = samples, seconds
 
     def begin_batch(self) -> None:
-        """The next batch is being computed from now on."""
+        """This peer begins to compute the next batch."""
         with self._telling:
             self._computes, self._leaves = not self._mode.auxiliary, False
             self._bridge.note(self.slot())
 
     def computes_no_more(self) -> None:
-        """This peer only brings what it has."""
+        """This peer computes no more batches, and only brings what it has."""
         with self._telling:
             self._computes, self._leaves = False, True
             self._bridge.note(self.slot(), at_once=True)
@@ -161,7 +166,7 @@ class Standing:
             return self._rest(self._lifecycle.take(event))
 
     def end_round(self, ended: Averaged, brought: Mapping[PeerId, float]) -> list[Effect]:
-        """How a round ended, with what everybody brought to it."""
+        """Report how a round ended, with what each member brought to it."""
         with self._telling:
             self._lifecycle.take(Estimated(self._bridge.estimate))
             effects = self._lifecycle.take(ended)
@@ -194,17 +199,17 @@ class Standing:
 
     # -- the round that is under way
 
-    def begin_round(self, expected: int) -> Round:
-        """With all that was accumulated."""
+    def begin_round(self, expected: int) -> OwnRound:
+        """Begin a round with everything accumulated."""
         now = time.monotonic()
         with self._telling:
             contribution = self._steps.take()
-            self._round = Round(contribution, expected, now, now - self._epoch_began)
+            self._round = OwnRound(contribution, expected, now, now - self._epoch_began)
         self._epoch_began = now
         return self._round
 
-    def is_in_step(self, one: Round) -> None:
-        """What was in the round is in the parameters."""
+    def is_in_step(self, one: OwnRound) -> None:
+        """The round's samples are in the parameters now."""
         with self._telling:
             self.rounds_failed = 0
             self.decided.clear()
@@ -214,11 +219,11 @@ class Standing:
     # -- the state
 
     def look(self) -> LiveState:
-        """The state as it is, not copied; with the lock for reading."""
+        """The live state, not copied. Call it with the lock held for reading."""
         return self._steps.look(self._bridge.run, *self.at)
 
     def begin_from(self, state: TrainingState) -> None:
-        """Another state than the model's own, before anybody has been told of that one."""
+        """Begin from this state instead of the model's own, before anything was published."""
         self._steps.restore(state)
         self.at = (state.epoch, state.history)
         self.model_epoch = state.epoch
@@ -227,9 +232,9 @@ class Standing:
     def take_state(
         self, state: TrainingState | None, results: Sequence[CommittedResult] = ()
     ) -> tuple[tuple[SeenStep, ...], tuple[StepLoss, ...]]:
-        """Another state, in place of the present one, and the steps that the run has made since:
-        what they were made of makes them here as it has at all others. Those of them in whose
-        rounds this peer was; and the losses of all of them."""
+        """Replace the state, if one is given, and make the steps that the run has made since from
+        their `results`: the same steps as at all others. Returns the steps in whose rounds this
+        peer was, and the losses of all of them."""
         losses: list[StepLoss] = []
         passed = [one.after for one in results]
         with self.lock.changing():
@@ -263,7 +268,7 @@ class Standing:
     # -- what others are told
 
     def slot(self) -> ProgressSlot:
-        """The far side completes it by the digest of the state, and measures rate and times."""
+        """This peer's progress. The far side adds the state's digest, the rate and the times."""
         life = self.life
         is_averaging = life.phase is Phase.AVERAGING
         return ProgressSlot(
@@ -279,6 +284,7 @@ class Standing:
             keeps=self._bridge.keeper is not None and (self._bridge.begins or life.epoch > 0),
             follows=life.follows and life.epoch > 0,
             batch=min(self._batch, LARGEST_SAMPLES),
+            batch_seconds=min(self._batch_seconds, LONGEST_SECONDS),
             under_way=0.0 if self._computes else -1.0,
             beside=life.samples if is_averaging else 0,
             leaves=self._leaves,

@@ -3,7 +3,7 @@
     is_whole = await Download(account, choice, manifest, kept, look_again, progress).run()
 
 Sources are asked in the newcomer's own order, some at the same time, each for as many pieces as it
-delivers (state_board.py). One that sends wrong bytes is named and dropped. One that makes no
+delivers. One that sends wrong bytes is named and dropped. One that makes no
 progress is given up, and gets another chance only when nobody else is left. There is no limit to
 the total time: a slow link takes as long as it takes.
 
@@ -13,30 +13,594 @@ Two sources may bring the same piece, and the second must not write over the fir
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable
+import contextlib
+import logging
+import math
+import os
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
 import trio
 from blake3 import blake3
 
-from protocols.accumulation.keeping_up import FetchFailed
-from protocols.accumulation.state_account import Account, Lied, next_chunk_bytes
-from protocols.accumulation.state_board import PieceBoard
-from protocols.accumulation.state_kept import KeptPieces
-from protocols.accumulation.state_manifest import DIGEST_BYTES, Manifest
+from protocols.accumulation.keeping_up import FetchFailed, KeepingUp
+from protocols.accumulation.lineage import Lineage
+from protocols.accumulation.state_manifest import DIGEST_BYTES, Manifest, piece_span
 from protocols.accumulation.state_messages import (
+    MANIFEST,
     MOST_WANTED_AT_ONCE,
     PIECES,
+    STALL_SECONDS,
+    STATE_PROTOCOL,
+    ManifestAnswer,
     ManifestRequest,
     PiecesOpening,
     StateGone,
     wanted_chunk,
 )
-from protocols.accumulation.state_sources import Choice
-from protocols.bulk import Transfer
-from protocols.errors import PotluckError
+from protocols.accumulation.training_state import TrainingState
+from protocols.blocking import in_thread
+from protocols.errors import DeadlineExceeded, MalformedMessage, PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
-from protocols.messages import Empty
+from protocols.rpc import Empty, Rpc, Transfer
+from protocols.tensors import raw_bytes
+
+# ---- who has a state
+#
+# Whose state to fetch: which digest, and in which order to ask those who have it. Pure.
+#
+#     choice = choose(sources, me, at_least_epoch=7)
+#     is_needed(others, mine, seconds)            # and whether anybody may have to fetch mine
+#
+# The up-to-date peers are the largest set that says to be at the same epoch with the same history;
+# the digest is the one that most of them name. Newcomers that have taken a state and made no step
+# with it are not counted where others are: many of them would be the largest set, a step or more
+# behind the run; and they are not asked for it unless they name it. Where unlike hardware makes
+# digests differ, there is no majority, and one of them is taken whole, from those who have it.
+#
+# Each newcomer asks in an order of its own (the hash of both peers), so that many newcomers spread
+# over all donors.
+#
+# Easy to get wrong: what a source says of itself is a claim. A lone peer that claims a later epoch
+# does not outweigh the others, and what anybody claims is checked against the digest afterwards.
+
+STEP_SAID_SECONDS = 4.0
+"""So long after a step all who made it have said so here: slots are read every three seconds, or
+more often, and travel for less than one."""
+
+
+@dataclass(frozen=True)
+class StateSource:
+    """A peer that serves state, as its progress slot says."""
+
+    peer: PeerId
+    epoch: int
+    history: bytes
+    digest: bytes = b""  # not computed yet
+    signature: bytes = b""
+    torch: str = ""
+    follows: bool = False
+    """It has taken this state from others, and has made no step with it."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A state, and who may have it, in the order in which this newcomer asks. Where nobody names a
+    digest, `digest` is empty."""
+
+    epoch: int
+    history: bytes
+    digest: bytes
+    sources: tuple[StateSource, ...]
+
+
+def choose(
+    sources: Iterable[StateSource],
+    me: PeerId,
+    *,
+    at_least_epoch: int = 0,
+    history: bytes | None = None,
+    without: Container[PeerId] = (),
+    named: bool = True,
+) -> Choice | None:
+    """The state to fetch; None if nobody names one. `history`: only states of this one. Without
+    `named` it is where the run is, of which only results are wanted: a state that is as large as a
+    step is short has hardly a name before it is over."""
+    groups: dict[tuple[int, bytes], list[StateSource]] = defaultdict(list)
+    for one in sources:
+        fits = one.epoch >= at_least_epoch and history in (None, one.history)
+        if fits and one.peer != me and one.peer not in without:
+            groups[one.epoch, one.history].append(one)
+    for group in sorted(groups.values(), key=_support, reverse=True):
+        ordered = sorted(group, key=lambda one: (one.follows, rank(one.peer, me)))
+        by_digest: dict[bytes, list[StateSource]] = defaultdict(list)
+        for one in ordered:
+            if one.digest:
+                by_digest[one.digest].append(one)
+        if not by_digest and named:
+            continue
+        if not by_digest:
+            return Choice(group[0].epoch, group[0].history, b"", tuple(ordered))
+        voices = {name: _voices(named) for name, named in by_digest.items()}
+        best = max(voices, key=lambda name: voices[name])  # of equals the first in the order
+        chosen = by_digest[best]
+        silent = [one for one in ordered if not one.digest and not one.follows]
+        return Choice(
+            epoch=group[0].epoch,
+            history=group[0].history,
+            digest=chosen[0].digest,
+            sources=(*chosen, *silent),
+        )
+    return None
+
+
+def is_needed(others: Iterable[Lineage], mine: Lineage, seconds: float) -> bool:
+    """Whether a peer at one of these may want the state that this one has had for so long: it is
+    behind, or on another side of a fork. One that has made the last step says so a moment later."""
+    for one in others:
+        is_late = 0 < one.epoch == mine.epoch - 1 and seconds < STEP_SAID_SECONDS
+        if one.epoch <= mine.epoch and one != mine and not is_late:
+            return True
+    return False
+
+
+def rank(peer: PeerId, me: PeerId) -> bytes:
+    """Where a donor stands in the order of a newcomer."""
+    return blake3(f"{me} {peer}".encode()).digest()
+
+
+def _voices(sources: list[StateSource]) -> tuple[int, int]:
+    """How many have made steps of the run, and how many there are."""
+    return sum(not one.follows for one in sources), len(sources)
+
+
+def _support(group: list[StateSource]) -> tuple[int, int, int, bytes]:
+    return *_voices(group), group[0].epoch, group[0].history
+
+
+# ---- how fast each of them is
+#
+# How fast each peer has sent the last result that was had from it. Pure.
+#
+#   paces = Paces()
+#   for source in paces.ordered(sources): ...      # those not known yet, then the fastest
+#   paces.sent(peer, count, seconds); paces.failed(peer)
+#
+# Who follows a run by its results needs each in less than the time of a step, and one slow uplink,
+# or one owner's cap, is enough to be always late. So this outlives a fetch: what follows a state
+# is asked for in several.
+#
+# Easy to get wrong: who is not known is asked first, once, or a fast one would never be found.
+
+SUPPOSED_SECONDS = (
+    1e-6  # for a byte, of who has failed and never sent anything: a megabyte a second
+)
+MOST_KNOWN = 64  # peers; a newcomer asks eight for a result at the most
+
+
+class Paces:
+    """Invariant: at most MOST_KNOWN; who was asked longest ago is forgotten first."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[PeerId, float] = {}  # for a byte
+
+    def ordered(self, sources: Iterable[StateSource]) -> list[StateSource]:
+        """In which order to ask; of equals as they come."""
+        return sorted(sources, key=lambda one: self._seconds.get(one.peer, 0.0))
+
+    def sent(self, peer: PeerId, count: int, seconds: float) -> None:
+        """So many bytes have come from it in so long, the asking included."""
+        self._know(peer, seconds / max(count, 1))
+
+    def failed(self, peer: PeerId) -> None:
+        """Nothing came. It counts as half as fast as before: it may have been busy, and the others
+        may be slow for ever."""
+        self._know(peer, 2.0 * self._seconds.get(peer, SUPPOSED_SECONDS))
+
+    def _know(self, peer: PeerId, seconds: float) -> None:
+        self._seconds.pop(peer, None)
+        self._seconds[peer] = seconds
+        if len(self._seconds) > MOST_KNOWN:
+            del self._seconds[next(iter(self._seconds))]
+
+
+# ---- what one fetch knows of them
+#
+# What came of each source of a state, while it is being fetched: who brought what, who lied.
+#
+# One account is kept over all attempts of one fetch, so that a liar stays one, and so that patience
+# ends when nothing came from anybody, whatever was tried meanwhile.
+#
+# Easy to get wrong: what another peer *says* went wrong proves nothing against anybody. A liar is
+# only who sent bytes that do not have the digest it was asked for.
+
+log = logging.getLogger("potluck.state")
+
+ALIVE_SECONDS = STALL_SECONDS / 4  # Transfer.say_alive finds it due no sooner
+ASK_SECONDS = 20.0  # for a manifest or a place: dialling, and the donor's copy of some gigabytes
+
+
+class Lied(MalformedMessage):
+    """A source sent bytes that are not those of the digest it was asked for."""
+
+
+@dataclass(frozen=True)
+class FetchSettings:
+    """- `most_sources`: how many are asked at the same time.
+    - `patience_seconds`: without a byte of a piece from a source it is given up.
+    - `give_up_seconds`: without a byte from anybody, the whole is.
+    - `most_result_bytes`: of results that are held at once, where there is more than one.
+    """
+
+    most_sources: int = 6
+    patience_seconds: float = 15.0
+    give_up_seconds: float = 60.0
+    most_result_bytes: float = math.inf
+
+
+class FetchAccount:
+    """Of one fetch. `given_up` and `liars` say why, in words."""
+
+    def __init__(
+        self,
+        rpc: Rpc,
+        settings: FetchSettings,
+        paces: Paces | None = None,
+        keeping_up: KeepingUp | None = None,
+    ) -> None:
+        self.rpc, self.settings, self.paces = rpc, settings, paces or Paces()
+        self.keeping_up = keeping_up or KeepingUp()
+        self.bytes_from: Counter[PeerId] = Counter()
+        self.given_up: dict[PeerId, str] = {}
+        self.liars: dict[PeerId, str] = {}
+        self._progress_at = trio.current_time()
+
+    def came(self, peer: PeerId, count: int) -> None:
+        """So many bytes of a piece have come."""
+        self.bytes_from[peer] += count
+        self.keeping_up.came(count)
+        self._progress_at = trio.current_time()
+
+    @contextmanager
+    def wanting(self) -> Iterator[None]:
+        """What comes within the block is as much as the links and the donors give."""
+        self.keeping_up.wants(trio.current_time())
+        try:
+            yield
+        finally:
+            self.keeping_up.has(trio.current_time())
+
+    def gives_up(self, peer: PeerId, why: str) -> None:
+        self.given_up[peer] = why
+        log.info("%s is given up as a source of the state: %s", peer, why)
+
+    def lied(self, peer: PeerId, error: Lied) -> None:
+        """Name a liar, and let nobody here talk with it for a while."""
+        self.liars[peer] = error.what
+        self.given_up.pop(peer, None)
+        log.warning("%s sends what is not the state: %s", peer, error.what)
+        self.rpc.blame(peer, STATE_PROTOCOL, error)
+
+    def failure(self) -> FetchFailed | None:
+        """Why to give up altogether, if nothing has come for that long."""
+        if trio.current_time() - self._progress_at < self.settings.give_up_seconds:
+            return None
+        told = [f"{peer}: {why}" for peer, why in {**self.given_up, **self.liars}.items()]
+        return FetchFailed(
+            f"No state came for {self.settings.give_up_seconds:g} seconds.",
+            why="; ".join(told) or "Nobody offers one.",
+            advice="See with `potluck status` whether peers of this run are reached.",
+        )
+
+    async def ask(self, peer: PeerId, request: ManifestRequest) -> ManifestAnswer:
+        """A manifest, or a place; or for how long the peer is busy."""
+        return await self.rpc.call(peer, MANIFEST, request, timeout=ASK_SECONDS)
+
+
+async def next_chunk_bytes(
+    transfer: Transfer[Any, Any, Any], patience_seconds: float
+) -> int | None:
+    """Wait for a chunk, and let the source know meanwhile that we do: its size, None at the end.
+    DeadlineExceeded when none has come for so long."""
+    deadline = trio.current_time() + patience_seconds
+    while trio.current_time() < deadline:
+        with trio.move_on_after(ALIVE_SECONDS) as waiting:
+            size = await transfer.next_chunk_bytes()
+        if not waiting.cancelled_caught:
+            return size
+        await transfer.say_alive()
+    raise DeadlineExceeded(f"Nothing came for {patience_seconds:g} seconds.")
+
+
+# ---- which piece is asked of whom
+#
+# Which pieces are here, which are asked for, and who is asked for the next. Pure.
+#
+#   board = PieceBoard(count, done)
+#   board.take(peer, now)          # the number of the next piece to ask this peer for, or None
+#   board.arrived(peer, now)       # the one it owed longest has come: is it still wanted?
+#   board.lost(peer)               # what it was asked for goes back
+#
+# Each source is asked for as many pieces ahead as it delivers in a second. When all are asked for,
+# one who is free takes over those that would come last, if it is likely to be faster: so the end
+# of a download does not wait for its slowest source. The first copy counts.
+#
+# Easy to get wrong: a source answers in the order in which it was asked, so what it owes is a
+# queue.
+
+AHEAD_SECONDS = 1.0  # more than a round trip of a bad link (600 ms), so that it never runs dry
+FEWEST_AHEAD = 2
+MOST_AHEAD = 16
+UNKNOWN_SECONDS = 1.0  # before it has delivered anything, a source is left alone for so long
+SMOOTHING = 0.3  # of the newest piece in the pace of a source
+
+
+class _Source:
+    def __init__(self, now: float) -> None:
+        self.owes: deque[int] = deque()
+        self.pace: float | None = None  # seconds for a piece
+        self.since = now  # of the last arrival, or when it was first asked while it owed nothing
+
+
+class PieceBoard:
+    """Invariant: a piece is here, or in nobody's queue and in `_free`, or in some queues."""
+
+    def __init__(self, count: int, here: Iterable[int] = ()) -> None:
+        self.count = count
+        self.here = set(here)
+        self._free = deque(number for number in range(count) if number not in self.here)
+        self._sources: dict[PeerId, _Source] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.here) == self.count
+
+    def take(self, peer: PeerId, now: float) -> int | None:
+        """The next piece to ask this peer for; None: it has enough to do, or nothing is left."""
+        source = self._sources.setdefault(peer, _Source(now))
+        if len(source.owes) >= self._ahead(source):
+            return None
+        number = self._next_free()
+        if number is None:
+            number = self._worth_taking_over(source, now)
+        if number is None:
+            return None
+        if not source.owes:
+            source.since = now
+        source.owes.append(number)
+        return number
+
+    def arrived(self, peer: PeerId, now: float) -> bool:
+        """The piece that this peer owed longest has come, and is right; whether it is wanted."""
+        source = self._sources[peer]
+        number = source.owes.popleft()
+        seconds = now - source.since
+        source.since = now
+        known = source.pace
+        source.pace = seconds if known is None else known + SMOOTHING * (seconds - known)
+        return number not in self.here
+
+    def keep(self, number: int) -> None:
+        """This piece is here, verified."""
+        self.here.add(number)
+
+    def lost(self, peer: PeerId) -> None:
+        """Nothing more comes from this peer."""
+        source = self._sources.pop(peer, None)
+        if source is not None:
+            self._put_back(source.owes)
+
+    def _put_back(self, numbers: Iterable[int]) -> None:
+        owed = {number for one in self._sources.values() for number in one.owes}
+        free = set(self._free)
+        self._free.extendleft(
+            number
+            for number in numbers
+            if number not in self.here and number not in owed and number not in free
+        )
+
+    def _next_free(self) -> int | None:
+        while self._free:
+            number = self._free.popleft()
+            if number not in self.here:
+                return number
+        return None
+
+    def _ahead(self, source: _Source) -> int:
+        if source.pace is None:
+            return FEWEST_AHEAD
+        wished = math.ceil(AHEAD_SECONDS / max(source.pace, 1e-3))
+        return min(max(wished, FEWEST_AHEAD), MOST_AHEAD)
+
+    def _worth_taking_over(self, thief: _Source, now: float) -> int | None:
+        """Of the pieces that others owe, the one that would come last, if it came sooner so."""
+        first: dict[int, float] = {}  # when the earliest of those who owe it would bring it
+        for source in self._sources.values():
+            for place, number in enumerate(source.owes):
+                if number not in self.here:
+                    expected = _expected(source, place, now)
+                    first[number] = min(first.get(number, math.inf), expected)
+        for number in thief.owes:
+            first.pop(number, None)
+        if not first:
+            return None
+        number = max(first, key=lambda one: first[one])
+        return number if _expected(thief, len(thief.owes), now) < first[number] else None
+
+
+def _expected(source: _Source, place: int, now: float) -> float:
+    """When the piece at this place of its queue will be here, for all that is known."""
+    if not source.owes and source.pace is None:
+        return now + UNKNOWN_SECONDS
+    began = source.since if source.owes else now
+    pace = UNKNOWN_SECONDS if source.pace is None else source.pace
+    if began + pace >= now:
+        return began + (place + 1) * pace
+    overdue = now - began  # its next piece is late: it may be stuck, and takes at least this again
+    return now + overdue + place * max(pace, overdue)
+
+
+# ---- pieces kept between two fetches
+#
+# The pieces of a state that are here already, in memory and optionally in a file.
+#
+#     kept = KeptPieces(folder)                # None: in memory only
+#     await kept.begin(manifest)               # what of this state is here is in `kept.here`
+#     kept.put(number, data); await kept.write_down()
+#     state = kept.finish()
+#
+# An interrupted download goes on where it was, in this process with the same object, in another
+# through the file. Pieces are found again by their digests, so nothing on disk has to be believed,
+# and pieces that did not change from one epoch to the next are not fetched again.
+#
+# Promise: a disk that fills, or a file that cannot be written, ends the keeping, with a line that
+# says so; never the download.
+#
+# Easy to get wrong: the memory is the whole state, taken once. `begin` must come after the manifest
+# was checked against this peer's own model.
+
+
+FILE_NAME = "state-being-fetched"
+
+
+class KeptPieces:
+    """Invariant: the bytes of every piece in `here` have the digest that the manifest says."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._file = None if folder is None else folder / FILE_NAME
+        self._manifest: Manifest | None = None
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._unwritten: list[int] = []
+        self.here: set[int] = set()
+
+    @property
+    def manifest(self) -> Manifest:
+        if self._manifest is None:
+            raise ProtocolMisuse("No state has been begun.")
+        return self._manifest
+
+    @property
+    def bytes_here(self) -> int:
+        return sum(_length(self.span(number)) for number in self.here)
+
+    def span(self, number: int) -> slice:
+        """Where a piece lies in the stream."""
+        return piece_span(number, self.manifest.piece_bytes, len(self._memory))
+
+    async def begin(self, manifest: Manifest) -> None:
+        """From now on it is this state. What is here of it is found, in memory and in the file."""
+        await in_thread(self._begin, manifest)
+
+    def put(self, number: int, data: memoryview) -> None:
+        """Keep a piece that has been verified."""
+        raw_bytes(self._memory)[self.span(number)] = data
+        self.here.add(number)
+        if self._file is not None:
+            self._unwritten.append(number)
+
+    async def write_down(self) -> None:
+        """Write into the file what is not there yet."""
+        if self._unwritten and self._file is not None:
+            await in_thread(self._write_down)
+
+    def finish(self) -> TrainingState:
+        """The whole state. The file is removed, and nothing is kept any more."""
+        if len(self.here) != self.manifest.piece_count:
+            raise ProtocolMisuse("Not all pieces of the state are here.")
+        state = TrainingState(self.manifest, self._memory)
+        self._manifest, self.here, self._unwritten = None, set(), []
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a file in the way is written over the next time
+                self._file.unlink(missing_ok=True)
+                self._file.parent.rmdir()
+        return state
+
+    def _begin(self, manifest: Manifest) -> None:
+        """In a worker thread."""
+        before, here = self._manifest, self.here
+        self._manifest, self.here, self._unwritten = manifest, set(), []
+        if before is None or before.stream_bytes != manifest.stream_bytes:
+            self._memory = torch.empty(0, dtype=torch.uint8)  # let go of it before taking more
+            self._memory = torch.empty(manifest.stream_bytes, dtype=torch.uint8)
+            here = set()
+        elif before.piece_bytes == manifest.piece_bytes:
+            self.here = {
+                number
+                for number in here
+                if before.piece_digest(number) == manifest.piece_digest(number)
+            }
+        if self._file is not None:
+            self._read_back(self._file, manifest)
+
+    def _read_back(self, file: Path, manifest: Manifest) -> None:
+        memory = raw_bytes(self._memory)
+        found = 0
+        try:
+            with open(file, "rb", buffering=0) as kept:
+                for number in range(manifest.piece_count):
+                    if number in self.here:
+                        continue
+                    span = self.span(number)
+                    kept.seek(span.start)
+                    if kept.readinto(memory[span]) != _length(span):
+                        break
+                    digest = blake3(memory[span]).digest(DIGEST_BYTES)
+                    if digest == manifest.piece_digest(number):
+                        self.here.add(number)
+                        found += 1
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("%s cannot be read, so that download begins anew: %s", file, error)
+        if found:
+            log.info("going on with %d pieces of a state that were here before", found)
+
+    def _write_down(self) -> None:
+        """In a worker thread."""
+        assert self._file is not None
+        unwritten, self._unwritten = self._unwritten, []
+        memory = raw_bytes(self._memory)
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            # never through a link, which somebody else might have put there
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._file, flags, 0o600)
+            try:
+                for number in unwritten:
+                    _write_at(descriptor, memory, self.span(number))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            log.warning(
+                "a state that is being fetched is not kept on disk, so that an interruption would "
+                "cost it: %s (%s)",
+                error.strerror,
+                self._file,
+            )
+            self._remove()
+
+    def _remove(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.unlink(missing_ok=True)
+        self._file = None
+
+
+def _write_at(descriptor: int, memory: memoryview, span: slice) -> None:
+    position = span.start
+    while position < span.stop:
+        position += os.pwrite(descriptor, memory[position : span.stop], position)
+
+
+def _length(span: slice) -> int:
+    return int(span.stop - span.start)
+
 
 LOOK_SECONDS = 1.0  # how often the sources are looked at again
 OPEN_SECONDS = 20.0
@@ -56,7 +620,7 @@ class Download:
 
     def __init__(
         self,
-        account: Account,
+        account: FetchAccount,
         choice: Choice,
         manifest: Manifest,
         kept: KeptPieces,

@@ -1,35 +1,86 @@
-"""Fetching a state from several peers at once, verified against the digest that most name.
+"""Brings this peer to the run's state: by a whole state from several peers, or by results alone.
 
     fetched = await fetch_state(rpc, sources, look(...), kept=KeptPieces(folder))
-    restore(fetched.state, ...)
+    restore(fetched.state, ...)                                # then step with fetched.results
+    followed = await follow_run(rpc, sources, mine, layouts)   # from the state that is here already
 
-    1. choose the digest that most up-to-date peers name                       (state_sources.py)
-    2. ask for its manifest, check it against the digest and this peer's own model
-    3. download the pieces from several sources, each verified                (state_download.py)
-       beside it take what the steps are made of that the run makes now  (state_with_results.py)
+Over many links a state takes longer to arrive than the run stays in its epoch. The result of a step
+is several times smaller than a state, and with it this peer makes the same step itself, to the same
+bit. So a newcomer downloads one state, and beside it the results of the steps that the run makes
+meanwhile. It catches up if a result arrives faster than the run makes a step; it needs such a link
+to take part in rounds anyway. A peer that is only a few steps behind needs only the results.
 
-When nobody has the chosen state any more, or what follows it, the choice is made anew; what is here
-already and did not change stays.
+`fetch_state` goes through these steps:
 
-Easy to get wrong: nothing is allocated, and no piece asked for, before the manifest has been
-compared with `mine`: what a stranger says a state's size is decides how much memory is taken.
+1. Choose the digest that most up-to-date peers name (state_download.py).
+2. Ask for its manifest. Check it against the digest and against this peer's own model.
+3. Download and verify the pieces from several sources (state_download.py), and beside them fetch
+   the results that follow.
+
+If nobody has the chosen state, or what follows it, any more, it chooses again. The pieces that did
+not change are kept.
+
+In this file: `Following` fetches results; `DownloadAndFollow` downloads a state and fetches results
+beside it; `fetch_state` is the whole.
+
+Promises:
+
+- No byte of a result is taken before it is known that it leads to where most up-to-date peers say
+  they are. (A history is a hash over the previous one and the digest of the result, and the donor
+  tells the digests of all results that follow.) Each part is checked as it comes, and a liar is
+  named.
+- At most `room_bytes` of results are held, or one result. When they are full, fetching ends; the
+  caller makes the steps and fetches again.
+- A download ends early when nobody has what follows its state any more: the state would be useless.
+
+Easy to get wrong:
+
+- A stranger's manifest says how large a state is. Nothing is allocated, and no piece asked for,
+  before it has been compared with `mine`.
+- The others' slots are seconds old. A donor may be further than any slot says, so that its results
+  cannot be checked yet. That is no lie.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import trio
 
-from protocols.accumulation.committed_result import CommittedResult, ResultLayouts
-from protocols.accumulation.keeping_up import FetchFailed, KeepingUp, TooSlow
+from protocols.accumulation.keeping_up import (
+    MOST_TIMES_LOST,
+    ROOM_OF_STATE,
+    FetchFailed,
+    KeepingUp,
+    TooSlow,
+)
+from protocols.accumulation.lineage import Lineage
+from protocols.accumulation.results import (
+    CommittedResult,
+    ResultLayouts,
+    encoded_bytes,
+    lineage_after,
+    proven_digest,
+    usual_bytes,
+)
 from protocols.accumulation.signature import torch_release
-from protocols.accumulation.state_account import Account, FetchSettings, Lied
-from protocols.accumulation.state_download import LOOK_SECONDS, Download
-from protocols.accumulation.state_kept import KeptPieces
+from protocols.accumulation.state_download import (
+    LOOK_SECONDS,
+    Choice,
+    Download,
+    FetchAccount,
+    FetchSettings,
+    KeptPieces,
+    Lied,
+    Paces,
+    StateSource,
+    choose,
+    next_chunk_bytes,
+)
 from protocols.accumulation.state_manifest import (
     Manifest,
     StateRefused,
@@ -37,14 +88,433 @@ from protocols.accumulation.state_manifest import (
     name_of,
     read_manifest,
 )
-from protocols.accumulation.state_messages import ManifestAnswer, ManifestRequest
-from protocols.accumulation.state_paces import Paces
-from protocols.accumulation.state_sources import Choice, StateSource, choose
-from protocols.accumulation.state_with_results import DownloadAndFollow, Slowness
+from protocols.accumulation.state_messages import (
+    MOST_RESULTS,
+    RESULT,
+    ROOM_OF_SMALL_BYTES,
+    ManifestAnswer,
+    ManifestRequest,
+    ResultAccepted,
+    ResultOpening,
+    StateGone,
+)
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
-from protocols.rpc import Rpc
+from protocols.moshpit.layout import SMALLEST_CHUNK_BYTES, PartCut, PartHash, ResultCut
+from protocols.rpc import Empty, Rpc, Transfer
+
+# ---- results that follow a state
+
+log = logging.getLogger("potluck.state")
+
+GLANCE_SECONDS = 0.1  # how often to look at the others' epochs, as they are known here
+REFUSED_SECONDS = 0.5  # before sources that do not have the next result are asked again
+OPEN_SECONDS = 20.0
+MOST_ASKED = 8  # sources for one result; those that a newcomer downloads from come first
+LINEAGES_REMEMBERED = 64
+
+LOST_SECONDS = 6.0
+"""When all sources have refused the next result for so long, nobody will have it: slots are written
+at least this often, so by then they say where their peers really are."""
+
+ResultTransfer = Transfer[ResultAccepted, Empty, Empty]
+
+
+class _NotYet(PotluckError):
+    """The results that a donor offers cannot be checked against the slots known now."""
+
+
+@dataclass(frozen=True)
+class FollowWanted:
+    """The request for results. `room_bytes`: the most to hold; the first result may be larger."""
+
+    run: str
+    layouts: ResultLayouts
+    room_bytes: float
+
+
+class Following:
+    """Fetches the results that follow a state.
+
+        following = Following(account, wanted, start, choice_now)
+        nursery.start_soon(following.run)               # beside the download of the state
+        await following.caught_up()                     # following.results lead to the run's state
+
+    Invariant: `results` lead from the start to `end`, each checked to the last byte.
+    """
+
+    def __init__(
+        self,
+        account: FetchAccount,
+        wanted: FollowWanted,
+        start: Lineage,
+        choice_now: Callable[[], Choice | None],
+    ) -> None:
+        """`choice_now` returns where most up-to-date peers are, and which peers those are."""
+        self.results: list[CommittedResult] = []
+        self.end = start
+        self.is_lost = False
+        """Nobody has the next result."""
+        self.is_full = False
+        """There is no room for the next result."""
+        self._account, self._wanted, self._choice_now = account, wanted, choice_now
+        self._seen: deque[Lineage] = deque(maxlen=LINEAGES_REMEMBERED)
+        self._changed = trio.Event()
+        self._all_without = False
+        self._without_since = self._known_at = trio.current_time()
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(one.memory) for one in self.results)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `end` is as far as the run is known to be. If no up-to-date peer is known, this
+        is True only after that has lasted for LOST_SECONDS."""
+        choice = self._look()
+        if choice is None:
+            return trio.current_time() - self._known_at > LOST_SECONDS
+        return not self._leads_on(choice)
+
+    async def run(self) -> None:
+        """Fetch results as the run makes steps, until cancelled, lost or full."""
+        while not self.is_lost and not self.is_full:
+            choice = self._look()
+            self._all_without = False
+            if choice is not None and self._leads_on(choice) and await self._take_next(choice):
+                self._tell_changed()
+                continue
+            now = trio.current_time()
+            if not self._all_without:
+                self._without_since = now
+            if now - self._without_since > LOST_SECONDS or self._account.failure() is not None:
+                self.is_lost = True
+                break
+            await trio.sleep(REFUSED_SECONDS if self._all_without else GLANCE_SECONDS)
+        self._tell_changed()
+
+    async def caught_up(self) -> bool:
+        """Wait until `end` is where the run is, or no more can be held. False if the results are of
+        no use, because nobody has the next one."""
+        while not self.is_there and not self.is_lost and not self.is_full:
+            with trio.move_on_after(GLANCE_SECONDS):
+                await self._changed.wait()
+        return not self.is_lost
+
+    async def once(self) -> bool:
+        """Fetch the results that exist now, without waiting for any. Whether they lead from the
+        start to where the run is, or as far as there is room."""
+        while not self.is_there and not self.is_full:
+            choice = self._look()
+            if choice is None or not (await self._take_next(choice) or self.is_full):
+                return False
+        return bool(self.results)
+
+    # -- one result
+
+    async def _take_next(self, choice: Choice) -> bool:
+        """Fetch the next result from the first source that has it."""
+        sources = self._account.paces.ordered(choice.sources)
+        self._all_without = True
+        for source in sources[:MOST_ASKED]:
+            if await self._take_from(source):
+                return True
+            if self.is_full:
+                break
+        return False
+
+    async def _take_from(self, source: StateSource) -> bool:
+        paces, began = self._account.paces, trio.current_time()
+        try:
+            with self._account.wanting():
+                result = await self._receive(source.peer)
+        except StateGone as error:
+            log.debug("%s: %s", source.peer, error.what)
+            return False
+        except _NotYet as error:
+            log.debug("%s: %s", source.peer, error.what)
+        except Lied as error:
+            self._account.lied(source.peer, error)
+        except PotluckError as error:
+            self._account.gives_up(source.peer, error.what)
+            paces.failed(source.peer)
+        else:
+            if result is not None:
+                self.results.append(result)
+                self.end = result.after
+                paces.sent(source.peer, len(result.memory), trio.current_time() - began)
+                return True
+        self._all_without = False
+        return False
+
+    async def _receive(self, peer: PeerId) -> CommittedResult | None:
+        """The next result from this peer; None if there is no room for it."""
+        if not self._has_room(max((len(one.memory) for one in self.results), default=0)):
+            return None  # probably no room: do not let a donor send in vain
+        opening = ResultOpening(self._wanted.run, self.end.epoch, self.end.history)
+        transfer: ResultTransfer
+        async with self._account.rpc.open_bulk(
+            peer, RESULT, opening, timeout=OPEN_SECONDS
+        ) as transfer:
+            said = transfer.accepted
+            self._check_way(said)
+            cut = self._checked_cut(said)
+            layout = self._wanted.layouts.of(said.links[0].kind)
+            size = encoded_bytes(layout, cut)
+            if not self._has_room(size):
+                return None
+            memory = memoryview(bytearray(size))
+            await self._receive_parts(peer, transfer, cut, memory)
+            await transfer.finish(Empty())
+        first = said.links[0]
+        return CommittedResult(self.end, first.kind, first.digest, cut, said.nonce, memory)
+
+    def _has_room(self, size: int) -> bool:
+        self.is_full = bool(self.results) and self.bytes + size > self._wanted.room_bytes
+        return not self.is_full
+
+    def _check_way(self, said: ResultAccepted) -> None:
+        """Raise _NotYet unless these results lead to where most of the others say they are, or have
+        said they were since this object was made."""
+        place = self.end
+        for link in said.links:
+            place = lineage_after(place, link.kind, link.digest)
+            if place in self._seen:
+                return
+        raise _NotYet(f"Its way to epoch {place.epoch} is not one that others claim by now.")
+
+    def _checked_cut(self, said: ResultAccepted) -> ResultCut:
+        first = said.links[0]
+        cut = ResultCut(
+            tuple(PartCut(one.reducer, one.start, one.stop) for one in said.parts),
+            said.chunk_bytes,
+        )
+        if cut.chunk_bytes < SMALLEST_CHUNK_BYTES or not cut.covers(
+            self._wanted.layouts.of(first.kind)
+        ):
+            raise Lied("It offers a result that is cut otherwise than any of this run.")
+        digests = {one.reducer: one.digest for one in said.parts}
+        if proven_digest(first.kind, said.nonce, digests) != first.digest:
+            raise Lied("It offers a result with parts that are not those of its digest.")
+        return cut
+
+    async def _receive_parts(
+        self, peer: PeerId, transfer: ResultTransfer, cut: ResultCut, memory: memoryview
+    ) -> None:
+        layout, end = self._wanted.layouts.of(transfer.accepted.links[0].kind), 0
+        for part, said in zip(cut.parts, transfer.accepted.parts, strict=True):
+            digest = PartHash()
+            for chunk in part.chunks(layout, cut.chunk_bytes):
+                place = memory[end : end + chunk.encoded_bytes]
+                await self._receive_chunk(transfer, place)
+                self._account.came(peer, len(place))
+                digest.add(place)
+                end += len(place)
+            if digest.digest != said.digest:
+                raise Lied("A part of a result came with other bytes than it has.")
+
+    async def _receive_chunk(self, transfer: ResultTransfer, place: memoryview) -> None:
+        size = await next_chunk_bytes(transfer, self._account.settings.patience_seconds)
+        if size != len(place):
+            raise Lied("It sent another number of bytes for a chunk of a result than it has.")
+        await transfer.receive_chunk_into(place)
+
+    # -- where the run is
+
+    def _look(self) -> Choice | None:
+        choice = self._choice_now()
+        if choice is not None:
+            self._known_at = trio.current_time()
+            place = Lineage(choice.epoch, choice.history)
+            if place not in self._seen:
+                self._seen.append(place)
+        return choice
+
+    def _leads_on(self, choice: Choice) -> bool:
+        """Whether the run is further than `end`. At the same epoch its parameters may have been
+        averaged. A choice that our results have passed comes from an old slot."""
+        if choice.epoch != self.end.epoch:
+            return choice.epoch > self.end.epoch
+        passed = {one.before for one in self.results} | {self.end}
+        return Lineage(choice.epoch, choice.history) not in passed
+
+    def _tell_changed(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+# ---- a state, and the results after it
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Results that lead from this peer's own state to the run's, or towards it."""
+
+    results: tuple[CommittedResult, ...]
+    bytes_from: Mapping[PeerId, int]
+    liars: Mapping[PeerId, str]
+    seconds: float
+
+
+async def follow_run(
+    rpc: Rpc,
+    sources: Callable[[], Sequence[StateSource]],
+    mine: LiveState,
+    layouts: ResultLayouts,
+    *,
+    settings: FetchSettings | None = None,
+    paces: Paces | None = None,
+    keeping_up: KeepingUp | None = None,
+    too_slow: Callable[[TooSlow], None] | None = None,
+) -> Followed | None:
+    """Fetch the results that lead from the state `mine` to where most up-to-date peers are, or as
+    many of them as may be held. None if the peers do not have them all: then fetch a state.
+
+    `paces` and `keeping_up` are those of earlier fetches. `too_slow` is called if this peer is
+    always late.
+    """
+    account = FetchAccount(rpc, settings or FetchSettings(), paces, keeping_up)
+    began = trio.current_time()
+
+    def latest() -> Choice | None:
+        return choose(
+            sources(),
+            rpc.network.peer_id,
+            at_least_epoch=mine.epoch,
+            without=account.liars,
+            named=False,
+        )
+
+    choice, start = latest(), Lineage(mine.epoch, mine.history)
+    slowness = Slowness(account, mine, layouts, too_slow)
+    slowness.look(latest)
+    if choice is None or choice.epoch - mine.epoch > MOST_RESULTS:
+        return None
+    following = Following(
+        account,
+        FollowWanted(mine.run, layouts, _room(sum(one.bytes for one in mine.specs), account)),
+        start,
+        latest,
+    )
+    if not await following.once():
+        return None
+    account.keeping_up.state_is_here(trio.current_time())
+    slowness.look(latest)
+    seconds = trio.current_time() - began
+    return Followed(tuple(following.results), dict(account.bytes_from), account.liars, seconds)
+
+
+class Slowness:
+    """Notices that the run is too fast for this peer's link, and reports it with figures."""
+
+    def __init__(
+        self,
+        account: FetchAccount,
+        mine: LiveState,
+        layouts: ResultLayouts | None,
+        tell: Callable[[TooSlow], None] | None,
+    ) -> None:
+        self._account, self._tell = account, tell
+        self._state_bytes = sum(one.bytes for one in mine.specs)
+        self._result_bytes = 0 if layouts is None else usual_bytes(layouts)
+
+    async def watch(self, latest: Callable[[], Choice | None]) -> None:
+        """Look every LOOK_SECONDS, until cancelled."""
+        while True:
+            self.look(latest)
+            await trio.sleep(LOOK_SECONDS)
+
+    def look(self, latest: Callable[[], Choice | None]) -> None:
+        """Note where the run is, and report once if this peer is too slow."""
+        choice, now = latest(), trio.current_time()
+        if choice is not None:
+            self._account.keeping_up.saw(choice.epoch, now)
+        error = self.error()
+        if error is not None and self._tell and not self._account.keeping_up.is_told:
+            self._account.keeping_up.is_told = True
+            log.warning("%s", error.what)
+            self._tell(error)
+
+    def error(self, following: Following | None = None) -> TooSlow | None:
+        """The error, if this peer is too slow. `following` knows the size of the results."""
+        result_bytes = self._result_bytes
+        if following is not None:
+            held = [len(one.memory) for one in following.results]
+            result_bytes = max(held, default=0 if following.is_lost else result_bytes)
+        now = trio.current_time()
+        return self._account.keeping_up.too_slow(now, self._state_bytes, result_bytes)
+
+
+class DownloadAndFollow:
+    """Downloads a state, and fetches the results that follow it at the same time."""
+
+    def __init__(
+        self, account: FetchAccount, layouts: ResultLayouts | None, slowness: Slowness
+    ) -> None:
+        self._account, self._layouts, self._slowness = account, layouts, slowness
+        self._times_lost = 0
+        self.results: tuple[CommittedResult, ...] = ()
+
+    async def run(
+        self,
+        download: Download,
+        manifest: Manifest,
+        latest: Callable[[], Choice | None],
+    ) -> bool:
+        """Whether the state is complete and `results` lead from it to where the run is, or as far
+        as they may be held. TooSlow if this peer would always stay behind."""
+        if self._layouts is None:
+            with self._account.wanting():
+                return await download.run()
+        wanted = FollowWanted(
+            manifest.run, self._layouts, _room(manifest.stream_bytes, self._account)
+        )
+        start = Lineage(manifest.epoch, manifest.history)
+        following = Following(self._account, wanted, start, latest)
+        is_whole = is_of_use = False
+        failure: PotluckError | None = None
+
+        async def follow() -> None:
+            await following.run()
+            if not is_whole:
+                nursery.cancel_scope.cancel()  # the state would be useless
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow)
+            try:
+                with self._account.wanting():
+                    is_whole = await download.run()
+                if is_whole:
+                    self._account.keeping_up.state_is_here(trio.current_time())
+                is_of_use = is_whole and await following.caught_up()
+            except PotluckError as error:
+                failure = error  # raised below, where no nursery wraps it
+            nursery.cancel_scope.cancel()
+        self.results = tuple(following.results)
+        if not is_of_use:
+            self._times_lost += following.is_lost or following.is_full
+            self._account.keeping_up.times_lost += following.is_lost or following.is_full
+            self._slowness.look(latest)
+        if not is_of_use or following.is_full:
+            failure = failure or self._slowness.error(following)
+        if failure is None and self._times_lost >= MOST_TIMES_LOST:
+            failure = FetchFailed(
+                f"The run has gone on {self._times_lost} times before the state was here, and what "
+                "it was made of meanwhile could not be had.",
+                why="Those who had it went away, or the run goes on in large jumps.",
+                advice="It is tried again. If that is always so, join over a faster link.",
+            )
+        if failure is not None:
+            raise failure
+        return is_of_use
+
+
+def _room(state_bytes: int, account: FetchAccount) -> float:
+    """How many bytes of results may be held beside a state."""
+    room = ROOM_OF_STATE * max(state_bytes, ROOM_OF_SMALL_BYTES)
+    return min(room, account.settings.most_result_bytes)
+
 
 __all__ = [
     "FetchFailed",
@@ -56,28 +526,27 @@ __all__ = [
     "fetch_state",
 ]
 
-log = logging.getLogger("potluck.state")
 
-STEPPED_SECONDS = 0.1  # between looks at whether a state that is gone has been followed by another
-HEDGE_SECONDS = 1.0  # after which the next source is asked for the manifest, beside the first
+# ---- the whole
+
+STEPPED_SECONDS = 0.1  # between checks whether another state is to be chosen
+HEDGE_SECONDS = 1.0  # after which the next source is asked for the manifest, too
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A state that was fetched and verified, and what came of each source."""
+    """A state that was fetched and verified, and what each source contributed."""
 
     state: TrainingState
     bytes_from: Mapping[PeerId, int]
     kept_bytes: int
-    """That were here before."""
+    """Bytes that were here before."""
     given_up: Mapping[PeerId, str]
-    """Why, in words."""
+    """The sources that were given up, and why."""
     liars: Mapping[PeerId, str]
-    is_majority: bool
-    """Whether most of the up-to-date peers named this state. Otherwise theirs all differ."""
     seconds: float
     results: tuple[CommittedResult, ...] = ()
-    """Of the steps that the run has made since."""
+    """Results of the steps that the run has made since."""
 
 
 async def fetch_state(
@@ -97,20 +566,21 @@ async def fetch_state(
 ) -> Fetched:
     """The state of up-to-date peers, verified piece by piece.
 
-    `sources` is asked again while fetching, so that new peers can help. `mine` is what this
-    peer's own model looks like (its values do not matter): another model is refused before memory
-    is taken. `history`: take only states of this history. `kept` survives an interruption: hand
-    the same over again. `progress` is called with the bytes that are here, and of all. With
-    `layouts` the results of the steps that the run makes meanwhile are fetched as well, and
-    `too_slow` is told if that is more than comes; `paces` and `keeping_up` are those of earlier
-    fetches.
+    - `sources` is called again while fetching, so that new peers can help.
+    - `mine` describes this peer's own model; its values do not matter. A state of another model is
+      refused before memory is taken.
+    - `history`: take only states of this history.
+    - `kept` survives an interruption: pass the same object again.
+    - `progress` is called with the bytes that are here, and the total.
+    - `layouts`: if given, the results of the steps that the run makes meanwhile are fetched, too.
+    - `too_slow` is called if these come too slowly.
+    - `paces` and `keeping_up` are those of earlier fetches.
 
-    StateRefused, with the differences, if the state is of another model, dtype or torch release;
-    FetchFailed, naming what befell each source, when nothing comes any more; TooSlow when the run
-    has gone on so far that what follows the state cannot be had any more. Limit the total with a
-    cancel scope.
+    StateRefused, with the differences, if the state is of another model, dtype or torch release.
+    FetchFailed, with the failure of each source, when nothing comes any more. TooSlow when the link
+    is too slow ever to catch up with the run. Limit the total time with a cancel scope.
     """
-    account = Account(rpc, settings or FetchSettings(), paces, keeping_up)
+    account = FetchAccount(rpc, settings or FetchSettings(), paces, keeping_up)
     kept = kept or KeptPieces()
     began, kept_bytes = trio.current_time(), 0
     slowness = Slowness(account, mine, layouts, too_slow)
@@ -127,7 +597,11 @@ async def fetch_state(
 
     def latest() -> Choice | None:
         return choose(
-            sources(), rpc.network.peer_id, at_least_epoch=at_least_epoch, without=account.liars
+            sources(),
+            rpc.network.peer_id,
+            at_least_epoch=at_least_epoch,
+            without=account.liars,
+            named=False,
         )
 
     async def fetch() -> Choice:
@@ -168,7 +642,6 @@ async def fetch_state(
         kept_bytes,
         account.given_up,
         account.liars,
-        chosen.is_majority,
         seconds,
         both.results,
     )
@@ -177,7 +650,8 @@ async def fetch_state(
 
 
 async def _until_another(choice: Choice | None, choice_now: Callable[[], Choice | None]) -> None:
-    """Wait until another state is to be chosen; or, as the same may be had after all, a while."""
+    """Wait until another state is to be chosen, but at most LOOK_SECONDS: the same one may be
+    available after all."""
     with trio.move_on_after(LOOK_SECONDS):
         while True:
             await trio.sleep(STEPPED_SECONDS)
@@ -187,13 +661,14 @@ async def _until_another(choice: Choice | None, choice_now: Callable[[], Choice 
 
 
 async def _manifest_of(
-    choice: Choice, account: Account, mine: LiveState, choice_now: Callable[[], Choice | None]
+    choice: Choice, account: FetchAccount, mine: LiveState, choice_now: Callable[[], Choice | None]
 ) -> Manifest | None:
-    """The manifest of the chosen state from the first who has it; None if nobody does, or as soon
-    as another state is the one to choose: who says to be busy would hold this peer for ever.
+    """The manifest of the chosen state, from the first source that has it. None if no source does,
+    or as soon as another state is to be chosen: otherwise sources that say they are busy could hold
+    this peer for ever.
 
-    StateRefused if it is not for this peer. One source's word does not decide that: its release of
-    torch is in no digest, and a liar among the donors would turn newcomers away with it.
+    StateRefused if the state does not fit this peer and no source has one that does. One source's
+    word is not enough: its torch release is in no digest, so a liar could turn newcomers away.
     """
     found: list[Manifest] = []
     refused: list[StateRefused] = []
@@ -233,9 +708,9 @@ async def _manifest_of(
 
 
 async def _manifest_from(
-    source: StateSource, choice: Choice, account: Account, mine: LiveState
+    source: StateSource, choice: Choice, account: FetchAccount, mine: LiveState
 ) -> Manifest:
-    """The manifest as this source has it, checked in every way."""
+    """The manifest from this source, fully checked."""
     request = ManifestRequest(mine.run, choice.digest)
     answer = await account.ask(source.peer, request)
     while answer.wait_ms:
@@ -263,7 +738,7 @@ def _check_torch(version: str) -> None:
 
 
 def _what_it_is(answer: ManifestAnswer, choice: Choice) -> str:
-    """In words, what a source offers in place of the state whose digest it was asked for."""
+    """Describes what a source offers in place of the state that it was asked for."""
     try:
         manifest = read_manifest(answer.manifest)
     except PotluckError:

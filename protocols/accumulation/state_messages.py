@@ -38,7 +38,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from protocols.accumulation.history import HISTORY_BYTES
+from protocols.accumulation.lineage import HISTORY_BYTES
 from protocols.accumulation.state_manifest import (
     LARGEST_MANIFEST_BYTES,
     LARGEST_PIECE_BYTES,
@@ -47,10 +47,9 @@ from protocols.accumulation.state_manifest import (
 )
 from protocols.accumulation.training_description import TrainingDescription
 from protocols.errors import MalformedMessage, PotluckError
-from protocols.messages import Count, Empty, Message, Milliseconds
-from protocols.method import BulkMethod, Method
 from protocols.moshpit.ballots import LARGEST_GROUP, Member
 from protocols.moshpit.layout import LARGEST_CHUNK_BYTES, MOST_VALUES
+from protocols.rpc import BulkMethod, Count, Empty, Message, Method, Milliseconds
 
 STATE_PROTOCOL = "/potluck/state/1.0.0"
 
@@ -62,13 +61,15 @@ STALL_SECONDS = 10.0
 NONCE_BYTES = 16
 MOST_RESULTS = 16
 """That a donor keeps. A newcomer takes each as it is made; this is how far it may fall back."""
-ROOM_OF_SMALL_BYTES = 16 << 20
-"""That results may take in any case: a state so small may be followed for many steps."""
+ROOM_OF_SMALL_BYTES = 256 << 20
+"""That results may take in any case, if there are as many: a state of up to so many bytes may be
+followed for more than the three steps whose results are as large as it. A newcomer needs as long as
+some steps to take it over."""
 MOST_WANTED_AT_ONCE = 64  # numbers in one chunk
 MOST_WANTED = 256  # pieces that one newcomer has asked for and not got: 256 MiB are enough ahead
 
 ResultKind = Literal["step", "lone step", "parameters"]
-"""Of what the average was: see committed_result.py."""
+"""Of what the average was: see results.py."""
 
 _NUMBER = struct.Struct("<I")
 

@@ -1,39 +1,50 @@
-"""Naming the state of each epoch, and serving it to newcomers and those who fell behind.
+"""Names this peer's states by their digests, and serves them to newcomers and peers that fell
+behind.
 
     server = StateServer(rpc, look, lock)
     nursery.start_soon(server.run)
-    server.advanced()                       # after each step; the digest is computed in a thread
-    server.offer                            # what goes into this peer's progress slot
+    server.advanced()                       # after each step
+    server.needed()                         # a peer may want the state: compute its digest
+    server.offer                            # for this peer's progress slot
 
-Promises: the training thread waits for a reader of its parameters only if it steps while a copy is
-being made (some 60 ms for 100 MB), which happens once for each epoch that somebody downloads.
-What is sent is limited in rate by what it is measured to cost the training, a twentieth at most
-(state_pace.py), and the newcomer that came first is served first (state_desk.py).
+A digest is a hash over the whole state. It takes as long as reading the state: with some models,
+seconds of each step. So only the first state is named, and those that a peer may want (`is_needed`
+in state_download.py) or has asked for lately.
 
-Easy to get wrong: `look` and everything it reads run in a worker thread. It must not wait for the
-trio side, nor take the lock.
+In this file: `RecentStates` keeps small states of the last steps; `Snapshots` holds the copy that
+is served; `send_result` sends what a step was made of; `StateServer` answers requests.
+
+Promises: the training thread waits only if it steps while a copy is being made (some 60 ms for
+100 MB), once for each epoch that a peer downloads. The upload rate is limited so that serving costs
+training a twentieth of its time at most, and the newcomer that came first is served first
+(state_pace.py).
+
+Easy to get wrong: `look`, and everything it reads, runs in a worker thread. It must not wait for
+trio, nor take the lock.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import trio
+from torch import Tensor
 
-from protocols.accumulation.forks import Lineage
-from protocols.accumulation.result_sending import ResultTransfer, send_result
-from protocols.accumulation.results_kept import ResultsKept
-from protocols.accumulation.state_desk import DownloadDesk
+from protocols.accumulation.lineage import Lineage
+from protocols.accumulation.results import Offered, ResultsKept, chunks
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_manifest import encode, name_of
 from protocols.accumulation.state_messages import (
     LONGEST_TORCH_VERSION,
     MANIFEST,
+    MOST_RESULTS,
     MOST_WANTED,
     MOST_WANTED_AT_ONCE,
     PIECES,
@@ -41,45 +52,271 @@ from protocols.accumulation.state_messages import (
     ManifestAnswer,
     ManifestRequest,
     PiecesOpening,
+    ResultAccepted,
+    ResultLink,
     ResultOpening,
+    ResultPart,
     StateGone,
     read_wanted,
 )
-from protocols.accumulation.state_pace import ServingCost, UploadPace
-from protocols.accumulation.state_recent import is_small
-from protocols.accumulation.state_snapshots import Snapshots
+from protocols.accumulation.state_pace import DownloadDesk, ServingCost, UploadPace
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.blocking import in_thread
-from protocols.bulk import Transfer
 from protocols.errors import Busy, MalformedMessage
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.messages import Empty
-from protocols.rpc import Rpc
+from protocols.rpc import Empty, Rpc, Transfer
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
+
+# ---- small states of the last steps
+
+LARGEST_BYTES = 4 << 20
+"""Of one state: it takes a millisecond to copy, while a step takes at least 30 or so."""
+
+MOST_BYTES = 32 << 20
+"""Of all together: less than torch alone takes on a peer that trains."""
+
+MOST_STATES = MOST_RESULTS * 3 // 4
+"""Fewer than the results that are kept: a peer that takes the oldest state has the time of some
+steps to ask for the result that follows it."""
+
+WANTED_SECONDS = 3.0
+"""How long states are kept after a request. A new slot and another attempt take less, and a peer
+that was let in asks for results."""
+
+
+class RecentStates:
+    """Keeps copies of the last named states, if they are small and a peer has asked lately.
+
+        recent.wanted()                      # a peer has asked for a state
+        if recent.is_wanted: recent.keep(state)   # each newly named state, if it is_small
+        recent.get(digest)
+
+    A peer reads a digest in a slot that is some tenths of a second old, at times a whole second.
+    With shorter steps, the state would be another one by the time it asks, every time. (A run with
+    large states has no such short steps.)
+
+    Nothing is kept unless a peer has asked within WANTED_SECONDS, and never more than MOST_STATES
+    and MOST_BYTES. A state that is being downloaded stays in memory until it is sent.
+
+    Invariant: within these limits, the state used last is at the end. Not thread-safe.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._states: dict[bytes, TrainingState] = {}
+        self._wanted_until = -1.0
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def states(self) -> list[TrainingState]:
+        return list(self._states.values())
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(len(one.memory) for one in self._states.values())
+
+    def wanted(self) -> None:
+        """A peer has asked for a state."""
+        self._wanted_until = self._clock() + WANTED_SECONDS
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether to keep a state that is named now."""
+        return self._clock() < self._wanted_until
+
+    def keep(self, state: TrainingState) -> None:
+        """Keep a state that was just named, or is being used."""
+        self._states.pop(state.digest, None)
+        self._states[state.digest] = state
+        while len(self._states) > MOST_STATES or self.held_bytes > MOST_BYTES:
+            del self._states[next(iter(self._states))]
+
+    def get(self, digest: bytes) -> TrainingState | None:
+        return self._states.get(digest)
+
+    def forget_unwanted(self) -> None:
+        """Drop all states if nobody has asked for WANTED_SECONDS. Call it now and then."""
+        if not self.is_wanted:
+            self._states.clear()
+
+
+def is_small(live: LiveState) -> bool:
+    """Whether a copy of this state may be kept beside others."""
+    return sum(one.bytes for one in live.specs) <= LARGEST_BYTES
+
+
+# ---- the copy that is served
+
+MOST_COPIES = 2
+KEPT_SECONDS = 15.0  # for an unused copy: a peer may have lost its link, or be about to begin
+
+
+class _Snapshot:
+    def __init__(self, state: TrainingState) -> None:
+        self.state = state
+        self.users = 0
+        self.last_used = trio.current_time()
+
+
+class Snapshots:
+    """Copies of states, made when a peer asks.
+
+        async with snapshots.use(digest) as state: ...      # StateGone if the state has changed
+
+    The state does not change between steps, so it can be copied at any time before the next one.
+    The copy lasts as long as a peer downloads it, and a short while longer, so that no newcomer is
+    left with half a state that nobody has any more.
+
+    Promises: one copy at most, and a second only while the first is in use. Both are made in a
+    worker thread, with the lock held for reading; memory is reused. The small `recent` states come
+    on top.
+
+    Easy to get wrong: a copy may differ from the state that was hashed, if a buffer changed outside
+    of a step. A copy with another digest is discarded, and the state is reported as gone.
+    """
+
+    def __init__(self, look: Callable[[], LiveState], lock: StateLock) -> None:
+        self._look, self._lock = look, lock
+        self._copies: dict[bytes, _Snapshot] = {}
+        self._spare: Tensor | None = None
+        self._copying = trio.Lock()
+        self.recent = RecentStates(trio.current_time)
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def states(self) -> list[TrainingState]:
+        return [one.state for one in self._copies.values()] + self.recent.states()
+
+    def has(self, digest: bytes) -> bool:
+        return digest in self._copies or self.recent.get(digest) is not None
+
+    @asynccontextmanager
+    async def use(self, digest: bytes) -> AsyncIterator[TrainingState]:
+        """The state with this digest. It stays in memory while the block lasts.
+
+        StateGone if this peer has another one by now; Busy if two others are being downloaded.
+        """
+        recent = self.recent.get(digest)
+        if recent is not None:
+            self.recent.keep(recent)  # its manifest was asked for, and its pieces will be
+            yield recent
+            return
+        snapshot = await self._snapshot(digest)
+        snapshot.users += 1
+        try:
+            yield snapshot.state
+        finally:
+            snapshot.users -= 1
+            snapshot.last_used = trio.current_time()
+
+    def forget_unused(self, *, after_seconds: float = KEPT_SECONDS) -> None:
+        """Drop the copies that nobody has used for this long."""
+        self.recent.forget_unwanted()
+        now = trio.current_time()
+        for digest, one in list(self._copies.items()):
+            if not one.users and now - one.last_used >= after_seconds:
+                del self._copies[digest]
+        if not self._copies:
+            self._spare = None
+
+    async def _snapshot(self, digest: bytes) -> _Snapshot:
+        async with self._copying:
+            known = self._copies.get(digest)
+            if known is None:
+                self._make_room()
+                memory, self._spare = self._spare, None
+                state = await in_thread(self._copy, memory, digest)
+                known = self._copies[digest] = _Snapshot(state)
+            return known
+
+    def _make_room(self) -> None:
+        """Drop the unused copies; their memory is used for the next one."""
+        for digest, one in list(self._copies.items()):
+            if not one.users:
+                self._spare = one.state.memory
+                del self._copies[digest]
+        if len(self._copies) >= MOST_COPIES:
+            raise Busy("Two older states are being downloaded from this peer.")
+
+    def _copy(self, memory: Tensor | None, digest: bytes) -> TrainingState:
+        """Runs in a worker thread."""
+        with self._lock.reading():
+            live = self._look()
+            state = live.copy(memory)
+        if state.digest != digest:
+            raise StateGone(
+                f"This peer is at epoch {state.epoch} now, which is another state.",
+                why="It has stepped since it named that state.",
+                advice="Look at the progress of the peers again.",
+            )
+        return state
+
+
+# ---- sending a result
+
+ResultTransfer = Transfer[ResultAccepted, Empty, Empty]
+
+
+async def send_result(
+    transfer: ResultTransfer,
+    offered: Offered,
+    turn: Callable[[int], AbstractAsyncContextManager[None]],
+) -> None:
+    """Send one result to a peer that follows the run: its description, then its encoded chunks.
+
+    `turn` waits until this many bytes may be sent in its block. The chunks are those of the round,
+    whatever the uplink's speed: the receiver checks hashes over exactly these.
+    """
+    result, end = offered.first, 0
+    await transfer.accept(_described(offered))
+    for chunk in chunks(offered.layouts.of(result.kind), result.cut):
+        place = result.memory[end : end + chunk.encoded_bytes]
+        end += len(place)
+        async with turn(len(place)):
+            await transfer.send_chunk(place)
+    await transfer.finish(Empty())
+
+
+def _described(offered: Offered) -> ResultAccepted:
+    result = offered.first
+    return ResultAccepted(
+        links=tuple(ResultLink(one.kind, one.digest) for one in offered.results),
+        parts=tuple(
+            ResultPart(one.reducer, one.start, one.stop, offered.part_digests[one.reducer])
+            for one in result.cut.parts
+        ),
+        chunk_bytes=result.cut.chunk_bytes,
+        nonce=result.nonce,
+    )
+
+
+# ---- the server
 
 log = logging.getLogger("potluck.state")
 
 SWEEP_SECONDS = 5.0
 STEPS_MEASURED = 8
 NEEDED_SHARE = 2.0
-"""What a newcomer is given by the results that it needs: the other half is for its state, which so
-takes twice the time that it would take alone."""
-STEPS_HELD = 3.0  # without a question a newcomer is in, or gone
+"""A newcomer gets this many times the rate that its results need. The other half is for its state,
+which so takes twice as long as it would alone."""
+STEPS_HELD = 3.0  # a newcomer that asks nothing for so many steps is in, or gone
 SHORTEST_HELD_SECONDS = 0.5
 
 PiecesTransfer = Transfer[Empty, Empty, Empty]
-Turn = Callable[[int], Awaitable[None]]
-"""Waits until a peer may be sent so many bytes."""
+Turn = Callable[[int], AbstractAsyncContextManager[None]]
+"""Waits until this many bytes may be sent to a peer. They are sent in the block."""
 
 _RESULTS, _PIECES = 0, 1  # the order in which one peer's transfers have their turns
 
 
 @dataclass(frozen=True)
 class StateOffer:
-    """What this peer can say of its state in its progress slot."""
+    """The part of this peer's progress slot that names its state."""
 
     epoch: int
     history: bytes
@@ -90,8 +327,9 @@ class StateOffer:
 class StateServingSettings:
     """How much serving may cost.
 
-    - `most_downloads`: peers that download at the same time; the others are told when to ask.
-    - `upload_bytes_per_second`: of all downloads together, as the owner allows; None: no limit.
+    - `most_downloads`: how many peers may download at the same time. The others are told when to
+      ask again.
+    - `upload_bytes_per_second`: the owner's limit for all downloads together; None: no limit.
     """
 
     most_downloads: int = 8
@@ -99,7 +337,7 @@ class StateServingSettings:
 
 
 class StateServer:
-    """The state of this peer, for one run. One for each rpc."""
+    """Serves this peer's state of one run. Make only one for each rpc."""
 
     def __init__(
         self,
@@ -110,26 +348,37 @@ class StateServer:
         results: ResultsKept | None = None,
         cost: ServingCost | None = None,
     ) -> None:
-        """Serves `/potluck/state/1.0.0` from now on, and has something when `run` has begun.
+        """Serves `/potluck/state/1.0.0` from now on, but has nothing to offer before `run` begins.
 
         `look` is called in a worker thread, with the lock held for reading. `results`: what the
-        last steps were made of; None has nothing of that to offer. `cost`: what serving costs the
-        training of this peer; None where nothing trains.
+        last steps were made of; None: no results are offered. `cost`: measures what serving costs
+        training; None if this peer does not train.
         """
         self.settings = settings or StateServingSettings()
         self.offer: StateOffer | None = None
-        """Of the newest epoch whose digest is known. To be read from any thread."""
+        """The newest state whose digest is known. May be read in any thread."""
         self._look, self._lock, self._results = look, lock, results
         self._snapshots = Snapshots(look, lock)
         self._desk = DownloadDesk(self.settings.most_downloads)
         self._pace = UploadPace(self.settings.upload_bytes_per_second, cost)
         self._advanced, self._offered = trio.Event(), trio.Event()
         self._run: str | None = None
+        self._needed_until = -math.inf
+        self._changes, self._naming, self._named = 0, -1, -1
+        """How often the state has changed, and the count for which a digest is being computed, and
+        was computed last."""
         self._taking_pieces: Counter[PeerId] = Counter()
         self._stepped_at: deque[float] = deque(maxlen=STEPS_MEASURED)
         rpc.serve(MANIFEST, self._answer_manifest)
         rpc.serve_bulk(PIECES, self._send_pieces)
         rpc.serve_bulk(RESULT, self._send_result)
+
+    def needed(self) -> None:
+        """A peer may want a state of this one: name the present one, and those of the next
+        WANTED_SECONDS."""
+        self._needed_until = trio.current_time() + WANTED_SECONDS
+        if self._naming != self._changes:
+            self._advanced.set()
 
     @property
     def downloads(self) -> int:
@@ -138,19 +387,21 @@ class StateServer:
 
     @property
     def copies(self) -> int:
-        """How many copies of a state are held for them."""
+        """How many copies of states are held for them."""
         return len(self._snapshots)
 
     def served_states(self) -> list[TrainingState]:
-        """The copies themselves."""
+        """All copies that are held."""
         return self._snapshots.states()
 
     def advanced(self) -> None:
-        """The state has changed: name it anew. (On the trio side, as everything here.)"""
+        """The state has changed: name it anew, if it is needed. Call it in trio's thread, as all
+        methods here."""
+        self._changes += 1
         self._advanced.set()
         self._stepped_at.append(trio.current_time())
         if self._results is not None and self._desk.downloading:
-            self._results.follow()  # a download may take longer than anybody asks for results
+            self._results.follow()  # keep results on: a download may outlast the last request
 
     async def offered(self, after: StateOffer | None = None) -> StateOffer:
         """Wait for an offer other than `after`."""
@@ -159,22 +410,24 @@ class StateServer:
         return self.offer
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Name every state from the present one on, and serve, until cancelled."""
+        """Name the first state and those that are needed, and serve, until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep)
-                self._advanced.set()
                 task_status.started()
+                await self._name_state()
                 while True:
                     await self._advanced.wait()
                     self._advanced = trio.Event()
-                    await self._name_state()
+                    if trio.current_time() < self._needed_until:
+                        await self._name_state()
         finally:
             self.offer = self._run = None
 
     async def _name_state(self) -> None:
-        recent = self._snapshots.recent
+        recent, self._naming = self._snapshots.recent, self._changes
         run, offer, state = await in_thread(self._measure, recent.is_wanted)
+        self._named = self._naming
         if state is not None:
             recent.keep(state)
         if offer != self.offer:
@@ -183,7 +436,7 @@ class StateServer:
             self._offered = trio.Event()
 
     def _measure(self, is_wanted: bool) -> tuple[str, StateOffer, TrainingState | None]:
-        """In a worker thread. With a copy if that is wanted, and small."""
+        """Runs in a worker thread. Also returns a copy if one is wanted and the state is small."""
         with self._lock.reading():
             live = self._look()
             state = live.copy() if is_wanted and is_small(live) else None
@@ -203,7 +456,11 @@ class StateServer:
         step_seconds = self._step_seconds()
         held_seconds = max(STEPS_HELD * step_seconds, SHORTEST_HELD_SECONDS)
         wait = self._desk.ask(
-            caller.peer, trio.current_time(), self._most_newcomers(step_seconds), held_seconds
+            caller.peer,
+            trio.current_time(),
+            self._most_newcomers(step_seconds),
+            held_seconds,
+            self._taking_pieces if self._pace.is_busy else (),
         )
         if wait:
             return ManifestAnswer(b"", _version(), max(1, round(1000 * wait)))
@@ -240,8 +497,7 @@ class StateServer:
         if kept is None or opening.run != self._run:
             raise StateGone("This peer keeps no results of that run.")
         kept.follow()
-        self._check_has_place(caller.peer)
-        found = await in_thread(kept.following, Lineage(opening.epoch, opening.history))
+        found = await in_thread(self._following, kept, Lineage(opening.epoch, opening.history))
         if found is None:
             raise StateGone(
                 f"What was made of the state of epoch {opening.epoch} is not kept here.",
@@ -254,9 +510,19 @@ class StateServer:
         finally:
             self._desk.end(caller.peer)
 
+    def _following(self, kept: ResultsKept, before: Lineage) -> Offered | None:
+        """Runs in a worker thread. A step is announced when it begins, so its result may not be
+        kept yet. It is, as soon as the state's lock can be held for reading again."""
+        found = kept.following(before)
+        if found is None:
+            with self._lock.reading():
+                pass
+            found = kept.following(before)
+        return found
+
     def _begin(self, peer: PeerId, count: int) -> None:
-        """The place that it had may have been given up meanwhile: with another transfer of the same
-        peer, or because a copy took long."""
+        """Begin a transfer. The peer's place is checked again: it may have been given up when
+        another of its transfers ended, or because a copy took long."""
         self._check_has_place(peer)
         self._desk.begin(peer, trio.current_time(), count)
 
@@ -269,24 +535,26 @@ class StateServer:
             )
 
     def _turn_of(self, peer: PeerId, transfer: Transfer[Any, Any, Any], kind: int) -> Turn:
-        async def turn(count: int) -> None:
+        @asynccontextmanager
+        async def turn(count: int) -> AsyncIterator[None]:
             place = self._desk.place_in_line(peer, trio.current_time())
             order = int(self._taking_pieces[peer] > 0), place, kind
-            await self._pace.turn(count, order, transfer.say_alive)
+            async with self._pace.turn(count, order, transfer.say_alive):
+                yield
             self._desk.sent(peer, count, trio.current_time())
 
         return turn
 
     def _step_seconds(self) -> float:
-        """Of the run; 0.0 while it is not known."""
+        """How long the run's steps take; 0.0 while that is unknown."""
         if len(self._stepped_at) < 2:
             return 0.0
         since = max(trio.current_time(), self._stepped_at[-1]) - self._stepped_at[0]
         return since / len(self._stepped_at)
 
     def _most_newcomers(self, step_seconds: float) -> int | None:
-        """How many get in at once with what may be sent: each needs all results beside its state.
-        With less than NEEDED_SHARE of its rate for these it would take for ever."""
+        """How many newcomers can be served at once. Each needs all results beside its state. With
+        less than NEEDED_SHARE times the rate of the results, it would never catch up."""
         rate = self._pace.bytes_per_second
         if self._results is None or rate is None or not step_seconds:
             return None
@@ -300,18 +568,20 @@ class StateServer:
         if run != self._run:
             raise StateGone("This peer takes part in another run.")
         self._snapshots.recent.wanted()
-        if digest != offer.digest and not self._snapshots.has(digest):
-            if self._results is not None:  # whoever is too late for this one takes a later one
+        self.needed()
+        is_offered = digest == offer.digest and self._named == self._changes
+        if not is_offered and not self._snapshots.has(digest):
+            if self._results is not None:  # too late for this one, the peer takes a later one
                 self._results.follow()
             raise StateGone(
-                f"This peer is at epoch {offer.epoch} now, which is another state.",
-                why="It has stepped since it named that state.",
+                "This peer has another state now.",
+                why="It has stepped since it named that one.",
                 advice="Look at the progress of the peers again.",
             )
 
 
 class _Sending:
-    """One peer's transfer, from accepting to the end."""
+    """Sends the pieces that one peer asks for, until it asks for no more."""
 
     def __init__(
         self,
@@ -350,8 +620,8 @@ class _Sending:
             while len(piece):
                 part = piece[: self._pace.turn_bytes]
                 piece = piece[len(part) :]
-                await self._turn(len(part))
-                await self._transfer.send_chunk(part)
+                async with self._turn(len(part)):
+                    await self._transfer.send_chunk(part)
 
 
 def _version() -> str:

@@ -1,37 +1,356 @@
-"""What a peer trains with, and what becomes of a round: the two ways to make a run's steps.
+"""The two ways to make a run's steps from what a round has averaged.
 
-    gradient_steps.py    gradients are accumulated, averaged, and stepped with (DeDLOC)
-    local_steps.py       each peer steps by itself; how far it went is averaged (DiLoCo)
+    GradientSteps   gradients are accumulated and averaged, and stepped with (DeDLOC)
+    LocalSteps      each peer makes steps by itself; how far they went is averaged (DiLoCo)
 
-Both hold the *state*: the tensors and statistics that all peers share at an epoch, which others
-fetch and which a checkpoint keeps. With delayed steps, and with local ones, it is not what the
-model computes with at the moment.
+Both hold the *state*: the tensors and statistics that all peers share at an epoch. Others fetch it,
+and checkpoints keep it. With delayed or local steps, the model computes with other parameters than
+the state's at times.
 
-Easy to get wrong: `apply`, `restore` and `load_parameters` change the state; call them with the
-lock for changing (state_lock.py).
+In this file: clipping by the global norm; `LossScale`, for fp16; `OuterStep`, of DiLoCo;
+`InnerStep`, the step of the user's optimizer; `Steps`, the interface; then `GradientSteps` and
+`LocalSteps`.
+
+Promises: from the same averaged bits every peer makes the same step, to the bit. With averaged
+gradients this includes the clipping factor and the loss scale, without a message about them.
+
+Easy to get wrong: `apply` and `restore` change the state. Call them with the lock held for changing
+(state_lock.py).
 """
 
 from __future__ import annotations
 
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from protocols.accumulation.accumulator import Contribution
-from protocols.accumulation.inner_step import InnerStep, Stepped
-from protocols.accumulation.loss_scale import LossScale
-from protocols.accumulation.parameters import Parameters
-from protocols.accumulation.training_state import LiveState, TrainingState
-from protocols.moshpit.layout import Layout
+from protocols.accumulation.accumulator import (
+    LOSS,
+    LOSS_VALUES,
+    Accumulator,
+    Averageable,
+    Contribution,
+    dense_gradients,
+    loss_of,
+    loss_values,
+)
+from protocols.accumulation.parameters import Codecs, Parameters
+from protocols.accumulation.state_manifest import StateRefused
+from protocols.accumulation.training_state import LiveState, TrainingState, look, restore
+from protocols.errors import PotluckError, ProtocolMisuse
+from protocols.moshpit.layout import LARGEST_CARRIED, Layout, Segment
+
+# ---- clipping
+#
+#     factor = clipping_factor(global_norm(averaged), max_norm)      # min(1, max_norm / norm)
+#
+# The norm is that of the averaged gradient, so a run clips as one computer with the whole batch
+# would.
+#
+# Easy to get wrong: a float32 sum depends on the number of threads and the instructions of a
+# machine, and peers whose factors differ in the last bit drift apart. So the squares are summed in
+# double precision, and the factor keeps fewer digits than the sum has. Two machines would still
+# differ only if the sum were within some 1e-16 of the boundary between two factors.
+
+VALUES_AT_ONCE = 1 << 18
+"""Values converted to double precision at a time: 2 MiB, which stays in a cache."""
+
+TORCH_EPSILON = 1e-6  # torch adds this to the norm
+
+FACTOR_BITS = 44
+"""Bits of the factor's mantissa: relative steps of 6e-14. That is small beside the 1e-12 that a run
+in double precision is held to, and large beside what the order of a sum changes."""
+
+
+def global_norm(values: Tensor) -> float:
+    """The Euclidean norm of a flat tensor, in double precision."""
+    total = 0.0
+    for piece in torch.split(values, VALUES_AT_ONCE):
+        wide = piece.double()
+        total += float(torch.dot(wide, wide))
+    return math.sqrt(total)
+
+
+def clipping_factor(norm: float, max_norm: float) -> float:
+    """The factor for the gradient, as in torch.nn.utils.clip_grad_norm_; 1.0: no clipping."""
+    factor = max_norm / (norm + TORCH_EPSILON)
+    if factor >= 1.0:
+        return 1.0
+    mantissa, exponent = math.frexp(factor)
+    return math.ldexp(round(math.ldexp(mantissa, FACTOR_BITS)), exponent - FACTOR_BITS)
+
+
+# ---- the loss scale of fp16
+
+INITIAL_SCALE = 2.0**16
+LARGEST_SCALE = 2.0**24  # above it a gradient of 0.004 overflows
+SMALLEST_SCALE = 2.0  # a run with gradients above 32,752 needs another model, not a scale
+
+GROWTH_EPOCHS = 200
+"""The scale is doubled after so many epochs without an overflow. An epoch is a step of a large
+batch: a run makes thousands, where a single machine makes hundreds of thousands of small steps."""
+
+TOLERATED = 1 / 64
+"""If a smaller share of the batch overflows, it is an accident (one bad batch of one peer), and the
+scale stays. Otherwise one broken machine could keep everybody's scale down for ever."""
+
+ENOUGH = 0.5
+"""A step is made if at least this share of the batch did not overflow. A step with a small rest
+would be noise at a large batch's learning rate."""
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The loss scale of an epoch, and for how many epochs nothing has overflowed.
+
+        scale = scale.after(overflowed)      # the fraction of the epoch's samples that overflowed
+
+    In fp16, small gradients vanish unless the loss is multiplied by a scale, and too large a scale
+    overflows. Each peer counts the samples whose gradients overflowed (they add nothing), and the
+    fraction is one value of the averaged vector. So all peers have the same fraction, to the bit,
+    and `after` gives all the same scale.
+
+    The averaged gradient is a mean over all samples, with overflowed ones as zeros. Divided by
+    (1 - overflowed), it is the mean over the others; the step is made with that.
+
+    A peer that computes in another precision also keeps the scale, because fp16 peers may fetch the
+    state from it.
+
+    Easy to get wrong: the epoch advances even if no step was made with the gradients, because the
+    scale is part of the state and changes with the epoch.
+    """
+
+    scale: float = INITIAL_SCALE
+    epochs_without: int = 0
+
+    def after(self, overflowed: float) -> LossScale:
+        """The scale of the next epoch, if this fraction of the samples overflowed."""
+        if overflowed >= TOLERATED:
+            return LossScale(max(self.scale / 2.0, SMALLEST_SCALE), 0)
+        if self.epochs_without + 1 >= GROWTH_EPOCHS:
+            return LossScale(min(self.scale * 2.0, LARGEST_SCALE), 0)
+        return LossScale(self.scale, self.epochs_without + 1)
+
+    @property
+    def is_smallest(self) -> bool:
+        """At the smallest scale an overflow is not the scale's fault: its batch is held back."""
+        return self.scale <= SMALLEST_SCALE
+
+    def as_extra(self) -> dict[str, Any]:
+        """The scale as part of a state."""
+        return {"scale": self.scale, "epochs_without": self.epochs_without}
+
+    @staticmethod
+    def from_extra(extra: Mapping[str, Any]) -> LossScale:
+        """The scale of a state. StateRefused for anything that `as_extra` never returns."""
+        scale, epochs = extra.get("scale"), extra.get("epochs_without")
+        if (
+            not isinstance(scale, float)
+            or type(epochs) is not int
+            or not (SMALLEST_SCALE <= scale <= LARGEST_SCALE and 0 <= epochs < GROWTH_EPOCHS)
+        ):
+            raise StateRefused(f"The state has no loss scale: {scale!r:.40}, {epochs!r:.40}.")
+        return LossScale(scale, epochs)
+
+
+def is_step_worth_it(overflowed: float) -> bool:
+    """Whether enough of the batch is left for a step."""
+    return 1.0 - overflowed >= ENOUGH
+
+
+# ---- the outer step of local steps (DiLoCo, Douillard et al. 2023, algorithm 1)
+
+OUTER_LEARNING_RATE = 0.7  # both are the paper's best: no run in its table did better
+OUTER_MOMENTUM = 0.9
+
+
+class OuterStep:
+    """theta_start and the momentum, flat and in the parameters' precision.
+
+        outer = OuterStep(start)                       # theta at the beginning of the epoch
+        pseudo_gradient = outer.pseudo_gradient(local, out)    # line 12: theta_start - theta_local
+        start = outer.step(averaged)                   # line 14: Nesterov's step from theta_start
+
+    Between two rounds each peer makes steps with its own inner optimizer, whose statistics it never
+    sends. The peers average how far the parameters went, and the outer optimizer takes the average
+    as a gradient. With lr = 1 and momentum 0, that is plain averaging of parameters.
+
+    Easy to get wrong: the outer step starts from theta_start, which is equal to the bit at all
+    peers, and not from the peer's own parameters. So all peers have equal parameters after it.
+    """
+
+    def __init__(self, start: Tensor) -> None:
+        self.start = start
+        self.momentum = torch.zeros_like(start)
+
+    def pseudo_gradient(self, local: Tensor, out: Tensor) -> Tensor:
+        """Write theta_start - theta_local into `out`: how far the local steps went."""
+        return torch.sub(self.start, local, out=out)
+
+    def step(self, averaged: Tensor) -> Tensor:
+        """Make Nesterov's step with the averaged pseudo-gradient. Returns the new theta_start."""
+        # v <- 0.9 v + g;  theta <- theta - 0.7 (g + 0.9 v), as torch.optim.SGD(nesterov=True)
+        self.momentum.mul_(OUTER_MOMENTUM).add_(averaged)
+        self.start.add_(averaged, alpha=-OUTER_LEARNING_RATE)
+        self.start.add_(self.momentum, alpha=-OUTER_LEARNING_RATE * OUTER_MOMENTUM)
+        return self.start
+
+
+# ---- the step of the user's optimizer
+
+Factory = Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+"""Makes the inner optimizer from (name, parameter) pairs, as torch's constructors take them. With
+delayed steps, it is called with shadows of the model's parameters, under the same names."""
+
+Scheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """The outcome of a step. `norm`: before clipping; None without clipping. `loss`: the mean over
+    all samples of the step; None if no peer reported one."""
+
+    overflowed: float
+    norm: float | None
+    loss: float | None
+
+
+class InnerStep:
+    """The user's optimizer and scheduler. Steps with the averaged values as gradients.
+
+        inner = InnerStep(parameters, factory, scheduler, max_norm=1.0)
+        stepped = inner.apply(averaged)                # flat: gradients, used, loss, overflowed
+
+    From the same averaged bits every peer decides the same: which parameters had a gradient, how
+    much of the batch overflowed, and the clipping factor. The scheduler steps once for each epoch
+    of the run, whatever this peer brought to it.
+
+    The gradients are not copied on the CPU: while the optimizer steps, each parameter's `.grad` is
+    a view of the flat result. Afterwards the user's own `.grad` is back.
+
+    Easy to get wrong: the averaged values are changed in place (divided, clipped).
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        factory: Factory,
+        scheduler: Scheduler | None,
+        max_norm: float | None,
+    ) -> None:
+        self.parameters = parameters
+        self.optimizer = factory(list(parameters.trained))
+        _check_steps_only_with(self.optimizer, parameters)
+        self.scheduler = None if scheduler is None else scheduler(self.optimizer)
+        self._max_norm = max_norm
+        self._on_device: Tensor | None = None
+
+    @torch.no_grad()
+    def apply(self, averaged: Tensor) -> StepOutcome:
+        """Step with an averaged contribution (accumulator.py describes its contents)."""
+        parameters = self.parameters
+        tail = averaged[parameters.values :].tolist()
+        *used, loss, loss_known, overflowed = tail
+        gradients = averaged[: parameters.values]
+        norm = None
+        if is_step_worth_it(overflowed):
+            norm = self._prepare(gradients, overflowed)
+        else:
+            used = [0.0] * len(used)  # the optimizer and the scheduler see a step without gradients
+        views = parameters.views(self._there(gradients))
+        given = [view if part > 0.0 else None for view, part in zip(views, used, strict=True)]
+        with gradients_are(parameters.tensors, given):
+            self.optimizer.step()
+        self.epoch_ended()
+        return StepOutcome(overflowed, norm, loss_of(loss, loss_known))
+
+    def step_locally(self) -> None:
+        """A step with this peer's own gradients: one of many between two outer steps."""
+        if self._max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters.tensors, self._max_norm)
+        self.optimizer.step()
+
+    def epoch_ended(self) -> None:
+        """Let the scheduler take its step."""
+        if self.scheduler is not None:
+            with warnings.catch_warnings():
+                # A peer that fetched its state has not stepped in this process: torch warns.
+                warnings.filterwarnings("ignore", ".*lr_scheduler.step.*", UserWarning)
+                self.scheduler.step()
+
+    def _prepare(self, gradients: Tensor, overflowed: float) -> float | None:
+        """Turn the mean over all samples into the mean over those that did not overflow, and clip
+        it."""
+        factor = 1.0 / (1.0 - overflowed)
+        norm = None
+        if self._max_norm is not None:
+            norm = global_norm(gradients) * factor
+            factor *= clipping_factor(norm, self._max_norm)
+        if factor != 1.0:
+            gradients.mul_(factor)
+        return norm
+
+    def _there(self, gradients: Tensor) -> Tensor:
+        """The values on the parameters' device."""
+        if self.parameters.device.type == "cpu":
+            return gradients
+        if self._on_device is None:
+            self._on_device = self.parameters.buffer()
+        return self._on_device.copy_(gradients)
+
+
+def _check_steps_only_with(optimizer: torch.optim.Optimizer, parameters: Parameters) -> None:
+    """Raise ProtocolMisuse if the optimizer has tensors that nobody averages. Each peer would step
+    them with its own gradients, and the models would silently drift apart."""
+    averaged = {id(one) for one in parameters.tensors}
+    others = [
+        one
+        for group in optimizer.param_groups
+        for one in group["params"]
+        if id(one) not in averaged
+    ]
+    if others:
+        raise ProtocolMisuse(
+            f"The optimizer that the factory made has {len(others)} tensors that it was not given; "
+            f"the first is of shape {tuple(others[0].shape)}.",
+            why="Only what is given to it is averaged, and with delayed=True those are not the "
+            "model's own tensors.",
+            advice="Let the factory use the (name, parameter) pairs that it is called with, and "
+            "give all that is to be trained as named_parameters.",
+        )
+
+
+@contextmanager
+def gradients_are(
+    parameters: Sequence[torch.nn.Parameter], gradients: Sequence[Tensor | None]
+) -> Iterator[None]:
+    """Replace the parameters' gradients by these within the block."""
+    before = [one.grad for one in parameters]
+    try:
+        for one, gradient in zip(parameters, gradients, strict=True):
+            one.grad = gradient
+        yield
+    finally:
+        for one, gradient in zip(parameters, before, strict=True):
+            one.grad = gradient
+
+
+# ---- the interface
 
 
 class Steps(Protocol):
-    """For one peer and one model."""
+    """Makes the steps of one peer and one model."""
 
     kind: str
-    """What is averaged, as a word: part of the topic under which peers meet."""
+    """A word for what is averaged: part of the topic under which peers meet."""
     layout: Layout
-    """Of what is averaged."""
+    """The layout of what is averaged."""
     shared: Parameters
     """The state's tensors."""
     inner: InnerStep
@@ -41,35 +360,373 @@ class Steps(Protocol):
 
     @property
     def loss_factor(self) -> float:
-        """What the loss of the batch that is being computed is multiplied by."""
+        """The factor for the loss of the batch that is being computed."""
 
     def add(self, samples: int, loss: float | None = None) -> str | None:
-        """Count a batch by the parameters' `.grad`; the name of one that is not finite, if so.
-        `loss`: its mean, if that is known."""
+        """Count a batch by the parameters' `.grad`. Returns the name of a parameter whose gradient
+        is not finite, so that the batch does not count; else None. `loss`: its mean, if known."""
 
     def take(self) -> Contribution:
-        """What this peer brings to the round that begins. It comes back by one of the next two."""
+        """Take the contribution to the round that begins. It must be passed to `put_back` or
+        `done_with` afterwards."""
 
     def put_back(self, contribution: Contribution) -> None:
-        """The round brought nothing: it counts for the next."""
+        """The round made no step: the contribution counts for the next one."""
 
     def done_with(self, contribution: Contribution) -> None:
-        """It is in a step, or is dropped."""
+        """The contribution is in a step, or is dropped."""
 
     def drop(self) -> None:
-        """Forget what was counted and is in no round."""
+        """Drop what was counted and is in no round."""
 
-    def apply(self, averaged: Tensor) -> Stepped:
-        """Step with what the round has averaged (its memory may be written to)."""
+    def apply(self, averaged: Tensor) -> StepOutcome:
+        """Step with what the round has averaged. May write to its memory."""
 
     def take_over(self) -> None:
         """Let the model compute with the state from now on."""
 
     def look(self, run: str, epoch: int, history: bytes) -> LiveState:
-        """The state as it is, not copied."""
+        """The live state, not copied."""
 
     def restore(self, state: TrainingState) -> None:
-        """Take another state, and let the model compute with it."""
+        """Replace the state, and let the model compute with the new one."""
 
     def extra(self) -> dict[str, Any]:
-        """What belongs to the state beside the model, its optimizer and its schedule."""
+        """The parts of the state besides the model, its optimizer and its schedule."""
+
+
+# ---- averaged gradients (DeDLOC, section 3.1)
+
+MOST = 0.5
+
+
+class GradientSteps:
+    """Steps with the averaged gradients of all peers: the usual way.
+
+        theta_{t+1} = step(theta_t, g_t(theta_t))          # as one process with the whole batch
+        theta_{t+1} = step(theta_t, g_t(theta_{t-1}))      # delayed: g_t is computed meanwhile
+
+    With delayed steps, the optimizer works on a shadow of the parameters, while the model computes
+    with those of the epoch before. `take_over` copies the shadow into the model. So the staleness
+    is exactly one step, whenever the shadow is done.
+
+    Invariant: unless something waits to be taken over, the shadow equals the model's parameters.
+
+    Easy to get wrong: the shadow is the state; the model lags behind it. A step may change the loss
+    scale in the middle of a batch, so the scale that batches use changes only in `take_over`, like
+    the parameters. Otherwise gradients would be divided by another scale than their loss was
+    multiplied by.
+    """
+
+    kind = "gradients"
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        factory: Factory,
+        scheduler: Scheduler | None,
+        *,
+        delayed: bool,
+        max_norm: float | None,
+        codec: Codecs,
+        scales_loss: bool,
+        buffers: dict[str, Tensor],
+    ) -> None:
+        self._own = parameters
+        self.shared = _shadow_of(parameters) if delayed else parameters
+        self.inner = InnerStep(self.shared, factory, scheduler, max_norm)
+        self.scale = LossScale()
+        self.scales_loss = scales_loss
+        self.loss_factor = self.scale.scale if scales_loss else 1.0
+        self._accumulator = Accumulator(parameters, codec)
+        self.layout = self._accumulator.layout
+        self._buffers = StepBuffers(buffers)
+        self._own_overflowed = 0.0
+        self._is_odd = False
+
+    def add(self, samples: int, loss: float | None = None) -> str | None:
+        wrong = self._accumulator.add(samples, self.loss_factor, loss)
+        if wrong is None:
+            self._is_odd = False
+        elif self.scales_loss and not (self._is_odd or self.scale.is_smallest):
+            self._accumulator.add_overflowed(samples, loss)
+            return None
+        return wrong
+
+    def take(self) -> Contribution:
+        contribution = self._accumulator.take()
+        self._own_overflowed = float(contribution.values[-1])
+        return contribution
+
+    def put_back(self, contribution: Contribution) -> None:
+        self._accumulator.put_back(contribution)
+
+    def done_with(self, contribution: Contribution) -> None:
+        self._accumulator.done_with(contribution)
+
+    def drop(self) -> None:
+        self._accumulator.drop()
+
+    def apply(self, averaged: Tensor) -> StepOutcome:
+        stepped = self.inner.apply(averaged)
+        # If all of this peer's batches overflowed and most of the others' did not, the scale is not
+        # the cause. Until one is finite they are held back, so that they do not lower the scale.
+        self._is_odd = self._own_overflowed == 1.0 and stepped.overflowed < MOST
+        self.scale = self.scale.after(stepped.overflowed)
+        self._buffers.keep()
+        if self.shared is self._own:
+            self.take_over()
+        return stepped
+
+    @torch.no_grad()
+    def take_over(self) -> None:
+        if self.scales_loss:
+            self.loss_factor = self.scale.scale
+        if self.shared is not self._own:
+            torch._foreach_copy_(list(self._own.tensors), list(self.shared.tensors))
+
+    def look(self, run: str, epoch: int, history: bytes) -> LiveState:
+        return look(
+            self.shared.everything,
+            self._buffers.kept.items(),
+            self.inner.optimizer,
+            self.inner.scheduler,
+            self.extra(),
+            run=run,
+            epoch=epoch,
+            history=history,
+        )
+
+    def restore(self, state: TrainingState) -> None:
+        scale = LossScale.from_extra(state.extra)
+        restore(
+            state,
+            self.shared.everything,
+            self._buffers.kept.items(),
+            self.inner.optimizer,
+            self.inner.scheduler,
+        )
+        self.scale = scale
+        self._buffers.give_back()
+        self.take_over()
+
+    def extra(self) -> dict[str, Any]:
+        return self.scale.as_extra()
+
+
+class StepBuffers:
+    """The model's buffers as of the last step. A forward pass may change the model's own at any
+    time (batch norm counts what it sees), but the state must not change between steps."""
+
+    def __init__(self, buffers: dict[str, Tensor]) -> None:
+        self._own = buffers
+        self.kept = {name: one.detach().clone() for name, one in buffers.items()}
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        for name, one in self._own.items():
+            self.kept[name].copy_(one)
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        for name, one in self._own.items():
+            one.copy_(self.kept[name])
+
+
+def _shadow_of(parameters: Parameters) -> Parameters:
+    """Copies of the parameters under the same names. Frozen tensors are shared, not copied."""
+    return Parameters(
+        (name, torch.nn.Parameter(one.detach().clone()) if one.requires_grad else one)
+        for name, one in parameters.everything
+    )
+
+
+# ---- local steps (DiLoCo)
+
+
+class Diverged(PotluckError):
+    """A parameter is infinite or NaN after local steps: this peer's model is broken."""
+
+
+class LocalSteps:
+    """Many local steps, then one round that averages how far they went.
+
+        each batch:  theta <- inner step of this peer alone, with its own gradients
+        each epoch:  theta <- outer step from theta_start with the average of (theta_start - theta)
+
+    A round is due when all peers together have computed H times the target batch: if they are
+    alike, each has made some H steps. A peer's weight is its samples.
+
+    The state is theta_start with the outer momentum and the schedule: equal to the bit at all
+    peers. The inner optimizer's statistics belong to each peer; a newcomer begins with fresh ones,
+    as in the paper.
+
+    Easy to get wrong: after a failed round the local steps stay in the parameters, and the next
+    round takes them all together. Nothing is lost.
+    """
+
+    kind = "pseudo-gradients"
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        factory: Factory,
+        scheduler: Scheduler | None,
+        *,
+        max_norm: float | None,
+        codec: Codecs,
+        scales_loss: bool,
+        buffers: dict[str, Tensor],
+    ) -> None:
+        self._own = parameters
+        self.inner = InnerStep(parameters, factory, scheduler, max_norm)
+        self.scale = LossScale()
+        self.scales_loss = scales_loss
+        self.layout = Layout(
+            (
+                *parameters.segments(codec),
+                Segment(LOSS, LOSS_VALUES, parameters.codec_of("none")),
+            )
+        )
+        cpu = torch.device("cpu")
+        self._outer = OuterStep(parameters.copy_into(parameters.buffer(device=cpu)))
+        self.shared = _as_parameters(parameters, self._outer.start)
+        largest = [LARGEST_CARRIED["none"]] * len(parameters.names)
+        self._averageable = Averageable(parameters, largest)
+        self._difference = parameters.buffer(LOSS_VALUES, device=cpu)
+        self._samples = 0
+        self._loss_sums = torch.zeros(LOSS_VALUES, dtype=self._difference.dtype)
+        self._buffers = StepBuffers(buffers)
+
+    @property
+    def loss_factor(self) -> float:
+        return self.scale.scale if self.scales_loss else 1.0
+
+    def add(self, samples: int, loss: float | None = None) -> str | None:
+        gradients = dense_gradients(self._own)
+        wrong = self._averageable.first_wrong(gradients)
+        if wrong is not None and self.scale.is_smallest:
+            return wrong
+        if self.scales_loss:
+            # Local steps are not shared, so neither is their scale: it adapts at each of them.
+            if wrong is None:
+                self._divide(self.scale.scale)
+            self.scale = self.scale.after(0.0 if wrong is None else 1.0)
+            self._count(samples, loss)
+            if wrong is None:
+                self.inner.step_locally()
+            return None
+        if wrong is None:
+            self.inner.step_locally()
+            self._count(samples, loss)
+        return wrong
+
+    def take(self) -> Contribution:
+        values, losses = self._parts(self._difference)
+        self._own.copy_into(values)
+        self._outer.pseudo_gradient(values, out=values)
+        self._check_finite()
+        samples = self._samples
+        torch.div(self._loss_sums, max(samples, 1), out=losses)
+        self._forget_samples()
+        return Contribution(self._difference, samples)
+
+    def put_back(self, contribution: Contribution) -> None:
+        self._samples += contribution.samples
+        self._loss_sums.add_(self._parts(contribution.values)[1], alpha=contribution.samples)
+
+    def done_with(self, contribution: Contribution) -> None:
+        """Nothing to do: there is one buffer, and it is reused."""
+
+    def drop(self) -> None:
+        self._forget_samples()
+        self.take_over()
+
+    def apply(self, averaged: Tensor) -> StepOutcome:
+        values, losses = self._parts(averaged)
+        self._outer.step(values)
+        self.inner.epoch_ended()
+        self._buffers.keep()
+        self.take_over()
+        return StepOutcome(overflowed=0.0, norm=None, loss=loss_of(*losses.tolist()))
+
+    def take_over(self) -> None:
+        self._own.copy_from(self._outer.start)
+
+    def look(self, run: str, epoch: int, history: bytes) -> LiveState:
+        return look(
+            self.shared.everything,
+            self._buffers.kept.items(),
+            None,
+            self.inner.scheduler,
+            self.extra(),
+            run=run,
+            epoch=epoch,
+            history=history,
+        )
+
+    def restore(self, state: TrainingState) -> None:
+        own, momentum = self._outer.momentum, state.extra.get("outer_momentum")
+        if (
+            not isinstance(momentum, Tensor)
+            or momentum.shape != own.shape
+            or momentum.dtype is not own.dtype
+        ):
+            raise StateRefused("The state has no momentum of outer steps for this model.")
+        restore(
+            state, self.shared.everything, self._buffers.kept.items(), None, self.inner.scheduler
+        )
+        own.copy_(momentum)
+        self._buffers.give_back()
+        self._forget_samples()
+        self.take_over()
+        self._set_learning_rates()
+
+    def extra(self) -> dict[str, Any]:
+        return {"outer_momentum": self._outer.momentum}
+
+    def _set_learning_rates(self) -> None:
+        """Set the rates by hand: the inner optimizer was not restored, and most schedules set its
+        rates only when they step."""
+        if self.inner.scheduler is not None:
+            rates = self.inner.scheduler.get_last_lr()
+            for group, rate in zip(self.inner.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """The parameters' values, and the loss values behind them."""
+        return flat[: self._own.values], flat[self._own.values :]
+
+    def _count(self, samples: int, loss: float | None) -> None:
+        self._samples += samples
+        self._loss_sums.add_(
+            torch.tensor(loss_values(loss), dtype=self._loss_sums.dtype), alpha=samples
+        )
+
+    def _forget_samples(self) -> None:
+        self._samples = 0
+        self._loss_sums.zero_()
+
+    @torch.no_grad()
+    def _divide(self, scale: float) -> None:
+        torch._foreach_div_([one.grad for one in self._own.tensors if one.grad is not None], scale)
+
+    def _check_finite(self) -> None:
+        for name, view in zip(self._own.names, self._own.views(self._difference), strict=True):
+            if not bool(torch.isfinite(view).all()):
+                raise Diverged(
+                    f"{name} is not finite any more.",
+                    why="The local steps have diverged: the learning rate is too large, or a batch "
+                    "was broken.",
+                    advice="Clip (max_norm), or lower the inner learning rate, and start again: "
+                    "the run's state is fetched from the others.",
+                )
+
+
+def _as_parameters(parameters: Parameters, flat: Tensor) -> Parameters:
+    """Views of a flat tensor under the parameters' names. Frozen tensors are shared."""
+    views = dict(zip(parameters.names, parameters.views(flat), strict=True))
+    return Parameters(
+        (name, torch.nn.Parameter(views[name]) if name in views else one)
+        for name, one in parameters.everything
+    )

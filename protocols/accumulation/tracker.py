@@ -1,20 +1,24 @@
-"""Progress on one node: says how this peer is, reads how the others are, keeps the estimate.
+"""Progress on one node: publishes this peer's slot, reads the others', and keeps the estimate.
 
     async with open_tracker(network, dht, TrackerSettings(run, target_samples), mine) as tracker:
         tracker.note(mine)                   # from any thread, whenever something has changed
         tracker.estimate                     # from any thread: a plain attribute
 
-What others carry forward by our rate is right most of the time, so a slot is written only when
-they would be wrong by more than a little, when something else than the samples has changed, or
-when the slot would soon be over (saying.py, publishing.py). Reading is as frequent as the estimate
-asks for; and the moment at which the step becomes due by what is known is not slept through.
+The others extrapolate this peer's samples by its rate, and are right most of the time. So a slot is
+written only when they would be wrong by more than a little, when anything else has changed, or
+before the slot expires (publishing.py). The estimate says how soon to read again. It is also made
+anew at the moment when the step becomes due by what is known.
 
-Promises: everything ends with the `async with`, and the slot is taken back. Neither `note` nor
-`estimate` ever waits. A directory that cannot be reached is tried again for ever; what was known
-ends with the life of its slots. Before this node has met its swarm and said that it is there, the
-estimate has the number 0, by which nothing may be decided.
+`Tracker` has four parts: methods for others, this peer's own progress, reading, and making the
+estimate. `_Newcomers` remembers which newcomers rounds have waited for.
 
-Easy to get wrong: `estimate` is replaced, never changed; take it once and look at that one.
+Promises: everything ends with the `async with` block, and the slot is withdrawn. `note` and
+`estimate` never wait. If the directory cannot be reached, the tracker tries again for ever; what it
+knew ends when the slots expire. Until this node has joined its swarm and published its slot, the
+estimate has the number 0, and nothing may be decided by it.
+
+Easy to get wrong: `estimate` is replaced, never changed. Read the attribute once and use that
+object.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -34,28 +38,28 @@ from blake3 import blake3
 from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.claims import Credit
 from protocols.accumulation.complaints import Complaints
-from protocols.accumulation.forks import Patience
-from protocols.accumulation.lifecycle_events import Ending
+from protocols.accumulation.lifecycle import Ending
+from protocols.accumulation.lineage import FindingPatience
 from protocols.accumulation.progress import (
     FOLLOWER_AGAIN_SECONDS,
+    KNOWN_SECONDS,
     PATIENCE_SECONDS,
     READ_WHEN_DUE_SECONDS,
     SHORTEST_READ_SECONDS,
+    WAITED_AGAIN,
     Estimate,
     Known,
     ProgressSettings,
     Seen,
+    came_after,
     estimate,
     expected_of,
 )
 from protocols.accumulation.progress_slot import MOST_PEERS, ProgressSlot, progress_key
-from protocols.accumulation.publishing import WRITE_SECONDS, Publishing
+from protocols.accumulation.publishing import WRITE_SECONDS, Publishing, Said, say_again_in
 from protocols.accumulation.rate_meter import RateMeter
-from protocols.accumulation.saying import Said, say_again_in
 from protocols.accumulation.slots_seen import READ_SECONDS, SlotsSeen
-from protocols.dht.bootstrap import Joined
-from protocols.dht.reading import Breadth
-from protocols.dht.service import Dht
+from protocols.dht import Breadth, Dht, Joined
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.network import Network
@@ -63,46 +67,47 @@ from protocols.network import Network
 log = logging.getLogger("potluck.accumulation")
 
 RECKON_SECONDS: Final = 0.05
-"""The estimate is made anew at most so often for the sake of samples: it takes some 100
-microseconds for 16 peers, and batches may come a thousand times a second."""
+"""The shortest time between two estimates that are made because of samples. One takes some 100
+microseconds for 16 peers, and there may be a thousand batches a second."""
 
-IDLE_SECONDS: Final = 1.0  # and at least so often: forks and silences settle by time
-LOOKS_SHARE: Final = 0.1  # of the time that a fetch has lasted is between two looks
-TRIED_SECONDS: Final = 1.0  # between two looks at whether the swarm is met
+IDLE_SECONDS: Final = 1.0  # the longest time between two estimates: forks and silences need time
+LOOKS_SHARE: Final = 0.1  # the time between two looks, as a share of how long a fetch has taken
+TRIED_SECONDS: Final = 1.0  # between two checks whether the swarm is joined
 TRIED_ROUNDS: Final = 2
-"""In vain, of all peers of an earlier life: who may begin the run waits for them no longer. They
-may all have left for good, and come in here otherwise when they are back."""
+"""After so many failed rounds over all peers of an earlier session, a peer that may begin the run
+stops waiting for them. They may have left for good; if they come back, they find this peer."""
 
 SAME_PACE: Final = 0.25
-"""A peer says the same of its batches' time while that is wrong by no more. Plans that are made of
-the same numbers are the same plans (batch_plan.py), whichever slot a reader has."""
+"""A peer keeps publishing the same batch time while it is wrong by no more than this. Plans made of
+the same numbers are equal (batch_plan.py), whichever slot a reader has."""
 
-WITHDRAW_SECONDS: Final = 1.0  # at the end; a slot that stays is over soon anyway
+WITHDRAW_SECONDS: Final = 1.0  # at the end; a slot that is not withdrawn expires soon
 
 
 @dataclass(frozen=True)
 class TrackerSettings:
-    """- `run`: the name of the run. - `target_samples`: of one round.
-    - `carries_forward`: see ProgressSettings; all peers of a run say the same.
-    - `patience_seconds`: see ProgressSettings.
-    - `counts_silence`: False: what is read while nobody answers says nothing. So a volunteer whose
-      own network is gone takes nobody for gone, and makes no step alone.
-    - `places`: see ProgressSettings; all peers of a run say the same."""
+    """How the tracker of one run works.
+
+    - `run`: the name of the run.
+    - `target_samples`, `patience_seconds`, `places`, `delayed`: see ProgressSettings.
+    - `counts_silence`: if False, a reading during which nobody answered is ignored. So a volunteer
+      that has lost its own network takes no peer for gone, and makes no step alone.
+    """
 
     run: str
     target_samples: int
-    carries_forward: bool = True
     patience_seconds: float = PATIENCE_SECONDS
     counts_silence: bool = True
     places: int = MOST_PEERS
+    delayed: bool = False
 
 
 @asynccontextmanager
 async def open_tracker(
     network: Network, dht: Dht, settings: TrackerSettings, mine: ProgressSlot
 ) -> AsyncIterator[Tracker]:
-    """Publish and read until the block ends. `mine` is what is said first. The directory's
-    families must contain PROGRESS. Errors of the block come out unwrapped."""
+    """Publish and read until the block ends. `mine` is published first. The directory's families
+    must contain PROGRESS. Errors of the block come out unwrapped."""
     failure: BaseException | None = None
     tracker = Tracker(network, dht, settings, mine)
     try:
@@ -115,7 +120,7 @@ async def open_tracker(
             except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
                 failure = error
             nursery.cancel_scope.cancel()
-    finally:  # where the block was cancelled from outside, so was the nursery, which says so here
+    finally:  # also when the block was cancelled from outside: the nursery then raises Cancelled
         with trio.CancelScope(shield=True), trio.move_on_after(WITHDRAW_SECONDS):
             await tracker.publishing.withdraw()
     if failure is not None:
@@ -123,10 +128,10 @@ async def open_tracker(
 
 
 class Tracker:
-    """Made by `open_tracker`. Invariant: all but `estimate` is touched by trio's thread only."""
+    """Made by `open_tracker`. Invariant: only trio's thread touches anything but `estimate`."""
 
     estimate: Estimate
-    """The latest. Plain attribute; any thread may read it."""
+    """The latest estimate: a plain attribute that any thread may read."""
 
     def __init__(
         self, network: Network, dht: Dht, settings: TrackerSettings, mine: ProgressSlot
@@ -135,31 +140,36 @@ class Tracker:
         self._key = progress_key(settings.run)
         self._settings = ProgressSettings(
             settings.target_samples,
-            settings.carries_forward,
             settings.patience_seconds,
             settings.places,
+            settings.delayed,
         )
         self._counts_silence = settings.counts_silence
         self._jitter = _share(network.peer_id, settings.run)
         self._token, self._thread = trio.lowlevel.current_trio_token(), threading.get_ident()
         self._mine = mine
         self._meter = RateMeter()
-        self._credit, self._patience = Credit(), Patience()
+        self._credit, self._patience = Credit(), FindingPatience()
         self._members: frozenset[PeerId] = frozenset()
         self._epoch_began: float | None = None
+        self._round_began, self._head_start = 0.0, 0.0
+        self._came = -1.0
+        self._known_since = math.inf
+        """Since when others can read that this peer is there, in an epoch that it did not begin
+        with them."""
         self._batch_began: float | None = None
-        self._batch_seconds = 0.0
-        self._spared = 0
-        self._waited_for_follower_at = -math.inf
+        self._batch_seconds = mine.batch_seconds
+        self._noted_batches, self._spared = 0, 0
+        self._newcomers = _Newcomers(settings.patience_seconds)
         self._claimed: tuple[int, dict[PeerId, int]] = (mine.epoch, {})
         self._seen = SlotsSeen()
         self._asked_at = -READ_WHEN_DUE_SECONDS
         self._read_at, self._pause = trio.current_time(), trio.CancelScope()
-        """When the last reading ended, and the pause between it and the next one."""
+        """When the last reading ended, and the pause between that reading and the next."""
         self._complaints = Complaints()
         self.publishing = Publishing(dht, self._key, self.mine, self._measured, self._again_in)
         self._wants_newest = False
-        """The next reading is to find all that was brought out before it."""
+        """The next reading must find everything that was published before it."""
         self._wants_look, self._wants_reckoning = trio.Event(), trio.Event()
         self._reckoned = trio.Event()
         self._meter.began(trio.current_time())
@@ -168,30 +178,32 @@ class Tracker:
     # -- for others
 
     def note(self, mine: ProgressSlot, *, at_once: bool = False, ago: float = 0.0) -> None:
-        """How this peer was so many seconds ago. Any thread; never waits. What is not samples is
-        published at once; with `at_once` these are, too. How fast it is, and for how long its batch
-        is under way, is measured here; `under_way` in it says only whether there is one."""
+        """Report how this peer was `ago` seconds ago. Any thread; never waits. Changes of anything
+        but samples are published at once; with `at_once`, samples are, too. The rate and how long a
+        batch has been under way are measured here: `under_way` in `mine` only says whether a batch
+        is."""
         self._run(lambda: self._take(mine, at_once=at_once, ago=ago))
 
     def set_away(self, *, is_away: bool) -> None:
-        """Away, this peer's slot is taken back, and nobody counts on it or waits for it; what the
-        others say is read as ever. trio's thread; never waits."""
+        """While this peer is away, its slot is withdrawn, and nobody counts on it or waits for it.
+        Reading goes on. trio's thread; never waits."""
         if self.publishing.set_away(is_away=is_away):
             if is_away:
                 self._meter.paused()
             else:
-                self._meter.began(trio.current_time())
+                self._known_since = trio.current_time()
+                self._meter.began(self._known_since)
                 if self._batch_began is not None:
-                    self._batch_began = trio.current_time()
+                    self._batch_began = self._known_since
 
     def look_now(self) -> None:
-        """Read the others' slots as soon as can be. Any thread; never waits."""
+        """Read the others' slots as soon as possible. Any thread; never waits."""
         self._run(self._look_now)
 
     async def look_often(self) -> None:
-        """Read on while a state is fetched, until cancelled: however short the run's steps are,
-        what is known of them is to be newer than they are. After so many seconds of fetching it
-        need not be newer than a tenth of that."""
+        """Read often while a state is fetched, until cancelled, so that this peer keeps up with a
+        run of short steps. The pause grows to a tenth of the time that the fetch has taken, but not
+        beyond IDLE_SECONDS."""
         began = trio.current_time()
         while True:
             self._look_now()
@@ -199,9 +211,9 @@ class Tracker:
             await trio.sleep(min(max(SHORTEST_READ_SECONDS, lasted), IDLE_SECONDS))
 
     def was_asked(self, _epoch: int) -> None:
-        """Others ask this peer into a round that it does not look for: they have begun, or are
-        elsewhere, and its own look at them is due. However often they ask, it looks no more often
-        than where a step is due. trio's thread."""
+        """Another peer has asked this one into a round that it is not looking for. The others have
+        begun a round or are elsewhere, so look at them. However often they ask, this reads no more
+        often than when a step is due. trio's thread."""
         now = trio.current_time()
         if now - self._asked_at >= READ_WHEN_DUE_SECONDS:
             self._asked_at = now
@@ -214,8 +226,9 @@ class Tracker:
         return self.estimate
 
     async def look_again(self, after: int = 0) -> Estimate:
-        """A reading that begins when what was noted is there for the others to read: of two peers
-        that do the same, at least one sees the other. Its number is higher than this."""
+        """An estimate from a reading that begins after this peer's notes are published, with a
+        number higher than `after`. If two peers do this at the same time, at least one sees the
+        other."""
         with trio.move_on_after(WRITE_SECONDS):
             await self.publishing.brought_out()
         begun = self._seen.begun
@@ -231,40 +244,47 @@ class Tracker:
         return self.estimate
 
     def slots(self) -> dict[PeerId, ProgressSlot]:
-        """What all others say that are alive and fit: where a state may be had."""
+        """The slots of all other peers that are alive and fit: possible sources of a state."""
         peers, seen = self.estimate.peers, self._seen.slots
         return {peer: seen[peer].slot for peer in peers if peer in seen}
 
     def said_by(self, peer: PeerId) -> ProgressSlot | None:
-        """What a peer has said last, whether it fits or not."""
+        """The latest slot of a peer, whether it fits or not."""
         seen = self._seen.slots.get(peer)
         return None if seen is None else seen.slot
 
     def mine(self) -> ProgressSlot:
-        """What this peer says now."""
+        """This peer's own slot."""
         return self._mine
 
     def round_ended(
         self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
     ) -> None:
-        """A round of this peer has ended: who was in it, with what weight. Those who had claimed
-        samples and did not bring them are doubted from then on. trio's thread; before `note`."""
+        """A round of this peer has ended; `brought` says who was in it, with what weight. From now
+        on, peers that claimed samples and did not bring them are doubted. trio's thread; call it
+        before the `note` of the next epoch."""
+        self.gathered()
         others = {peer: one for peer, one in brought.items() if peer != self._network.peer_id}
         epoch, claimed = self._claimed
         if ending in (Ending.COMMITTED, Ending.ALONE):
-            self._credit.round_ended(epoch, claimed, others)
+            self._credit.round_ended(epoch, claimed, others, self._now())
         if applied:
             self._members = frozenset(others)
+        self._newcomers.round_ended(others, trio.current_time())
+
+    def gathered(self) -> None:
+        """The list of members of the round under way is closed, or there is none. trio's thread."""
+        self._newcomers.gathered(trio.current_time())
 
     def state_refused(self, peer: PeerId, reason: str) -> None:
-        """A peer did not have the state that its slot claims: it is ignored for a while. trio's
+        """A peer did not have the state that its slot claims. Ignore it for a while. trio's
         thread."""
         self._credit.state_refused(peer, reason, self._now())
         self._reckon()
 
     def fetch_failed(self, peers: Iterable[PeerId], reason: str) -> None:
-        """A state that these peers claim to have could be had from none of them. Whoever has
-        failed to give it twice in a row is ignored for a while. trio's thread."""
+        """None of these peers gave the state that they claim to have. A peer that fails twice in a
+        row is ignored for a while. trio's thread."""
         for peer in peers:
             self._credit.fetch_failed(peer, reason, self._now())
         self._reckon()
@@ -272,7 +292,7 @@ class Tracker:
     # -- own progress
 
     def _run(self, act: Callable[[], None]) -> None:
-        """In trio's thread: now, or soon."""
+        """Run it in trio's thread: now if this is that thread, else soon."""
         if threading.get_ident() == self._thread:
             act()
             return
@@ -287,27 +307,25 @@ class Tracker:
     def _take(self, mine: ProgressSlot, *, at_once: bool, ago: float) -> None:
         now, before = trio.current_time() - ago, self._mine
         goes_on = (mine.epoch, mine.history) == (before.epoch, before.history)
+        is_step = before.averaging and mine.epoch == before.epoch + 1
         if not goes_on:
+            if self._spared == MOST_SPARED and self._noted_batches == 1:
+                # A first batch may take ten times as long as any other. A peer that seems too slow
+                # because of it would never be allowed a second one to measure.
+                self._meter, self._batch_seconds = RateMeter(), mine.batch_seconds
             is_with_it = before.averaging and before.samples > 0
             self._spared = 0 if is_with_it else min(self._spared + 1, MOST_SPARED)
-            is_step = before.averaging and mine.epoch == before.epoch + 1
-            self._epoch_began = now if is_step else None
-        if mine.under_way < 0.0:
-            self._batch_began = None
-        elif before.under_way < 0.0 or not goes_on or mine.samples != before.samples:
-            self._batch_began = now
-        if mine.averaging:
-            if not before.averaging:
-                self._begin_round(mine)
-        elif goes_on and mine.samples > before.samples and not before.averaging:
-            self._meter.counted(mine.samples - before.samples, now)
-        elif mine.samples != before.samples or before.averaging or not goes_on:
-            self._meter.began(now)
-        if not mine.averaging:
-            if mine.under_way >= 0.0 > before.under_way:
-                self._meter.began(now)
-            elif mine.batch and mine.under_way < 0.0:
-                self._meter.paused()
+            self._epoch_began, self._came = now if is_step else None, -1.0
+            self._head_start = (
+                now - self._round_began if is_step and self._settings.delayed else 0.0
+            )
+            if not is_step:
+                self._known_since = now
+        if mine.averaging and not before.averaging:
+            self._round_began = now
+            self._begin_round(mine)
+        had = before.beside if is_step else before.samples + before.beside
+        self._computed(mine.samples + mine.beside - had, mine, now, is_same=goes_on or is_step)
         self._mine = mine
         self._measured()
         if not goes_on or mine.averaging != before.averaging:
@@ -317,11 +335,27 @@ class Tracker:
             self.publishing.say_at_once()
         self.publishing.say_soon()
 
+    def _computed(self, samples: int, mine: ProgressSlot, now: float, *, is_same: bool) -> None:
+        """Measure the rate: this many samples were done since the last note. `is_same`: this peer
+        goes on from where it was. A batch may outlast the round that it is computed beside."""
+        before = self._mine
+        if mine.under_way < 0.0:
+            self._batch_began = None
+        elif before.under_way < 0.0 or samples:
+            self._batch_began = now
+        if samples > 0 and is_same:
+            self._meter.counted(samples, now)
+            self._noted_batches += 1
+        elif samples or not is_same or (mine.under_way < 0.0 and before.averaging):
+            self._meter.began(now)
+        if mine.under_way >= 0.0 > before.under_way:
+            self._meter.began(now)
+        elif mine.under_way < 0.0 and (mine.batch or mine.averaging):
+            self._meter.paused()
+
     def _begin_round(self, mine: ProgressSlot) -> None:
-        """Remember who is to come, and with what."""
-        self._meter.paused()
-        if self.estimate.waits_for_follower:
-            self._waited_for_follower_at = trio.current_time()
+        """Remember which peers are expected, and with how many samples."""
+        self._newcomers.round_begins(self.estimate.followers, trio.current_time())
         self._claimed = (
             mine.epoch,
             expected_of(
@@ -330,10 +364,10 @@ class Tracker:
         )
 
     def _measured(self) -> ProgressSlot:
-        """How this peer is, with its rate and its times as of now."""
+        """This peer's slot, with its rate and times as of now."""
         now, mine = trio.current_time(), self._mine
         rate = self._meter.rate(now) if mine.role == "trains" else 0.0
-        seconds = mine.batch / rate if rate else 0.0
+        seconds = mine.batch / rate if rate else mine.batch_seconds
         if abs(seconds - self._batch_seconds) > SAME_PACE * self._batch_seconds:
             self._batch_seconds = seconds
         began, epoch_began = self._batch_began, self._epoch_began
@@ -343,6 +377,7 @@ class Tracker:
             batch_seconds=self._batch_seconds if mine.batch else 0.0,
             under_way=-1.0 if began is None else max(0.0, now - began),
             epoch_seconds=-1.0 if epoch_began is None else max(0.0, now - epoch_began),
+            came_seconds=self._came,
             spared=self._spared if mine.role == "trains" else 0,
         )
         return self._mine
@@ -360,20 +395,21 @@ class Tracker:
     # -- reading
 
     async def read_on(self) -> None:
-        """Read what the others say as often as the estimate asks for, for ever."""
-        await self.publishing.begun()  # of two that begin at once one then sees the other
+        """Read the others' slots as often as the estimate asks for, for ever."""
         await self._met_the_swarm()
+        await self.publishing.told()  # if two begin at the same time, one then sees the other
         while True:
             self._wants_look = trio.Event()
             with trio.move_on_after(READ_SECONDS):
                 await self._read()
-            self._reckon()
             self._read_at = trio.current_time()
+            self._known_since = min(self._known_since, self._read_at)
+            self._reckon()
             with trio.move_on_after(self.estimate.read_again_in_seconds) as self._pause:
                 await self._wants_look.wait()
 
     async def _met_the_swarm(self) -> None:
-        """Until there is somebody to read from, or nobody to be expected."""
+        """Wait until there is a peer to read from, or none to be expected."""
         while (state := self._dht.bootstrap_state()).joined is Joined.TRYING:
             if self._counts_silence and not state.addresses and state.rounds_failed >= TRIED_ROUNDS:
                 return
@@ -383,7 +419,7 @@ class Tracker:
     async def _read(self) -> None:
         is_full, is_first = self._seen.begins(), not self._seen.number
         breadth = Breadth.ALL if is_full else Breadth.FEW
-        if self._wants_newest and not is_full:
+        if (self._wants_newest or self.estimate.is_crowded) and not is_full:
             breadth = Breadth.FIRST
         self._wants_newest = False
         began = trio.current_time()
@@ -401,15 +437,18 @@ class Tracker:
             self._complaints.has_torch(peer, found[peer].value.torch, self._mine.torch)
 
     def _now(self) -> float:
-        """Seconds that this node has looked for."""
+        """For how many seconds this node has been reading; stalls do not count (slots_seen.py)."""
         return self._seen.now(trio.current_time())
 
-    # -- reckoning
+    # -- the estimate
 
     async def reckon_on(self) -> None:
-        """Make the estimate anew when something has changed or becomes due, for ever."""
+        """Make a new estimate when something has changed or becomes due, for ever."""
         while True:
             until_due = self.estimate.due_in_seconds or IDLE_SECONDS
+            until_known = self._known_since + KNOWN_SECONDS - trio.current_time()
+            if until_known > 0.0:
+                until_due = min(until_due, until_known)
             seconds = max(RECKON_SECONDS, min(IDLE_SECONDS, until_due))
             with trio.move_on_after(seconds):
                 await self._wants_reckoning.wait()
@@ -419,16 +458,33 @@ class Tracker:
             await trio.sleep(RECKON_SECONDS)
 
     def _reckon(self) -> None:
+        self._reckon_once()
+        now, found, newcomers = trio.current_time(), self.estimate, self._newcomers
+        if not (found.holds_back and found.has_enough_with(self._mine.samples)):
+            newcomers.hold_nothing_back(now)
+        elif newcomers.hold_back(found.followers, now) >= self._settings.patience_seconds:
+            newcomers.hold_nothing_back(now)
+            self._reckon_once()
+
+    def _reckon_once(self) -> None:
         now = self._now()
         seen, said = self._seen, self.publishing.said
         clock = trio.current_time()
+        if self._epoch_began is None and seen.number:
+            self._came = came_after(seen.slots, self._mine, now)
+            self._epoch_began = clock - self._came
+            self._measured()
+        began = self._epoch_began if self._came < 0.0 else None
         known = Known(
             self._credit,
             self._members,
             self._network.peer_id,
             None if said is None else Seen(said.slot, now - (clock - said.at)),
-            None if self._epoch_began is None else now - (clock - self._epoch_began),
-            clock - self._waited_for_follower_at >= FOLLOWER_AGAIN_SECONDS,
+            None if began is None else now - (clock - began),
+            self._head_start,
+            self._newcomers.may_be_waited_for(clock),
+            self._newcomers.let_in(clock),
+            clock - self._known_since,
         )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)
@@ -444,6 +500,72 @@ class Tracker:
         self._reckoned = trio.Event()
 
 
+class _Newcomers:
+    """Remembers which newcomers the rounds have waited for, and whether they came.
+
+    A wait counts as vain until one of the awaited newcomers is in a round. After a vain wait, no
+    round waits for newcomers for `WAITED_AGAIN` times as long. All times are `trio.current_time`.
+    """
+
+    def __init__(self, patience_seconds: float) -> None:
+        self._patience_seconds = patience_seconds
+        self._awaited: frozenset[PeerId] = frozenset()  # since the last round ended
+        self._held_back_since: float | None = None
+        self._gathers_since: float | None = None  # the round that waits for them
+        self._waits_again_at = -math.inf
+        self._let_in: dict[PeerId, float] = {}
+
+    def may_be_waited_for(self, now: float) -> bool:
+        """Whether the last vain wait is long enough ago."""
+        return now >= self._waits_again_at
+
+    def let_in(self, now: float) -> frozenset[PeerId]:
+        """The newcomers that were awaited recently, and came."""
+        return frozenset(
+            peer for peer, at in self._let_in.items() if now - at < FOLLOWER_AGAIN_SECONDS
+        )
+
+    def hold_back(self, followers: frozenset[PeerId], now: float) -> float:
+        """A due round is held back for these newcomers. Returns for how many seconds by now."""
+        if self._held_back_since is None:
+            self._held_back_since = now
+        self._awaited |= followers
+        return now - self._held_back_since
+
+    def hold_nothing_back(self, now: float) -> None:
+        """No round is held back any more."""
+        if self._held_back_since is not None:
+            self._have_waited(now - self._held_back_since, now)
+            self._held_back_since = None
+
+    def round_begins(self, followers: frozenset[PeerId], now: float) -> None:
+        """The round's list may stay open for these newcomers for the patience."""
+        self._gathers_since = now if followers else None
+        if followers:
+            self._awaited |= followers
+            self._have_waited(self._patience_seconds, now)
+
+    def gathered(self, now: float) -> None:
+        """The list is closed: it is known now how long it waited."""
+        if self._gathers_since is not None:
+            self._have_waited(now - self._gathers_since, now)
+            self._gathers_since = None
+
+    def round_ended(self, members: Container[PeerId], now: float) -> None:
+        """These other peers were in the round."""
+        came = [peer for peer in self._awaited if peer in members]
+        if came:
+            self._waits_again_at = -math.inf
+            lately = {peer: self._let_in[peer] for peer in self.let_in(now)}
+            self._let_in = lately | dict.fromkeys(came, now)
+        self._awaited = frozenset()
+
+    def _have_waited(self, seconds: float, now: float) -> None:
+        if self._awaited:
+            seconds = min(seconds, self._patience_seconds)
+            self._waits_again_at = now + WAITED_AGAIN * seconds
+
+
 def _share(peer: PeerId, run: str) -> float:
-    """A number from 0 to 1 that is another one for every peer."""
+    """A number from 0 to 1, different for each peer."""
     return int.from_bytes(blake3(f"{run}/{peer}".encode()).digest(4), "big") / 2**32

@@ -7,7 +7,7 @@
 Peers with another model or codec never meet in a round; peers with another learning rate, batch or
 clipping would meet, and their parameters would drift apart from the same results. So all of it is
 in the signature, and who has another one does not count. The details do not fit into a slot; they
-are asked of a peer (describing.py), who is believed as far as the digest goes.
+are asked of a peer (collaboration.py), who is believed as far as the digest goes.
 
 Easy to get wrong: what may differ is not in it: the device, the precision of the batches, torch's
 version, whether steps are delayed (the results are the same, and an auxiliary peer has nothing to
@@ -34,8 +34,8 @@ from protocols.accumulation.signature import (
     tensor_differences,
 )
 from protocols.accumulation.state_manifest import MOST_TENSORS
-from protocols.messages import Message, encode
-from protocols.moshpit.layout import CodecName
+from protocols.rpc import Message, encode
+from protocols.tensors import CodecName
 
 MOST_GROUPS = 1024  # of parameters in an optimizer: layer-wise rates have one or two for each layer
 MOST_SETTINGS = 64  # of one group

@@ -1,13 +1,13 @@
-"""How the training thread waits for trio, and trio never for the training thread.
+"""Lets the training thread wait for trio. trio never waits for the training thread.
 
     answer = Answer[Outcome]("the outcome of a round")
     ...                                  # trio: answer.give(outcome), or answer.fail(error)
     answer.wait()                        # training thread: the outcome, or the error
 
-Promise: an answer is given once; whoever waits is woken at once, also by the end (`fail`). Giving
-one never waits.
+Promise: an answer is given once. It wakes the waiting thread at once, and so does the end of the
+collaboration (`fail`). Giving an answer never waits.
 
-Easy to get wrong: an error is raised in another thread than where it was made, perhaps twice;
+Easy to get wrong: an error is raised in another thread than where it was made, perhaps twice.
 `again` makes a fresh one, so that tracebacks do not grow into each other.
 """
 
@@ -17,13 +17,13 @@ import threading
 from typing import Generic, TypeVar
 
 from protocols.errors import PotluckError
-from protocols.remote_errors import again
+from protocols.rpc import again
 
 Value = TypeVar("Value")
 
 
-class Answer(Generic[Value]):
-    """What another thread will say. Invariant: once `done`, nothing changes any more."""
+class LaterAnswer(Generic[Value]):
+    """A value or an error from another thread. Invariant: once `done`, it never changes."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -37,21 +37,21 @@ class Answer(Generic[Value]):
         return self._given.is_set()
 
     def give(self, value: Value) -> None:
-        """Say it, unless it was said (or has failed) before."""
+        """Give the value, unless there is a value or an error already."""
         with self._lock:
             if not self.done:
                 self._value = (value,)
                 self._given.set()
 
     def fail(self, error: PotluckError) -> None:
-        """Say that there will be no answer, unless there was one."""
+        """Give an error, unless there is a value or an error already."""
         with self._lock:
             if not self.done:
                 self._error = error
                 self._given.set()
 
     def wait(self) -> Value:
-        """Block this thread until it is there. Raises what it failed with."""
+        """Block this thread until the answer is there. Raises the error, if it is one."""
         self._given.wait()
         if self._error is not None:
             raise again(self._error)

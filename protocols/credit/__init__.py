@@ -1,1 +1,1 @@
-"""Records of who brought what to a run's rounds, each signed by the peer that saw it."""
+"""Records of each peer's contribution to a run's rounds, signed by the peers that saw it."""

@@ -1,16 +1,16 @@
-"""`/potluck/credit/1.0.0`: what is asked and answered about records.
+"""`/potluck/credit/1.0.0`: the messages to exchange records.
 
     CONTENTS   [run]                 ->  [[key, page number, digest], ...]
     PAGE       [run, key, number]    ->  [signed page]
     OFFER      [run, signed page]    ->  [taken]
     SUMS       [run]                 ->  [steps, sums, the pages that were added up]
 
-Whoever asks sees from the digests which pages it has already. Who leaves offers its last page to
-those who keep them. Sums are of a peer that keeps records, and say what they were made of, so that
-anybody adds up the same (node/credit/checking.py).
+The digests tell the asking peer which pages it already has. A peer that leaves offers its last page
+to those that keep pages. SUMS returns the sums of a peer that keeps records, with the pages they
+were made from, so that others can add up the same (node/training/credit/sums.py).
 
-Easy to get wrong: a peer may give out pages of others (a keeper does, for those who are gone). They
-are believed for their writers' signatures, and not for who brought them.
+A peer may give out pages of others (a keeper does, for peers that are gone). A page is believed
+because of its writer's signature; it does not matter which peer sent it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ from protocols.credit.record import (
     PageNumber,
     RunKey,
 )
-from protocols.messages import Message
-from protocols.method import Method
+from protocols.rpc import Message, Method
 
 PROTOCOL = "/potluck/credit/1.0.0"
 
-MOST_LISTED = 4096  # pages: at 3 peers those of 40,000 steps, in 250 KiB of an answer
-MOST_SUMMED = 1024  # persons, those with the most first
+MOST_LISTED = 4096  # pages: with 3 peers those of 40,000 steps, in an answer of 250 KiB
+MOST_SUMMED = 1024  # persons, those with the largest sums first
 LARGEST_SUM = (1 << 63) - 1
 
 
@@ -47,7 +46,7 @@ class ContentsRequest(Message, frozen=True, gc=False):
 
 
 class Listed(Message, frozen=True):
-    """A page that can be had."""
+    """A page that can be fetched."""
 
     key: Key
     number: PageNumber
@@ -55,7 +54,7 @@ class Listed(Message, frozen=True):
 
 
 class Contents(Message, frozen=True):
-    """The newest pages, of the peer itself first. Empty where it is not in this run."""
+    """The newest pages, those of the peer itself first. Empty if the peer is not in this run."""
 
     pages: Annotated[tuple[Listed, ...], Meta(max_length=MOST_LISTED)] = ()
 
@@ -67,26 +66,26 @@ class PageRequest(Message, frozen=True, gc=False):
 
 
 class PageResponse(Message, frozen=True, gc=False):
-    """Empty where there is no such page (any more)."""
+    """Empty if the peer does not have the page (any more)."""
 
     data: Annotated[bytes, Meta(max_length=LARGEST_PAGE_BYTES)] = b""
 
 
 class OfferRequest(Message, frozen=True, gc=False):
-    """A page of the asking peer's own."""
+    """Offers a page of the asking peer's own."""
 
     run: RunKey
     data: Annotated[bytes, Meta(max_length=LARGEST_PAGE_BYTES)]
 
 
 class OfferResponse(Message, frozen=True, gc=False):
-    """`taken`: whether it is kept. A peer that does not keep records takes none."""
+    """`taken`: whether the page is kept. A peer that keeps no records never does."""
 
     taken: bool = False
 
 
 class Sum(Message, frozen=True):
-    """What one person gave."""
+    """The contribution of one person."""
 
     person: Annotated[str, Meta(min_length=1, max_length=LONGEST_PERSON)]
     samples: Annotated[int, Meta(ge=0, le=LARGEST_SUM)]
@@ -110,8 +109,11 @@ class SumsRequest(Message, frozen=True, gc=False):
 
 
 class Sums(Message, frozen=True):
-    """Of the run's first `steps` steps; who has left no record goes by the peer id. All empty where
-    nothing was added up (yet), or this peer keeps no records."""
+    """The sums of the run's first `steps` steps.
+
+    A peer that has left no record is listed by its peer id. All fields are empty if nothing was
+    added up yet, or if this peer keeps no records.
+    """
 
     steps: Annotated[int, Meta(ge=0, le=LARGEST_EPOCH)] = 0
     sums: Annotated[tuple[Sum, ...], Meta(max_length=MOST_SUMMED)] = ()

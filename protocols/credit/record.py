@@ -1,20 +1,19 @@
-"""A peer's record of the rounds that it was in, in pages that it signs. Pure.
+"""A peer's record of its rounds, in pages that it signs. Pure.
 
     page = Page(run, number, members, lines, token)
     data = sign_page(identity, page)
     peer, page = read_page(data, run)            # WrongPage if it is not one
 
-A line is one committed step: when it was, and for every member of the group what it brought
-(samples) and how many bytes it averaged for the others. All members of a group know both from the
-list that they have all signed, so the lines of honest peers about one step are the same. What a
-line says of its own writer proves nothing; that is node/credit/tally.py's to know. A step that the
-writer made alone has a line as well: it says that nobody else was there.
+A line is one committed step: its time, and for every member of the group its samples and the bytes
+that it averaged for the others. All members know both from the list that they all signed, so the
+lines of honest peers about one step are the same. A line proves nothing about its own writer;
+node/training/credit/tally.py accounts for that. A step that the writer made alone has a line as
+well, which says that nobody else was in the group.
 
-A page holds PAGE_EPOCHS epochs, so that what was counted long ago need not be sent again.
+A page holds PAGE_EPOCHS epochs, so that old lines need not be sent again.
 
-Easy to get wrong: a page may be a stranger's. Its size is checked before it is decoded, and that it
-fits together before anybody counts with it: members once each, one line for an epoch, the writer
-in every line.
+A page may come from a stranger. Its size is checked before it is decoded. Its consistency is
+checked before it is counted: each member once, one line for each epoch, the writer in every line.
 """
 
 from __future__ import annotations
@@ -33,24 +32,24 @@ from protocols.identity import (
     peer_id_of,
     verify_with_key,
 )
-from protocols.messages import Message, MessageType, encode
+from protocols.rpc import Message, MessageType, encode
 
 DOMAIN = b"potluck credit page 1"
 
 PAGE_EPOCHS = 32
-"""A page of the largest group then has some 400 KiB, and one of three peers under 2 KiB."""
+"""A page of the largest group is then some 400 KiB, and one of three peers under 2 KiB."""
 
 LARGEST_PAGE_BYTES = 512 << 10
-MOST_MEMBERS = 2048  # named on one page: the largest group, with room for those who come and go
+MOST_MEMBERS = 2048  # on one page: the largest group, with room for peers that come and go
 MOST_IN_A_LINE = 1024  # the largest group
-LARGEST_AMOUNT = 10**15  # samples or bytes: beyond it float64 sums lose whole ones
+LARGEST_AMOUNT = 10**15  # samples or bytes: float64 sums of larger ones lose units
 LARGEST_EPOCH = (1 << 63) - 1
 LARGEST_MOMENT = 1 << 40  # seconds since 1970
 LONGEST_RUN = 192  # characters: the run's name and its organiser's fingerprint
 LARGEST_TOKEN_BYTES = 512
 LONGEST_PERSON = 128  # characters: a username has up to 100, a peer id some 52
 HISTORY_BYTES = 16
-PAGE_DIGEST_BYTES = 16  # to tell one's own version from another; nothing is proven by it
+PAGE_DIGEST_BYTES = 16  # to tell versions of a page apart; it proves nothing
 
 RunKey = Annotated[str, Meta(min_length=1, max_length=LONGEST_RUN)]
 Key = Annotated[bytes, Meta(min_length=PUBLIC_KEY_BYTES, max_length=PUBLIC_KEY_BYTES)]
@@ -63,13 +62,16 @@ Amounts = Annotated[tuple[Amount, ...], Meta(max_length=MOST_IN_A_LINE)]
 
 
 class WrongPage(PotluckError):
-    """What was given out as a page of a record is none."""
+    """The bytes are not a valid page of a record."""
 
 
 class Line(Message, frozen=True):
-    """One committed step. `places` are into the page's members; `samples` and `averaged_bytes` are
-    theirs, in the same order. `of_samples`: of the whole step. `over_a_grid`: there were other
-    groups, of which this line says nothing."""
+    """One committed step.
+
+    `places` are indices into the page's members; `samples` and `averaged_bytes` are theirs, in the
+    same order. `of_samples` is the total of the step. `over_a_grid`: there were other groups, which
+    this line does not cover.
+    """
 
     epoch: Epoch
     history: Annotated[bytes, Meta(min_length=HISTORY_BYTES, max_length=HISTORY_BYTES)]
@@ -82,8 +84,10 @@ class Line(Message, frozen=True):
 
 
 class Page(Message, frozen=True):
-    """The lines of epochs `number * PAGE_EPOCHS` and on. `token`: who the writer is, where the run
-    has an auth server; it is no secret."""
+    """The lines from epoch `number * PAGE_EPOCHS` on.
+
+    `token` names the writer if the run has an auth server. It is not secret.
+    """
 
     run: RunKey
     number: PageNumber
@@ -111,7 +115,7 @@ def page_digest(data: bytes) -> bytes:
 
 
 def sign_page(identity: Identity, page: Page) -> bytes:
-    """Our own page, as it travels. WrongPage if nobody would take it."""
+    """Sign a page of our own, and encode it. WrongPage if no peer would accept it."""
     _check(page, identity.public_key)
     body = encode(page)
     data = encode(SignedPage(identity.public_key, body, identity.sign(DOMAIN, body)))
@@ -120,7 +124,7 @@ def sign_page(identity: Identity, page: Page) -> bytes:
 
 
 def read_page(data: bytes, run: str) -> tuple[PeerId, Page]:
-    """Whose page it is, and the page; WrongPage unless that peer signed it for this run."""
+    """The writer and the page; WrongPage unless that peer signed it for this run."""
     _check_size(data)
     try:
         signed = _SIGNED.decode(data)

@@ -1,25 +1,24 @@
-"""Whom we have spoken with, and who of them may go into the routing table.
+"""The peers that we have spoken with, and which of them may go into the routing table.
 
-A peer goes into the table, and is passed on to others, when we have spoken with it and know by
-our own experience that it can be dialled: because we dialled it, or, where the link was opened
-from the other side, because we tried the addresses that it gave in its introduction. A peer that
-introduces itself without addresses is in client mode and never goes in.
+A peer goes into the table, and is passed on to others, if we have spoken with it and found
+ourselves that it can be dialled: because we dialled it or, if it opened the link, because we tried
+the addresses in its introduction. A peer that introduces itself without addresses is in client mode
+and never goes in.
 
-Easy to get wrong: a link that the other side opened proves nothing, and says nothing against it.
-And what is known of a peer is known of this link: after the next restart it may listen elsewhere,
-or not at all.
+A link that the other side opened says nothing about whether that side can be dialled. And the
+findings hold for this link only: after its next restart the peer may listen elsewhere, or not at
+all.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 import trio
 
-from protocols.dht.checking import addresses_to_try
+from auth.bounded_map import BoundedMap
 from protocols.dht.contacts import Contact, contact_of
-from protocols.dht.dialability import Dialled
+from protocols.dht.dialability import Dialled, addresses_to_try
 from protocols.dht.messages import (
     FindResponse,
     GreetResponse,
@@ -33,16 +32,16 @@ from protocols.identity import PeerId
 from protocols.network import Reach
 
 ACQUAINTANCES = 4096  # as many as a node has links
-CHECK_AGAIN_SECONDS = 600.0  # somebody whose addresses did not answer may be let in by then
-CHECK_CHANGED_SECONDS = 60.0  # other addresses are a new chance, but not with every request
-SAMPLE_SECONDS = 60.0  # how often a peer's clock is looked at
+CHECK_AGAIN_SECONDS = 600.0  # a peer whose addresses did not answer may be dialable by then
+CHECK_CHANGED_SECONDS = 60.0  # changed addresses are tried sooner, but not at every request
+SAMPLE_SECONDS = 60.0  # between samples of a peer's clock
 INTRODUCTION_SECONDS = 10.0  # asking the system for our addresses takes a while
 
-# A link that was opened for a lookup is kept for the next one, for a while. When it is closed its
-# stream of calls is gone already: those that nobody uses are closed after two minutes.
+# A link that was opened for a lookup is kept for the next one for a while. When it is closed, its
+# stream of calls is already gone: idle ones are closed after two minutes.
 IDLE_LINK_SECONDS = 600.0
 UNUSED_LINK_SECONDS = 150.0
-IDLE_LINKS = 64  # those that are idle for longest go first, once they are unused
+IDLE_LINKS = 64  # above this, unused links are closed, those idle for longest first
 
 
 class _Acquaintance:
@@ -52,22 +51,22 @@ class _Acquaintance:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.told: Introduction | None = None  # what it knows of us
+        self.told: Introduction | None = None  # the introduction that it has from us
         self.addresses: tuple[str, ...] = ()
         self.contact: Contact | None = None  # proven
         self.is_in_vain = False  # none of its addresses answered
         self.checked_at = float("-inf")
         self.sampled_at = float("-inf")
         self.spoken_at = float("-inf")
-        self.forged = 0  # slots that it brought
-        self.we_opened = False  # the link, to ask it something
+        self.forged = 0  # forged slots that it brought
+        self.we_opened = False  # whether we opened the link, to ask it something
 
 
 class Acquaintances:
     """Invariant: a contact goes into the table here and nowhere else.
 
-    `welcome` is called with each contact that was not in the table before, `ask_whether_there`
-    with each that may be gone.
+    `welcome` is called with each contact that is new in the table, `ask_whether_there` with each
+    that may be gone.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Acquaintances:
         self._state = state
         self._welcome = welcome
         self._ask_whether_there = ask_whether_there
-        self._known: OrderedDict[PeerId, _Acquaintance] = OrderedDict()
+        self._known = BoundedMap[PeerId, _Acquaintance](ACQUAINTANCES)
         self._introduction = Introduction()
         self._introduction_until = float("-inf")
 
@@ -87,7 +86,7 @@ class Acquaintances:
         return peer not in self._known
 
     def introduction_for(self, peer: PeerId) -> Introduction | None:
-        """What to say of ourselves in a request; None where it has been said."""
+        """The introduction to put into a request; None if the peer has it already."""
         introduction = self.introduction()
         known = self._known.get(peer)
         return None if known is not None and known.told == introduction else introduction
@@ -102,7 +101,7 @@ class Acquaintances:
         return self._introduction
 
     def dialled(self, peer: PeerId) -> Dialled:
-        """What we found when we tried the addresses of this peer."""
+        """The result of our dials to this peer's addresses."""
         known = self._known.get(peer)
         if known is None:
             return Dialled.UNKNOWN
@@ -117,7 +116,7 @@ class Acquaintances:
         asked_ms: int,
         told: Introduction | None,
     ) -> None:
-        """A peer answered us; `told` is what the question said of us."""
+        """A peer answered us; `told` is the introduction that our request carried."""
         known = self._acquaintance(peer)
         if told is not None:
             known.told = told
@@ -125,7 +124,7 @@ class Acquaintances:
         if state.dialability.says(peer, response.dialled):
             _say(state)
         now = self._heard(peer, known, response.responder, answered=True)
-        # Only those of the table: who rents one network cannot be many of them.
+        # Only peers in the table, so that the owner of one network cannot give many samples.
         is_due = now - known.sampled_at >= SAMPLE_SECONDS
         if is_due and known.contact is not None and known.contact.node_id in state.table:
             known.sampled_at = now
@@ -134,24 +133,27 @@ class Acquaintances:
                 log.warning("%s", far_off)
 
     def asked_us(self, peer: PeerId, introduction: Introduction | None) -> None:
-        """A peer asked us something."""
+        """A peer sent us a request."""
         self._heard(peer, self._acquaintance(peer), introduction, answered=False)
 
     def we_opened(self, peer: PeerId) -> None:
-        """The link to this peer is there because we had a question."""
+        """We opened the link to this peer, to ask it something."""
         known = self._known.get(peer)
         if known is not None:
             known.we_opened = True
 
     def brought_forged(self, peer: PeerId, slots: int) -> int:
-        """A peer has brought so many forged slots; how many that makes on this link."""
+        """Count forged slots that a peer brought; return the total for this link."""
         known = self._acquaintance(peer)
         known.forged += slots
         return known.forged
 
     def idle_links(self, now: float) -> list[PeerId]:
-        """Peers whose links we opened for a question, and need no more: they are not in the table
-        and nobody has asked anybody for long. Those that are idle for longest first."""
+        """Peers whose links we opened for a request and no longer need.
+
+        They are not in the table, and neither side has asked anything for long. Those idle for
+        longest come first.
+        """
         table = self._state.table
         idle = sorted(
             (known.spoken_at, peer)
@@ -168,7 +170,7 @@ class Acquaintances:
         ]
 
     def link_lost(self, peer: PeerId) -> None:
-        """What was known of this link is over."""
+        """Forget what was known of this link."""
         known = self._known.pop(peer, None)
         contact = known.contact if known is not None else None
         if contact is not None and contact.node_id in self._state.table:
@@ -178,8 +180,6 @@ class Acquaintances:
         known = self._known.get(peer)
         if known is None:
             known = self._known[peer] = _Acquaintance()
-            if len(self._known) > ACQUAINTANCES:
-                self._known.popitem(last=False)
         return known
 
     def _heard(
@@ -190,7 +190,7 @@ class Acquaintances:
         *,
         answered: bool,
     ) -> float:
-        """Somebody said something, now; the time."""
+        """A peer said something now; return the time."""
         now = known.spoken_at = trio.current_time()
         if introduction is not None:
             self._introduced(peer, known, introduction)
@@ -199,7 +199,7 @@ class Acquaintances:
             if known.is_in_vain:
                 self._check(peer, known)
         elif not answered and contact in self._state.lost:
-            # Who asks and does not answer is of no use to anybody: an answer lets it back in.
+            # A peer that asks and does not answer is no use; an answer lets it back in.
             self._state.lost.heard_of(contact, now)
         else:
             self._put_in_table(contact)
@@ -231,7 +231,7 @@ class Acquaintances:
     def _check(
         self, peer: PeerId, known: _Acquaintance, after_seconds: float = CHECK_AGAIN_SECONDS
     ) -> None:
-        """Find out by dialling whether a peer whose link came from its side can be dialled."""
+        """Dial a peer that opened the link itself, to find out whether it can be dialled."""
         now = trio.current_time()
         if now - known.checked_at < after_seconds:
             return

@@ -1,12 +1,12 @@
-"""What this node says when others ask: who is close, what is stored, what it will not store.
+"""Answering requests of other nodes: the closest peers, the stored slots, refusals to store.
 
-Most of it is done at once in the reader of the stream: a find takes some 50 microseconds, storing
-a slot a tenth of a millisecond, which is the signature. Only batches have a task of their own, and
-pause. Whatever is refused is refused with its reason.
+Most requests are answered in the reader of the stream: a find takes some 50 microseconds, storing a
+slot a tenth of a millisecond, most of it for the signature. Only batches have a task of their own,
+and pause. Every refusal gives its reason.
 
-Easy to get wrong: a stranger chooses what is asked. The dearest question that fits in a message
-(many queries for a full key) takes a few milliseconds, and nothing here may take more: everybody
-else waits meanwhile.
+Strangers choose the requests. The most expensive one that fits in a message (many queries for a
+full key) takes a few milliseconds. No request may take more, because all other peers wait
+meanwhile.
 """
 
 from __future__ import annotations
@@ -47,28 +47,26 @@ from protocols.dht.messages import (
     prefix_of_id,
     prefix_of_slot,
     prefixes,
-    public_key_of_peer,
 )
-from protocols.dht.quotas import Sender
-from protocols.dht.refusals import SlotRefusal, SlotRefused
-from protocols.dht.slots import Slot
-from protocols.dht.state import DhtState, is_dishonest
-from protocols.dht.statistics import count
+from protocols.dht.slots import Slot, SlotRefusal, SlotRefused
+from protocols.dht.state import DhtState, count, is_dishonest
+from protocols.dht.storage import Sender
 from protocols.errors import LimitExceeded, MalformedMessage
 from protocols.guard import Caller
+from protocols.identity import public_key_of
 from protocols.network import Reach
 
-# On one link, before a peer is avoided: enough to tell it what is wrong with its software.
+# On one link before the peer is avoided: enough to show it the fault of its software.
 FORGED_SLOTS_BORNE = 32
 
-# For all queries of one message together, half a microsecond each. What is left is asked again.
+# For all queries of one message, half a microsecond each. The rest is asked for again.
 SLOTS_LOOKED_AT = 12_288
 
-_CHANGE_BYTES = 8  # of a cursor, after the name of the storage's life
+_CHANGE_BYTES = 8  # of a cursor, after the id of the storage's life
 
 
 class Answering:
-    """The handlers. They keep nothing between two requests."""
+    """The handlers. They keep no state between two requests."""
 
     def __init__(self, state: DhtState, acquaintances: Acquaintances) -> None:
         self._state = state
@@ -113,7 +111,7 @@ class Answering:
         return self._stored(caller, request, storing, responder)
 
     def _blame(self, caller: Caller, storing: _Storing) -> None:
-        """Have no more to do with who brings forgeries again and again: each costs a signature."""
+        """Avoid a peer that brings forgeries again and again: each costs a signature check."""
         if not storing.forged:
             return
         brought = self._acquaintances.brought_forged(caller.peer, storing.forged)
@@ -122,12 +120,12 @@ class Answering:
             self._state.rpc.blame(caller.peer, PROTOCOL, error)
 
     def _sender(self, caller: Caller) -> Sender:
-        """Whose share of this node's memory what is brought is counted for."""
+        """The sender whose share of this node's memory the slots count for."""
         link = self._state.network.link(caller.peer)
         share = None
         if link is not None and link.reach is Reach.DIRECT:  # else the address is a relay's
             share = network_of(link.remote_address)
-        return Sender(public_key_of_peer(caller.peer), share or caller.peer)
+        return Sender(public_key_of(caller.peer), share or caller.peer)
 
     def _store_one(self, slot: Slot, storing: _Storing, copies: bool, sender: Sender) -> None:
         state = self._state
@@ -205,7 +203,7 @@ class Answering:
         return Found(contacts, sent, cursor=cursor, more=more)
 
     def _wanted(self, query: Query, now_ms: int, room: _Room) -> Found:
-        """The slots that the query names, as far as they are still here."""
+        """The slots that the query names and that are still here."""
         wanted = set(prefixes(query.wanted))
         slots = self._state.storage.get(query.key, now_ms)
         room.looked_at(len(slots) + len(wanted))
@@ -214,7 +212,7 @@ class Answering:
         return Found(slots=sent, more=len(sent) < len(slots))
 
     def _change_in(self, cursor: bytes) -> int:
-        """The change that a cursor of ours stands for; 0 if it is none, or of an earlier life."""
+        """The change that our cursor stands for; 0 if it is invalid or of an earlier life."""
         life = self._state.storage.life
         if len(cursor) != len(life) + _CHANGE_BYTES or not cursor.startswith(life):
             return 0
@@ -255,7 +253,7 @@ class Answering:
 
 
 class _Storing:
-    """What became of the slots of one request so far."""
+    """The results so far for the slots of one request."""
 
     def __init__(self) -> None:
         self.refusals = bytearray()
@@ -277,7 +275,7 @@ class _Storing:
 
 
 class _Room:
-    """What is left of the bytes that one answer may have, and of the work that it may make."""
+    """The bytes that are left in an answer, and the work that is left for it."""
 
     def __init__(self) -> None:
         self._to_look_at = SLOTS_LOOKED_AT
@@ -301,13 +299,13 @@ class _Room:
         self._to_look_at -= number
 
     def take_names(self, slots: list[Slot]) -> tuple[Slot, ...]:
-        """Those of which the names fit, from the first."""
+        """As many of the first slots as have room for their names."""
         taken = slots[: self._names]
         self._names -= len(taken)
         return tuple(taken)
 
     def take_slots(self, slots: list[Slot]) -> tuple[Slot, ...]:
-        """As many as fit, from the first; the very first of an answer always does."""
+        """As many of the first slots as fit. The very first of an answer always does."""
         for number, slot in enumerate(slots):
             size = wire_bytes(slot)
             if size > self._slot_bytes and self._has_slots:
@@ -317,10 +315,10 @@ class _Room:
         return tuple(slots)
 
 
-# What a slot has beside key and value: key and signature of its publisher, two numbers, lengths.
+# The size of a slot without key and value: its publisher's key, signature, two numbers, lengths.
 SLOT_HEAD_BYTES = 140
 
 
 def wire_bytes(slot: Slot) -> int:
-    """At most what a slot takes in a message (a character of a key has up to four bytes)."""
+    """An upper bound for the size of a slot in a message (a character has up to four bytes)."""
     return SLOT_HEAD_BYTES + len(slot.key.encode("utf-8")) + len(slot.value)

@@ -1,7 +1,7 @@
-"""One question to one peer, and what it teaches us about that peer.
+"""One request to one peer, and what it shows about that peer.
 
-Whatever is asked: a peer that answers is heard from, and its clock is looked at; one that fails
-is marked in the routing table. What it says is the business of who asked.
+After any request, a peer that answered counts as heard from, and its clock is sampled. One that
+failed is marked in the routing table. The caller uses the content of the answer.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from protocols.dht.messages import (
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState
 from protocols.errors import Busy, MalformedMessage, PotluckError, ProtocolNotServed
-from protocols.method import Method
 from protocols.not_allowed import AnswerNotAllowed, NotAllowed
+from protocols.rpc import Method
 
 KNOWN_BYTES = KNOWN_PER_QUERY * PREFIX_BYTES
 
@@ -45,7 +45,7 @@ Answer = TypeVar("Answer", FindResponse, StoreResponse, GreetResponse)
 
 
 class Asker:
-    """Asks on behalf of everything in this room."""
+    """Sends requests for all parts of the directory."""
 
     def __init__(self, state: DhtState, acquaintances: Acquaintances) -> None:
         self._state = state
@@ -79,9 +79,10 @@ class Asker:
         return await self._ask(contact, GREET, GreetRequest(sender))
 
     async def is_there(self, contact: Contact) -> None:
-        """Find out whether a peer still answers questions; the routing table knows then.
+        """Find out whether a peer still answers, and update the routing table.
 
-        A greeting would not do: a peer may be there and too slow, or too broken, for more.
+        A greeting would not be enough: a peer may answer that and be too slow, or too broken, for
+        more.
         """
         state = self._state
         known = b"".join(prefix_of_id(one.node_id) for one in state.table.closest(state.own_id))
@@ -101,10 +102,10 @@ class Asker:
                 peer, method, request, timeout=state.settings.call_seconds
             )
         except Busy:
-            raise  # it is there, and says so
+            raise  # it is there: this is its answer
         except ProtocolNotServed:
             if contact.node_id in state.table:
-                state.lost.add(contact)  # so that what it asks does not let it back in
+                state.lost.add(contact)  # so its requests do not let it back in
             state.table.remove(contact)
             raise
         except PotluckError as error:
@@ -122,8 +123,11 @@ class Asker:
 
 
 def _is_there(error: PotluckError) -> bool:
-    """Whether a failed question says nothing against the peer: it does not let us take part, or
-    we may not ask, or it is a monitor, which keeps nothing."""
+    """Whether a failed request says nothing against the peer.
+
+    That is so if it does not let us take part, if we may not ask, or if it is a monitor, which
+    keeps nothing.
+    """
     if isinstance(error, AnswerNotAllowed):
         return error.reason is Reason.ROLE
     return isinstance(error, NotAllowed)

@@ -1,16 +1,16 @@
-"""Come into the swarm, and find back into it, for ever.
+"""Joining the swarm, and rejoining it, for ever.
 
-There are two kinds of places to begin: the bootstrap addresses that a person gave, and the peers
-that this node knew before (from its cache, and those that it has lost since). All are greeted;
-when one has answered, this node looks itself up, and so meets its neighbours, who thereby meet it.
+Two kinds of peers are tried: the bootstrap addresses that a person gave, and peers that this node
+knew before (from its cache, or lost since). All are greeted. When one has answered, this node looks
+itself up. So it meets its neighbours, and they meet it.
 
-Bootstrap does not end with the first answer. Every bootstrap address that has not answered is
-tried again, ever more rarely: nodes that start at the same instant with the same addresses may
-first meet in groups, and only those who go on trying make one swarm of them. Lost peers are tried
-again for the same reason: after the network was split, each half has only them to find the other.
+Bootstrap does not end with the first answer. Each bootstrap address that has not answered is tried
+again, ever more rarely. Nodes that start at the same moment with the same addresses may first form
+separate groups; the retries join them into one swarm. Lost peers are tried again for the same
+reason: after a split of the network, each half needs them to find the other.
 
-Easy to get wrong: that nobody answers is mostly not our fault, and a person has to be told whose
-it is. `BootstrapState` has for each address how it failed last, in words.
+If nobody answers, it is mostly not our fault, and a person has to be told the cause.
+`BootstrapState` has each address's last failure in words.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from protocols.identity import PeerId
 from protocols.not_allowed import NotAllowed
 
 GREETED_AT_ONCE = 8
-CACHED_PEERS = 128  # of the cache, tried while nobody is known
-REJOINED_RARER = 30  # how much more rarely an address is tried once the swarm is joined
+CACHED_PEERS = 128  # of the cache, tried as long as we know nobody
+REJOINED_RARER = 30  # the factor by which an address is tried more rarely once we have joined
 
-# After a failed round, a random part of the delay is left out, so that those who fell out of the
-# swarm together do not come back together.
+# After a failed round, a random part of the delay is left out, so that nodes that lost the swarm
+# together do not come back together.
 JITTER = 0.5
 
 
@@ -48,7 +48,7 @@ class Joined(enum.Enum):
 
 @dataclass(frozen=True)
 class AddressState:
-    """One bootstrap address: whether it has answered, and if not, why not, in words."""
+    """One bootstrap address: whether it has answered, and if not, why, in words."""
 
     address: str
     answered: bool = False
@@ -63,7 +63,7 @@ class BootstrapState:
     cached_peers: int
     """How many peers of the cache are tried beside the addresses."""
     rounds_failed: int = 0
-    """How often in a row all of them were tried and none has answered."""
+    """How many rounds in a row have failed at every address."""
 
     def __str__(self) -> str:
         if self.joined is not Joined.TRYING:
@@ -73,7 +73,7 @@ class BootstrapState:
 
 
 class _Place:
-    """A bootstrap address and how it fared."""
+    """A bootstrap address and the results of its tries."""
 
     __slots__ = ("address", "answered", "attempts", "contact", "failure", "next_try", "refused")
 
@@ -88,7 +88,7 @@ class _Place:
 
 
 class Bootstrap:
-    """Greets places until they answer, and looks this node up when it has come among others."""
+    """Greets peers until they answer. Looks this node up when it has met some."""
 
     def __init__(self, state: DhtState, asker: Asker, reader: Reader) -> None:
         self._state = state
@@ -102,12 +102,12 @@ class Bootstrap:
         self._is_new_here = True
         self._changed = trio.Event()
         self.joined = trio.Event()
-        """Set when this node has met somebody and looked itself up for the first time."""
+        """Set when this node has met a peer and looked itself up for the first time."""
         self._turned_away = trio.Event()
         self._refusal: NotAllowed | None = None
 
     def add_cached(self, contacts: Iterable[Contact]) -> None:
-        """Peers of an earlier life."""
+        """Add peers from the cache."""
         fresh = [one for one in contacts if one.peer != self._state.peer_id]
         self._cached = fresh[:CACHED_PEERS]
 
@@ -123,16 +123,16 @@ class Bootstrap:
         return BootstrapState(joined, addresses, len(self._cached), self._rounds_failed)
 
     async def turned_away(self) -> NotAllowed:
-        """Until the last word of all who were greeted is that this node may not take part."""
+        """Wait until the last answer of all greeted peers is that this node may not take part."""
         while self._refusal is None:
             await self._turned_away.wait()
         return self._refusal
 
     async def run(self) -> None:
-        """Try for ever."""
+        """Keep trying, for ever."""
         state = self._state
         if not self._places and not self._cached:
-            self.joined.set()  # the first of a new swarm: whoever comes will find it complete
+            self.joined.set()  # the first of a new swarm is complete by itself
         while True:
             self._changed = trio.Event()
             await self._try_all()
@@ -145,19 +145,19 @@ class Bootstrap:
                 await self._changed.wait()
 
     def try_again_now(self) -> None:
-        """Something is other than it was: what has failed may work, and need not wait its turn."""
+        """Retry now what has failed, because something has changed."""
         self._rounds_failed = 0
         for place in self._places:
             place.attempts, place.next_try = 0, 0.0
         self._changed.set()
 
     def met_somebody(self) -> None:
-        """Somebody is in the table who was not: if we are new here, that is the way in."""
+        """A new peer is in the table. If we have not joined yet, join through it."""
         if self._is_new_here:
             self._changed.set()
 
     def lost_somebody(self) -> None:
-        """Somebody does not answer any more: if that was the last one, it begins anew."""
+        """A peer no longer answers. If it was the last one, bootstrap again."""
         if self._state.is_alone and not self._is_new_here:
             self._changed.set()
 
@@ -201,7 +201,7 @@ class Bootstrap:
             self._complain()
 
     async def _greet_all(self, contacts: Iterable[Contact]) -> dict[PeerId, PotluckError]:
-        """Greet these; how those failed that did."""
+        """Greet these; return the errors of those that failed."""
         failures: dict[PeerId, PotluckError] = {}
         limit = trio.CapacityLimiter(GREETED_AT_ONCE)
 
@@ -230,8 +230,10 @@ class Bootstrap:
         place.next_try = trio.current_time() + self._shortened(delay)
 
     def _complain(self) -> None:
-        """Say whose fault it is, what has not been said yet; every time that the number of attempts
-        has doubled. The addresses of one peer fail together."""
+        """Log the failures that were not logged yet, whenever the number of attempts has doubled.
+
+        The addresses of one peer fail together.
+        """
         rounds = self._rounds_failed
         if rounds & (rounds - 1):
             return
@@ -241,7 +243,10 @@ class Bootstrap:
                 failures.setdefault(place.failure, []).append(place.address)
         said = {f"cannot join at {', '.join(at)}: {why}" for why, at in failures.items()}
         if self._cached:
-            said.add(f"none of {len(self._cached)} peers known from before answers either")
+            known = len(self._cached)
+            none = "the peer" if known == 1 else f"none of {known} peers"
+            either = "does not answer either" if known == 1 else "answers either"
+            said.add(f"{none} known from before {either}")
         for words in sorted(said - self._complaints):
             log.warning("%s", words)
         self._complaints = said
@@ -261,7 +266,7 @@ class Bootstrap:
         return seconds * (1 - JITTER * self._state.network.random.random())
 
 
-MINIMUM_SECONDS = 0.1  # between two rounds, whatever the settings say
+MINIMUM_SECONDS = 0.1  # between two rounds, whatever the settings
 
 
 def _place(address: str) -> _Place:

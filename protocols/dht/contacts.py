@@ -1,11 +1,11 @@
-"""A contact: a peer that can be asked, with where it lies and where it can be dialled.
+"""A contact: a peer that can be asked, with its place and its addresses.
 
-Contacts travel from node to node, so everything in one is a claim until the peer itself has
-answered, at one of these addresses, over a channel that proves its key. Only the place cannot be
-a lie: it follows from the key.
+Contacts are passed from node to node. So everything in one is a claim until the peer itself has
+answered, at one of these addresses, over a channel that proves its key. Only the place is certain:
+it follows from the key.
 
-Easy to get wrong: addresses from strangers may be invented, for a peer that exists as well. So
-nobody's addresses replace another's: `with_more_addresses` puts them beside each other.
+Addresses from strangers may be invented, even for a peer that exists. So no addresses replace
+others: `with_more_addresses` adds them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from protocols.identity import PeerId
 ADDRESSES_PER_CONTACT = 8  # two families, three interfaces, a relay or two
 LONGEST_ADDRESS = 256  # characters; a relayed address with IPv6 and both peer ids has 170
 
-# What one customer of an internet provider usually gets; renting addresses in many of these is
-# what makes a place in many tables dear.
+# What one customer of an internet provider usually gets. Renting addresses in many such networks is
+# expensive, which protects the tables.
 IP4_NETWORK_BITS = 24
 IP6_NETWORK_BITS = 48
 
 
 @dataclass(frozen=True)
 class Contact:
-    """Somebody to ask. `contact_of` makes one within the limits."""
+    """A peer to ask. `contact_of` makes one within the limits."""
 
     peer: PeerId
     node_id: int
@@ -37,21 +37,21 @@ class Contact:
 
     @cached_property
     def networks(self) -> frozenset[str]:
-        """The networks of the public internet in which the addresses lie; see `network_of`."""
+        """The networks of the public internet with its addresses; see `network_of`."""
         found = (network_of(address) for address in self.addresses)
         return frozenset(network for network in found if network is not None)
 
     def with_more_addresses(self, addresses: Iterable[str]) -> Contact:
-        """The same peer with further addresses before those that are known, within the limit."""
+        """The same peer with more addresses, placed before the known ones, within the limit."""
         merged = _within_limits((*addresses, *self.addresses))
         return self if merged == self.addresses else Contact(self.peer, self.node_id, merged)
 
 
 def contact_of(peer: str, addresses: Iterable[str]) -> Contact:
-    """A contact; MalformedMessage if this is not the id of a peer with an Ed25519 key.
+    """Make a contact; MalformedMessage if this is not the id of a peer with an Ed25519 key.
 
-    Addresses that are too long, or too many, are left out; whether they are addresses is found
-    out by who dials them.
+    Addresses that are too long, or too many, are left out. Whether they are valid shows when they
+    are dialled.
     """
     return Contact(PeerId(peer), node_id_of(peer), _within_limits(addresses))
 
@@ -62,10 +62,10 @@ def _within_limits(addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 def network_of(address: str) -> str | None:
-    """The network that an address belongs to: an IPv4 /24, an IPv6 /48, or a DNS domain.
+    """The network of an address: an IPv4 /24, an IPv6 /48, or a DNS domain.
 
-    None for what is not on the public internet (loopback, private ranges, other transports):
-    such nodes are near each other for good reasons. Of a relayed address it is the relay's.
+    None if it is not on the public internet (loopback, private ranges, other transports): such
+    nodes are near each other for good reasons. For a relayed address it is the relay's network.
     """
     parts = address.split("/", 3)
     if len(parts) < 3 or parts[0]:

@@ -1,11 +1,11 @@
-"""Things that fall due, in the order in which they do.
+"""An index of things by the time at which they are due.
 
-Each thing has one moment; it can be moved and taken out. Everything costs O(log n), and asking
-whether anything is due costs next to nothing when nothing is.
+Each thing has one time, which can be changed, and can be taken out. All operations cost O(log n).
+Asking whether anything is due costs almost nothing when nothing is.
 
-Easy to get wrong: moving leaves the old place in the heap until its time comes. Whoever moves one
-thing a million times would fill the memory with places, so the heap is built anew as soon as less
-than half of it is true; that is O(1) a move on average.
+A thing that moves leaves its old entry in the heap until that time comes. Moving one thing a
+million times would fill the memory, so the heap is rebuilt when less than half of it is valid. That
+is O(1) a move on average.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Generic, TypeVar
 
 Thing = TypeVar("Thing", bound=Hashable)
 
-_SMALL_HEAP = 64  # not worth cleaning below
+_SMALL_HEAP = 64  # smaller heaps are not worth cleaning
 
 
 class DueIndex(Generic[Thing]):
-    """Invariant: `_due` holds the truth; for each thing in it the heap has that place.
+    """Invariant: `_due` is the truth; the heap has that entry for each thing in it.
 
-    The second number of a place is a counter: equal moments come in the order in which they were
-    set, and things need no order of their own.
+    The second number of an entry is a counter. So equal times keep the order in which they were
+    set, and things need not be comparable.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class DueIndex(Generic[Thing]):
 
     @property
     def places(self) -> int:
-        """How many places are held, true and old ones: for tests of the memory it takes."""
+        """The number of heap entries, valid and old: for tests of the memory use."""
         return len(self._heap)
 
     def set(self, thing: Thing, due: int) -> None:
-        """Let this thing fall due then, and not when it would have before."""
+        """Set the time at which this thing is due, in place of an earlier one."""
         self._count += 1
         self._due[thing] = (due, self._count)
         heapq.heappush(self._heap, (due, self._count, thing))
@@ -58,7 +58,7 @@ class DueIndex(Generic[Thing]):
         return None if place is None else place[0]
 
     def next_due(self) -> int | None:
-        """When the next thing falls due, or None if there is none."""
+        """When the next thing is due; None if there is none."""
         while self._heap:
             due, count, thing = self._heap[0]
             if self._due.get(thing) == (due, count):
@@ -67,7 +67,7 @@ class DueIndex(Generic[Thing]):
         return None
 
     def pop_due(self, now: int, at_most: int | None = None) -> list[Thing]:
-        """Take out what is due at `now` or was before, in order; no more than `at_most`."""
+        """Take out, in order, what is due at `now` or earlier; at most `at_most` things."""
         taken: list[Thing] = []
         while self._heap and self._heap[0][0] <= now and len(taken) != at_most:
             due, count, thing = heapq.heappop(self._heap)

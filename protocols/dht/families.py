@@ -1,13 +1,12 @@
-"""Key families: what may stand under keys that begin alike.
+"""Key families: the rules for all keys with the same beginning.
 
-A family declares the type and the size of its values, how many publishers one key may have and
-how much they have together, and how long a slot may live. Every node checks every slot against it
-before keeping it, so what is read from the directory always has the declared type, or was refused
-somewhere with a reason.
+A family declares the type and the size of its values, how many publishers and bytes one key may
+have, and how long a slot may live. Every node checks each slot against them before it keeps it. So
+whatever is read from the directory has the declared type.
 
-Easy to get wrong: a node refuses families that it does not know. A new family works only among
-nodes that all declare it; a family that changes its type must keep reading the old form (append
-fields with defaults) or take a new name.
+A node refuses families that it does not know, so a new family works only among nodes that all
+declare it. To change its type, a family must still read the old form (append fields with defaults)
+or take a new name.
 """
 
 from __future__ import annotations
@@ -19,20 +18,19 @@ from typing import Any
 
 import msgspec
 
-from protocols.dht.refusals import SlotRefusal, SlotRefused
-from protocols.dht.slots import LARGEST_VALUE_BYTES, Slot, check_key
+from protocols.dht.slots import LARGEST_VALUE_BYTES, Slot, SlotRefusal, SlotRefused, check_key
 from protocols.errors import MalformedMessage, ProtocolMisuse
-from protocols.messages import MessageType, encode
+from protocols.rpc import MessageType, encode
 
-VALUE_LIMIT_BYTES = 4096  # a record, not a file; a family that needs more says so
+VALUE_LIMIT_BYTES = 4096  # a record, not a file; a family that needs more declares it
 SLOTS_PER_KEY = 256  # four times the largest swarm that we measure on one machine
-BYTES_PER_KEY = 2 << 20  # all of those with full values of the usual size, and some over
-# What a reader can fetch of one key from one replica; see reading.PAGES_PER_KEY.
+BYTES_PER_KEY = 2 << 20  # for all of those with values of the usual size, and more
+# How much a reader can fetch of one key from one replica; see reading.PAGES_PER_KEY.
 LARGEST_BYTES_PER_KEY = 4 << 20
-LONGEST_TTL_SECONDS = 24 * 3600.0  # a publisher that was not there for a day is gone
+LONGEST_TTL_SECONDS = 24 * 3600.0  # a publisher that was away for a day is gone
 
-# Clocks differ, and swarm time is an estimate: who asks for the longest life that is allowed must
-# not be refused because its clock is a little ahead of ours.
+# Clocks differ, and swarm time is an estimate. A publisher that asks for the longest allowed life
+# must not be refused because its clock is slightly ahead.
 CLOCK_TOLERANCE_MS = 60_000
 
 _FAMILY_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
@@ -40,12 +38,12 @@ _FAMILY_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 @dataclass(frozen=True)
 class Family:
-    """What is declared of all keys `name/…`. `type` is anything that msgspec can decode.
+    """The declaration of all keys `name/…`. `type` is anything that msgspec can decode.
 
-    `bytes_per_key` bounds what all publishers together have under one key at one node, each slot
-    counted with its overhead (quotas.py). `check`, if there is one, looks at a decoded value of
-    the right type once more and returns why it cannot be, or None: for what a type cannot say,
-    such as a signature within. It runs on what strangers send: it must be quick, and may not raise.
+    `bytes_per_key` limits the slots of all publishers under one key at one node, each counted with
+    its overhead (storage.py). `check` is optional. It gets a decoded value of the right type and
+    returns what is wrong with it, or None: for rules beyond types, such as a signature inside. It
+    runs on data of strangers: it must be fast, and may not raise.
     """
 
     name: str
@@ -80,7 +78,7 @@ class Family:
         return int(self.longest_ttl_seconds * 1000)
 
     def decode(self, value: bytes) -> Any:
-        """The typed value in these bytes; SlotRefused if it is not of the family's type."""
+        """Decode a value; SlotRefused if it is not of the family's type."""
         self.check_size(value)
         try:
             return self._values.decode(value)
@@ -93,7 +91,7 @@ class Family:
             ) from error
 
     def encode(self, value: object) -> bytes:
-        """The bytes of a value; SlotRefused if every node would refuse it."""
+        """Encode a value; SlotRefused if every node would refuse it."""
         try:
             raw = encode(value)
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
@@ -116,7 +114,7 @@ class Family:
 
 
 NOTE = Family("note", str)
-"""For trying the directory by hand: a text."""
+"""A text, to try the directory by hand."""
 
 
 class Families:
@@ -131,7 +129,9 @@ class Families:
         return iter(self._families.values())
 
     def declare(self, family: Family) -> None:
-        """Add a family. Declaring the same twice is harmless; two of one name is a mistake."""
+        """Add a family. Adding the same one twice is harmless; another of the same name is an
+        error.
+        """
         known = self._families.setdefault(family.name, family)
         if known != family:
             raise ProtocolMisuse(
@@ -140,7 +140,7 @@ class Families:
             )
 
     def family_of(self, key: str) -> Family:
-        """The family of a key; SlotRefused if it is no key or of a family unknown here."""
+        """The family of a key; SlotRefused if the key is invalid or its family unknown."""
         check_key(key)
         name = key.partition("/")[0]
         family = self._families.get(name)
@@ -157,12 +157,12 @@ class Families:
         return self.family_of(key).encode(value)
 
     def decode(self, slot: Slot) -> Any:
-        """The typed value of a slot that is not withdrawn."""
+        """Decode the value of a slot that is not withdrawn."""
         return self.family_of(slot.key).decode(slot.value)
 
 
 def check_time(family: Family, slot: Slot, now_ms: int) -> None:
-    """SlotRefused if the slot is over, or would live longer than its family allows."""
+    """SlotRefused if the slot has expired, or would live longer than its family allows."""
     if slot.expires <= now_ms:
         raise SlotRefused(
             SlotRefusal.EXPIRED,

@@ -1,17 +1,16 @@
-"""Where peers and keys lie: 256-bit numbers, and how far apart they are.
+"""Places of peers and keys: 256-bit numbers, and the distance between them.
 
-A peer's id is the hash of its public key, and a key's position is the hash of its text, so nobody
-chooses a place without searching for a key that hashes to it. Distance is XOR, read as a number:
-it is symmetric, and for one position no two ids are equally far.
+A peer's id is the hash of its public key, and a key's position is the hash of its text. So to
+choose a place, one has to search for a key that hashes to it. Distance is XOR, read as a number. It
+is symmetric, and no two ids are equally far from a position.
 
-Easy to get wrong: as bytes, ids are big-endian; the first bit is the most significant one.
+As bytes, ids are big-endian; the first bit is the most significant one.
 """
 
 from __future__ import annotations
 
 import hashlib
 
-from protocols.errors import MalformedMessage
 from protocols.identity import public_key_of
 
 ID_BITS = 256
@@ -29,21 +28,9 @@ def node_id_of_key(public_key: bytes) -> int:
 
 
 def position_of(key: str) -> int:
-    """Where the slots of a key are kept: at the peers whose ids are closest to this."""
+    """The position of a key. The peers with the closest ids keep its slots."""
     return int.from_bytes(hashlib.sha256(key.encode("utf-8")).digest(), "big")
 
 
 def distance(one: int, other: int) -> int:
     return one ^ other
-
-
-def id_bytes(node_id: int) -> bytes:
-    """An id as it travels."""
-    return node_id.to_bytes(ID_BYTES, "big")
-
-
-def id_from_bytes(raw: bytes) -> int:
-    """An id as it arrived; MalformedMessage unless it has 32 bytes."""
-    if len(raw) != ID_BYTES:
-        raise MalformedMessage(f"An id has {ID_BYTES} bytes, this one has {len(raw)}.")
-    return int.from_bytes(raw, "big")

@@ -1,16 +1,15 @@
-"""What survives a restart: somebody who keeps contacts and slots on a disk, if there is one.
+"""The interface to whatever keeps contacts and slots on a disk over a restart, if anything does.
 
-The directory works without a keeper. With one it hands over, now and then and as it ends, whom it
-would ask first after a restart and which slots it keeps for the swarm; and it begins with what it
-is given back.
+The directory works without a keeper. With one it hands over, now and then and at its end, the
+contacts to ask first after a restart and the slots that it keeps for the swarm. At its start it
+gets them back.
 
-All methods are ordinary code, called one at a time: in a thread where the keeper `blocks`, in the
-event loop where it answers from memory (a simulation's virtual clock waits for no thread). They may
-raise `KeepingFailed`, which is to be said and survived: a full disk is no reason to leave a swarm.
+All methods are plain functions and are called one at a time: in a thread if the keeper `blocks`, or
+in the event loop if it answers from memory (a simulation's virtual clock waits for no thread). They
+may raise `KeepingFailed`, which is logged and survived: a node with a full disk stays in the swarm.
 
-Easy to get wrong: what comes back is as untrusted as what comes from the network. A disk can be
-damaged, restored from last month, or edited; so contacts have to answer before they count, and
-slots go through the same checks as any other.
+Data from a disk is as untrusted as data from the network: a disk can be damaged, restored from last
+month, or edited. So contacts have to answer before they count, and slots pass the usual checks.
 """
 
 from __future__ import annotations
@@ -19,20 +18,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import trio
+
 from protocols.dht.contacts import Contact
 from protocols.dht.slots import Slot
+from protocols.dht.storage import slot_bytes
 from protocols.errors import PotluckError
 
 
 class KeepingFailed(PotluckError):
-    """What should be kept could not be written."""
+    """Something could not be written to the disk."""
 
 
 @dataclass(frozen=True)
 class KeptSlot:
-    """A slot, and until when its sequence stands in the way of older ones: not before it expires,
-    and later if it took the place of one that was to live longer. Then it is kept for that long:
-    it proves the sequence."""
+    """A slot, and until when its sequence blocks older ones.
+
+    That is not before it expires, and later if it replaced a slot that would have lived longer. It
+    is kept for that long, because it proves the sequence.
+    """
 
     slot: Slot
     forget_at: int
@@ -43,23 +47,69 @@ class Keeper(Protocol):
 
     @property
     def blocks(self) -> bool:
-        """Whether calls wait for a disk, so that they belong in a thread."""
+        """Whether calls wait for a disk and so belong in a thread."""
 
     def load_contacts(self) -> Sequence[Contact]:
-        """Whom to ask first: the likeliest to be there first. Bounded."""
+        """The contacts to ask first, those most likely to be there first. Bounded."""
 
     def save_contacts(self, contacts: Sequence[Contact]) -> None:
-        """Keep these, the likeliest to be there first.
+        """Save these contacts, those most likely to be there first.
 
-        Earlier ones stay behind them while there is room: a node that comes home to an empty
-        network has to know tomorrow whom it knew yesterday.
+        Earlier ones stay after them while there is room: a node that comes back to an empty network
+        must still know tomorrow the peers of yesterday.
         """
 
     def load_slots(self) -> Sequence[KeptSlot]:
-        """Every slot that was saved and is not forgotten; their form and signature unchecked."""
+        """Every slot that was saved and not forgotten, without checks of form and signature."""
 
     def save_slots(self, slots: Sequence[KeptSlot], now_ms: int) -> None:
-        """Keep these in place of earlier ones of the same key and publisher.
+        """Save these in place of earlier ones of the same key and publisher.
 
-        What was to be forgotten by `now_ms`, in swarm time, is.
+        Slots that were to be forgotten by `now_ms`, in swarm time, are forgotten.
         """
+
+
+# Slots that were stored and not yet given to the keeper, within limits.
+#
+# The storage's limits do not bound this. A slot may expire and make room for others before it is
+# saved, so strangers that send short-lived slots all the time could fill the memory with them.
+
+
+# More than this is saved at once, without waiting for the usual time. Storing for half a minute as
+# fast as signatures can be checked gives 250 MiB.
+SAVED_AT_ONCE_BYTES = 8 << 20
+# Twice as much collects only if the disk is too slow. Then further slots are not saved. They come
+# again, because publishers repeat theirs.
+LARGEST_BYTES = 2 * SAVED_AT_ONCE_BYTES
+
+
+class UnsavedSlots:
+    """Invariant: `_bytes` is the counted size of the slots, and at most LARGEST_BYTES."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[str, bytes], Slot] = {}
+        self._bytes = 0
+        self.are_many = trio.Event()
+        """Set when there are so many that they should be saved now."""
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def add(self, slot: Slot) -> None:
+        name = (slot.key, slot.publisher)
+        before = self._slots.get(name)
+        growth = slot_bytes(slot) - (slot_bytes(before) if before is not None else 0)
+        if self._bytes + growth > LARGEST_BYTES:
+            return
+        self._slots[name] = slot
+        self._bytes += growth
+        if self._bytes >= SAVED_AT_ONCE_BYTES:
+            self.are_many.set()
+
+    def take(self) -> list[Slot]:
+        """Take all of them out."""
+        taken = list(self._slots.values())
+        self._slots = {}
+        self._bytes = 0
+        self.are_many = trio.Event()
+        return taken

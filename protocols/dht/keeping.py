@@ -1,8 +1,8 @@
-"""Carry what the directory knows over a restart: to the keeper now and then, and back at the start.
+"""Saving what the directory knows to the keeper, and loading it at the start.
 
-Easy to get wrong: which slots are over is a question of swarm time, and a machine that has just
-started may have a clock that is hours off. So slots are read back once somebody has been met, or
-after some seconds when nobody answers.
+Whether a slot has expired depends on swarm time, and the clock of a machine that has just started
+may be hours off. So slots are loaded after the first peer has been met, or after some seconds if
+nobody answers.
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ from typing import TypeVar
 import trio
 
 from protocols.dht.contacts import Contact
-from protocols.dht.keeper import Keeper, KeepingFailed, KeptSlot
-from protocols.dht.refusals import SlotRefused
-from protocols.dht.slots import Slot
+from protocols.dht.keeper import Keeper, KeepingFailed, KeptSlot, UnsavedSlots
+from protocols.dht.slots import Slot, SlotRefused
 from protocols.dht.state import DhtState, log
-from protocols.dht.unsaved import UnsavedSlots
 
-SLOTS_PER_SAVE = 1024  # of one transaction: some 200 KiB, well under a second on a slow disk
-SLOTS_LOADED_WITHOUT_A_PAUSE = 8  # under a millisecond of signatures
-CLOCK_SECONDS = 5.0  # how long slots wait for the swarm's time
+SLOTS_PER_SAVE = 1024  # in one transaction: some 200 KiB, well under a second on a slow disk
+SLOTS_LOADED_WITHOUT_A_PAUSE = 8  # under a millisecond of checking signatures
+CLOCK_SECONDS = 5.0  # how long loading waits for swarm time
 
 Loaded = TypeVar("Loaded")
 
 
 class Keeping:
-    """Loads and saves. Failures are said in the log, and cost only what was to be kept."""
+    """Loads and saves. A failure is logged, and loses only what was to be saved."""
 
     def __init__(self, state: DhtState, keeper: Keeper) -> None:
         self._state = state
@@ -36,7 +34,7 @@ class Keeping:
         state.unsaved = self._unsaved = UnsavedSlots()
 
     async def load_contacts(self) -> list[Contact]:
-        """The peers of an earlier life."""
+        """Load the contacts of the last run."""
         return await self._ask(lambda: list(self._keeper.load_contacts()), [])
 
     async def run(self, joined: trio.Event) -> None:
@@ -45,12 +43,12 @@ class Keeping:
             await joined.wait()
         await self._load_slots()
         while True:
-            await self.save()  # at once: who is met first is the way back after an early crash
+            await self.save()  # at once: these contacts are the way back after an early crash
             with trio.move_on_after(self._state.settings.save_seconds):
                 await self._unsaved.are_many.wait()
 
     async def save(self) -> None:
-        """Give the keeper what has changed since the last time."""
+        """Give the keeper what has changed since the last save."""
         state = self._state
         contacts = state.table.closest(state.own_id, len(state.table))
         if contacts and contacts != self._saved_contacts:

@@ -1,17 +1,18 @@
-"""Find the live peers closest to a target: Kademlia's iterative lookup, without the I/O.
+"""Finding the live peers closest to a target: Kademlia's iterative lookup, without the I/O.
 
-Whoever drives it asks what `next_queries` returns and says what came of each: `answered`,
-`failed`, or `slow`, which leaves the question open but lets others be asked meanwhile. It is done
-when the k closest of those that may be alive have all answered; `closest_answered` has them.
+The caller asks the peers that `next_queries` returns and reports each result: `answered`, `failed`,
+or `slow`, which leaves the request open and lets others be asked meanwhile. The lookup is done when
+the k closest of those that may be alive have all answered; `closest_answered` has them.
 
-What others name is hearsay until the peer itself has answered. So nobody is a result who did not
-answer, one answer counts for at most k contacts, and who names peers of whom most turn out not to
-exist is *discredited*: the rest of what only such sources named is asked last, and not waited
-for. A liar can cost a lookup a few questions, and cannot fill it with inventions. Nor can it hide
-a real peer by naming it first with a wrong address: addresses that others give are tried as well.
+A peer that others name is hearsay until it has answered itself. So only peers that answered are
+results, and one answer counts for at most k contacts. A source is *discredited* if most of the
+peers that it names turn out not to exist. The rest of what only such sources named is asked last,
+and is not waited for. So a liar costs a lookup a few requests, and cannot fill it with inventions.
+Nor can it hide a real peer by naming it first with a wrong address: addresses that others give are
+tried as well.
 
-Easy to get wrong: `failed` is about this lookup's question. An answer that comes late is still
-taken, whatever was said before; one that nobody asked for is not.
+`failed` is about one request of this lookup. A late answer is still accepted, whatever was reported
+before. An answer without a request is not.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from itertools import islice
 from protocols.dht.contacts import Contact
 from protocols.dht.routing import K
 
-ALPHA = 3  # Kademlia's: questions in flight
+ALPHA = 3  # Kademlia's: requests in flight
 
-# Slow peers no longer count as in flight, up to so many; then they do again, or a lookup on a bad
-# link would ask the whole swarm.
+# Up to this many slow peers do not count as in flight. More do, or a lookup on a bad link would ask
+# the whole swarm.
 SLOW_AT_ONCE = 20
 
-# A lookup among 10,000 nodes asks about 30; a third of them dead, about 45. Ten times k is only
-# reached when almost everybody lies.
+# A lookup among 10,000 nodes asks about 30, or about 45 if a third of them are dead. It reaches ten
+# times k only if almost everybody lies.
 QUESTIONS_PER_K = 10
 
-# As for invented contacts: four failures that outweigh the successes two to one. Where 30 % of
-# all nodes have just died, three of a hundred honest sources are discredited by that, and then
-# only what nobody else named is put off.
+# Four failures that outweigh the successes two to one, so that invented contacts count. If 30 % of
+# all nodes have just died, that discredits three of a hundred honest sources, and then only delays
+# what nobody else named.
 FAILURES_TO_DISCREDIT = 4
 FAILURES_PER_SUCCESS = 2
 
 RETRIES_WITH_NEW_ADDRESSES = 2
-SOURCES_REMEMBERED = 8  # of one contact; those that named it first
+SOURCES_REMEMBERED = 8  # of one contact; the first that named it
 
 
 class _State(enum.Enum):
@@ -60,7 +61,7 @@ class _Candidate:
         self.state = _State.HEARD
         self.depth: int = 1 if source is None else source.depth + 1
         self.failures = 0
-        # None: it came from our own table, so we have spoken with it before
+        # None: from our own table, so we have spoken with it before
         self.sources = None if source is None else [source]
         self.named_well = 0
         self.named_failed = 0
@@ -74,18 +75,18 @@ class _Candidate:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether all who named it are discredited."""
+        """Whether all sources that named it are discredited."""
         return self.sources is not None and all(one.is_discredited for one in self.sources)
 
 
 class Lookup:
     """One lookup. `seeds` are contacts of our own table, which we have spoken with before.
 
-    `alpha` may be changed while it runs: whoever is in a hurry can ask all k at once.
+    `alpha` may be changed while it runs: a caller in a hurry can ask all k at once.
 
-    Invariant: `_distances` and `_by_distance` are parallel, in order of distance to the target,
-    and hold each candidate once; `_unasked`, `_in_flight` and `_slow` count the states HEARD, ASKED
-    and SLOW.
+    Invariant: `_distances` and `_by_distance` are parallel, in order of distance to the target, and
+    hold each candidate once. `_unasked`, `_in_flight` and `_slow` count the states HEARD, ASKED and
+    SLOW.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Lookup:
         self._hear_of(seeds, None)
 
     def next_queries(self) -> list[Contact]:
-        """Whom to ask now, closest first; they count as asked from here on."""
+        """The peers to ask now, closest first. They count as asked from now on."""
         if not self._unasked:
             return []
         slow_in_the_way = max(0, self._slow - SLOW_AT_ONCE)
@@ -135,7 +136,7 @@ class Lookup:
         return [candidate.contact for candidate in chosen]
 
     def answered(self, contact: Contact, closer: Iterable[Contact]) -> None:
-        """This peer answered, and named these. More than k of them are not looked at."""
+        """This peer answered, and named these. All after the first k are ignored."""
         candidate = self._candidates.get(contact.node_id)
         if candidate is None or candidate.state is _State.ANSWERED:
             return
@@ -149,7 +150,7 @@ class Lookup:
         self._hear_of(islice(closer, self.k), candidate)
 
     def failed(self, contact: Contact) -> None:
-        """This peer could not be dialled, said nothing in time, or said what makes no sense."""
+        """This peer could not be dialled, did not answer in time, or answered nonsense."""
         candidate = self._candidates.get(contact.node_id)
         if candidate is None or candidate.state not in (_State.ASKED, _State.SLOW):
             return
@@ -162,8 +163,11 @@ class Lookup:
             self._try_again(candidate)
 
     def slow(self, contact: Contact) -> None:
-        """This peer has not answered for longer than usual. Its answer is still awaited, but those
-        that named it look worse until it comes."""
+        """This peer has not answered for longer than usual.
+
+        Its answer is still accepted. Until it comes, the sources that named the peer are rated
+        worse.
+        """
         candidate = self._candidates.get(contact.node_id)
         if candidate is not None and candidate.state is _State.ASKED:
             self._credit(candidate, failures=+1)
@@ -172,7 +176,7 @@ class Lookup:
 
     @property
     def is_done(self) -> bool:
-        """Nothing that is still to come would be waited for."""
+        """Nothing that may still come is worth waiting for."""
         if self.asked_count >= QUESTIONS_PER_K * self.k:
             return not self._in_flight
         for one in self._closest_hopeful():
@@ -184,24 +188,28 @@ class Lookup:
 
     @property
     def waits_for_slow_only(self) -> bool:
-        """Somebody has answered, and everybody else who was asked is slow. Whoever has no time
-        may be content with that."""
+        """Some peer has answered, and all others that were asked are slow.
+
+        A caller without time may stop then.
+        """
         if not self._slow or not self._answered or self._in_flight:
             return False
         return not any(one.state is _State.HEARD for one in self._closest_hopeful())
 
     def closest_answered(self, count: int | None = None) -> list[Contact]:
-        """Those that answered, closest first; k of them unless told otherwise."""
+        """Those that answered, closest first: k of them, or `count`."""
         answered = (one.contact for one in self._by_distance if one.state is _State.ANSWERED)
         return list(islice(answered, self.k if count is None else count))
 
     def hops_to(self, contact: Contact) -> int:
-        """How many peers had to be asked one after the other to reach this one, it included:
-        1 if it was in our own table, 2 if somebody from there named it."""
+        """How many peers had to be asked one after the other to reach this one, including it.
+
+        1 if it was in our own table, 2 if a peer from there named it.
+        """
         return self._candidates[contact.node_id].depth
 
     def _closest_hopeful(self) -> Iterator[_Candidate]:
-        """The k closest that have answered or may well do so soon."""
+        """The k closest that have answered or may soon do so."""
         hopeful = 0
         for candidate in self._by_distance:
             state = candidate.state
@@ -243,17 +251,17 @@ class Lookup:
             return
         before = set(known.contact.addresses)
         if known.sources is None:
-            # what we have dialled ourselves stays first, however many others are named
+            # the addresses that we know ourselves stay first, however many others are named
             known.contact = contact.with_more_addresses(known.contact.addresses)
         else:
             known.contact = known.contact.with_more_addresses(contact.addresses)
         if known.state is _State.FAILED and not before.issuperset(known.contact.addresses):
             if known.sources is not None and source is not None:
-                known.sources = [source]  # those before it have had their blame
+                known.sources = [source]  # the earlier ones have been blamed already
             self._try_again(known)
 
     def _try_again(self, candidate: _Candidate) -> None:
-        """A failed one has addresses that were not tried yet."""
+        """Ask a failed peer again: it has addresses that were not tried yet."""
         if candidate.failures <= RETRIES_WITH_NEW_ADDRESSES:
             self.failed_count -= 1
             self._leave(candidate, _State.HEARD)

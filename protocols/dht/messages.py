@@ -1,25 +1,24 @@
-"""What nodes say to each other in `/potluck/dht/1.0.0`: four methods, and the limits of each.
+"""The messages of `/potluck/dht/1.0.0`: four methods, and the limits of each.
 
-`find` asks for the peers closest to some positions, and for the slots under some keys; `store`
-brings a few slots, `store-many` a batch of them; `greet` only says who one is. Every answer
-carries the answerer's swarm time. Who asks a peer for the first time on a link introduces itself
-in the request, and is then told the other's introduction in the answer; and from then on whether
-the addresses that it introduced itself with were `dialled` in vain.
+`find` asks for the peers closest to some positions, and for the slots under some keys. `store`
+brings a few slots, `store-many` a batch of them. `greet` only introduces a node. Every answer
+carries the answerer's swarm time. The first request to a peer on a link carries an introduction,
+and the answer carries the other's introduction. From then on the answers also say whether the
+introduced addresses were `dialled` in vain.
 
 Both sides save bytes. A query names the peers that the asker has spoken with itself (`known`), so
-that an answer in a settled swarm names nobody. A reader that looks again asks each replica only for
-what has come there `since` it asked last: the answer says up to where it tells (`cursor`), and the
-next query repeats that. And of several replicas one brings slots, while the others only name them,
-in 8 bytes each; what is then still missing is asked for by these names (`wanted`).
+that an answer in a settled swarm names nobody. A repeated read asks each replica only for what is
+new `since` the last request: the answer says how far it goes (`cursor`), and the next query repeats
+that. Only one of several replicas brings slots; the others only name them, in 8 bytes each. Slots
+that are then still missing are asked for by these names (`wanted`).
 
-Easy to get wrong: `known` may only name peers that answered the asker themselves. If it also held
-hearsay, a liar could name a peer with a wrong address first, and nobody would correct it.
+`known` may only name peers that answered the asker themselves. With hearsay in it, a liar could
+name a peer with a wrong address first, and nobody would correct it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta
@@ -30,46 +29,45 @@ from protocols.dht.ids import ID_BYTES, node_id_of_key
 from protocols.dht.publishing import SLOTS_PER_BATCH
 from protocols.dht.slots import LONGEST_KEY_BYTES, PublicKey, Slot, SlotNumber
 from protocols.identity import PeerId, peer_id_of, public_key_of
-from protocols.messages import Message
-from protocols.method import Method
+from protocols.rpc import Message, Method
 
 PROTOCOL = "/potluck/dht/1.0.0"
 
-QUERIES_PER_REQUEST = 64  # keys asked for in one message; each costs the other side some 50 µs
+QUERIES_PER_REQUEST = 64  # keys in one message; each costs the other side some 50 µs
 CONTACTS_PER_ANSWER = 20  # k: a lookup has no use for more
-CONTACTS_PER_STORED = 40  # for a whole batch: what is new to somebody who knows the neighbourhood
+CONTACTS_PER_STORED = 40  # for a whole batch: what is new to a node that knows the neighbourhood
 
-# `store` is answered at once, so it may take a millisecond of signatures, and no more; more slots
-# are for `store-many`, which pauses between them.
+# `store` is answered at once, so it may take a millisecond of signatures, and no more. For more
+# slots there is `store-many`, which pauses between them.
 SLOTS_STORED_AT_ONCE = 8
 
-PREFIX_BYTES = 8  # of a node id or a signature: enough that nobody makes two alike cheaply
+PREFIX_BYTES = 8  # of a node id or a signature: long enough to make collisions expensive
 KNOWN_PER_QUERY = 64  # more than lie between an asker and its target
-CURSOR_BYTES = 32  # at most; what is in it is the answerer's business
+CURSOR_BYTES = 32  # at most; only the answerer knows what is in it
 
 # As many publishers as a run may have. With the limit of a request, no message makes the answerer
 # look for more than 16,384 names.
 WANTED_PER_QUERY = 1024
-# Names in one answer, of all its queries: every slot of the fullest key, and some over.
+# Names in one answer, of all its queries: every slot of the fullest key, and some more.
 NAMES_PER_ANSWER = 8192
 
-# Of slots in one answer. The rest is asked for again, from where this one ended. A slow uplink
-# sends it in a second or two.
+# Of the slots in one answer. The rest is asked for again, from the end of this answer. A slow
+# uplink sends this in a second or two.
 SLOT_BYTES_PER_ANSWER = 128 << 10
-# Beside the slots: 64 answers with 20 contacts, mostly of two addresses; what an answer can hold
-# at most is more, so the answering side counts, too.
+# Beside the slots: 64 answers with 20 contacts, mostly with two addresses each. An answer could
+# hold more at most, so the answering side counts as well.
 CONTACT_BYTES_PER_ANSWER = 256 << 10
 
 FIND_REQUEST_BYTES = 128 << 10
 FIND_RESPONSE_BYTES = 512 << 10
-STORE_REQUEST_BYTES = 192 << 10  # of values and keys 64 KiB, one slot may be over that by itself
+STORE_REQUEST_BYTES = 192 << 10  # of values and keys 64 KiB; a single slot may exceed that
 STORE_RESPONSE_BYTES = 256 << 10
 GREET_BYTES = 4096
 
 REASONS_PER_ANSWER = 8
 LONGEST_REASON = 300
 NEWER_PER_ANSWER = 16
-NEWER_BYTES_PER_ANSWER = 64 << 10  # but one slot may be over that by itself
+NEWER_BYTES_PER_ANSWER = 64 << 10  # but a single slot may exceed that
 
 AddressText = Annotated[str, Meta(max_length=LONGEST_ADDRESS)]
 AddressTexts = Annotated[tuple[AddressText, ...], Meta(max_length=ADDRESSES_PER_CONTACT)]
@@ -81,25 +79,25 @@ Cursor = Annotated[bytes, Meta(max_length=CURSOR_BYTES)]
 
 
 class Named(Message, frozen=True, gc=False):
-    """A peer as it is passed on: its key, and where it can be dialled (without `/p2p/…`)."""
+    """A peer as it is passed on: its key, and its addresses (without `/p2p/…`)."""
 
     public_key: PublicKey
     addresses: AddressTexts
 
 
 class Introduction(Message, frozen=True, gc=False):
-    """Where the sender can be dialled; without addresses it cannot be (client mode)."""
+    """The sender's addresses; without any it cannot be dialled (client mode)."""
 
     addresses: AddressTexts = ()
 
 
 class Query(Message, frozen=True, gc=False):
-    """Which peers are closest to this position? With a key: and what is under it?
+    """Asks for the peers closest to this position and, with a key, for its slots.
 
-    `since` is the cursor of an earlier answer of this peer for this key: only what came after it
-    is wanted. It is empty in the first question, and that answer names peers; those that follow
-    do not. `named`: the names of the slots will do. `wanted`: only the slots with these names.
-    `copies` allows copies that are kept for a short while, which need not be all there is.
+    `since` is the cursor of an earlier answer of this peer for this key: only newer slots are
+    wanted. It is empty in the first query, whose answer also names peers; later answers do not.
+    `named`: names of slots are enough. `wanted`: only the slots with these names. `copies` allows
+    copies that are kept for a short while and may be incomplete.
     """
 
     position: Position
@@ -119,11 +117,10 @@ class FindRequest(Message, frozen=True, gc=False):
 class Found(Message, frozen=True, gc=False):
     """The answer to one query.
 
-    `contacts` are the closest k that the answerer has spoken with, without those that were named
-    as known. `slots` and `names` (8 bytes each) are in the order in which they came to the
-    answerer; `cursor` is how far they go, and with `more` there are others after it. A `since`
-    from before its last start says nothing to the answerer, which then tells all.
-    `copied`: these are copies only.
+    `contacts` are the closest k that the answerer has spoken with, without those named as known.
+    `slots` and `names` (8 bytes each) are in the order in which they came to the answerer. `cursor`
+    is how far they go; with `more` there are others after it. A `since` from before the answerer's
+    last start is unknown to it, so it sends everything. `copied`: these are only copies.
     """
 
     contacts: Annotated[tuple[Named, ...], Meta(max_length=CONTACTS_PER_ANSWER)] = ()
@@ -135,7 +132,7 @@ class Found(Message, frozen=True, gc=False):
 
 
 class FindResponse(Message, frozen=True, gc=False):
-    """Answers in the order of the queries. An answer with `more` and no slots: ask again."""
+    """Answers in the order of the queries. If one has `more` and no slots, ask again."""
 
     time_ms: SlotNumber
     answers: Annotated[tuple[Found, ...], Meta(max_length=QUERIES_PER_REQUEST)]
@@ -144,7 +141,7 @@ class FindResponse(Message, frozen=True, gc=False):
 
 
 class StoreRequest(Message, frozen=True, gc=False):
-    """Slots to be kept; with `copies`, for a short while only. `known` as in a query."""
+    """Slots to keep; with `copies`, for a short while only. `known` as in a query."""
 
     slots: Annotated[tuple[Slot, ...], Meta(min_length=1, max_length=SLOTS_PER_BATCH)]
     known: Known = b""
@@ -155,8 +152,8 @@ class StoreRequest(Message, frozen=True, gc=False):
 class StoreResponse(Message, frozen=True, gc=False):
     """For each slot 0 or the number of a SlotRefusal, in the order of the request.
 
-    `reasons` explain the first few refusals; `newer` has slots that stood in the way of older
-    ones; `contacts` are peers closer to some slot than what the asker knows.
+    `reasons` explain the first few refusals. `newer` has the newer slots that blocked older ones.
+    `contacts` are peers closer to some slot than those that the asker knows.
     """
 
     time_ms: SlotNumber
@@ -182,7 +179,7 @@ class GreetResponse(Message, frozen=True, gc=False):
 
 
 FIND = Method(PROTOCOL, "find", FindRequest, FindResponse, FIND_REQUEST_BYTES, FIND_RESPONSE_BYTES)
-# A monitor reads and does not write; nor does it keep what others write (`training`).
+# A monitor reads but does not write, nor does it keep what others write (`training`).
 STORE = Method(
     PROTOCOL,
     "store",
@@ -204,31 +201,17 @@ STORE_MANY = Method(
 GREET = Method(PROTOCOL, "greet", GreetRequest, GreetResponse, GREET_BYTES, GREET_BYTES)
 
 
-# The text of a peer id takes base58 of 38 bytes, some 20 µs each way; the same peers come again.
-_CACHED_KEYS = 8192
-
-
-@lru_cache(_CACHED_KEYS)
-def _who(public_key: bytes) -> tuple[PeerId, int]:
-    return peer_id_of(public_key), node_id_of_key(public_key)
-
-
-@lru_cache(_CACHED_KEYS)
-def public_key_of_peer(peer: PeerId) -> bytes:
-    return public_key_of(peer)
-
-
 def contact_from(named: Named) -> Contact:
-    peer, node_id = _who(named.public_key)
-    return Contact(peer, node_id, named.addresses)
+    key = named.public_key
+    return Contact(peer_id_of(key), node_id_of_key(key), named.addresses)
 
 
 def named(contact: Contact) -> Named:
-    return Named(public_key_of_peer(contact.peer), contact.addresses)
+    return Named(public_key_of(contact.peer), contact.addresses)
 
 
 def without_peer(peer: PeerId, addresses: Iterable[str]) -> tuple[str, ...]:
-    """Addresses as they travel: who is there is said beside them."""
+    """Addresses as sent on the wire, without the peer id, which is sent beside them."""
     ending = f"/p2p/{peer}"
     short = (address.removesuffix(ending) for address in addresses)
     return tuple(one for one in short if len(one) <= LONGEST_ADDRESS)[:ADDRESSES_PER_CONTACT]
@@ -239,11 +222,11 @@ def prefix_of_id(node_id: int) -> bytes:
 
 
 def prefix_of_slot(slot: Slot) -> bytes:
-    """A short name of exactly this slot: the beginning of the second half of its signature.
+    """A short name of exactly this slot: the first bytes of the second half of its signature.
 
-    That half depends on every bit that is signed, and cannot be chosen (as the first half can, by
-    a publisher that signs twice with one nonce). It costs nothing, where a digest would cost a
-    stranger's question some microseconds a slot.
+    That half depends on every signed bit, and cannot be chosen. (The first half can, by a publisher
+    that signs twice with one nonce.) The name costs nothing. A digest would cost a stranger's query
+    some microseconds a slot.
     """
     return slot.signature[32 : 32 + PREFIX_BYTES]
 

@@ -1,22 +1,21 @@
-"""What a publisher's node has to say again, when, and to whom.
+"""When a publisher's node has to repeat its slots, and to which peers.
 
-A slot lives as long as its publisher keeps saying it. Well before a slot expires it is signed
-anew, with the next sequence and a later expiry; in between, the very same slot is sent again to
-whoever is closest by now, so that replicas which left are made up for. That goes on until the
-publisher withdraws it, or, for a slot that was not to be kept up, until it expires.
+A slot lives as long as its publisher repeats it. Well before a slot expires it is signed again,
+with the next sequence and a later expiry. In between, the same slot is sent again to the peers that
+are now closest, to replace replicas that left. That goes on until the publisher withdraws the slot
+or, if it is not to be kept up, until it expires.
 
-Times are spread: each slot takes a random part of its interval. And they are gathered: moments
-are rounded down to a grid of instants, so that hundreds of slots fall due in a few batches, and
-`batches` makes one message a peer of each, not hundreds. The grid has a random phase, so that
-publishers that started together do not come together.
+Times are spread: each slot takes a random part of its interval. They are also gathered: they are
+rounded down to a grid, so that hundreds of slots are due in a few batches, and `batches` makes one
+message a peer of each instead of hundreds. The grid has a random phase, so that publishers that
+started together do not send together.
 
-Sequences are `max(previous + 1, milliseconds of swarm time)`: a publisher that restarts without
-its disk goes on above what it said before.
+Sequences are `max(previous + 1, milliseconds of swarm time)`, so a publisher that restarts without
+its disk continues above its earlier ones.
 
-Easy to get wrong: a slot that was withdrawn is still validly signed until it expires. So a
-withdrawal lives, and is repeated, as long as the longest-lived slot that it stands against. And
-swarm time can be corrected backwards, by hours: then nothing would be due for hours, so whoever
-sees that says everything again.
+A withdrawn slot is still validly signed until it expires. So the withdrawal lives, and is repeated,
+as long as the longest-lived slot that it replaces. Swarm time can also be corrected backwards by
+hours. Then nothing would be due for hours, so after such a correction everything is repeated.
 """
 
 from __future__ import annotations
@@ -30,26 +29,29 @@ from protocols.dht.slots import LARGEST_NUMBER, Slot, sign_slot
 from protocols.errors import ProtocolMisuse
 from protocols.identity import Identity, PeerId
 
-SHORTEST_TTL_MS = 1000  # below a second a slot is gone before it was everywhere
+SHORTEST_TTL_MS = 1000  # in less than a second a slot is gone before it is everywhere
 
-CLOCK_WENT_BACK_MS = 5000  # less than that is the usual unrest of an estimate
+CLOCK_WENT_BACK_MS = 5000  # less is the usual noise of an estimate
 
 GRID_STEPS_PER_INTERVAL = 16  # with a quarter of jitter four to eight batches an interval
 
-SLOTS_PER_BATCH = 128  # about 12 ms of checking signatures for the peer that gets it
+SLOTS_PER_BATCH = 128  # about 12 ms of checking signatures for the receiving peer
 BYTES_PER_BATCH = 64 * 1024  # of values and keys: a message that a slow uplink sends in a second
 
 
 @dataclass(frozen=True)
 class PublishingSettings:
-    """How often a publisher repeats itself."""
+    """How often a publisher repeats its slots."""
 
     longest_interval_seconds: float = 600.0
-    """However long a slot lives, say it this often. With half of all nodes gone every 20 minutes,
-    one of 20 replicas is left after this with all but certainty."""
+    """However long a slot lives, it is repeated this often.
+
+    Even if half of all nodes leave every 20 minutes, one of 20 replicas is almost certainly left
+    after this.
+    """
 
     of_life: float = 0.5
-    """Say a slot again after at most this part of its life, so that one attempt may fail."""
+    """A slot is repeated after at most this part of its life, so that one attempt may fail."""
 
     jitter: float = 0.25
     """Each interval is shortened by a random part, up to this."""
@@ -79,7 +81,7 @@ class _Publication:
 
 
 @dataclass(frozen=True)
-class Batch:
+class SlotBatch:
     """The same slots for several peers: encode once, send to each."""
 
     slots: tuple[Slot, ...]
@@ -99,11 +101,11 @@ def next_sequence(previous: int, now_ms: int) -> int:
 
 
 class Publisher:
-    """The own slots of one identity and when each has to be said again.
+    """The own slots of one identity, and when each has to be repeated.
 
-    Signs, but sends nothing: `put`, `withdraw` and `due` return the slots that the shell now has
-    to bring to their replicas; `failed` says that it could not.
-    Invariant: every publication that has something left to say has its place in the index.
+    Signs, but sends nothing: `put`, `withdraw` and `due` return slots that the caller now has to
+    bring to their replicas; `failed` tells that it could not. Invariant: every publication with
+    something left to repeat is in the index.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class Publisher:
         return len(self._publications)
 
     def slots(self, now_ms: int) -> list[Slot]:
-        """What we say now, without what is withdrawn."""
+        """Our current slots, without withdrawn ones."""
         return [
             one.slot
             for one in self._publications.values()
@@ -133,21 +135,21 @@ class Publisher:
         ]
 
     def slot_of(self, key: str) -> Slot | None:
-        """What we said last under this key."""
+        """Our last slot under this key."""
         publication = self._publications.get(key)
         return None if publication is None else publication.slot
 
     def drop(self, key: str) -> None:
-        """Say this no more: nobody would take it."""
+        """Stop repeating this slot: no node would accept it."""
         self._publications.pop(key, None)
         self._index.discard(key)
 
     def put(
         self, key: str, value: bytes, ttl_ms: int, now_ms: int, *, keep_up: bool = True
     ) -> Slot:
-        """A new slot under this key, to be published now and kept up from now on.
+        """Make a new slot under this key, to publish now and keep up from then on.
 
-        With `keep_up=False` it is repeated until it ends in `ttl_ms`, and never signed anew.
+        With `keep_up=False` it is repeated until it ends in `ttl_ms`, and never signed again.
         """
         if ttl_ms < SHORTEST_TTL_MS:
             raise ProtocolMisuse(
@@ -161,13 +163,13 @@ class Publisher:
         return slot
 
     def withdraw(self, key: str, now_ms: int, longest_ttl_ms: int) -> Slot:
-        """A slot that says that there is none, to be published now.
+        """Make a slot that withdraws this key's slot, to publish now.
 
-        It lives as long as anything that this publisher has signed for the key; if this node does
-        not know what it signed (it may have restarted), as long as anything could live.
+        It lives as long as anything that this publisher has signed for the key. If this node does
+        not know what it signed (it may have restarted), it lives for the longest possible time.
         """
         known = self._publications.get(key)
-        # what was signed by a clock that was ahead may end later than anybody would keep it
+        # a slot signed by a clock that was ahead may end later than any node would keep it
         end = now_ms + longest_ttl_ms
         if known is not None and known.latest_end > now_ms:
             end = min(end, known.latest_end)
@@ -177,11 +179,11 @@ class Publisher:
         return slot
 
     def met(self, slot: Slot, now_ms: int) -> Slot | None:
-        """What to say instead, if this verified slot is ours and keeps what we say from holding.
+        """The slot to publish instead, if this verified slot is ours and blocks our current one.
 
-        That happens when the clock was ahead in an earlier life. Ours is then signed anew, above
-        it, to be published now. It also happens when another node runs with our key; so that the
-        two do not outbid each other without end, what is said later is up to `failed`.
+        That happens if the clock was ahead in an earlier life. Ours is then signed again with a
+        higher sequence, to be published now. It also happens if another node runs with our key. So
+        that the two do not outbid each other without end, further attempts are left to `failed`.
         """
         known = self._publications.get(slot.key)
         if (
@@ -200,9 +202,9 @@ class Publisher:
         return known.slot
 
     def due(self, now_ms: int, at_most: int | None = None) -> list[Slot]:
-        """The slots that have to be brought to their replicas now, signed anew where need be.
+        """The slots to bring to their replicas now, signed again where necessary.
 
-        No more than `at_most` are looked at: then there are more as long as `next_due` has come.
+        No more than `at_most` are checked. There are more if `next_due` has come.
         """
         slots = []
         if now_ms < self._latest_now - CLOCK_WENT_BACK_MS:
@@ -228,7 +230,7 @@ class Publisher:
         return self._index.next_due()
 
     def published(self, key: str) -> None:
-        """The slot under this key is where it should be."""
+        """The slot under this key has reached its replicas."""
         publication = self._publications.get(key)
         if publication is not None:
             publication.failures = 0
@@ -239,7 +241,7 @@ class Publisher:
         usual = self._index.due_of(key)
         if publication is None or usual is None:
             return
-        doublings = min(publication.failures, 30)  # beyond any interval, and no giant number
+        doublings = min(publication.failures, 30)  # longer than any interval, and no huge number
         publication.failures += 1
         delay_ms = int(self._settings.first_retry_seconds * 1000) << doublings
         self._index.set(key, min(usual, now_ms + self._shortened(delay_ms)))
@@ -257,10 +259,10 @@ class Publisher:
         return sign_slot(self._identity, key, value, sequence, end, withdrawn)
 
     def _is_to_be_renewed(self, publication: _Publication, now_ms: int) -> bool:
-        """A slot that is kept up is signed anew when the next time would be late in its life."""
+        """Whether to sign a kept-up slot again: the next time would be late in its life."""
         left = publication.slot.expires - now_ms
         least = publication.ttl_ms * self._settings.of_life + self._interval_ms(publication)
-        ends_too_late = left > publication.ttl_ms  # it was signed by a clock that was ahead
+        ends_too_late = left > publication.ttl_ms  # signed by a clock that was ahead
         return publication.keep_up and (left < least or ends_too_late)
 
     def _interval_ms(self, publication: _Publication) -> int:
@@ -283,10 +285,10 @@ class Publisher:
 
 
 def on_grid(moment: int, interval_ms: int, phase: int) -> int:
-    """The last instant at or before a moment, on a grid that suits the interval.
+    """The last grid time at or before a moment, on a grid that suits the interval.
 
-    Steps are powers of two, and the grid of a longer interval is part of that of a shorter one,
-    so that slots of different lives meet on common instants.
+    Steps are powers of two, and the grid of a longer interval is part of that of a shorter one, so
+    that slots of different lives share times.
     """
     step = 1 << max(0, (interval_ms // GRID_STEPS_PER_INTERVAL).bit_length() - 1)
     return moment - (moment - phase) % step
@@ -296,8 +298,8 @@ def batches(
     replicas: Mapping[Slot, Sequence[PeerId]] | Iterable[tuple[Slot, Sequence[PeerId]]],
     slots_per_batch: int = SLOTS_PER_BATCH,
     bytes_per_batch: int = BYTES_PER_BATCH,
-) -> Iterator[Batch]:
-    """What to send to whom: few messages a peer, each slot to each of its replicas once.
+) -> Iterator[SlotBatch]:
+    """The messages to send: few for each peer, each slot once to each of its replicas.
 
     Peers that get exactly the same slots share a batch.
     """
@@ -311,7 +313,7 @@ def batches(
         alike.setdefault(tuple(slots), []).append(peer)
     for together, peers_alike in alike.items():
         for cut in _cut(together, slots_per_batch, bytes_per_batch):
-            yield Batch(cut, tuple(peers_alike))
+            yield SlotBatch(cut, tuple(peers_alike))
 
 
 def _cut(

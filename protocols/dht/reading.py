@@ -1,34 +1,39 @@
-"""Read keys: ask the replicas, merge what they hold, and mend those that were behind.
+"""Reading keys: ask the replicas, merge their slots, and repair replicas that were behind.
 
-A full read asks all k replicas. The first few are asked for everything, the others only to name
-what they hold; what is missing then is asked for by name. A reader who is content with what is late
-enough has the newest of the first few replicas. Either way the newest sequence of each publisher
-holds, whoever brought it, because it is signed; and a replica that had less is sent what it lacked
-(mending.py).
+A full read asks all k replicas. The first few are asked for their slots, the others only for the
+names of theirs; missing slots are then asked for by name. A reader that accepts slightly old slots
+takes the newest of the first few replicas. Either way a slot with the newest sequence of its
+publisher wins, from whichever replica, because it is signed. A replica that had less is sent what
+it lacked (below).
 
-A reader who comes again and again *looks*: what it has read is remembered (views.py), and a few of
-the replicas that are known already say only what is new. Now and then a full read beside it, the
-*survey*, finds the replicas anew and compares everything.
+A reader that reads a key repeatedly *looks*: what it has read is remembered (below), and a few of
+the known replicas are asked only for what is new. Beside that, a full read, the *survey*, now and
+then finds the replicas again and compares everything.
 
-Easy to get wrong: a slot that was withdrawn is read, merged and repaired like any other, and only
-left out of what the caller sees; else an older replica would bring it back.
+A withdrawn slot is read, merged and repaired like any other, and only hidden from the caller.
+Otherwise an older replica would bring the withdrawn value back.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import msgspec
 import trio
 
+from auth.bounded_map import BoundedMap
 from protocols.dht.asking import Asker
 from protocols.dht.contacts import Contact
-from protocols.dht.ids import position_of
-from protocols.dht.mending import Mending
+from protocols.dht.ids import ID_BYTES, position_of
+from protocols.dht.lookup import Lookup
 from protocols.dht.messages import (
+    KNOWN_PER_QUERY,
     PREFIX_BYTES,
     PROTOCOL,
     QUERIES_PER_REQUEST,
@@ -36,26 +41,34 @@ from protocols.dht.messages import (
     Found,
     Query,
     contact_from,
+    prefix_of_id,
     prefix_of_slot,
     prefixes,
 )
-from protocols.dht.neighbourhood import knows_well, own_radius
-from protocols.dht.refusals import SlotRefusal, SlotRefused
-from protocols.dht.seeking import LOAD, REQUEST_BYTES, Looking, Reading, Seeking, Told
-from protocols.dht.slots import Slot
+from protocols.dht.publishing import batches
+from protocols.dht.slots import Slot, SlotRefusal, SlotRefused, supersedes
 from protocols.dht.state import DhtState, is_dishonest, log
-from protocols.dht.views import View, Views
-from protocols.dht.walking import ERRANDS_WITHOUT_A_PAUSE, Walk
+from protocols.dht.walking import (
+    ERRANDS_WITHOUT_A_PAUSE,
+    Errand,
+    Load,
+    Walk,
+    knows_well,
+    lookup_from,
+    own_radius,
+    seeds_for,
+)
 from protocols.errors import MalformedMessage, PotluckError
 from protocols.identity import PeerId
 
-# Of SLOT_BYTES_PER_ANSWER each, at least half full: as many as a family may allow under one key.
+# Each has SLOT_BYTES_PER_ANSWER, at least half full: enough for the most that a family may allow
+# under one key.
 PAGES_PER_KEY = 64
 
 SLOTS_WITHOUT_A_PAUSE = 8  # a millisecond of signatures; an answer can bring thousands of slots
 
-# A slot may be replaced between being named and being asked for, and so may two or three. A peer
-# that has none of so many is making names up.
+# A slot may be replaced between being named and being asked for; so may two or three. A peer that
+# has none of this many is making names up.
 NAMED_IN_VAIN = 8
 
 
@@ -63,18 +76,19 @@ class Breadth(enum.Enum):
     """Which replicas a look asks."""
 
     FEW = "few"
-    """Two, drawn by chance and changed every few seconds: one of those that a writer waits for, and
-    one of all. A replica itself asks the first of them."""
+    """Two, chosen at random and changed every few seconds: one of those that a writer waits for,
+    and one of all. A node that is a replica itself asks only the first.
+    """
 
     FIRST = "first"
-    """All that a writer waits for: whatever was written before the look began is found."""
+    """All that a writer waits for: finds everything that was written before the look began."""
 
     ALL = "all"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one publisher says under a key. `expires` is in milliseconds of swarm time."""
+    """One publisher's value under a key. `expires` is in milliseconds of swarm time."""
 
     publisher: PeerId
     value: Any
@@ -83,7 +97,7 @@ class Entry:
 
 
 class Reader:
-    """Answers what is under keys, and who is close to positions."""
+    """Finds slots under keys, and the peers closest to positions."""
 
     def __init__(self, state: DhtState, asker: Asker) -> None:
         self._state = state
@@ -92,13 +106,13 @@ class Reader:
         self._views = Views()
 
     async def closest(self, targets: Sequence[int], k: int | None = None) -> list[list[Contact]]:
-        """The live peers closest to each of these positions, from lookups that share messages."""
+        """The live peers closest to each of these positions, by lookups that share messages."""
         errands = [Seeking(self._state, target, k=k) for target in targets]
         await Walk(self._state, errands, self.ask, LOAD).run()
         return [errand.lookup.closest_answered() for errand in errands]
 
     async def read(self, keys: Sequence[str], *, latest_enough: bool) -> dict[str, list[Slot]]:
-        """The slots under each key, withdrawn ones among them."""
+        """The slots under each key, with withdrawn ones."""
         state = self._state
         for key in keys:
             state.families.family_of(key)
@@ -110,7 +124,7 @@ class Reader:
         for place, key in enumerate(keys):
             if place and place % ERRANDS_WITHOUT_A_PAUSE == 0:
                 await trio.lowlevel.checkpoint()
-            # Many keys are read once; one key alone may well be read again.
+            # Many keys are read once; a single key may be read again.
             view = self._views.of(key) if len(keys) == 1 else View()
             view.expire(state.now_ms())
             target = position_of(key)
@@ -135,7 +149,7 @@ class Reader:
         return found
 
     async def look(self, key: str, breadth: Breadth) -> list[Slot]:
-        """The slots under a key that is read again and again: see the beginning."""
+        """The slots under a key that is read repeatedly: see the module."""
         state, now = self._state, trio.current_time()
         view = self._views.of(key)
         target = position_of(key)
@@ -143,7 +157,7 @@ class Reader:
         replicas = self._replicas(view, target)
         strangers = view.strangers_among(replicas)
         if not replicas or not view.slots or 2 * strangers > len(replicas):
-            # there is nothing to go on from; or a swarm is forming, and no two hold the same
+            # either the first look, or the swarm is still forming and no two replicas hold the same
             return (await self.read([key], latest_enough=False))[key]
         state.counts.gets += 1
         is_replica = self._take_own(key, target, view)
@@ -162,7 +176,7 @@ class Reader:
             view.failed(contact)
         if not errand.lookup.answers and not is_replica:
             return (await self.read([key], latest_enough=False))[key]
-        self._take_own(key, target, view)  # what came meanwhile need not be fetched
+        self._take_own(key, target, view)  # what has arrived meanwhile need not be fetched
         await self._fetch_missing([errand])
         errand.end()
         if view.wants_survey(strangers > 0, now, state.network.random):
@@ -170,7 +184,7 @@ class Reader:
         return self._in(view)
 
     def own(self, key: str) -> list[Slot]:
-        """What this node knows of a key without asking: as a replica, and as its publisher."""
+        """What this node has under a key itself: as a replica, and as a publisher."""
         return [*self._state.storage.get(key, self._state.now_ms()), *self._published(key)]
 
     async def _survey(self, key: str) -> None:
@@ -180,14 +194,14 @@ class Reader:
             log.debug("the replicas of %s could not be compared: %s", key, error)
 
     def _replicas(self, view: View, target: int) -> list[Contact]:
-        """Of a key, closest first: as the table knows them, or else the last survey."""
+        """The replicas of a key, closest first: from the table, or else from the last survey."""
         state = self._state
         if knows_well(state, target, own_radius(state)):
             return state.table.closest(target)
         return view.replicas
 
     def _take_own(self, key: str, target: int, view: View) -> bool:
-        """Take what came to this node itself; whether it is a replica of the key."""
+        """Take what this node stores itself; return whether it is a replica of the key."""
         state = self._state
         for slot in self._published(key):
             view.take(slot)
@@ -209,7 +223,7 @@ class Reader:
     async def ask(
         self, contact: Contact, errands: Sequence[Reading]
     ) -> Sequence[Iterable[Contact]]:
-        """One message for all these errands; see `walking.Ask`."""
+        """Send one message for all these errands; see `walking.Ask`."""
         queries = [errand.query(contact) for errand in errands]
         response = await self._asker.find(contact, queries)
         for errand, query, found in zip(errands, queries, response.answers, strict=True):
@@ -219,7 +233,7 @@ class Reader:
     async def _take_all(
         self, contact: Contact, errand: Reading, query: Query, found: Found
     ) -> None:
-        """What one peer tells of one key, page after page."""
+        """Take what one peer has under one key, page after page."""
         names: dict[bytes, None] = {}
         copied, cursor = found.copied, found.cursor
         if errand.key:
@@ -229,22 +243,24 @@ class Reader:
                 names.update(dict.fromkeys(prefixes(found.names)[:most]))
                 cursor = found.cursor
                 if not found.more or copied or len(names) >= most or not cursor:
-                    break  # nobody keeps more than that: what would come now is made up
+                    break  # no node keeps more under a key: the rest would be made up
                 following = msgspec.structs.replace(query, known=b"", since=cursor)
                 found = (await self._asker.find(contact, [following])).answers[0]
                 if found.more and found.cursor == cursor:
-                    break  # `more`, and then nothing
+                    break  # it claimed `more`, and sent nothing
         told = Told(contact, tuple(names), cursor, whole=not query.since)
         errand.heard(told, copied=copied)
 
     async def _fetch_missing(self, errands: Sequence[Reading]) -> None:
-        """Ask for the slots that were named and that nobody has brought, one peer after the other:
-        most of the time the first has all of them."""
+        """Ask for slots that were named and not brought, one peer after the other.
+
+        Mostly the first peer has all of them.
+        """
         contacts = {
             node_id: told.contact for errand in errands for node_id, told in errand.told.items()
         }
         in_any_order = list(contacts.values())
-        self._state.network.random.shuffle(in_any_order)  # or all readers would ask the same
+        self._state.network.random.shuffle(in_any_order)  # else all readers ask the same one
         for contact in in_any_order:
             wanted = []
             for errand in errands:
@@ -263,7 +279,7 @@ class Reader:
     async def _fetch(
         self, contact: Contact, wanted: Sequence[tuple[Reading, Sequence[bytes]]]
     ) -> None:
-        """Slots by their names, as many messages as they need."""
+        """Fetch slots by their names, in as many messages as necessary."""
         while wanted:
             some: list[tuple[Reading, Sequence[bytes]]] = []
             size = 0
@@ -291,7 +307,7 @@ class Reader:
     async def _take(
         self, contact: Contact, errand: Reading, slots: Sequence[Slot]
     ) -> dict[bytes, None]:
-        """Check what a peer brought, and take it; the names of what was right."""
+        """Check and take the slots that a peer brought; return the names of the valid ones."""
         state = self._state
         now_ms = state.now_ms()
         taken: dict[bytes, None] = {}
@@ -315,3 +331,466 @@ class Reader:
                 errand.take(slot)
                 taken[prefix_of_slot(slot)] = None
         return taken
+
+
+# What a node remembers of a key that it reads repeatedly. Pure.
+#
+#     view = views.of(key)
+#     view.take(slot)                                  # it has been checked
+#     view.turn(replicas, 5, now, chance)              # the order in which to ask the replicas
+#     view.missing(names)                              # of what a replica has named
+#
+# Reading a key again should cost only what has changed under it. So a view keeps the slots that
+# were read and, for each replica, the cursor up to which its changes are known. A look asks two
+# replicas of the key. The *source* brings the slots that it got since the last look; the *witness*
+# only names them. The source is one of those that writers wait for, so a look finds what was
+# written before it. The other replicas get a slot later, and one at the edge, which not every
+# writer takes for a replica, may never get it. The witness is any replica. Each reader chooses both
+# at random, so the replicas of a popular key share the work. Both are chosen again every
+# `TURN_SECONDS`: two that hide a slot together do so for one turn, and one alone cannot hide any.
+#
+# A cursor may only advance when every slot up to it has been received. A slot that a replica has
+# named and no replica has brought is named again at the next look.
+
+
+TURN_SECONDS = 5.0
+"""Two turns are shorter than the silence after which a slot's publisher is missed."""
+
+SURVEY_SECONDS = 30.0
+"""For how long the replicas that a survey found count as the key's replicas."""
+
+VIEWS_KEPT = 16
+"""A family allows at most 4 MiB under a key; a run has a handful of keys that are read often."""
+
+OLD_NAMES_KEPT = 4096
+"""Kept beside the names of a view's slots.
+
+So a replica that is behind does not bring slots that were replaced long ago. Half a megabyte, for
+the key that changes most.
+"""
+
+
+class View:
+    """Invariants: `slots` has the newest slot of each known publisher, all of them checked;
+    `_names` has all their names.
+    """
+
+    def __init__(self) -> None:
+        self.slots: dict[bytes, Slot] = {}
+        self.cursors: dict[int, bytes] = {}
+        """By each replica's node id."""
+        self.own_change = 0
+        """How far this node's own storage was read, if it is a replica itself."""
+        self.replicas: list[Contact] = []
+        """Those of the last survey, closest first."""
+        self._surveyed_at = float("-inf")
+        self._names: set[bytes] = set()
+        self._source: int | None = None
+        self._witness: int | None = None
+        self._source_is_new = True
+        self._turn_ends = float("-inf")
+
+    @property
+    def bringing_source(self) -> int | None:
+        """The source, unless it is asked for the first time in its turn.
+
+        The first time it only names its slots. Otherwise it would bring again all that has changed
+        since it was last asked, long ago.
+        """
+        return None if self._source_is_new else self._source
+
+    def take(self, slot: Slot) -> None:
+        self._names.add(prefix_of_slot(slot))
+        held = self.slots.get(slot.publisher)
+        if held is None or supersedes(slot, held):
+            self.slots[slot.publisher] = slot
+        if len(self._names) > len(self.slots) + OLD_NAMES_KEPT:
+            self._names = set(map(prefix_of_slot, self.slots.values()))
+
+    def expire(self, now_ms: int) -> None:
+        for publisher in [one.publisher for one in self.slots.values() if one.expires <= now_ms]:
+            del self.slots[publisher]
+
+    def missing(self, names: Iterable[bytes]) -> list[bytes]:
+        """The names of slots that this node has never had."""
+        return [name for name in names if name not in self._names]
+
+    def surveyed(self, replicas: Sequence[Contact], now: float) -> None:
+        """A survey has found these replicas."""
+        self.replicas, self._surveyed_at = list(replicas), now
+        there = {one.node_id for one in replicas}
+        self.cursors = {one: at for one, at in self.cursors.items() if one in there}
+
+    def strangers_among(self, replicas: Iterable[Contact]) -> int:
+        """How many of these replicas the last survey did not reach."""
+        heard = {one.node_id for one in self.replicas}
+        return sum(one.node_id not in heard for one in replicas)
+
+    def wants_survey(self, has_strangers: bool, now: float, chance: Random) -> bool:
+        """Whether to begin the next survey now; if so, it counts as begun.
+
+        The time is random, so that the readers of a key do not all survey at once.
+        """
+        seconds = TURN_SECONDS if has_strangers else SURVEY_SECONDS
+        if now - self._surveyed_at < seconds * (0.75 + 0.5 * chance.random()):
+            return False
+        self._surveyed_at = now
+        return True
+
+    def turn(
+        self, replicas: Sequence[Contact], first: int, now: float, chance: Random
+    ) -> list[Contact]:
+        """The order in which to ask these replicas, which come closest first.
+
+        First the source, which is among the first `first` replicas, then the witness, then others.
+        """
+        if now >= self._turn_ends:
+            self._turn_ends = now + TURN_SECONDS * (0.75 + 0.5 * chance.random())
+            self._source = self._witness = None
+        source = next((one for one in replicas if one.node_id == self._source), None)
+        self._source_is_new = source is None
+        if source is None:
+            source = chance.choice(replicas[:first])
+            self._source = source.node_id
+        others = [one for one in replicas if one is not source]
+        chance.shuffle(others)
+        if others and all(one.node_id != self._witness for one in others):
+            self._witness = others[0].node_id
+        others.sort(key=lambda one: one.node_id != self._witness)
+        return [source, *others]
+
+    def failed(self, contact: Contact) -> None:
+        """This replica failed or did not answer in time: others take its turn."""
+        if contact.node_id == self._source:
+            self._source = None
+        if contact.node_id == self._witness:
+            self._witness = None
+
+
+class Views:
+    """The views of the keys that were read last. Invariant: at most `VIEWS_KEPT`."""
+
+    def __init__(self) -> None:
+        self._views = BoundedMap[str, View](VIEWS_KEPT)
+
+    def of(self, key: str) -> View:
+        """The view of this key; a new one if there is none."""
+        view = self._views[key] = self._views.get(key) or View()
+        return view
+
+
+class Handful:
+    """Chooses the peers of one look: this many of these, in this order.
+
+    For each one that fails or is slow, the next is asked. Invariant: each is in `_waiting`, `_open`
+    or `slow_ones`, or has answered or failed.
+    """
+
+    def __init__(self, order: Iterable[Contact], enough: int) -> None:
+        self._waiting = deque(order)
+        self._open: set[int] = set()
+        self._enough = enough
+        self.answers = 0
+        self.slow_ones: dict[int, Contact] = {}
+        self.failed_ones: list[Contact] = []
+
+    def next_queries(self) -> list[Contact]:
+        chosen = []
+        while self._waiting and self.answers + len(self._open) < self._enough:
+            contact = self._waiting.popleft()
+            self._open.add(contact.node_id)
+            chosen.append(contact)
+        return chosen
+
+    def answered(self, contact: Contact, _closer: Iterable[Contact]) -> None:
+        self._leave(contact)
+        self.answers += 1
+
+    def failed(self, contact: Contact) -> None:
+        self._leave(contact)
+        self.failed_ones.append(contact)
+
+    def slow(self, contact: Contact) -> None:
+        if contact.node_id in self._open:
+            self._leave(contact)
+            self.slow_ones[contact.node_id] = contact
+
+    @property
+    def is_done(self) -> bool:
+        if self.answers >= self._enough:
+            return True
+        return not (self._waiting or self._open or self.slow_ones)
+
+    @property
+    def waits_for_slow_only(self) -> bool:
+        return bool(self.slow_ones and self.answers) and not (self._waiting or self._open)
+
+    def _leave(self, contact: Contact) -> None:
+        self._open.discard(contact.node_id)
+        self.slow_ones.pop(contact.node_id, None)
+
+
+# One read: the peers that it has heard, what they have, and whether that is enough.
+#
+# `Seeking` finds the replicas of a key by a lookup. It asks the first few for slots, and the others
+# only for names. A reader may stop as soon as a few replicas have answered. `Looking` asks some
+# known replicas for what is new.
+#
+# The caller of `take` must have checked the slot. A name from a replica is only a claim.
+
+
+REQUEST_BYTES = 64 << 10  # of queries in one message: half of the limit
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a replica said of a key: the names of its slots, and its cursor.
+
+    All its slots if it is `whole`, else those since it was last asked.
+    """
+
+    contact: Contact
+    names: Sequence[bytes]
+    cursor: bytes
+    whole: bool
+
+
+class Reading(Errand):
+    """An errand that reads a key, and takes the slots into a view."""
+
+    def __init__(self, lookup: Lookup | Handful, target: int, key: str, view: View) -> None:
+        super().__init__(lookup)
+        self.target = target
+        self.key = key
+        self.view = view
+        self.told: dict[int, Told] = {}
+        """By the node id of each replica that answered, without copies."""
+        self._known: list[bytes] = []
+
+    def query(self, contact: Contact) -> Query:
+        """The first query for this peer."""
+        raise NotImplementedError
+
+    def query_for(self, names: Sequence[bytes]) -> Query:
+        """The query for slots that were named."""
+        position = self.target.to_bytes(ID_BYTES, "big")
+        return Query(position, self.key, wanted=b"".join(names))
+
+    def take(self, slot: Slot) -> None:
+        self.view.take(slot)
+
+    def heard(self, told: Told, *, copied: bool) -> None:
+        """A peer has said which slots it has under the key."""
+        if not copied:
+            self.told[told.contact.node_id] = told
+
+    def missing_at(self, told: Told) -> list[bytes]:
+        """The slots that this replica has named and no replica has brought."""
+        return self.view.missing(told.names)
+
+    def end(self) -> None:
+        """Store the cursors of the replicas whose slots are all here."""
+        for node_id, told in self.told.items():
+            if told.cursor and not self.missing_at(told):
+                self.view.cursors[node_id] = told.cursor
+
+    def _query(self, since: bytes = b"", *, named: bool, copies: bool = False) -> Query:
+        return Query(
+            self.target.to_bytes(ID_BYTES, "big"),
+            self.key,
+            b"" if since else b"".join(self._known[-KNOWN_PER_QUERY:]),
+            since,
+            named=named,
+            copies=copies,
+        )
+
+
+class Seeking(Reading):
+    """Finds the peers closest to a position and, with a key, its slots."""
+
+    lookup: Lookup
+
+    def __init__(
+        self,
+        state: DhtState,
+        target: int,
+        key: str = "",
+        *,
+        view: View | None = None,
+        content_with: int = 0,
+        k: int | None = None,
+        radius: int | None = None,
+    ) -> None:
+        seeds = seeds_for(state, target)
+        super().__init__(lookup_from(state, target, seeds, k), target, key, view or View())
+        self.is_near = knows_well(state, target, own_radius(state) if radius is None else radius)
+        self._content_with = content_with
+        self._satisfied = 0
+        self._known = [prefix_of_id(one.node_id) for one in seeds]
+
+    @property
+    def is_done(self) -> bool:
+        return self.has_enough or self.lookup.is_done
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether enough replicas have answered for this reader."""
+        return 0 < self._content_with <= self._satisfied
+
+    def query(self, contact: Contact) -> Query:
+        # Copies are for a reader that will not ask all replicas, and wants new slots at once. A
+        # reader that compares all replicas gets names first, which costs one more round trip.
+        if self._content_with:
+            since = self.view.cursors.get(contact.node_id, b"")
+            return self._query(since, named=bool(self.view.slots and not since), copies=True)
+        return self._query(named=bool(self.view.slots))
+
+    def holds_ourselves(self, slots: Sequence[Slot]) -> None:
+        """Add what this node itself has as a replica."""
+        for slot in slots:
+            self.take(slot)
+        if slots:
+            self._satisfied += 1
+        if self._content_with:
+            self.lookup.alpha = max(1, self._content_with - self._satisfied)
+
+    def heard(self, told: Told, *, copied: bool) -> None:
+        """Take a peer's answer, as above.
+
+        All copies together count as one replica. The peer that brought them may have left some out,
+        and so may any other on the way.
+        """
+        super().heard(told, copied=copied)
+        contact = told.contact
+        holds_some = bool(told.names) or not told.whole  # so everything that it had before is here
+        self._satisfied += holds_some
+        prefix = prefix_of_id(contact.node_id)
+        if prefix not in self._known:
+            self._known.append(prefix)
+        if self._content_with and holds_some:
+            # each replica that has it leaves one fewer to ask
+            self.lookup.alpha = max(1, self._content_with - self._satisfied)
+        elif self.is_near or holds_some:
+            # we should have it ourselves: ask all of them at once
+            self.lookup.alpha = self.lookup.k
+
+
+class Looking(Reading):
+    """Asks some of `replicas` for what is new since they were last asked.
+
+    Only the `source` brings slots; the others name them.
+    """
+
+    lookup: Handful
+
+    def __init__(
+        self,
+        target: int,
+        key: str,
+        view: View,
+        replicas: Sequence[Contact],
+        enough: int,
+        source: int | None,
+    ) -> None:
+        super().__init__(Handful(replicas, enough), target, key, view)
+        self._known = [prefix_of_id(one.node_id) for one in replicas]
+        self._source = source
+
+    def query(self, contact: Contact) -> Query:
+        since = self.view.cursors.get(contact.node_id, b"")
+        brings = bool(since) and contact.node_id == self._source
+        return self._query(since, named=not brings)
+
+
+def _query_bytes(errand: Reading) -> int:
+    return 128 + len(errand.key) * 4 + KNOWN_PER_QUERY * PREFIX_BYTES
+
+
+LOAD = Load(QUERIES_PER_REQUEST, REQUEST_BYTES, _query_bytes)
+
+
+# After a read: repair replicas that were behind, and copy popular keys.
+#
+# A node that has read a key knows which replicas have less than others, and sends them what they
+# lack. If it is a replica itself, it stores what it has read. If it took several steps to find a
+# key, the key is copied for a short while to the last peer on the way that did not have it. So a
+# rush for one key is answered before it reaches the replicas.
+#
+# No caller waits for this. A replica may refuse a slot again and again, so a refused slot is not
+# sent after the next read.
+
+
+# A younger slot may still be on its way from its writer. (The sequence is the time of writing,
+# unless its publisher writes more than once a millisecond.)
+STILL_WRITTEN_MS = 5000
+
+HOPELESS_REMEMBERED = 4096
+COPIES_SPREAD = 32  # of a key with more publishers; a few copies are enough
+SLOTS_KEPT_WITHOUT_A_PAUSE = 128  # already verified; a millisecond
+
+
+class Mending:
+    """Sends missing slots in the background."""
+
+    def __init__(self, state: DhtState, asker: Asker) -> None:
+        self._state = state
+        self._asker = asker
+        self._hopeless: set[tuple[int, bytes]] = set()
+        """Slots that a replica refused, so that not every read sends them again."""
+
+    async def mend(self, errand: Seeking) -> None:
+        """Repair what this read has shown to be missing."""
+        slots = tuple(errand.view.slots.values())
+        if not slots:
+            return
+        await self._keep_as_replica(errand.target, slots)
+        state = self._state
+        settled_ms = state.now_ms() - STILL_WRITTEN_MS
+        settled = {prefix_of_slot(one): one for one in slots if one.sequence < settled_ms}
+        for replica in errand.lookup.closest_answered():
+            told = errand.told.get(replica.node_id)
+            if told is None or not told.whole:
+                continue
+            behind = [
+                settled[name]
+                for name in settled.keys() - told.names
+                if (replica.node_id, name) not in self._hopeless
+            ]
+            if behind and (errand.is_near or errand.lookup.is_done):
+                state.chore(self._repair, replica, behind)
+        if not errand.is_near and errand.has_enough:
+            self._copy_to_the_way(errand, slots)
+
+    async def _keep_as_replica(self, position: int, slots: Sequence[Slot]) -> None:
+        state = self._state
+        if not state.is_replica_of(position):
+            return
+        for place, slot in enumerate(slots):
+            if place and place % SLOTS_KEPT_WITHOUT_A_PAUSE == 0:
+                await trio.lowlevel.checkpoint()
+            with suppress(SlotRefused):  # nobody asked us to keep it, so nobody need be told
+                state.keep(slot)
+
+    async def _repair(self, contact: Contact, slots: list[Slot]) -> None:
+        for batch in batches([(slot, (contact.peer,)) for slot in slots]):
+            response = await self._asker.store(contact, batch.slots)
+            for slot, refusal in zip(batch.slots, response.refusals, strict=True):
+                if refusal:
+                    if len(self._hopeless) >= HOPELESS_REMEMBERED:
+                        self._hopeless.clear()
+                    self._hopeless.add((contact.node_id, prefix_of_slot(slot)))
+                else:
+                    self._state.counts.slots_repaired += 1
+
+    def _copy_to_the_way(self, errand: Seeking, slots: Sequence[Slot]) -> None:
+        for contact in errand.lookup.closest_answered(len(errand.told)):
+            told = errand.told.get(contact.node_id)
+            if told is not None and not told.names:
+                self._state.chore(self._copy, contact, slots[:COPIES_SPREAD])
+                return
+
+    async def _copy(self, contact: Contact, slots: Sequence[Slot]) -> None:
+        """Send copies in one message, as many as fit: they need not be complete."""
+        batch = next(batches([(slot, (contact.peer,)) for slot in slots]))
+        await self._asker.store(contact, batch.slots, copies=True)
+        self._state.counts.copies_spread += len(batch.slots)

@@ -1,20 +1,18 @@
-"""Whom a node knows: many peers near itself, and ever fewer the farther away they are.
+"""The routing table: many peers near this node, and ever fewer the farther away they are.
 
 Bucket i holds peers whose ids share exactly the first i bits with ours; the last bucket holds all
-that share more. Each has room for k. When the last one is full it is split; so the own
-neighbourhood is known in full, and of every other part of the swarm k peers. In other buckets the
-old ones stay: who has been there for long will be there for longer. A newcomer waits as a spare
-while the one heard of least recently is pinged, and takes its place if that one is gone.
+that share more. Each has room for k. When the last one is full it is split. So the node knows its
+own neighbourhood in full, and k peers of every other part of the swarm. In other buckets old peers
+stay: a peer that has been there for long is likely to stay. A newcomer waits as a spare while the
+peer heard of least recently is pinged, and takes its place if that one is gone.
 
-Two kinds of newcomer do not wait. One whose network (IPv4 /24, IPv6 /48) is not there yet takes
-the place of one whose network has more than its share: who rents one network cannot fill a
-bucket. And one from a part of the bucket's range that has fewer peers takes the place of one from
-a part with more: contacts that lie apart make each hop of a lookup longer. In both cases the
-newest of the crowd goes.
+Two kinds of newcomer do not wait. One from a new network (IPv4 /24, IPv6 /48) replaces a peer of a
+network with more than its share, so that the owner of one network cannot fill a bucket. And one
+from a part of the bucket's range with fewer peers replaces one from a part with more: contacts that
+lie apart shorten the hops of a lookup. In both cases the newest peer of the crowd goes.
 
-Easy to get wrong: `heard_from` is for peers that we have spoken with and that can be dialled.
-What others say about third peers never comes in here, and neither do peers in client mode.
-Time is the caller's, in seconds, and must not run backwards.
+Call `heard_from` only for peers that we have spoken with and that can be dialled, never for hearsay
+or for peers in client mode. Time is an argument, in seconds, and must not run backwards.
 """
 
 from __future__ import annotations
@@ -25,29 +23,29 @@ from collections.abc import Iterator
 from protocols.dht.contacts import Contact
 from protocols.dht.ids import ID_BITS
 
-K = 20  # Kademlia's: so many that they hardly all fail within an hour
+K = 20  # Kademlia's: enough that they hardly all fail within an hour
 
-PEERS_PER_NETWORK = 2  # in one bucket, once others want its places
+PEERS_PER_NETWORK = 2  # in one bucket, if others want the places
 RANGE_BITS = 3  # a bucket's range has 8 parts: 2 or 3 of 20 places each
 
-SURELY_THERE_SECONDS = 60.0  # who was heard of since then is not pinged to make room
-PING_SECONDS = 15.0  # a ping is over after this, one way or the other
+SURELY_THERE_SECONDS = 60.0  # a peer heard of since then is not pinged to make room
+PING_SECONDS = 15.0  # the timeout of a ping
 
-# Without a spare, a peer that fails is kept for a while, since it may be our own link that fails;
-# but it is not passed on to others until it answers again.
+# Without a spare, a failing peer is kept for a while, since our own link may be at fault. But it is
+# not passed on to others until it answers again.
 FAILURES_TO_FORGET = 3
 
-# Whoever was not heard of for so long should be pinged, whether or not there is a link that would
-# break if it went: it may be there and too broken to answer. With a hundred contacts that is a ping
-# every ten seconds. Where half of all nodes go every 20 minutes, it halves how many dead ones a
-# lookup meets.
+# A peer that was silent for so long is pinged even if there is a link, which would break if the
+# peer went: it may be there and too broken to answer. With a hundred contacts that is a ping every
+# ten seconds. If half of all nodes leave every 20 minutes, it halves the number of dead peers that
+# a lookup meets.
 QUIET_SECONDS = 900.0
 
-REFRESH_SECONDS = 3600.0  # Kademlia's; half of all volunteers stay for longer
+REFRESH_SECONDS = 3600.0  # Kademlia's; half of all volunteers stay longer
 
-# A lookup that only refreshes a bucket (also when joining) is to meet some peers of its range, not
-# the k that are closest to nothing in particular: with this as its k it costs half as much, and
-# in a simulated swarm of 1,000 no lookup takes a hop more.
+# A lookup that only refreshes a bucket (also when joining) should meet some peers of its range; the
+# k closest to a random target are not needed. With this as its k it costs half as much, and in a
+# simulated swarm of 1,000 no lookup takes a hop more.
 REFRESH_WIDTH = 8
 
 
@@ -62,10 +60,10 @@ class _Entry:
 
 
 class _Bucket:
-    """The peers of one range, by node id, least recently heard of first; and its spares, too.
+    """The peers of one range, by node id, least recently heard of first, and its spares.
 
-    Invariant: `parts` counts the peers by the part of the range that they lie in, `networks` by
-    network; `crowds` is how many networks have more than their share.
+    Invariant: `parts` counts the peers by the part of the range in which they lie, `networks` by
+    network; `crowds` is the number of networks with more than their share.
     """
 
     __slots__ = (
@@ -112,7 +110,7 @@ class _Bucket:
         return not any(counts.get(one, 0) >= PEERS_PER_NETWORK for one in contact.networks)
 
     def surplus(self, newcomer: Contact) -> int | None:
-        """The id of whoever should leave for this newcomer though it is alive, if anybody."""
+        """The id of the live peer that should leave for this newcomer, if any."""
         if not self.is_welcome(newcomer):
             return None
         newest_first = reversed(self.entries.items())
@@ -127,8 +125,10 @@ class _Bucket:
 
 
 class RoutingTable:
-    """Invariants: no bucket holds more than k peers or more than k spares, nobody is in it twice,
-    and our own id never is; every peer is in the bucket of the bits that it shares with us.
+    """The contacts of a node.
+
+    Invariants: no bucket holds more than k peers or more than k spares. No peer is in it twice, and
+    our own id never is. Every peer is in the bucket for the number of bits that it shares with us.
     """
 
     def __init__(self, own_id: int, k: int = K) -> None:
@@ -140,7 +140,7 @@ class RoutingTable:
         return sum(len(bucket.entries) for bucket in self._buckets)
 
     def __iter__(self) -> Iterator[Contact]:
-        """All contacts, the farthest bucket first."""
+        """All contacts, those in the farthest bucket first."""
         for bucket in self._buckets:
             for entry in bucket.entries.values():
                 yield entry.contact
@@ -150,24 +150,20 @@ class RoutingTable:
 
     @property
     def bucket_sizes(self) -> list[int]:
-        """How many peers each bucket holds, the farthest first."""
+        """The number of peers in each bucket, the farthest first."""
         return [len(bucket.entries) for bucket in self._buckets]
 
-    @property
-    def spare_count(self) -> int:
-        return sum(len(bucket.spares) for bucket in self._buckets)
-
     def heard_from(self, contact: Contact, now: float) -> Contact | None:
-        """We have just spoken with this peer, and it can be dialled at these addresses.
+        """Note that we have just spoken with this peer, and that it can be dialled.
 
-        Returns a contact that should be pinged, when it stands in this one's way: then call
-        `heard_from` or `failed` with it.
+        May return a contact that blocks this one and should be pinged. Then call `heard_from` or
+        `failed` with that contact.
         """
         node_id = contact.node_id
         bucket = self._buckets[self._index_of(node_id)]
         entry = bucket.entries.get(node_id)
         if entry is not None:
-            # out and in again: the order is the order of hearing
+            # out and in again, to keep the order of hearing
             del bucket.entries[node_id]
             bucket.entries[node_id] = entry
             entry.last_heard = now
@@ -201,7 +197,7 @@ class RoutingTable:
             _replace(bucket, contact.node_id)
 
     def remove(self, contact: Contact) -> None:
-        """This peer said that it leaves, or that it cannot be dialled any more."""
+        """This peer said that it leaves, or that it can no longer be dialled."""
         bucket = self._buckets[self._index_of(contact.node_id)]
         bucket.spares.pop(contact.node_id, None)
         if contact.node_id in bucket.entries:
@@ -210,10 +206,10 @@ class RoutingTable:
     def closest(
         self, target: int, count: int | None = None, *, even_failing: bool = False
     ) -> list[Contact]:
-        """The contacts closest to a target, closest first; k of them unless told otherwise.
+        """The contacts closest to a target, closest first: k of them, or `count`.
 
-        Those that failed when we last spoke to them are left out: they may be asked by ourselves
-        when there is nobody else (`even_failing`), and are never passed on.
+        Those that failed when we last spoke to them are left out. This node may ask them if there
+        is no other (`even_failing`), but never passes them on.
         """
         wanted = self.k if count is None else count
         found: list[Contact] = []
@@ -226,15 +222,13 @@ class RoutingTable:
                 break
         return found[:wanted]
 
-    def contact_with(self, node_id: int) -> Contact | None:
-        entry = self._buckets[self._index_of(node_id)].entries.get(node_id)
-        return None if entry is None else entry.contact
-
     def quiet(
         self, now: float, longer_than: float = QUIET_SECONDS, at_most: int | None = None
     ) -> list[Contact]:
-        """Contacts that were not heard of for so long, to be pinged now, or so many of them: then
-        call `heard_from` or `failed` with each."""
+        """Contacts that were silent for so long, at most `at_most`, to be pinged now.
+
+        Then call `heard_from` or `failed` with each.
+        """
         found: list[Contact] = []
         for bucket in self._buckets:
             for entry in bucket.entries.values():
@@ -248,17 +242,19 @@ class RoutingTable:
         return found
 
     def looked_up(self, target: int, now: float) -> None:
-        """There was a lookup for this target: its bucket is fresh. If that is split later, only
-        the half in which the target lies still is."""
+        """There was a lookup for this target, so its bucket is fresh.
+
+        If the bucket is split later, only the half with the target stays fresh.
+        """
         bucket = self._buckets[self._index_of(target)]
         bucket.looked_up = now
         bucket.looked_up_target = target
 
     def buckets_to_refresh(self, now: float, older_than: float = REFRESH_SECONDS) -> list[int]:
-        """The buckets in whose range there was no lookup for so long. Look up a `target_in` each
-        of them, with REFRESH_WIDTH as k.
+        """The buckets without a lookup in their range for so long.
 
-        A newcomer looks up its own id and then refreshes these: they are all but the last.
+        Look up a `target_in` each of them, with REFRESH_WIDTH as k. A newcomer looks up its own id
+        and then refreshes these, which are all but the last.
         """
         return [
             index
@@ -279,11 +275,12 @@ class RoutingTable:
         return shared_bits if shared_bits < last else last
 
     def _by_distance(self, target: int) -> Iterator[_Bucket]:
-        """Buckets so that every peer of one is closer to the target than any of the next.
+        """Buckets in an order such that every peer of one is closer to the target than any of the
+        next.
 
         All peers of deeper buckets have our own bit i, those of bucket i have the other one. So
-        bucket i comes before all deeper ones where the target's bit i differs from ours, else
-        after all of them.
+        bucket i comes before all deeper ones if the target's bit i differs from ours, and after
+        them otherwise.
         """
         last = len(self._buckets) - 1
         difference = (target ^ self.own_id) >> (ID_BITS - last)
@@ -296,7 +293,7 @@ class RoutingTable:
                 yield self._buckets[i]
 
     def _split_last(self) -> bool:
-        """Split the last bucket in two; False if there is nothing left to tell ids apart by."""
+        """Split the last bucket in two; False if no bits are left to tell ids apart."""
         old = self._buckets[-1]
         index = len(self._buckets) - 1
         if index == ID_BITS - 1:
@@ -329,7 +326,7 @@ class RoutingTable:
 
 
 def _replace(bucket: _Bucket, node_id: int) -> None:
-    """Take a peer out, and its best spare in: the newest whose network is not crowded."""
+    """Replace a peer by its best spare: the newest whose network is not crowded."""
     bucket.remove(node_id)
     if not bucket.spares:
         return
@@ -341,3 +338,97 @@ def _replace(bucket: _Bucket, node_id: int) -> None:
     bucket.add(chosen)
     in_order = sorted(bucket.entries.items(), key=lambda item: item[1].last_heard)
     bucket.entries = dict(in_order)
+
+
+# Peers that were in the routing table and no longer answer, and when to try each again.
+#
+# Most are gone for good. But after a split of the network, each half can only find the other
+# through the peers that it remembers. So lost peers are tried again, with growing delay. When one
+# of them answers, the others are likely back as well, and all are tried within seconds.
+#
+# Pure: time and randomness are arguments.
+
+
+LOST_PEERS = 256  # as many as the table holds in a swarm of ten thousand; the newest are kept
+FIRST_RETRY_SECONDS = 5.0
+LONGEST_RETRY_SECONDS = 600.0  # 256 of them: a dial every two seconds, at the very most
+FORGOTTEN_AFTER_TRIES = 150  # most of a day
+HEARD_OF_SECONDS = 30.0  # a lost peer that sends a request is tried at once, this often
+REUNION_SECONDS = 10.0  # the others are tried within this time when one has come back
+
+
+class _Lost:
+    __slots__ = ("contact", "due", "taken", "tries")
+
+    def __init__(self, contact: Contact) -> None:
+        self.contact = contact
+        self.due: float | None = None
+        self.taken = float("-inf")
+        self.tries = 0
+
+
+class LostPeers:
+    """Invariant: at most LOST_PEERS, in the order in which they were lost."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._lost: dict[int, _Lost] = {}
+
+    def __len__(self) -> int:
+        return len(self._lost)
+
+    def __contains__(self, contact: Contact) -> bool:
+        return contact.node_id in self._lost
+
+    def add(self, contact: Contact) -> None:
+        """This peer did not answer. If it is lost already, nothing changes."""
+        if contact.node_id not in self._lost:
+            self._lost[contact.node_id] = _Lost(contact)
+            if len(self._lost) > LOST_PEERS:
+                del self._lost[next(iter(self._lost))]
+
+    def discard(self, contact: Contact) -> None:
+        """This peer has answered; it was not really lost."""
+        self._lost.pop(contact.node_id, None)
+
+    def heard_of(self, contact: Contact, now: float) -> None:
+        """This peer sent a request, though it did not answer before: it may answer now."""
+        lost = self._lost.get(contact.node_id)
+        if lost is not None and now - lost.taken >= HEARD_OF_SECONDS:
+            lost.due = now
+
+    def found(self, contact: Contact, now: float) -> bool:
+        """This peer is there again (or says so); return whether it was lost."""
+        if self._lost.pop(contact.node_id, None) is None:
+            return False
+        for lost in self._lost.values():
+            lost.due = now + REUNION_SECONDS * self._chance.random()
+        return True
+
+    def all_may_be_back(self, now: float) -> None:
+        """What kept them from answering may be over: try all of them soon."""
+        for lost in self._lost.values():
+            lost.due = now
+
+    def due(self, now: float, at_most: int) -> list[Contact]:
+        """The peers to try now, least tried first, as they are the likeliest to be there.
+
+        Each then waits twice as long for its next turn.
+        """
+        taken: list[Contact] = []
+        for node_id, lost in sorted(self._lost.items(), key=lambda one: one[1].tries):
+            if lost.due is None:
+                self._delay(lost, now)
+            elif lost.due <= now and len(taken) < at_most:
+                if lost.tries >= FORGOTTEN_AFTER_TRIES:
+                    del self._lost[node_id]
+                    continue
+                self._delay(lost, now)
+                lost.taken = now
+                taken.append(lost.contact)
+        return taken
+
+    def _delay(self, lost: _Lost, now: float) -> None:
+        delay = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(lost.tries, 20))
+        lost.due = now + delay * (0.5 + 0.5 * self._chance.random())
+        lost.tries += 1

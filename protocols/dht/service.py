@@ -5,16 +5,16 @@
         for peer, entry in (await dht.get("progress/run")).items():
             ...
 
-What is put is kept up until it is withdrawn or this node ends: signed anew before it expires, and
-brought to whoever is closest by then. What is read is the newest of each publisher, checked
-against its signature, the family's type, and the swarm's time.
+A value that was put is kept up until it is withdrawn or this node ends: it is signed again before
+it expires, and brought to the peers that are then closest. A read returns the newest value of each
+publisher, checked against its signature, the family's type, and swarm time.
 
-Promises: everything ends with the `async with`. A write returns when the replicas have answered
-(those that are slow apart), and raises when not one of them holds it. Limits refuse with a reason
-(`SlotRefused`), here and at every other node.
+Everything ends with the `async with`. A write returns when the replicas have answered (slow ones
+excepted), and raises if none of them holds the slot. Limits refuse with a reason (`SlotRefused`),
+here and at every other node.
 
-Easy to get wrong: there is one slot for each key and publisher, so a second `put` under a key
-replaces the first. Lists are made of many publishers, or of many keys.
+There is one slot for each key and publisher, so a second `put` under a key replaces the first. To
+make a list, use many publishers, or many keys.
 """
 
 from __future__ import annotations
@@ -33,23 +33,21 @@ from protocols.dht.contacts import Contact
 from protocols.dht.families import Families, Family
 from protocols.dht.keeper import Keeper
 from protocols.dht.keeping import Keeping
-from protocols.dht.publications import SIGNED_WITHOUT_A_PAUSE, Publications
 from protocols.dht.reading import Breadth, Entry, Reader
 from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot
-from protocols.dht.state import DhtState
-from protocols.dht.statistics import DhtStatistics
+from protocols.dht.state import DhtState, DhtStatistics
 from protocols.dht.storage import EXPIRED_AT_ONCE
 from protocols.dht.upkeep import Upkeep
 from protocols.dht.watching import Change, Watches
-from protocols.dht.writing import Writer, Written
+from protocols.dht.writing import SIGNED_WITHOUT_A_PAUSE, Publications, Writer, Written
 from protocols.identity import PeerId
 from protocols.network import LinkEvent, Network, Reach
 from protocols.not_allowed import NotAllowed
 from protocols.rpc import Rpc
 
-KEYS_WITHOUT_A_PAUSE = 128  # decoding what one publisher says takes some 10 microseconds
-LAST_WRITES_SECONDS = 2.0  # a node that ends brings what it wrote to the rest of its replicas
+KEYS_WITHOUT_A_PAUSE = 128  # decoding one publisher's value takes some 10 microseconds
+LAST_WRITES_SECONDS = 2.0  # for a node that ends to bring its writes to the rest of the replicas
 
 
 @asynccontextmanager
@@ -61,8 +59,11 @@ async def open_dht(
     settings: DhtSettings | None = None,
     keeper: Keeper | None = None,
 ) -> AsyncIterator[Dht]:
-    """The directory on this network, until the block ends. It does not wait for the swarm: see
-    `Dht.joined`. Errors of the block come out unwrapped."""
+    """Run the directory on this network for the length of the block.
+
+    It does not wait for the swarm: see `Dht.joined`. Errors of the block are raised without an
+    exception group.
+    """
     failure: BaseException | None = None
     with network.link_events() as events:
         async with trio.open_nursery() as nursery:
@@ -80,7 +81,7 @@ async def open_dht(
 
 
 class Dht:
-    """Made by `open_dht`."""
+    """The directory on one node. `open_dht` makes it."""
 
     def __init__(self, state: DhtState, keeper: Keeper | None) -> None:
         self._state = state
@@ -95,7 +96,7 @@ class Dht:
         self._watches = Watches(state, self._reader)
 
     async def start(self, events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
-        """Serve, and start what runs by itself. Called by `open_dht`."""
+        """Serve, and start the background tasks. `open_dht` calls it."""
         state = self._state
         Answering(state, self._acquaintances).serve()
         start = state.nursery.start_soon
@@ -114,7 +115,7 @@ class Dht:
         await trio.lowlevel.checkpoint()
 
     async def end(self) -> None:
-        """Bring and save what is not brought and saved yet. Called by `open_dht`."""
+        """Bring and save what is left. `open_dht` calls it."""
         if not self._state.nursery.cancel_scope.cancel_called:
             with trio.CancelScope(shield=True), trio.move_on_after(LAST_WRITES_SECONDS):
                 await self._writer.flush()
@@ -125,11 +126,11 @@ class Dht:
     # -- writing
 
     async def put(self, key: str, value: object, ttl: float, *, keep_up: bool = True) -> Written:
-        """Say this under this key. `ttl` is how long others keep it, in seconds, from the last
-        time that this node has said it; with `keep_up=False` it ends then.
+        """Publish this value under this key.
 
-        SlotRefused if it breaks a rule, or if every replica refused it; Unreachable if nobody
-        holds it, in which case it is tried again until it ends.
+        `ttl` is for how many seconds others keep it after this node's last repetition; with
+        `keep_up=False` it ends then. SlotRefused if it breaks a rule, or if every replica refused
+        it. Unreachable if no replica holds it; then it is tried again until it ends.
         """
         self._state.counts.puts += 1
         slot = self._publications.prepare(key, value, ttl, keep_up=keep_up)
@@ -138,12 +139,13 @@ class Dht:
     async def put_many(
         self, entries: Iterable[tuple[str, object, float]], *, keep_up: bool = True
     ) -> list[Written]:
-        """`put` of (key, value, ttl), many at once: one message a neighbour for all of them.
+        """`put` of many (key, value, ttl) at once: one message a neighbour for all of them.
 
-        Nothing is raised for a slot that nobody took: each `Written` says how its slot fared.
+        No error is raised for a slot that no replica took: each `Written` has the result of its
+        slot.
         """
         entries = list(entries)
-        self._publications.check_number(len(entries))  # before the first is to be kept up
+        self._publications.check_number(len(entries))  # before the first is kept up
         slots: dict[str, Slot] = {}
         for place, (key, value, ttl) in enumerate(entries):
             if place and place % SIGNED_WITHOUT_A_PAUSE == 0:
@@ -153,16 +155,16 @@ class Dht:
         return await self._publications.publish(list(slots.values()))
 
     async def withdraw(self, key: str) -> Written:
-        """Take back what this node's identity says under this key."""
+        """Withdraw this node's value under this key."""
         slot = self._publications.prepare_withdrawal(key)
         return _checked((await self._publications.publish([slot]))[0])
 
     # -- reading
 
     async def get(self, key: str, *, latest_enough: bool = False) -> dict[PeerId, Entry]:
-        """What every publisher says under this key.
+        """Every publisher's value under this key.
 
-        `latest_enough` is content with what the first few replicas hold: one round trip.
+        With `latest_enough` it takes what the first few replicas have: one round trip.
         """
         found = await self._reader.read([key], latest_enough=latest_enough)
         return self._entries(found[key])
@@ -170,9 +172,11 @@ class Dht:
     async def look(
         self, key: str, breadth: Breadth = Breadth.FEW
     ) -> tuple[dict[PeerId, Entry], frozenset[PeerId]]:
-        """`get` for a reader who comes again and again: it costs what has changed since the last
-        time. And which publishers have taken back what they said: of the others who are missing
-        nobody knows why."""
+        """`get` for repeated reads: it costs only what has changed since the last time.
+
+        Also returns the publishers that have withdrawn their value. Nobody knows why other ones are
+        missing.
+        """
         found = await self._reader.look(key, breadth)
         gone = frozenset(slot.publisher_peer for slot in found if slot.withdrawn)
         return self._entries(found), gone
@@ -190,12 +194,12 @@ class Dht:
         return entries
 
     def watch(self, key: str) -> AsyncGenerator[Change, None]:
-        """What changes under this key, beginning with what is there now.
+        """Yield the changes under this key, beginning with what is there now.
 
             async for change in dht.watch("group/7"):
                 ...
 
-        Leaving the loop for good ends the reading; `contextlib.aclosing` does so at once.
+        Leaving the loop ends the reading at some time; `contextlib.aclosing` ends it at once.
         """
         self._state.check_open()
         return self._watches.watch(key)
@@ -213,23 +217,25 @@ class Dht:
 
     @property
     def heard_at(self) -> float:
-        """When anybody has answered this node last (trio's clock); minus infinity before that. What
-        is read while nobody answers is what this node has kept itself."""
+        """When a peer last answered this node, in trio's clock; minus infinity before the first.
+
+        A read while no peer answers only has what this node itself has kept.
+        """
         return self._state.heard_at
 
     async def joined(self) -> None:
-        """Until this node has met others and looked itself up."""
+        """Wait until this node has met others and looked itself up."""
         await self._bootstrap.joined.wait()
 
     async def turned_away(self) -> NotAllowed:
-        """Until the last word of all who were greeted is that this node may not take part.
+        """Wait until the last answer of all greeted peers is that this node may not take part.
 
-        It goes on trying: once it has a token that counts it is let in.
+        The node keeps trying: once it has a valid token it is let in.
         """
         return await self._bootstrap.turned_away()
 
     def try_again_now(self) -> None:
-        """This machine was away, or is elsewhere: whoever did not answer is asked anew, at once."""
+        """Retry unanswered peers now: this machine was away, or has moved."""
         self._bootstrap.try_again_now()
         self._upkeep.try_lost_peers_now()
 
@@ -260,15 +266,15 @@ class Dht:
             own_slots_refused=dict(state.counts.own_slots_refused),
         )
 
-    # -- what happens by itself
+    # -- background work
 
     def _welcome(self, contact: Contact) -> None:
-        """Somebody has come into the table."""
+        """A contact has come into the table."""
         self._upkeep.came(contact)
         self._bootstrap.met_somebody()
 
     def _ask_whether_there(self, contact: Contact) -> None:
-        """Somebody in the table may be gone."""
+        """A contact in the table may be gone."""
         self._state.chore(self._find_out, contact)
 
     async def _find_out(self, contact: Contact) -> None:

@@ -1,28 +1,25 @@
-"""What the shells of the directory share on one node."""
+"""The shared state of the directory on one node."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
-from protocols.dht.chores import Chores
 from protocols.dht.dialability import Dialability
 from protocols.dht.families import Families, check_time, check_value
 from protocols.dht.ids import distance, node_id_of
-from protocols.dht.lost_peers import LostPeers
+from protocols.dht.keeper import UnsavedSlots
 from protocols.dht.publishing import Publisher
-from protocols.dht.quotas import OURSELVES, Sender
-from protocols.dht.refusals import SlotRefusal, SlotRefused
-from protocols.dht.routing import RoutingTable
+from protocols.dht.routing import LostPeers, RoutingTable
 from protocols.dht.settings import DhtSettings
-from protocols.dht.slots import Slot, check_form
-from protocols.dht.statistics import DhtStatistics
-from protocols.dht.storage import Storage, Stored
+from protocols.dht.slots import Slot, SlotRefusal, SlotRefused, check_form
+from protocols.dht.storage import OURSELVES, Sender, Storage, Stored
 from protocols.dht.swarm_time import SwarmTime
-from protocols.dht.unsaved import UnsavedSlots
+from protocols.errors import PotluckError
 from protocols.network import Network
 from protocols.rpc import Rpc
 
@@ -30,19 +27,19 @@ log = logging.getLogger("potluck.dht")
 
 CHORES_AT_ONCE = 8
 CHORES_WAITING = 512
-CHECKS_AT_ONCE = 4  # of others' addresses, each a few dials
+CHECKS_AT_ONCE = 4  # checks of others' addresses, each a few dials
 CHECKS_WAITING = 128
 
-# Interfaces come and go with cables and networks; asking for them takes the system a while.
+# Interfaces come and go with cables and networks; asking the system for them takes a while.
 ADDRESSES_LOOKED_AT_SECONDS = 10.0
 
 
 def _nobody_cares(_key: str) -> None:
-    """Stands in until somebody does."""
+    """Does nothing; stands in until there is a listener."""
 
 
 class DhtState:
-    """Tables, stores and clocks; no rule of its own but what `now_ms` and `check` say."""
+    """Tables, stores and clocks. Its only rules are in `now_ms` and `check`."""
 
     def __init__(
         self,
@@ -60,7 +57,7 @@ class DhtState:
         self.peer_id = network.peer_id
         self.own_id = node_id_of(network.peer_id)
         self.table = RoutingTable(self.own_id, settings.k)
-        # A clock tells the lives of a node apart, and chance those of a clock that was set back.
+        # The clock tells this node's lives apart; the random part does if the clock was set back.
         life = (self.local_ms() % (1 << 32)).to_bytes(4, "big") + network.random.randbytes(4)
         self.storage = Storage(families, settings.storage, self.own_id, life=life)
         self.publisher = Publisher(network.identity, network.random, settings.publishing)
@@ -68,11 +65,11 @@ class DhtState:
         self.counts = DhtStatistics()
         self.lost = LostPeers(network.random)
         self.heard_at = float("-inf")
-        """When somebody has answered last, whatever was asked."""
+        """When any peer last answered any request."""
         self.unsaved: UnsavedSlots | None = None
-        """Slots that a keeper has not been given yet; None where there is none."""
+        """Slots that the keeper has not been given yet; None without a keeper."""
         self.was_kept: Callable[[str], None] = _nobody_cares
-        """Told of each key under which this node has kept something new."""
+        """Called with each key under which this node has kept something new."""
         self._client_until = float("-inf")
         self._is_client = False
         self.dialability = Dialability()
@@ -83,12 +80,12 @@ class DhtState:
         return int(self.network.wall_time() * 1000)
 
     def now_ms(self) -> int:
-        """The swarm's time."""
+        """Swarm time."""
         return self.swarm_time.now_ms(self.local_ms())
 
     @property
     def is_client(self) -> bool:
-        """Whether this node keeps out of tables: by its settings, or for want of addresses."""
+        """Whether this node stays out of tables: by its settings, or for lack of addresses."""
         now = trio.current_time()
         if now >= self._client_until:
             self._client_until = now + ADDRESSES_LOOKED_AT_SECONDS
@@ -97,7 +94,7 @@ class DhtState:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody is known who answered when last asked."""
+        """Whether no known peer answered when last asked."""
         return not self.table.closest(self.own_id, 1)
 
     def check_open(self) -> None:
@@ -105,7 +102,7 @@ class DhtState:
             raise trio.ClosedResourceError("this node's directory has ended")
 
     def keep(self, slot: Slot, sender: Sender = OURSELVES) -> None:
-        """Keep a slot as a replica; SlotRefused if it may not be."""
+        """Keep a slot as a replica; SlotRefused if it may not be kept."""
         if self.storage.store(slot, self.now_ms(), sender) is Stored.UNCHANGED:
             return
         if self.unsaved is not None:
@@ -113,7 +110,7 @@ class DhtState:
         self.was_kept(slot.key)
 
     def is_replica_of(self, position: int) -> bool:
-        """Whether this node is among those that keep what lies here, as far as it knows."""
+        """Whether this node should keep the slots at this position, as far as it knows."""
         if self.is_client or not self.dialability.is_given:
             return False
         closest = self.table.closest(position)
@@ -123,7 +120,7 @@ class DhtState:
         return distance(self.own_id, position) < distance(farthest, position)
 
     def check(self, slot: Slot, now_ms: int) -> None:
-        """SlotRefused unless this is what some publisher may say now under that key."""
+        """SlotRefused unless some publisher may have this slot under that key now."""
         check_form(slot)
         family = self.families.family_of(slot.key)
         family.check_size(slot.value)
@@ -132,13 +129,109 @@ class DhtState:
         self.storage.verified.check(slot)
 
     def chore(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> bool:
-        """Do this in the background, when its turn comes; False if too much waits already."""
+        """Do this in the background later; False if too much is waiting already."""
         return self.chores.add(work, *arguments)
 
 
 DISHONEST = frozenset({SlotRefusal.BAD_SIGNATURE, SlotRefusal.MALFORMED})
-"""Reasons that say something against whoever passed a slot on, whatever its clock or version."""
+"""Reasons that blame the peer that passed on a slot, whatever its clock or version."""
 
 
 def is_dishonest(refused: SlotRefused) -> bool:
     return refused.refusal in DISHONEST
+
+
+# Optional work, a few pieces at a time in the background.
+#
+# Repairs, copies and pings share one pool; checks of strangers' addresses have another. So a
+# stranger that makes us dial dead addresses delays only other strangers, not our own work.
+#
+# A failing chore must not end the node.
+
+
+class Chores:
+    """At most `at_once` run, and at most `waiting` wait or run; more are not accepted."""
+
+    def __init__(self, nursery: trio.Nursery, at_once: int, waiting: int) -> None:
+        self._nursery = nursery
+        self._limiter = trio.CapacityLimiter(at_once)
+        self._most = waiting
+        self._unfinished = 0
+        self.dropped = 0
+
+    def add(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> bool:
+        """Do this when its turn comes; False if too much is waiting already."""
+        if self._unfinished >= self._most:
+            self.dropped += 1
+            return False
+        self._unfinished += 1
+        self._nursery.start_soon(self._run, work, arguments)
+        return True
+
+    async def _run(
+        self, work: Callable[..., Awaitable[None]], arguments: tuple[object, ...]
+    ) -> None:
+        try:
+            async with self._limiter:
+                await work(*arguments)
+        except PotluckError as error:
+            log.debug("%s came to nothing: %s", getattr(work, "__name__", work), error)
+        except Exception:  # a bug in a chore must not end the node
+            log.exception("a chore of the directory broke")
+        finally:
+            self._unfinished -= 1
+
+
+# Statistics of the directory on this node.
+
+
+@dataclass
+class DhtStatistics:
+    """Counts start when the directory is opened."""
+
+    # now
+    peers_in_table: int = 0
+    peers_lost: int = 0
+    buckets: tuple[int, ...] = ()
+    slots_stored: int = 0
+    keys_stored: int = 0
+    bytes_stored: int = 0
+    bytes_stored_limit: int = 0
+    copies_cached: int = 0
+    slots_published: int = 0
+    clock_offset_ms: int = 0
+    clock_peers: int = 0
+    watched_keys: int = 0
+    can_be_dialled: bool = True
+    """As far as this node knows; see dialability.py."""
+
+    # so far
+    puts: int = 0
+    gets: int = 0
+    lookups: int = 0
+    finds_sent: int = 0
+    stores_sent: int = 0
+    greets_sent: int = 0
+    slots_sent: int = 0
+    calls_failed: int = 0
+    finds_served: int = 0
+    stores_served: int = 0
+    greets_served: int = 0
+    slots_taken: int = 0
+    slots_refused: dict[str, int] = field(default_factory=dict)
+    """Slots of others that this node refused, by reason."""
+    own_slots_refused: dict[str, int] = field(default_factory=dict)
+    """Slots of this node that others refused, by reason."""
+    bad_slots_read: int = 0
+    slots_repaired: int = 0
+    slots_handed_over: int = 0
+    copies_spread: int = 0
+    republished: int = 0
+    peers_found_dialable: int = 0
+    peers_not_dialable: int = 0
+    chores_dropped: int = 0
+    idle_links_closed: int = 0
+
+
+def count(counts: dict[str, int], name: str) -> None:
+    counts[name] = counts.get(name, 0) + 1

@@ -1,23 +1,26 @@
-"""The slots that this node keeps for the swarm, within limits that nobody can push others over.
+"""The slots that this node keeps for the swarm, within limits that hold against everybody.
 
 `store` takes a slot that is well-formed, signed by its publisher, of a declared family and type,
-newer than what is here, and within every limit; anything else is a `SlotRefused` with the reason.
-Nothing is ever evicted for a newcomer: what was stored stays until it expires or its publisher
-replaces it. (Cached copies are another area, `slot_cache`, which lives by the opposite rule.)
+newer than the one here, and within every limit. Anything else is a `SlotRefused` with the reason.
+No slot is evicted for a new one: a slot stays until it expires or its publisher replaces it.
+(Cached copies are separate, in `SlotCache`, and follow the opposite rule.)
 
-What was replaced cannot come back. A publisher may replace a slot that lives for a day by one
-that lives for a minute; after that minute, the old one would still be validly signed. So the
-sequence stays here, as a *floor* without a value, until the last slot that it stands against has
-expired; it counts for every limit as a slot does, and is kept over a restart as slots are.
+A replaced slot cannot come back. A publisher may replace a slot that lives for a day by one that
+lives for a minute. After that minute, the old one would still be validly signed. So the sequence
+stays here, as a *floor* without a value, until the last slot that it blocks has expired. A floor
+counts for every limit like a slot, and is kept over a restart.
 
-Easy to get wrong: cheap checks come before dear ones (the signature last), and nothing changes
-before all have passed.
+Cheap checks come before expensive ones (the signature last), and nothing changes before all have
+passed.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
 
 from protocols.dht.due_index import DueIndex
 from protocols.dht.families import (
@@ -27,31 +30,381 @@ from protocols.dht.families import (
     check_time,
     check_value,
 )
-from protocols.dht.ids import distance
-from protocols.dht.quotas import NOBODY, OURSELVES, Quotas, Sender, StorageLimits, slot_bytes
-from protocols.dht.records import Record, UnderKey, check_newer, check_room_under_key
-from protocols.dht.refusals import SlotRefusal, SlotRefused
-from protocols.dht.slot_cache import SlotCache
-from protocols.dht.slots import Slot, check_form
-from protocols.dht.verified import VerifiedSlots
+from protocols.dht.ids import distance, position_of
+from protocols.dht.slots import (
+    Slot,
+    SlotRefusal,
+    SlotRefused,
+    VerifiedSlots,
+    check_form,
+    supersedes,
+)
 
-# Slots that `store` lets go of before it takes one; under a millisecond. Whoever made thousands
-# expire in one instant must not hold up everything then.
+# How much of a node each peer may use.
+#
+# A stored slot is never dropped for a new one, so the first comer could take everything. Four
+# limits keep room for others. A key has a limit of publishers and bytes, by its family. A publisher
+# has a limit of keys and bytes at one node. Keys cost nothing, and one peer can bring the slots of
+# a thousand throw-away publishers. So there is also a limit on what one *sender* has brought: a
+# network of the public internet gets a quarter of the node for its own slots, and a quarter for
+# those of others (as a replica hands them over). It cannot fill any node alone. Senders that are
+# not on the public internet count separately.
+#
+# A slot may replace one of another sender. It counts for the new sender if there is room, and for
+# the old one otherwise, so that no renewal fails because a neighbour's share is full.
+
+
+# The cost of one slot beside its value: objects, index and hash table entries, rounded up from
+# measurements, so that `total_bytes` is close to the real memory use.
+SLOT_OVERHEAD_BYTES = 1024
+
+Counted = TypeVar("Counted", bytes, str)
+
+NOBODY = ""
+
+
+@dataclass(frozen=True)
+class Sender:
+    """The sender of slots: its key, and the name of the network that shares its limit.
+
+    That is its network on the public internet, or otherwise only the sender itself.
+    """
+
+    public_key: bytes
+    share: str
+
+    def share_of(self, publisher: bytes) -> str:
+        """The share that a slot of this publisher counts for."""
+        if self.share == NOBODY or publisher == self.public_key:
+            return self.share
+        return f"{self.share}, of others"
+
+
+OURSELVES = Sender(b"", NOBODY)
+"""The sender of this node's own slots, and of those that it read or loaded."""
+
+
+@dataclass(frozen=True)
+class StorageLimits:
+    """How much a node keeps for others."""
+
+    total_bytes: int = 64 << 20
+    """Of all slots together, with SLOT_OVERHEAD_BYTES each. About 60,000 small ones."""
+
+    keys_per_publisher: int = 512
+    """An expert server announces hundreds; in a swarm of at most 20 nodes each has all of them."""
+
+    bytes_per_publisher: int = 4 << 20
+    """For all those keys with values of 4 KiB, and more; a sixteenth of the node."""
+
+    bytes_per_sender: int = 16 << 20
+    """Of what one sender brought; see above. A quarter of the node."""
+
+    cached_bytes: int = 4 << 20
+    """Of all cached copies, counted in the same way, beside `total_bytes`."""
+
+    cached_seconds: float = 30.0
+    """How long a cached copy lives: long enough for a rush, short enough to be nearly current."""
+
+
+def slot_bytes(slot: Slot) -> int:
+    """The size of a slot as counted against the limits."""
+    return SLOT_OVERHEAD_BYTES + len(slot.value)
+
+
+class Quotas:
+    """The use of this node by each publisher and sender.
+
+    Invariant: the sums are those of what was added and not removed, and there are no entries of
+    zero.
+    """
+
+    def __init__(self, limits: StorageLimits) -> None:
+        self.limits = limits
+        self.total_bytes = 0
+        self._keys_of: dict[bytes, int] = {}
+        self._bytes_of: dict[bytes, int] = {}
+        self._bytes_from: dict[str, int] = {}
+
+    @property
+    def publisher_count(self) -> int:
+        return len(self._keys_of)
+
+    @property
+    def share_count(self) -> int:
+        return len(self._bytes_from)
+
+    def check(self, slot: Slot, growth: int, *, is_new: bool) -> None:
+        """SlotRefused if its publisher, or this node, has no room for so many more bytes."""
+        limits = self.limits
+        if is_new and self._keys_of.get(slot.publisher, 0) >= limits.keys_per_publisher:
+            raise SlotRefused(
+                SlotRefusal.KEYS_PER_PUBLISHER,
+                f"{slot.publisher_peer} has {limits.keys_per_publisher} slots here already.",
+                why="A node keeps no more for one publisher.",
+                advice="Put several things into one value, or wait until some have expired.",
+            )
+        if growth <= 0:
+            return
+        publishers = self._bytes_of.get(slot.publisher, 0)
+        if publishers + growth > limits.bytes_per_publisher:
+            raise SlotRefused(
+                SlotRefusal.BYTES_PER_PUBLISHER,
+                f"{slot.publisher_peer} has {publishers:,} bytes here already.",
+                why=f"A node keeps {limits.bytes_per_publisher:,} for one publisher.",
+                advice="Publish where the things can be had, not the things.",
+            )
+        if self.total_bytes + growth > limits.total_bytes:
+            raise SlotRefused(
+                SlotRefusal.MEMORY,
+                f"This node keeps {self.total_bytes:,} bytes of slots.",
+                why=f"It allows itself {limits.total_bytes:,}.",
+                advice="Other nodes may have room; this one will as slots expire.",
+            )
+
+    def share_for(self, share: str, size: int, before: str | None, size_before: int) -> str:
+        """The share to count a slot for, which should be `share`; SlotRefused without room.
+
+        `before` is the share of the slot that it replaces.
+        """
+        growth = size - size_before
+        if self.has_room(share, growth if share == before else size):
+            return share
+        if before is not None and share != before and self.has_room(before, growth):
+            return before
+        raise SlotRefused(
+            SlotRefusal.BYTES_PER_SENDER,
+            "Who brought this slot has brought as much as this node takes from one sender.",
+            why=f"It keeps {self.limits.bytes_per_sender:,} bytes of what one network brings.",
+            advice="This node will have room as slots expire; others have room now.",
+        )
+
+    def add(self, publisher: bytes, share: str, size: int) -> None:
+        """Count so many more bytes; fewer if negative."""
+        self.total_bytes += size
+        _add(self._bytes_of, publisher, size)
+        if share != NOBODY:
+            _add(self._bytes_from, share, size)
+
+    def key_added(self, publisher: bytes) -> None:
+        _add(self._keys_of, publisher, 1)
+
+    def key_gone(self, publisher: bytes) -> None:
+        _add(self._keys_of, publisher, -1)
+
+    def has_room(self, share: str, size: int) -> bool:
+        if size <= 0 or share == NOBODY:
+            return True
+        return self._bytes_from.get(share, 0) + size <= self.limits.bytes_per_sender
+
+
+def _add(sums: dict[Counted, int], what: Counted, number: int) -> None:
+    left = sums.get(what, 0) + number
+    if left:
+        sums[what] = left
+    else:
+        sums.pop(what, None)
+
+
+# A node's record of one publisher under one key, and of all publishers under one key.
+#
+# A record is a slot or only its sequence, a *floor*: after the slot expired, if it replaced one
+# that would have lived longer. Each record has the number of its last change, so that a reader can
+# get what is new since its last look.
+#
+# A floor has less information than a slot. Of equal sequences the lower digest wins, but a floor
+# has no digest, so it blocks every slot of an equal sequence.
+
+
+class Record:
+    """The record of one publisher under one key.
+
+    `slot` is None when only the floor is left; `share` is the share that it counts for (below).
+    """
+
+    __slots__ = ("change", "forget_at", "key", "publisher", "sequence", "share", "slot")
+
+    def __init__(self, slot: Slot, share: str) -> None:
+        self.key = slot.key
+        self.publisher = slot.publisher
+        self.sequence = slot.sequence
+        self.slot: Slot | None = slot
+        self.forget_at = slot.expires
+        self.share = share
+        self.change = 0
+
+    @property
+    def size(self) -> int:
+        return SLOT_OVERHEAD_BYTES if self.slot is None else slot_bytes(self.slot)
+
+
+class UnderKey:
+    """Invariant: `records` are in the order of their last changes."""
+
+    __slots__ = ("position", "records", "size")
+
+    def __init__(self, key: str) -> None:
+        self.position = position_of(key)
+        self.records: dict[bytes, Record] = {}
+        self.size = 0
+
+    def changed(self, record: Record, change: int) -> None:
+        """This publisher's slot is new here: it becomes the newest change."""
+        self.records.pop(record.publisher, None)
+        record.change = change
+        self.records[record.publisher] = record
+
+    def since(self, change: int, now_ms: int) -> list[Slot]:
+        """The slots that came after this change, in order; all of them after change 0."""
+        newest_first = []
+        for record in reversed(self.records.values()):
+            if record.change <= change:
+                break
+            if record.slot is not None and record.slot.expires > now_ms:
+                newest_first.append(record.slot)
+        return newest_first[::-1]
+
+
+def check_room_under_key(
+    slot: Slot, family: Family, under_key: UnderKey, growth: int, *, is_new: bool
+) -> None:
+    if is_new and len(under_key.records) >= family.slots_per_key:
+        raise SlotRefused(
+            SlotRefusal.SLOTS_PER_KEY,
+            f"{len(under_key.records)} publishers have slots under {slot.key!r} already.",
+            why=f"The family {family.name} allows {family.slots_per_key} under one key.",
+            advice="Wait until some have expired, or spread over several keys.",
+        )
+    if growth > 0 and under_key.size + growth > family.bytes_per_key:
+        raise SlotRefused(
+            SlotRefusal.BYTES_PER_KEY,
+            f"The slots under {slot.key!r} have {under_key.size:,} bytes together.",
+            why=f"The family {family.name} allows {family.bytes_per_key:,} under one key.",
+            advice="Wait until some have expired, or spread over several keys.",
+        )
+
+
+def check_newer(slot: Slot, record: Record) -> None:
+    if record.slot is None:
+        is_newer = slot.sequence > record.sequence
+    else:
+        is_newer = supersedes(slot, record.slot)
+    if not is_newer:
+        raise SlotRefused(
+            SlotRefusal.OLDER_SEQUENCE,
+            f"Sequence {slot.sequence} of {slot.publisher_peer} under {slot.key!r} is not new.",
+            why=f"Sequence {record.sequence} is here, or was.",
+            advice="If it is your own: another node runs with your key, or your clock went back.",
+        )
+
+
+# Copies of slots of popular keys, kept for a short while by nodes on the way to the replicas.
+#
+# They relieve the replicas of a key that everybody reads at once. No peer has a right to them: the
+# area is small, the least recently read key goes when it is full, and a copy lives for seconds,
+# never beyond its slot's expiry.
+#
+# A copy that is brought again does not live longer: otherwise a peer that keeps bringing an old
+# copy would keep an old value alive here. Copies of a key may be incomplete, so they may only
+# answer a reader that accepts slightly old slots.
+
+
+class _Copy:
+    __slots__ = ("counted_bytes", "ends", "slot")
+
+    def __init__(self, slot: Slot, counted_bytes: int, ends: int) -> None:
+        self.slot = slot
+        self.counted_bytes = counted_bytes
+        self.ends = ends
+
+
+class SlotCache:
+    """Invariant: `total_bytes` is the sum over all copies, and at most the limit.
+
+    The caller of `keep` must have checked the slot.
+    """
+
+    def __init__(self, limit_bytes: int, seconds: float) -> None:
+        self.total_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._milliseconds = int(seconds * 1000)
+        self._keys: OrderedDict[str, dict[bytes, _Copy]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(len(copies) for copies in self._keys.values())
+
+    def keep(self, slot: Slot, counted_bytes: int, now_ms: int) -> bool:
+        """Keep a copy, unless it is here already, older than the one here, or too large."""
+        self._drop_ended(slot.key, now_ms)
+        known = self._keys.get(slot.key, {}).get(slot.publisher)
+        if counted_bytes > self._limit_bytes or (
+            known is not None and not supersedes(slot, known.slot)
+        ):
+            return False
+        self.drop(slot.key, slot.publisher)
+        while self.total_bytes + counted_bytes > self._limit_bytes:
+            self._drop_key(next(iter(self._keys)))
+        ends = min(slot.expires, now_ms + self._milliseconds)
+        self._keys.setdefault(slot.key, {})[slot.publisher] = _Copy(slot, counted_bytes, ends)
+        self._keys.move_to_end(slot.key)
+        self.total_bytes += counted_bytes
+        return True
+
+    def get(self, key: str, now_ms: int) -> list[Slot]:
+        """The valid copies of a key."""
+        self._drop_ended(key, now_ms)
+        copies = self._keys.get(key)
+        if copies is None:
+            return []
+        self._keys.move_to_end(key)
+        return [copy.slot for copy in copies.values()]
+
+    def drop(self, key: str, publisher: bytes) -> None:
+        copies = self._keys.get(key)
+        if copies is None or publisher not in copies:
+            return
+        self.total_bytes -= copies.pop(publisher).counted_bytes
+        if not copies:
+            del self._keys[key]
+
+    def expire(self, now_ms: int) -> None:
+        """Drop every expired copy. `get` does so for its own key."""
+        for key in list(self._keys):
+            self._drop_ended(key, now_ms)
+
+    def _drop_ended(self, key: str, now_ms: int) -> None:
+        copies = self._keys.get(key)
+        if copies is not None:
+            # a copy with more time left than this was taken before the clock was set back
+            latest_end = now_ms + self._milliseconds
+            ended = [one for one, copy in copies.items() if not now_ms < copy.ends <= latest_end]
+            for publisher in ended:
+                self.drop(key, publisher)
+
+    def _drop_key(self, key: str) -> None:
+        for copy in self._keys.pop(key).values():
+            self.total_bytes -= copy.counted_bytes
+
+
+# Slots that `store` drops before it takes one: under a millisecond. If thousands expire at the same
+# moment, that must not block everything.
 EXPIRED_AT_ONCE = 128
 
 
 class Stored(enum.Enum):
-    """What storing a slot did."""
+    """The effect of `store`."""
 
     NEW = "new"
     REPLACED = "replaced"
     UNCHANGED = "unchanged"
-    """Exactly this slot was here already."""
+    """Exactly this slot was already here."""
 
 
 class Storage:
-    """Invariants: the quotas, and the size under each key, are sums over all records; every record
-    has its place in the index; no key and no publisher is there without a record.
+    """The slots that a node keeps for others.
+
+    Invariants: the quotas, and the size under each key, are sums over all records. Every record is
+    in the index. There is no entry for a key or a publisher without a record.
     """
 
     def __init__(
@@ -66,7 +419,7 @@ class Storage:
         self.limits = limits or StorageLimits()
         self.verified = verified if verified is not None else VerifiedSlots()
         self.life = life
-        """Of this storage: changes that were counted in another life say nothing here."""
+        """The id of this storage's life. Changes of another life mean nothing here."""
         self.cache = SlotCache(self.limits.cached_bytes, self.limits.cached_seconds)
         self._own_id = own_id
         self._changes = 0
@@ -75,7 +428,7 @@ class Storage:
         self._index: DueIndex[Record] = DueIndex()
 
     def __len__(self) -> int:
-        """How many records there are: slots, withdrawn ones, and floors."""
+        """The number of records: slots, withdrawn ones, and floors."""
         return len(self._index)
 
     @property
@@ -95,7 +448,7 @@ class Storage:
         return self._quotas.total_bytes
 
     def store(self, slot: Slot, now_ms: int, sender: Sender = OURSELVES) -> Stored:
-        """Keep this slot, or raise SlotRefused and change nothing. See quotas.py for `sender`."""
+        """Keep this slot, or raise SlotRefused and change nothing. `Sender` explains `sender`."""
         self.expire(now_ms, EXPIRED_AT_ONCE)
         check_form(slot)
         family = self.families.family_of(slot.key)
@@ -127,8 +480,10 @@ class Storage:
         return Stored.REPLACED if was_there else Stored.NEW
 
     def restore(self, slot: Slot, forget_at: int, now_ms: int) -> None:
-        """Take back what was kept over a restart: a slot, or the floor that it left when it
-        expired, until `forget_at`. SlotRefused if it is not right, or over."""
+        """Take back a slot, or the floor of an expired one, that was kept over a restart.
+
+        It is kept until `forget_at`. SlotRefused if it is invalid or expired.
+        """
         family = self.families.family_of(slot.key)
         latest = now_ms + family.longest_ttl_ms + CLOCK_TOLERANCE_MS
         if slot.expires > now_ms:
@@ -155,10 +510,10 @@ class Storage:
         return 0 if record is None else record.forget_at
 
     def cache_copies(self, slots: list[Slot], now_ms: int) -> int:
-        """Keep copies of a hot key for a short while; SlotRefused at the first that is not right.
+        """Keep copies of a popular key for a short while; SlotRefused at the first invalid one.
 
-        Each is checked as if it were to be stored. One that is older than what is stored here is
-        left out. Returns how many were taken.
+        Each is checked as if it were to be stored. One that is older than the stored slot is left
+        out. Returns how many were taken.
         """
         self.expire(now_ms, EXPIRED_AT_ONCE)
         taken = []
@@ -174,24 +529,24 @@ class Storage:
         return sum(self.cache.keep(slot, slot_bytes(slot), now_ms) for slot in taken)
 
     def get(self, key: str, now_ms: int) -> list[Slot]:
-        """The slots under a key, the one that changed last at the end; without cached copies.
+        """The slots under a key, the last changed one at the end, without cached copies.
 
-        Withdrawn ones are among them: they have to reach replicas that hold older ones.
+        Withdrawn ones are included: they have to reach replicas with older ones.
         """
         return self.since(key, 0, now_ms)
 
     def since(self, key: str, change: int, now_ms: int) -> list[Slot]:
-        """Those of them that came here after this change: it costs as much as they are many."""
+        """The slots of a key that came after this change. The cost is by their number."""
         under_key = self._keys.get(key)
         return [] if under_key is None else under_key.since(change, now_ms)
 
     def change_of(self, slot: Slot) -> int:
-        """The number of the change by which this slot came, which is here."""
+        """The number of the change that brought this slot, which must be here."""
         return self._keys[slot.key].records[slot.publisher].change
 
     @property
     def changes(self) -> int:
-        """How many there were in this life: what is here now came by these."""
+        """The number of changes in this life."""
         return self._changes
 
     def slot_of(self, key: str, publisher: bytes, now_ms: int) -> Slot | None:
@@ -206,11 +561,11 @@ class Storage:
             yield from self.get(key, now_ms)
 
     def all_keys(self) -> list[str]:
-        """All keys, those of floors among them."""
+        """All keys, including those with only floors."""
         return list(self._keys)
 
     def is_closer(self, key: str, node_id: int) -> bool:
-        """Whether a key that is here lies closer to another node than to this."""
+        """Whether a key that is here lies closer to another node than to this one."""
         under_key = self._keys.get(key)
         if under_key is None:
             return False
@@ -218,7 +573,7 @@ class Storage:
         return distance(position, node_id) < distance(position, self._own_id)
 
     def expire(self, now_ms: int, at_most: int | None = None) -> int:
-        """Let go of what is over, or of so much of it; how many slots expired."""
+        """Drop what has expired, or part of it; return the number of expired slots."""
         next_due = self._index.next_due()
         if next_due is None or next_due > now_ms:
             return 0
@@ -235,8 +590,10 @@ class Storage:
         return expired
 
     def clock_went_back(self, now_ms: int) -> None:
-        """Let go of what nobody could store any more, for it would live too long: the swarm's
-        time was thought to be later when it was taken."""
+        """Drop slots that could no longer be stored because they would live too long.
+
+        They were taken when swarm time was thought to be later.
+        """
         for under_key in list(self._keys.values()):
             for record in list(under_key.records.values()):
                 family = self.families.family_of(record.key)
@@ -264,7 +621,7 @@ class Storage:
         record: Record | None,
         sender: Sender,
     ) -> str:
-        """For whose share the slot is to be counted; SlotRefused if there is no room for it."""
+        """The share that the slot will count for; SlotRefused if there is no room for it."""
         size_before = 0 if record is None else record.size
         growth = slot_bytes(slot) - size_before
         if under_key is not None:
@@ -275,7 +632,7 @@ class Storage:
         return self._quotas.share_for(share, slot_bytes(slot), before, size_before)
 
     def _brought_again(self, record: Record, sender: Sender) -> None:
-        """Count for its publisher what others had handed over."""
+        """Count a slot for its publisher, which now brings it itself."""
         share = sender.share_of(record.publisher)
         if (
             sender.public_key == record.publisher
@@ -300,7 +657,7 @@ class Storage:
         self._keys[record.key].changed(record, self._changes)
 
     def _forget(self, record: Record) -> None:
-        """A record that is not counted any more, and has no place in the index."""
+        """Drop a record that no longer counts and is not in the index."""
         records = self._keys[record.key].records
         del records[record.publisher]
         if not records:

@@ -1,16 +1,15 @@
-"""What keeps the routing table true, and slots where they belong, while nobody asks for anything.
+"""Background work that keeps the routing table correct and the slots at their replicas.
 
-Some things go on by themselves: parts of the id space in which nobody looked for anything are
-looked up; peers that were lost are tried again, and when one is back, so is its part of the swarm
-looked up; those that were quiet for long are asked whether they are there; links that were opened
-for a lookup are closed when nobody needs them; what is over is let go of; and a newcomer that is
-closer to a key than this node is given the key's slots.
+Parts of the id space without recent lookups are looked up. Lost peers are tried again, and when one
+is back, its part of the swarm is looked up. Silent peers are pinged. Links that were opened for a
+lookup are closed when they are no longer needed. Expired slots are dropped. A newcomer that is
+closer to a key than this node gets the key's slots.
 
-Easy to get wrong: every replica notices a newcomer, and one of them handing over is enough. So
-only the few that are closest to a key do, and what the newcomer has already costs a message at
-most. And a link that we close looks at the other end as if we had gone: who has us in its table
-asks, and opens it again. So only those links are closed that we opened, to peers that are not in
-our table; what the other side opens then stays.
+Every replica notices a newcomer, and it is enough if one hands over. So only the few that are
+closest to a key do, and a slot that the newcomer already has costs a message at most. A link that
+we close looks to the other end as if we had left: if it has us in its table, it pings us, and so
+opens the link again. So we only close links that we opened, to peers that are not in our table. A
+link that the other side opens then stays.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ from protocols.dht.routing import REFRESH_WIDTH
 from protocols.dht.state import DhtState
 from protocols.dht.storage import EXPIRED_AT_ONCE
 
-REFRESH_LOOK_SECONDS = 60.0  # how often buckets are looked at; each is due once an hour
-SETTLING_SECONDS = (1.0, 5.0, 30.0, 300.0)  # after joining; each a lookup of our own id
-LOST_LOOK_SECONDS = 2.0  # how often lost peers are looked at, while there are any
+REFRESH_LOOK_SECONDS = 60.0  # between checks of the buckets; each is due once an hour
+SETTLING_SECONDS = (1.0, 5.0, 30.0, 300.0)  # after joining; a lookup of our own id each
+LOST_LOOK_SECONDS = 2.0  # between checks of lost peers, while there are any
 LOST_AT_ONCE = 4
-# A hundred contacts that are quiet for a quarter of an hour are a ping every nine seconds.
+# A hundred contacts that are silent for a quarter of an hour are a ping every nine seconds.
 LINKS_LOOK_SECONDS = 15.0
 PINGED_AT_ONCE = 4
 CLOSED_AT_ONCE = 16
 TIDY_SECONDS = 10.0
-GIVERS = 3  # of a key's replicas hand over to a newcomer: one may be down, or a liar
-KEYS_WITHOUT_A_PAUSE = 64  # some two milliseconds of looking at the table
+GIVERS = 3  # replicas of a key that hand over to a newcomer: one may be down, or lie
+KEYS_WITHOUT_A_PAUSE = 64  # some two milliseconds of table lookups
 KEYS_SKIMMED_WITHOUT_A_PAUSE = 1024  # half a millisecond of comparing distances
 BATCH_PAUSE_SECONDS = 0.2  # a newcomer gets its share over seconds, not in one burst
 
 
 class Upkeep:
-    """Tasks that run for as long as the directory does."""
+    """Tasks that run as long as the directory."""
 
     def __init__(
         self, state: DhtState, acquaintances: Acquaintances, asker: Asker, reader: Reader
@@ -56,7 +55,7 @@ class Upkeep:
         self._look_for_the_lost = trio.Event()
 
     async def refresh(self) -> None:
-        """Look up what nobody has looked at for long, a bucket at a time, for ever."""
+        """Look up the parts without recent lookups, a bucket at a time, for ever."""
         state = self._state
         while True:
             chance = state.network.random
@@ -68,9 +67,9 @@ class Upkeep:
                 await self._reader.closest([target], REFRESH_WIDTH)
 
     async def settle(self, joined: trio.Event) -> None:
-        """Look around again, some times after joining.
+        """Look around again some times after joining.
 
-        Those who start together meet whoever is there first, when that one knows nobody yet.
+        Nodes that start together may all meet a first peer that knows nobody yet.
         """
         state = self._state
         await joined.wait()
@@ -79,7 +78,7 @@ class Upkeep:
             await self._look_up(state.own_id)
 
     async def find_lost_peers(self) -> None:
-        """Try again whoever does not answer any more, for ever."""
+        """Keep trying peers that no longer answer, for ever."""
         state = self._state
         while True:
             self._look_for_the_lost = trio.Event()
@@ -89,12 +88,12 @@ class Upkeep:
                 state.chore(self._asker.is_there, contact)
 
     def try_lost_peers_now(self) -> None:
-        """Something is other than it was: who is lost may be there, and need not wait its turn."""
+        """Try lost peers now, because something has changed."""
         self._state.lost.all_may_be_back(trio.current_time())
         self._look_for_the_lost.set()
 
     async def look_after_links(self) -> None:
-        """Ping those in the table who say nothing, and close links that nobody needs, for ever."""
+        """Ping silent peers of the table, and close unneeded links, for ever."""
         state = self._state
         while True:
             await trio.sleep(LINKS_LOOK_SECONDS * (0.5 + state.network.random.random()))
@@ -108,7 +107,7 @@ class Upkeep:
                     await state.network.disconnect(peer)
 
     async def tidy(self) -> None:
-        """Let go of what is over, a little at a time, for ever."""
+        """Drop what has expired, a little at a time, for ever."""
         state = self._state
         latest_ms = state.now_ms()
         while True:
@@ -123,7 +122,7 @@ class Upkeep:
             state.storage.cache.expire(now_ms)
 
     def came(self, contact: Contact) -> None:
-        """Somebody is in the table who was not."""
+        """A new contact is in the table."""
         state = self._state
         if state.lost.found(contact, trio.current_time()):
             state.chore(self._look_up, contact.node_id)

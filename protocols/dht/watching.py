@@ -1,11 +1,11 @@
-"""Follow what is under a key: read it again and again, politely, and say what has changed.
+"""Watching a key: read it repeatedly, and report changes.
 
-Reading begins often after a change and becomes ever rarer while nothing does. All who watch a key
-on this node share one reader; what they know already is not sent again; and what this node itself
-keeps as a replica is seen the moment it comes, without asking anybody.
+After a change a key is read often, and ever more rarely while nothing changes. All watchers of a
+key on this node share one reader. What they know already is not sent again. What this node keeps as
+a replica is seen as soon as it arrives, without a request.
 
-Easy to get wrong: a watcher that is slow sees the latest, not every step: of two changes of one
-slot between two looks only the second is told.
+A slow watcher sees the latest value, not every step: of two changes of one slot between two reads
+only the second is reported.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from protocols.errors import PotluckError
 from protocols.identity import PeerId
 
 SLOWER_EACH_TIME = 1.5
-FULL_READ_EVERY = 5  # reads; the others ask the first few replicas only
+FULL_READ_EVERY = 5  # reads; the others ask only the first few replicas
 
 
 def newest_of_each(slots: Iterable[Slot]) -> list[Slot]:
-    """The slot of each publisher that holds against its others."""
+    """The winning slot of each publisher."""
     newest: dict[bytes, Slot] = {}
     for slot in slots:
         held = newest.get(slot.publisher)
@@ -37,7 +37,7 @@ def newest_of_each(slots: Iterable[Slot]) -> list[Slot]:
 
 @dataclass(frozen=True)
 class Change:
-    """What a publisher says now; None when it says nothing any more (withdrawn or expired)."""
+    """A publisher's current value; None if there is none any more (withdrawn or expired)."""
 
     publisher: PeerId
     entry: Entry | None
@@ -53,7 +53,7 @@ class _Watched:
 
 
 class Watches:
-    """Invariant: a key has a reader exactly while somebody watches it."""
+    """Invariant: a key has a reader exactly while it has a watcher."""
 
     def __init__(self, state: DhtState, reader: Reader) -> None:
         self._state = state
@@ -129,7 +129,7 @@ class Watches:
     async def _read(
         self, key: str, watched: _Watched, known: list[Slot], breadth: Breadth
     ) -> tuple[list[Slot], bool]:
-        """What is there now, and whether that is new."""
+        """Read the key; return its slots, and whether they are new."""
         try:
             known = await self._reader.look(key, breadth)
         except PotluckError as error:
@@ -139,8 +139,10 @@ class Watches:
     async def _wait(
         self, key: str, watched: _Watched, known: list[Slot], seconds: float
     ) -> tuple[list[Slot], bool]:
-        """Until the next read is due. What comes to this node itself meanwhile is seen at once,
-        and what expires; neither asks anybody anything. Whether something was new."""
+        """Wait until the next read is due; return the slots, and whether any are new.
+
+        A slot that arrives at this node itself, or expires, is seen at once, without a request.
+        """
         is_new = False
         due = trio.current_time() + seconds
         while trio.current_time() < due:
@@ -155,7 +157,7 @@ class Watches:
         return known, is_new
 
     def _note(self, watched: _Watched, slots: list[Slot]) -> bool:
-        """Take what was read; whether it is new."""
+        """Take what was read; return whether it is new."""
         now_ms = self._state.now_ms()
         current = {
             slot.publisher: slot for slot in slots if not slot.withdrawn and slot.expires > now_ms

@@ -1,15 +1,15 @@
-"""Write slots: bring each to the k peers closest to its key, and say how that went.
+"""Writing slots: bring each to the k peers closest to its key, and report the result.
 
-Where the routing table knows the target's neighbourhood, the slot goes straight to those believed
-closest, all at once; each answers with peers that are closer still, if it knows any that we do
-not, and the slot goes on to those. So a write takes one round trip where the table is right, and
-no more than a lookup where it is not. Elsewhere the k closest are looked up first.
+If the routing table knows the target's neighbourhood, the slot goes directly to the peers believed
+closest, all at once. Each answers with closer peers that we do not know, if any, and the slot goes
+to those too. So a write takes one round trip if the table is right, and no more than a lookup if it
+is not. Otherwise the k closest are looked up first.
 
-A single slot is brought to the few closest first, and the writer waits for those. The rest of the
-k get it a fifth of a second later, together with whatever else was written meanwhile: a node that
-writes often sends each neighbour five messages a second, not one for each slot.
+A single slot goes to the few closest peers first, and the writer waits for those. The rest of the k
+get it a fifth of a second later, together with other slots written meanwhile. So a node that writes
+often sends each neighbour five messages a second, not one for each slot.
 
-Easy to get wrong: a slot that every replica refused was not written, however many answered.
+A slot that every replica refused was not written, however many answered.
 """
 
 from __future__ import annotations
@@ -29,44 +29,50 @@ from protocols.dht.messages import (
     contact_from,
     prefix_of_id,
 )
-from protocols.dht.neighbourhood import knows_well, lookup_from, own_radius, seeds_for
 from protocols.dht.publishing import BYTES_PER_BATCH, SLOTS_PER_BATCH
 from protocols.dht.reading import Reader
-from protocols.dht.refusals import SlotRefusal, SlotRefused
-from protocols.dht.slots import Slot
-from protocols.dht.state import DhtState, log
-from protocols.dht.statistics import count
-from protocols.dht.walking import ERRANDS_WITHOUT_A_PAUSE, Errand, Load, Walk
-from protocols.errors import Unreachable
+from protocols.dht.slots import Slot, SlotRefusal, SlotRefused
+from protocols.dht.state import DhtState, count, log
+from protocols.dht.walking import (
+    ERRANDS_WITHOUT_A_PAUSE,
+    Errand,
+    Load,
+    Walk,
+    knows_well,
+    lookup_from,
+    own_radius,
+    seeds_for,
+)
+from protocols.errors import PotluckError, ProtocolMisuse, Unreachable
 from protocols.not_allowed import NotAllowed
 
-LARGEST_PUT = 4096  # slots of one `put_many`: what keeps its lookups within a few megabytes
+LARGEST_PUT = 4096  # slots of one `put_many`: limits its lookups to a few megabytes
 
 
-SPARE_WRITES = 2  # beside those that a writer waits for, so that one slow replica costs nothing
+SPARE_WRITES = 2  # beside those that a writer waits for, so that one slow replica costs no time
 
 
 @dataclass
 class Written:
-    """How a slot fared: how many replicas hold it (this node included), and who would not.
+    """The result for a slot: how many replicas hold it (with this node), and the refusals.
 
-    The numbers still grow after the writer has been answered; see above.
+    The numbers still grow after the write has returned; see above.
     """
 
     slot: Slot
     replicas: int = 0
     refused: Counter[SlotRefusal | None] = field(default_factory=Counter)
-    """By reason; None stands for a reason that a newer node gave."""
+    """By reason; None stands for a reason that only a newer node knows."""
     reason: str = ""
-    """What one of those who refused said."""
+    """The text of one of the refusals."""
     newer: Slot | None = None
-    """A slot of ours that stood in the way."""
+    """A newer slot of ours that blocked this one."""
     asked: int = 0
     not_allowed: NotAllowed | None = None
-    """Somebody does not let us write, or we do not let ourselves."""
+    """A peer does not let us write, or we do not have the right."""
 
     def error(self) -> SlotRefused | NotAllowed | Unreachable:
-        """Why nobody holds it."""
+        """Why no replica holds it."""
         if self.refused:
             refusal = self.refused.most_common(1)[0][0]
             return SlotRefused(
@@ -108,7 +114,7 @@ class Bringing(Errand):
 
     @property
     def _at_once(self) -> int:
-        """To how many more it may be on its way."""
+        """To how many more peers it may be sent now."""
         if not self._rests:
             return self.lookup.k
         return max(1, self._enough - self.written.replicas) + SPARE_WRITES
@@ -119,7 +125,7 @@ class Bringing(Errand):
         self.lookup.alpha = self._at_once
 
     def go_on(self) -> bool:
-        """Bring the slot to the rest of the k; whether there is any."""
+        """Bring the slot to the rest of the k; return whether there are any."""
         self._rests = False
         self.lookup.alpha = self._at_once
         return not self.is_done
@@ -134,7 +140,7 @@ LOAD = Load(SLOTS_PER_BATCH, BYTES_PER_BATCH, _slot_bytes)
 
 
 class Writer:
-    """Brings slots to where they belong."""
+    """Brings slots to their replicas."""
 
     def __init__(self, state: DhtState, asker: Asker, reader: Reader) -> None:
         self._state = state
@@ -144,7 +150,7 @@ class Writer:
         self._has_rest = trio.Event()
 
     async def write(self, slots: Sequence[Slot]) -> list[Written]:
-        """Bring these slots to their replicas; one answer for each, in order."""
+        """Bring these slots to their replicas; one result for each, in order."""
         state = self._state
         positions = {slot.key: position_of(slot.key) for slot in slots}
         far = await self._far(positions)
@@ -153,7 +159,7 @@ class Writer:
             looked_up = await self._reader.closest([positions[key] for key in far])
             found = dict(zip(far, looked_up, strict=True))
         errands = []
-        # many slots go to all their replicas at once, so that each of those gets one message
+        # many slots go to all their replicas at once, so that each replica gets one message
         at_once = len(slots) > 1 or len(self._rest) >= LARGEST_PUT
         for place, slot in enumerate(slots):
             if place and place % ERRANDS_WITHOUT_A_PAUSE == 0:
@@ -180,7 +186,7 @@ class Writer:
         return far
 
     async def bring_the_rest(self) -> None:
-        """Bring slots to those replicas that no writer waits for, for ever."""
+        """Bring slots to the replicas that no writer waits for, for ever."""
         while True:
             await self._has_rest.wait()
             await trio.sleep(self._state.settings.rest_seconds)
@@ -188,12 +194,12 @@ class Writer:
             try:
                 await self.flush()
             except trio.ClosedResourceError:
-                return  # the directory ended at the very moment of waking
+                return  # the directory ended at the moment of waking
 
     async def flush(self) -> None:
         """Bring them now."""
         newest = {one.written.slot.key: one for one in self._rest}
-        # of what was written again meanwhile only the last is still wanted by anybody
+        # of slots written again meanwhile only the last is still wanted
         self._rest = []
         now_ms = self._state.now_ms()
         wanted = [one for one in newest.values() if one.written.slot.expires > now_ms]
@@ -261,3 +267,125 @@ def _refusal(number: int) -> SlotRefusal | None:
         return SlotRefusal(number)
     except ValueError:
         return None
+
+
+# Keeping up this node's own slots: put, repeat in time, withdraw.
+#
+# `Publisher` knows what is due and signs it; here it is brought to its replicas. A slot that could
+# not be brought is tried again with growing delay until it expires.
+
+
+# The longest sleep between two checks of what is due: swarm time may be corrected meanwhile.
+LONGEST_SLEEP_SECONDS = 30.0
+
+SIGNED_WITHOUT_A_PAUSE = 32  # signing takes some 50 microseconds
+
+# If fewer than this part of the asked replicas hold a slot, it is soon repeated.
+ENOUGH_OF_THEM = 0.5
+
+
+class Publications:
+    """The own slots of this node and their way to the replicas."""
+
+    def __init__(self, state: DhtState, writer: Writer) -> None:
+        self._state = state
+        self._writer = writer
+        self._changed = trio.Event()
+
+    def prepare(self, key: str, value: object, ttl_seconds: float, *, keep_up: bool) -> Slot:
+        """Make a signed slot under this key; SlotRefused if every node would refuse it."""
+        state = self._state
+        state.check_open()
+        family = state.families.family_of(key)
+        raw = family.encode(value)
+        ttl_ms = int(ttl_seconds * 1000)
+        if ttl_ms > family.longest_ttl_ms:
+            raise SlotRefused(
+                SlotRefusal.EXPIRY_TOO_FAR,
+                f"A slot of the family {family.name} cannot live for {ttl_seconds:,.0f} s.",
+                why=f"The family allows {family.longest_ttl_seconds:,.0f} s.",
+                advice="It is kept up for as long as this node runs, however short it lives.",
+            )
+        slot = state.publisher.put(key, raw, ttl_ms, state.now_ms(), keep_up=keep_up)
+        state.storage.verified.remember(slot)
+        return slot
+
+    def prepare_withdrawal(self, key: str) -> Slot:
+        state = self._state
+        family = state.families.family_of(key)
+        slot = state.publisher.withdraw(key, state.now_ms(), family.longest_ttl_ms)
+        state.storage.verified.remember(slot)
+        return slot
+
+    def check_number(self, slots: int) -> None:
+        if slots > LARGEST_PUT:
+            raise ProtocolMisuse(
+                f"{slots:,} slots are too many at once.", why=f"{LARGEST_PUT:,} is the most."
+            )
+
+    async def publish(self, slots: Sequence[Slot]) -> list[Written]:
+        """Bring slots to their replicas, and note the results."""
+        self.check_number(len(slots))
+        self._changed.set()
+        written = await self._writer.write(slots)
+        outbid = [self._outbid(one) for one in written]
+        again = [slot for slot in outbid if slot is not None]
+        if again:
+            second = {one.slot.key: one for one in await self._writer.write(again)}
+            written = [second.get(one.slot.key, one) for one in written]
+        for one in written:
+            self._note(one)
+        return written
+
+    async def keep_up(self) -> None:
+        """Repeat what is due, for ever."""
+        state = self._state
+        while True:
+            next_due = state.publisher.next_due()
+            seconds = LONGEST_SLEEP_SECONDS
+            if next_due is not None:
+                seconds = min(seconds, max(0.0, (next_due - state.now_ms()) / 1000))
+            with trio.move_on_after(seconds):
+                await self._changed.wait()
+            self._changed = trio.Event()
+            due = await self._due(state.now_ms())
+            for start in range(0, len(due), LARGEST_PUT):
+                await self._say_again(due[start : start + LARGEST_PUT])
+
+    async def _due(self, now_ms: int) -> list[Slot]:
+        publisher = self._state.publisher
+        due: list[Slot] = []
+        while (moment := publisher.next_due()) is not None and moment <= now_ms:
+            due += publisher.due(now_ms, SIGNED_WITHOUT_A_PAUSE)
+            await trio.lowlevel.checkpoint()
+        return due
+
+    async def _say_again(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            self._state.storage.verified.remember(slot)
+        self._state.counts.republished += len(slots)
+        try:
+            await self.publish(slots)
+        except PotluckError as error:
+            log.warning("could not republish %d slots: %s", len(slots), error)
+            for slot in slots:
+                self._state.publisher.failed(slot.key, self._state.now_ms())
+
+    def _outbid(self, written: Written) -> Slot | None:
+        if written.newer is None:
+            return None
+        slot = self._state.publisher.met(written.newer, self._state.now_ms())
+        if slot is not None:
+            self._state.storage.verified.remember(slot)
+        return slot
+
+    def _note(self, written: Written) -> None:
+        publisher = self._state.publisher
+        key = written.slot.key
+        willing = written.asked - written.refused.total()
+        enough = min(self._state.settings.enough_written, ENOUGH_OF_THEM * willing)
+        if written.replicas and written.replicas >= enough:
+            publisher.published(key)
+        else:
+            publisher.failed(key, self._state.now_ms())
+            self._changed.set()

@@ -1,5 +1,5 @@
 """Averaging without a centre: groups, the butterfly, and one decision per round.
 
-A round ends the same for all its survivors: they hold bit-identical results, or keep what they
-had. What decides is pure (grid, gathering, agreement, plan); what talks is a thin shell around it.
+A round ends the same for all its survivors: they hold bit-identical results, or keep what they had.
+The decisions are pure (grid, gathering, agreement, plan), with a thin shell around them that talks.
 """

@@ -20,7 +20,7 @@ from blake3 import blake3
 from msgspec import Meta
 
 from protocols.identity import SIGNATURE_BYTES
-from protocols.messages import Message
+from protocols.rpc import Message
 
 LARGEST_GROUP = 256
 """Members of a round: each sends to each, so a group costs as the square of its members."""

@@ -4,7 +4,8 @@ Each exchange says how much went each way and how long its links were busy with 
 was reached is a proof that at least that much is possible; that one was not reached proves
 nothing, for the other end may have been the slow one. So the estimate is the best of the recent
 rounds, and what a round has shown counts for less the longer it is ago: a connection that has
-become slow is believed to be slow after some half-lives.
+become slow is believed to be slow after some half-lives. At once, if the group has left this peer
+out because it was late: then only what that attempt itself has measured is believed.
 
 Pure: moments are arguments. Memory is bounded in rounds and in peers.
 
@@ -14,9 +15,10 @@ what moved fewer than `SMALLEST_BYTES` is no measurement at all, in total or of 
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 
+from auth.bounded_map import BoundedMap
 from protocols.identity import PeerId
 from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.exchange import ExchangeReport
@@ -46,6 +48,11 @@ class Rate:
         if size >= SMALLEST_BYTES and seconds > 0.0:
             self._measurements.append(Measurement(at, size / seconds))
 
+    def keep_since(self, at: float) -> None:
+        """Forget what was measured before."""
+        kept = [one for one in self._measurements if one.at >= at]
+        self._measurements = deque(kept, maxlen=RECENT_MEASUREMENTS)
+
     def estimate(self, now: float) -> float:
         best = max((_aged(one, now) for one in self._measurements), default=0.0)
         return min(best, LARGEST_ESTIMATE)
@@ -60,16 +67,25 @@ class Bandwidth:
 
     def __init__(self) -> None:
         self._up, self._down = Rate(), Rate()
-        self._links: OrderedDict[PeerId, tuple[Rate, Rate]] = OrderedDict()
+        self._links = BoundedMap[PeerId, tuple[Rate, Rate]](PEERS_KEPT)
+        self._last_at = 0.0
 
     def add(self, at: float, report: ExchangeReport) -> None:
-        """What one exchange measured. Its links were busy at the same time, and shared the rest."""
+        """What one exchange measured, also one that failed. Its links were busy at the same time,
+        and shared the rest."""
+        self._last_at = at
         self._up.add(at, report.bytes_sent, report.sending_seconds)
         self._down.add(at, report.bytes_received, report.receiving_seconds)
         for link in report.links:
             up, down = self._rates_of(link.peer)
             up.add(at, link.bytes_sent, link.sending_seconds)
             down.add(at, link.bytes_received, link.receiving_seconds)
+
+    def was_late(self) -> None:
+        """This peer could not keep up with the rates that it had declared: forget all that was
+        measured before its last exchange."""
+        self._up.keep_since(self._last_at)
+        self._down.keep_since(self._last_at)
 
     def up(self, now: float) -> float:
         """What can be sent in total; 0.0 while nothing is known."""
@@ -84,10 +100,5 @@ class Bandwidth:
         return (0.0, 0.0) if rates is None else (rates[0].estimate(now), rates[1].estimate(now))
 
     def _rates_of(self, peer: PeerId) -> tuple[Rate, Rate]:
-        rates = self._links.get(peer)
-        if rates is None:
-            rates = self._links[peer] = (Rate(), Rate())
-            if len(self._links) > PEERS_KEPT:
-                self._links.popitem(last=False)
-        self._links.move_to_end(peer)
+        rates = self._links[peer] = self._links.get(peer) or (Rate(), Rate())
         return rates

@@ -38,13 +38,16 @@ from protocols.moshpit.ballots import LONGEST_SUSPICION, Ballot, Statement, Susp
 
 WEAK_CODES = frozenset({"cut", "gave_up", "lost", "stopped"})
 
-NO_VALUES, NO_AVERAGES, NOT_CLOSED = "no_values", "no_averages", "not_closed"  # lateness.py
+NO_VALUES, NO_AVERAGES, NOT_CLOSED = "no_values", "no_averages", "not_closed"  # attempt.py
 OVERDUE, AWAITED = "overdue", "awaited"
+IDLE = "idle"  # it coordinates, answers, and does nothing
 LATE_CODES = frozenset({NO_VALUES, NO_AVERAGES, NOT_CLOSED})
 WAIT_CODES = frozenset({OVERDUE, AWAITED})
 EXPLANATIONS = {NO_AVERAGES: {NO_VALUES}, NOT_CLOSED: {NO_VALUES, NO_AVERAGES}}
 
-PAIR_CODES = frozenset({"unreachable", "absent", "stalled", "slow", "refused", "busy"} | LATE_CODES)
+PAIR_CODES = frozenset(
+    {"unreachable", "absent", "stalled", "slow", "refused", "busy", IDLE} | LATE_CODES
+)
 
 BALLOTS_KEPT = 4
 """Of each pair, in which one complained of the other. After two of them a member that lays what it

@@ -5,7 +5,7 @@
 
 Each member sends to each reducer its share of that reducer's part, and gets the average back on
 the same stream; so a peer that can only dial out takes part like any other. What one attempt
-shares is in attempt.py, its two directions are sending.py and serving.py, the sums reducing.py.
+shares is in attempt.py, the sums are in reducing.py. The two directions are below.
 
 Promise: `exchange` returns when all averages are here *and* everybody has been sent ours, or it
 raises; either way nothing of it goes on, and `source` is as it was.
@@ -16,25 +16,49 @@ it come early. They wait here, few of them and not for long, until it begins or 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
 
 import trio
 from torch import Tensor
 
-from protocols.errors import Busy, ProtocolMisuse
+from auth.bounded_map import BoundedMap
+from protocols.errors import Busy, MalformedMessage, PotluckError, ProtocolMisuse, Unreachable
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.moshpit.attempt import Attempt
-from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Suspicion
-from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, ExchangeReport
-from protocols.moshpit.opening_time import LONGEST_OPENING_SECONDS, watch_openings
-from protocols.moshpit.part_messages import PART, PartOpening, StaleAttempt
-from protocols.moshpit.pulse import Pulse
-from protocols.moshpit.sending import PartExchange
-from protocols.moshpit.serving import ReducerTransfer, serve_part
-from protocols.moshpit.vector import check_values
+from protocols.moshpit.attempt import (
+    LONGEST_OPENING_SECONDS,
+    OPEN_SECONDS,
+    ExchangeAttempt,
+    watch_openings,
+)
+from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Statement, Suspicion
+from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, ExchangeReport, Participant
+from protocols.moshpit.layout import Chunk, check_values
+from protocols.moshpit.part_messages import (
+    ALIVE_SECONDS,
+    LONGEST_BUSY_MS,
+    PART,
+    GaveUp,
+    NotInAttempt,
+    PartClosed,
+    PartOpening,
+    PartTaken,
+    PartTwice,
+    PlanDiffers,
+    StaleAttempt,
+    WrongPart,
+    counts,
+    opening_for,
+    plan_digest,
+)
+from protocols.moshpit.reducing import NotFiniteReceived
 from protocols.network import Network
-from protocols.rpc import Rpc
+from protocols.rpc import LAST_WORD_SECONDS, Empty, Rpc, Transfer
+from protocols.tensors import decode_into, encode_into, is_finite, raw_bytes
 
 MOST_WAITING = 2 * LARGEST_GROUP  # early transfers: of two attempts
 MOST_WAITING_OF_PEER = 2  # the one of this attempt, and one of the next
@@ -47,10 +71,12 @@ class Butterfly:
     def __init__(self, rpc: Rpc, network: Network) -> None:
         """Serves the bulk method `part` of `/potluck/allreduce/1.0.0` from now on."""
         self._rpc, self._network = rpc, network
-        self._running: dict[tuple[bytes, Ballot], Attempt] = {}
-        self._last_ballots: OrderedDict[bytes, Ballot] = OrderedDict()
+        self._running: dict[tuple[bytes, Ballot], ExchangeAttempt] = {}
+        self._last_ballots = BoundedMap[bytes, Ballot](ROUNDS_REMEMBERED)
         self._waiting: Counter[PeerId] = Counter()
         self._begun = trio.Event()
+        self._tell: Callable[[ExchangeReport], None] = lambda _report: None
+        self._tell_begun: Callable[[], None] = lambda: None
         rpc.serve_bulk(PART, self._serve)
 
     @property
@@ -82,27 +108,33 @@ class Butterfly:
             raise ExchangeFailed((attempt.suspicion,), attempt.awaited)
         return _report(attempt)
 
+    def when_ended(self, tell: Callable[[ExchangeReport], None]) -> None:
+        """From now on tell what each exchange has measured, also one that fails or is stopped."""
+        self._tell = tell
+
+    def when_begun(self, tell: Callable[[], None]) -> None:
+        """From now on tell when an exchange begins."""
+        self._tell_begun = tell
+
     def awaited(self, round_id: bytes, ballot: Ballot) -> tuple[Suspicion, ...]:
         """For whom this member waits in an exchange that runs; nobody, if it does not."""
         attempt = self._running.get((round_id, ballot))
         return () if attempt is None else attempt.lateness.awaited()
 
-    def _begin(self, plan: ExchangePlan, source: Tensor, result: Tensor) -> Attempt:
+    def _begin(self, plan: ExchangePlan, source: Tensor, result: Tensor) -> ExchangeAttempt:
         name = (plan.round_id, plan.ballot)
         last = self._last_ballots.get(plan.round_id)
         if last is not None and plan.ballot <= last:
             raise ProtocolMisuse(f"The exchange of ballot {plan.ballot} was begun here before.")
-        attempt = Attempt(self._network, plan, source, result)
+        attempt = ExchangeAttempt(self._network, plan, source, result)
         self._last_ballots[plan.round_id] = plan.ballot
-        self._last_ballots.move_to_end(plan.round_id)
-        if len(self._last_ballots) > ROUNDS_REMEMBERED:
-            self._last_ballots.popitem(last=False)
         self._running[name] = attempt
+        self._tell_begun()
         self._begun.set()
         self._begun = trio.Event()
         return attempt
 
-    async def _run(self, attempt: Attempt) -> None:
+    async def _run(self, attempt: ExchangeAttempt) -> None:
         peers = [member.peer for member in attempt.others]
         pulse = Pulse(self._network, peers, attempt.heard)
         async with trio.open_nursery() as watching:
@@ -119,10 +151,12 @@ class Butterfly:
             watching.cancel_scope.cancel()
         attempt.received_seconds = trio.current_time() - attempt.began
 
-    async def _end(self, attempt: Attempt) -> None:
+    async def _end(self, attempt: ExchangeAttempt) -> None:
         plan = attempt.plan
         del self._running[plan.round_id, plan.ballot]
         attempt.stop("This attempt is over here.")
+        report = _report(attempt)
+        self._tell(report if attempt.received_seconds else _of_what_arrived(attempt, report))
         with trio.CancelScope(shield=True):  # cancelled above, they end at their next step
             await attempt.handlers_gone()
 
@@ -130,7 +164,7 @@ class Butterfly:
         attempt = await self._attempt_for(caller.peer, opening)
         await serve_part(attempt, caller.peer, transfer, opening)
 
-    async def _attempt_for(self, peer: PeerId, opening: PartOpening) -> Attempt:
+    async def _attempt_for(self, peer: PeerId, opening: PartOpening) -> ExchangeAttempt:
         """The attempt that is meant, as soon as it begins here."""
         name = (opening.round_id, opening.ballot)
         with trio.move_on_after(LONGEST_OPENING_SECONDS):
@@ -157,7 +191,7 @@ class Butterfly:
             raise Busy("Too many transfers wait here for an exchange to begin.")
 
 
-async def _finish_alone(attempt: Attempt) -> None:
+async def _finish_alone(attempt: ExchangeAttempt) -> None:
     """Nobody sends us anything: our part, if there is one, is our own values."""
     reduction = attempt.reduction
     while not reduction.is_finished:
@@ -167,7 +201,7 @@ async def _finish_alone(attempt: Attempt) -> None:
         attempt.own_statement()
 
 
-def _report(attempt: Attempt) -> ExchangeReport:
+def _report(attempt: ExchangeAttempt) -> ExchangeReport:
     meter = attempt.meter
     statements = tuple(attempt.statements[index] for index in sorted(attempt.statements))
     return ExchangeReport(
@@ -184,3 +218,391 @@ def _report(attempt: Attempt) -> ExchangeReport:
         links=meter.uses(),
         contradicted_by=attempt.contradicted_by(),
     )
+
+
+def _of_what_arrived(attempt: ExchangeAttempt, report: ExchangeReport) -> ExchangeReport:
+    """The report of an exchange that has not come to its end. What was sent may lie in buffers, and
+    nobody has said how long it took to arrive. But of a chunk whose average is here our values have
+    arrived."""
+    plan = attempt.plan
+    arrived = {}
+    for member, averages in attempt.averages_of.items():
+        chunks = plan.chunks_at(plan.place_of(member))[: averages.done]
+        values = sum(chunk.encoded_bytes for chunk in chunks) if member in attempt.values_to else 0
+        arrived[plan.member_of(member).peer] = values
+    links = [
+        replace(link, bytes_sent=arrived.get(link.peer, 0), sending_seconds=report.seconds)
+        for link in report.links
+    ]
+    sent = sum(arrived.values())
+    return replace(report, bytes_sent=sent, sending_seconds=report.seconds, links=tuple(links))
+
+
+# Towards one reducer: our values of its part out, its averages back, on the same stream.
+#
+# Where nothing is encoded (codecs none and float64) both directions are copies of memory: chunks
+# are sent from where they lie in `source`, and averages are received into where they belong in
+# `result`.
+#
+# Easy to get wrong: the two directions must go on at the same time, or the two sides could each
+# wait for the other to read. Behind a closing message nothing can say that we are alive, so ours
+# follows when our whole result is here, also from the other reducers. And when a transfer breaks,
+# what explains it is read, not sent; so the sending task leaves the verdict to the receiving one
+# for a moment.
+
+
+BUSY_SECONDS = 0.5  # until a reducer that had no room is asked again
+
+SenderTransfer = Transfer[Empty, PartTaken, PartClosed]
+
+
+class PartExchange:
+    """What we have to do with one reducer."""
+
+    def __init__(self, attempt: ExchangeAttempt, reducer: Participant) -> None:
+        plan = attempt.plan
+        place = plan.place_of(reducer.index)
+        self._attempt, self._reducer = attempt, reducer
+        self._steps = attempt.steps_to(reducer.index)
+        self._opening = opening_for(plan, place)
+        self._chunks = plan.chunks_at(place)
+        self._brings_data = plan.member_of(plan.me).weight > 0.0
+        self._received = trio.Event()  # all, to the closing message, or a reason why not
+
+    async def run(self, rpc: Rpc) -> None:
+        """All of it. What goes wrong ends the attempt; nothing is raised."""
+        attempt, reducer = self._attempt, self._reducer
+        with attempt.blaming(reducer.index, opening=True):
+            async with AsyncExitStack() as opened:
+                transfer = await self._open(rpc, opened)
+                attempt.opened(reducer.index)
+                with attempt.transferring(reducer.index, transfer):
+                    await self._exchange(transfer)
+
+    async def _exchange(self, transfer: SenderTransfer) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send, transfer)
+            with self._attempt.blaming(self._reducer.index):
+                await self._receive_averages(transfer)
+            self._received.set()
+
+    async def _open(self, rpc: Rpc, opened: AsyncExitStack) -> SenderTransfer:
+        """An accepted transfer. A reducer that is busy is asked again for a while."""
+        began = self._attempt.began
+        while True:
+            left = began + LONGEST_OPENING_SECONDS - trio.current_time()
+            opening = rpc.open_bulk(self._reducer.peer, PART, self._opening, timeout=left)
+            try:
+                return await opened.enter_async_context(opening)
+            except Busy:
+                if began + OPEN_SECONDS - trio.current_time() <= BUSY_SECONDS:
+                    raise
+            await trio.sleep(BUSY_SECONDS)
+
+    async def _send(self, transfer: SenderTransfer) -> None:
+        with self._attempt.blaming(self._reducer.index):
+            try:
+                if self._brings_data:
+                    await self._send_values(transfer)
+                await until_whole(self._attempt, transfer)
+                await transfer.send_closing(PartTaken(self._attempt.result_digest))
+            except Unreachable:
+                with trio.move_on_after(LAST_WORD_SECONDS):
+                    await self._received.wait()
+                raise
+
+    async def _send_values(self, transfer: SenderTransfer) -> None:
+        source = self._attempt.source
+        sending = self._attempt.meter.sending_to(self._reducer.peer)
+        memory = raw_bytes(source)
+        buffer = bytearray(_largest_encoded(self._chunks))
+        with self._attempt.pace.values(self._steps, len(self._chunks)) as stream:
+            for number, chunk in enumerate(self._chunks):
+                await stream.turn(number, transfer)
+                if chunk.as_it_lies:
+                    encoded = self._place(memory, chunk)
+                else:
+                    values = source[chunk.start : chunk.stop]
+                    encode_into(values, chunk.codec, buffer, name="a tensor of this peer")
+                    encoded = memoryview(buffer)[: chunk.encoded_bytes]
+                with sending:
+                    await transfer.send_chunk(encoded)
+                sending.bytes += chunk.encoded_bytes
+                self._attempt.values_to[self._reducer.index].advanced()
+
+    async def _receive_averages(self, transfer: SenderTransfer) -> None:
+        attempt, reducer = self._attempt, self._reducer
+        receiving = attempt.meter.receiving_from(reducer.peer)
+        memory = raw_bytes(attempt.result)
+        buffer = bytearray(_largest_encoded(self._chunks))
+        for number, chunk in enumerate(self._chunks):
+            check_size(await transfer.next_chunk_bytes(), chunk, number)
+            place = self._place(memory, chunk) if chunk.as_it_lies else memoryview(buffer)
+            encoded = place[: chunk.encoded_bytes]
+            with receiving:
+                await transfer.receive_chunk_into(encoded)
+            receiving.bytes += chunk.encoded_bytes
+            _take(attempt.result[chunk.start : chunk.stop], chunk, encoded)
+            attempt.averages_of[reducer.index].advanced()
+        attempt.has_part(reducer.index, transfer.received_digest)
+        check_no_more(await transfer.next_chunk_bytes(), len(self._chunks))
+        closed = await transfer.receive_closing()
+        self._take_statement(transfer.received_digest, closed)
+
+    def _place(self, memory: memoryview, chunk: Chunk) -> memoryview:
+        size = self._attempt.plan.layout.value_bytes
+        return memory[size * chunk.start : size * chunk.stop]
+
+    def _take_statement(self, digest: bytes, closed: PartClosed) -> None:
+        attempt, plan, reducer = self._attempt, self._attempt.plan, self._reducer
+        statement = Statement(reducer.index, digest, closed.signature)
+        if not counts(reducer.peer, plan.round_id, plan.ballot, statement):
+            attempt.suspect(
+                reducer.index, "bad_statement", "It did not sign the averages that it sent."
+            )
+            return
+        attempt.statements[reducer.index] = statement
+        attempt.told(reducer.index, closed.result)
+        told = min(closed.busy_ms / 1000.0, trio.current_time() - attempt.began)
+        attempt.meter.sending_to(reducer.peer).told_seconds = told
+
+
+async def until_whole(attempt: ExchangeAttempt, transfer: Transfer[Any, Any, Any]) -> None:
+    """Keep our direction open until our whole result is here, so that ALIVE can be said."""
+    while not attempt.whole.is_set():
+        await transfer.say_alive()
+        with trio.move_on_after(ALIVE_SECONDS):
+            await attempt.whole.wait()
+
+
+def check_size(size: int | None, chunk: Chunk, number: int) -> None:
+    """MalformedMessage unless the chunk that comes next has the only size that it may have."""
+    if size is None:
+        raise MalformedMessage(f"The chunks end after {number:,}, before the part does.")
+    if size != chunk.encoded_bytes:
+        raise MalformedMessage(
+            f"Chunk {number:,} came with {size:,} bytes; {chunk.values:,} values in {chunk.codec} "
+            f"have {chunk.encoded_bytes:,}."
+        )
+
+
+def check_no_more(size: int | None, chunks: int) -> None:
+    if size is not None:
+        raise MalformedMessage(f"More chunks came than the {chunks:,} that the part has.")
+
+
+def _take(destination: Tensor, chunk: Chunk, encoded: memoryview) -> None:
+    """Averages into our result; where nothing is encoded they are there already."""
+    if chunk.as_it_lies:
+        if not is_finite(destination):
+            raise NotFiniteReceived("An average came with values that are not finite.")
+        return
+    try:
+        decode_into(destination, chunk.codec, encoded, "float32")
+    except MalformedMessage as error:
+        raise NotFiniteReceived(error.what) from None
+
+
+def _largest_encoded(chunks: list[Chunk]) -> int:
+    """Room for any chunk that does not go as it lies."""
+    return max((one.encoded_bytes for one in chunks if not one.as_it_lies), default=0)
+
+
+# Towards one sender: judge its opening, take its values, give it the averages.
+#
+# Easy to get wrong: a reducer that waits for a slow sender has nothing to send to the others, and
+# they would take it for stalled. So whoever waits for an average here says ALIVE meanwhile.
+
+
+ReducerTransfer = Transfer[Empty, PartClosed, PartTaken]
+
+
+async def serve_part(
+    attempt: ExchangeAttempt, peer: PeerId, transfer: ReducerTransfer, opening: PartOpening
+) -> None:
+    """The handler of one sender's transfer. Raises what the sender is to be told."""
+    sender = _admit(attempt, peer, opening)
+    attempt.arrived(sender.index, transfer)
+    with attempt.serving(), attempt.blaming(sender.index):
+        await transfer.accept(Empty())
+        with attempt.transferring(sender.index, transfer):
+            await PartService(attempt, sender, transfer).run()
+        attempt.served()
+    if not transfer.finished:
+        raise GaveUp(attempt.over or "The exchange ended.")
+
+
+def _admit(attempt: ExchangeAttempt, peer: PeerId, opening: PartOpening) -> Participant:
+    """The participant that opens this transfer. Refusals say what is wrong, by name.
+
+    A participant with another plan in mind ends the attempt: it will not come back with ours.
+    """
+    plan = attempt.plan
+    sender = next((member for member in plan.members if member.peer == peer), None)
+    if sender is None or sender.index == plan.me:
+        raise NotInAttempt(f"{peer} does not take part in this attempt.")
+    refusal = _disagreement(plan, sender, opening)
+    if refusal is not None:
+        attempt.suspect(sender.index, "refused", refusal.what)
+        raise refusal
+    if sender.index in attempt.values_of:
+        raise PartTwice(f"Member {sender.index} has opened its transfer for this attempt already.")
+    return sender
+
+
+def _disagreement(
+    plan: ExchangePlan, sender: Participant, opening: PartOpening
+) -> PotluckError | None:
+    place = plan.my_place
+    mine = (plan.cuts[place], plan.cuts[place + 1])
+    if opening.sender != sender.index:
+        return NotInAttempt(f"Member {sender.index} opened a transfer as member {opening.sender}.")
+    if opening.part != plan.me or mine[0] == mine[1]:
+        return WrongPart(
+            f"Member {plan.me} was sent part {opening.part}, which it does not reduce."
+        )
+    if opening.layout != plan.layout.digest:
+        return PlanDiffers("The two sides average different tensors, or with different codecs.")
+    if opening.weight != sender.weight:
+        return PlanDiffers(
+            f"Member {sender.index} claims the weight {opening.weight:g}; "
+            f"the roster gives it {sender.weight:g}."
+        )
+    if (opening.start, opening.stop) != mine:
+        return PlanDiffers(
+            f"Member {sender.index} cuts part {plan.me} from {opening.start:,} to "
+            f"{opening.stop:,}; it goes from {mine[0]:,} to {mine[1]:,}."
+        )
+    if opening.chunk_bytes != plan.chunk_bytes:
+        return PlanDiffers(
+            f"Member {sender.index} makes chunks of {opening.chunk_bytes:,} bytes; "
+            f"they have {plan.chunk_bytes:,}."
+        )
+    if opening.plan != plan_digest(plan):
+        return PlanDiffers(f"Member {sender.index} has other members, weights or cuts in mind.")
+    return None
+
+
+class PartService:
+    """What we do for one sender whose transfer was accepted."""
+
+    def __init__(
+        self, attempt: ExchangeAttempt, sender: Participant, transfer: ReducerTransfer
+    ) -> None:
+        self._attempt, self._sender, self._transfer = attempt, sender, transfer
+        self._received = trio.Event()
+
+    async def run(self) -> None:
+        """Both directions, to their closing messages."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send)
+            with self._attempt.blaming(self._sender.index):
+                await self._receive_values()
+            self._received.set()
+
+    async def _receive_values(self) -> None:
+        attempt, sender, transfer = self._attempt, self._sender, self._transfer
+        reduction = attempt.reduction
+        receiving = attempt.meter.receiving_from(sender.peer)
+        chunks = reduction.chunks if sender.weight > 0.0 else []
+        buffer = memoryview(bytearray(max((one.encoded_bytes for one in chunks), default=0)))
+        for number, chunk in enumerate(chunks):
+            check_size(await transfer.next_chunk_bytes(), chunk, number)
+            encoded = buffer[: chunk.encoded_bytes]
+            with receiving:
+                await transfer.receive_chunk_into(encoded)
+            receiving.bytes += chunk.encoded_bytes
+            reduction.add(sender.index, number, encoded)
+            attempt.values_of[sender.index].advanced()
+        check_no_more(await transfer.next_chunk_bytes(), len(chunks))
+        taken = await transfer.receive_closing()
+        attempt.told(sender.index, taken.result)
+
+    async def _send(self) -> None:
+        with self._attempt.blaming(self._sender.index):
+            try:
+                await self._send_averages()
+            except Unreachable:
+                with trio.move_on_after(LAST_WORD_SECONDS):
+                    await self._received.wait()
+                raise
+
+    async def _send_averages(self) -> None:
+        attempt, sender, transfer = self._attempt, self._sender, self._transfer
+        reduction = attempt.reduction
+        sending = attempt.meter.sending_to(sender.peer)
+        transfer.send_alike(reduction.count)
+        chunks = len(reduction.chunks)
+        with attempt.pace.averages(attempt.steps_to(sender.index), chunks) as stream:
+            for number in range(chunks):
+                await self._averaged(number)
+                await stream.turn(number, transfer)
+                encoded = reduction.encoded(number)
+                with sending:
+                    await transfer.send_chunk(encoded)
+                sending.bytes += len(encoded)
+                reduction.taken(number)
+        signature = attempt.own_statement().signature
+        await until_whole(attempt, transfer)
+        busy_ms = round(1000 * attempt.meter.receiving_from(sender.peer).seconds)
+        closed = PartClosed(signature, attempt.result_digest, min(busy_ms, LONGEST_BUSY_MS))
+        await transfer.send_closing(closed)
+
+    async def _averaged(self, number: int) -> None:
+        """Wait for an averaged chunk, and let the sender know meanwhile that we are there."""
+        reduction = self._attempt.reduction
+        while reduction.finished <= number:
+            if reduction.waits_for_nobody:
+                reduction.finish_due(most=1)
+                continue
+            with trio.move_on_after(ALIVE_SECONDS):
+                await reduction.averaged(number)
+            if reduction.finished <= number:
+                await self._transfer.say_alive()
+
+
+# Who of a round's members is alive, by the bytes that come over their links.
+#
+# A message on a slow link waits behind the chunks that were queued before it, for many seconds
+# where a home connection's buffers are full. So that nothing was answered says little while bytes
+# arrive from a member, and much when none do: a process that is stopped or cut off sends nothing.
+#
+# Easy to get wrong: bytes that arrive say that a member lives, and not that it got what we sent.
+
+
+BEAT_SECONDS = 0.5  # between two looks at the links
+FRESH_SECONDS = 3.5  # several chunks of a slow link, each from another member
+
+
+class Pulse:
+    """When each member was last heard of, by its place in the list."""
+
+    def __init__(
+        self, network: Network, peers: Sequence[PeerId], heard: Callable[[int], None]
+    ) -> None:
+        self._network = network
+        self._peers = tuple(peers)
+        self._heard = heard
+        self._received = [0] * len(self._peers)
+        self._last: list[float | None] = [None] * len(self._peers)
+
+    def is_fresh(self, place: int) -> bool:
+        """Whether anything has come from this member a moment ago."""
+        last = self._last[place]
+        return last is not None and trio.current_time() - last <= FRESH_SECONDS
+
+    async def follow(self) -> None:
+        """Look at the links for ever, and tell of every member that was heard."""
+        self._look(tell=False)
+        while True:
+            await trio.sleep(BEAT_SECONDS)
+            self._look(tell=True)
+
+    def _look(self, *, tell: bool) -> None:
+        for place, peer in enumerate(self._peers):
+            link = self._network.link(peer)
+            received = 0 if link is None else link.bytes_received
+            if received > self._received[place] and tell:
+                self._last[place] = trio.current_time()
+                self._heard(place)
+            self._received[place] = received

@@ -3,9 +3,9 @@
 A list that closes late costs every member; one that closes early leaves somebody behind. So it is
 closed as soon as one of these holds, and at least one other has joined:
 
-    as many have joined as were expected, and all who are awaited by name (awaited.py)
+    as many have joined as were expected, and all who are awaited by name (known_peers.py)
     all that are known have joined (or are no longer waited for), and the group is full
-    all that are known have joined, and nobody new came for a quiet while (arrivals.py), in which
+    all that are known have joined, and nobody new came for a quiet while (below), in which
     the slots were read at least once
     it is time
 
@@ -22,10 +22,7 @@ following somebody else, and after this process or machine was stopped, the quie
 from __future__ import annotations
 
 from protocols.identity import PeerId
-from protocols.moshpit.arrivals import Arrivals
-from protocols.moshpit.awaited import Awaited
-from protocols.moshpit.known_peers import KnownPeers
-from protocols.moshpit.waiting_joins import WaitingJoins
+from protocols.moshpit.known_peers import Awaited, KnownPeers, WaitingJoins
 
 GRACE_SECONDS = 2.0
 """A follower waits for its leader's list this much longer than its own deadline: the leader may
@@ -178,3 +175,67 @@ class ClosingTime:
             return self._arrivals.quiet_from
         missing = SHARE_WAITED_FOR_MISSING * self._seconds
         return self._arrivals.last + max(self._arrivals.quiet_seconds, missing)
+
+
+# When nobody else is likely to come: the quiet period of a gathering, derived from arrivals. Pure.
+#
+# Peers that end their steps together arrive together, and a group of them should not wait; peers
+# that arrive one by one leave gaps, and a list that is closed in a gap leaves the rest behind. So
+# the quiet period is the longest of
+#
+#     what any network needs at the least          QUIET_SECONDS
+#     three round trips to the slowest member, which is what it takes to come
+#     twice the longest gap between two arrivals that was seen in this gathering
+#
+# and never more than `LONGEST_QUIET_SECONDS`; the gathering's deadline stands above it all.
+#
+# Easy to get wrong: only the first coming of a peer is an arrival. Who leaves and comes again, or
+# says a thing twice, could keep a list open for ever.
+
+
+QUIET_SECONDS = 0.15  # what a slot takes to be written and seen by a reader, on a busy machine
+LONGEST_QUIET_SECONDS = 1.0  # gaps beyond that are no pattern to wait for
+ROUND_TRIPS = 3.0  # a slot is written (1), read (1), and its owner asks to join (1)
+GAPS = 2.0
+
+
+class Arrivals:
+    """Who has come, and when the last one did. This peer itself is the first arrival."""
+
+    def __init__(self, now: float) -> None:
+        self.last = now
+        self.slowest_round_trip = 0.0
+        self._came: set[PeerId] = set()
+        self._longest_gap = 0.0
+
+    def came(self, peer: PeerId, now: float) -> bool:
+        """Note an arrival; whether it is one."""
+        if peer in self._came:
+            return False
+        self._longest_gap = max(self._longest_gap, now - self.last)
+        self._came.add(peer)
+        self.last = now
+        return True
+
+    def looked(self, now: float, *, first: bool) -> None:
+        """The slots were read. Before the first time nobody could be seen."""
+        if first and not self._came:
+            self.last = now
+
+    def measured(self, round_trip_seconds: float) -> None:
+        """How long an answer of somebody took."""
+        self.slowest_round_trip = max(self.slowest_round_trip, round_trip_seconds)
+
+    def begin_anew(self, now: float) -> None:
+        """Nobody could be seen to come until now."""
+        self.last = now
+
+    @property
+    def quiet_seconds(self) -> float:
+        wanted = max(QUIET_SECONDS, ROUND_TRIPS * self.slowest_round_trip, GAPS * self._longest_gap)
+        return min(wanted, LONGEST_QUIET_SECONDS)
+
+    @property
+    def quiet_from(self) -> float:
+        """The moment from which on it is quiet."""
+        return self.last + self.quiet_seconds

@@ -1,7 +1,7 @@
-"""What one exchange is told, and what it tells: the plan, the report, and why it failed.
+"""The input and the output of one exchange: its plan, its report, and the error if it failed.
 
-Easy to get wrong: a member is a place in the *roster* of the round. `participants` of one attempt
-are some of these places; `cuts[k]` up to `cuts[k + 1]` is the part of `participants[k]`.
+Easy to get wrong: a member is named by its place in the *roster* of the round. The `members` of an
+attempt are some of these; the part of `members[k]` goes from `cuts[k]` up to `cuts[k + 1]`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from protocols.moshpit.layout import (
     chunks_of,
 )
 
-SMALL_PART = 8  # times as long is the largest part of an attempt, or longer
+SMALL_PART = 8  # a part is small if the largest part is more than so many times as long
 CHUNKS_OF_SMALL_PART = 32
-"""At least, unless they would be smaller than the smallest: only in pieces does a small part go as
-evenly beside a large one as a plan takes for granted (pacing.py)."""
+"""A small part has about so many chunks or more, unless they would be smaller than the smallest
+chunk. Only in pieces does it go as evenly beside a large one as a plan assumes (attempt.py)."""
 
 
 @dataclass(frozen=True)
 class Participant:
-    """One member of an attempt. `index` is its place in the roster; weight 0: brings no data. The
-    rates are those that it has declared; 0: not known."""
+    """One member of an attempt. `index`: its place in the roster. A weight of 0: it brings no data.
+    The rates are as declared by the member; 0: unknown."""
 
     index: int
     peer: PeerId
@@ -41,13 +41,13 @@ class Participant:
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """One attempt at a round, as all of its participants know it.
+    """One attempt at a round, as all its members know it.
 
-    - `me` is our place in the roster (one of the participants' `index`).
-    - `members` in ascending order of index.
-    - `cuts` has len(members) + 1 boundaries in values; an empty part needs no reducer.
-    - `most_weight`: with which a member counts, whatever more it has signed.
-    - `seconds`: when these are over, the exchange fails and names who is furthest behind.
+    - `me`: our place in the roster (the `index` of one member).
+    - `members`: in ascending order of index.
+    - `cuts`: len(members) + 1 boundaries, in values. An empty part needs no reducer.
+    - `most_weight`: the largest weight with which a member counts, whatever it has signed.
+    - `seconds`: when they have passed, the exchange fails and names the member furthest behind.
     """
 
     round_id: bytes
@@ -62,14 +62,14 @@ class ExchangePlan:
 
     @property
     def shares(self) -> dict[int, float]:
-        """How much of the average the values of each member are; 1 in all."""
+        """The share of each member's values in the average; 1 in all."""
         counted = {one.index: min(one.weight, self.most_weight) for one in self.members}
         total = math.fsum(counted.values())
         return {index: weight / total for index, weight in counted.items()}
 
     @property
     def my_place(self) -> int:
-        """Where we are among the members."""
+        """Our place among the members."""
         return self.place_of(self.me)
 
     @property
@@ -77,14 +77,14 @@ class ExchangePlan:
         return math.fsum(member.weight for member in self.members)
 
     def place_of(self, index: int) -> int:
-        """Where the member with this place in the roster is among the members."""
+        """The place among the members of the one with this place in the roster."""
         for place, member in enumerate(self.members):
             if member.index == index:
                 return place
         raise ProtocolMisuse(f"Member {index} does not take part in this attempt.")
 
     def chunks_at(self, place: int) -> list[Chunk]:
-        """How the part of the member at this place is cut into chunks, by everybody alike."""
+        """The chunks of the part of the member at this place: the same at every member."""
         lengths = [stop - start for start, stop in pairwise(self.cuts)]
         chunk_bytes = self.chunk_bytes
         if lengths[place] * SMALL_PART < max(lengths):
@@ -97,7 +97,7 @@ class ExchangePlan:
         return self.members[self.place_of(index)]
 
     def check(self) -> None:
-        """ProtocolMisuse for a plan that nobody can carry out."""
+        """Raise ProtocolMisuse for a plan that nobody can carry out."""
         indices = [member.index for member in self.members]
         if indices != sorted(set(indices)) or self.me not in indices:
             raise ProtocolMisuse(f"The members {indices} are not in order, or {self.me} is not in.")
@@ -121,7 +121,8 @@ class ExchangePlan:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What one link carried. Busy is the time in which bytes of that direction were under way."""
+    """The traffic of one link. The seconds are the time in which bytes of a direction were under
+    way."""
 
     peer: PeerId
     bytes_sent: int
@@ -132,13 +133,15 @@ class LinkUse:
 
 @dataclass(frozen=True)
 class ExchangeReport:
-    """A finished exchange: what everybody signed, and what it took.
+    """A finished exchange: the statements of the reducers, and what it took.
 
-    `statements`: one for each part that is not empty, in the order of the parts.
-    `result_digest`: equal at two members if and only if their results are. The phases are seconds
-    from the start: all transfers open, our own part reduced, all results here, everything closed.
-    The two busy times are those in which any transfer was sending (or receiving).
-    `contradicted_by`: who says that its result is another. Then some reducer told two stories.
+    - `statements`: one for each part that is not empty, in the order of the parts.
+    - `result_digest`: equal at two members if and only if their results are.
+    - `opened_seconds`, `reduced_seconds`, `received_seconds`, `seconds`: from the start until all
+      transfers were open, our own part was reduced, all results were here, everything was closed.
+    - `sending_seconds`, `receiving_seconds`: in which any transfer was sending, or receiving.
+    - `contradicted_by`: the members that say their result is another one. Then a reducer has sent
+      different averages to different members.
     """
 
     statements: tuple[Statement, ...]
@@ -156,8 +159,8 @@ class ExchangeReport:
 
 
 class ExchangeFailed(PotluckError):
-    """The exchange ended without a result, because of whom `suspicions` name. `awaited`: for whom
-    this member was waiting just then (lateness.py)."""
+    """The exchange ended without a result, because of the members that `suspicions` name.
+    `awaited`: the members that this one was waiting for at that moment (attempt.py)."""
 
     def __init__(
         self, suspicions: tuple[Suspicion, ...], awaited: tuple[Suspicion, ...] = ()

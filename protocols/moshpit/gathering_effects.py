@@ -44,7 +44,7 @@ class Follow:
 
 
 @dataclass(frozen=True)
-class Invite:
+class SendInvite:
     """Tell this peer that we lead. `reduces`: it can be dialled."""
 
     peer: PeerId
@@ -99,7 +99,7 @@ class End:
     ending: Ending
 
 
-Effect = Follow | Invite | Probe | SendOn | SendAway | Regroup | Lead | End
+Effect = Follow | SendInvite | Probe | SendOn | SendAway | Regroup | Lead | End
 
 
 # -- endings
@@ -124,6 +124,8 @@ class NotTogether:
     """Others are there, and it came to no list; `reasons` says of whom, and why."""
 
     reasons: tuple[tuple[PeerId, str], ...]
+    unlisted_by: PeerId | None = None
+    """Whom we followed, if it was there to the end and did not close its list."""
 
 
 Ending = StartedWithoutUs | Nobody | NotTogether

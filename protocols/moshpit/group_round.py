@@ -2,8 +2,8 @@
 
     step = await rounds.run(wanted)                        # one coordinate of the grid
 
-Whatever others or the network do is in the `Step`: no group in time, a round that was discarded,
-one that was committed without us. Only our own mistakes raise.
+Whatever others or the network do is in the `GroupResult`: no group in time, a round that was
+discarded, one that was committed without us. Only our own mistakes raise.
 
 Easy to get wrong: a peer is alone when nobody else is looking for the group, which is fine, and
 without a group when somebody was and it came to nothing, which may be tried again.
@@ -12,38 +12,44 @@ without a group when somebody was and it came to nothing, which may be tried aga
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import trio
 from torch import Tensor
 
+from auth.bounded_map import BoundedMap
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.messages import Empty
 from protocols.moshpit.agreement import Timing
-from protocols.moshpit.group import Group, Late, NobodyElse, Search
-from protocols.moshpit.group_keys import group_key
-from protocols.moshpit.layout import Layout
+from protocols.moshpit.blame import IDLE, LATE_CODES, OVERDUE
+from protocols.moshpit.group import Group, Late, NeverListed, NobodyElse, Search, group_key
+from protocols.moshpit.layout import Layout, ResultCut
 from protocols.moshpit.matchmaking import Matchmaker
-from protocols.moshpit.result_cut import ResultCut
+from protocols.moshpit.outcome import Excluded, RoundStatistics, Verdict
 from protocols.moshpit.roster import LARGEST_RATE, Offer
 from protocols.moshpit.round import Buffers, Course, Finished, Shell, Task, run_round
-from protocols.moshpit.round_messages import SHOW, Show, UnknownRound
-from protocols.moshpit.round_statistics import Excluded, RoundStatistics, Verdict
 from protocols.moshpit.settings import AveragerSettings
-from protocols.moshpit.verdicts import Commit, Discard, LeftOut
+from protocols.moshpit.switchboard import SHOW, Show, UnknownRound
+from protocols.moshpit.verdicts import Commit, Discard, MemberLeftOut
+from protocols.rpc import Empty
 
 log = logging.getLogger("potluck.moshpit")
 
 MOST_DOUBTED_ROUNDS = 32  # as long as samples are doubted that somebody claims and never brings
 MOST_DOUBTED = 1024
 
+HELD_UP_CODES = LATE_CODES | {IDLE, OVERDUE}
+
+ROUNDS_UNLED = 32
+"""For which a leader is not followed that held up a round: of n peers each leads one round in n, so
+that a span of one would be over before it leads again."""
+MOST_ROUNDS_UNLED = 1024
+
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class WantedGroup:
     """What this peer brings to a round, and where. `name` is the group's within the round.
     `splits`: more peers than fit into a group become several, because other rounds follow."""
 
@@ -62,7 +68,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Step:
+class GroupResult:
     """How a round ended. The digest, the weight of all who are in the result, and how that was cut
     are there when it was committed. `begun_without`: the members of a group that has started
     without us."""
@@ -80,38 +86,72 @@ class Step:
 
 
 class Doubts:
-    """Whom this peer does not list where it leads, because it saw them hold up a round: for one
-    round, then two, four, up to `MOST_DOUBTED_ROUNDS`, until they have been in a result. (It still
-    follows them where they lead: a group must not fall apart over what only some have seen.)
+    """Whom this peer avoids because it saw them hold up a round, for growing spans: where it leads
+    it does not list them, for one round, then two, four, up to `MOST_DOUBTED_ROUNDS`, until they
+    have been in a result. A peer that held up a round as its leader is not followed for
+    `ROUNDS_UNLED`, then twice as many, and so on, until it has led a round that was committed.
 
-    Invariant: at most `MOST_DOUBTED` are remembered, those that failed last.
+    A member that was late is seen by some, and is followed where it leads: a group must not fall
+    apart over what only some have seen. What a leader does is seen by all whom it led, or told them
+    by its successor. So those who do not follow it meet under the next, and a peer that was away,
+    and still follows it, is late for the others' group.
+
+    Invariant: at most `MOST_DOUBTED` of each kind are remembered, those that failed last.
     """
 
     def __init__(self) -> None:
         self._rounds = 0
-        self._doubts: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()  # times, last round
+        self._members = _Spans(1, MOST_DOUBTED_ROUNDS)
+        self._leaders = _Spans(ROUNDS_UNLED, MOST_ROUNDS_UNLED)
 
     @property
     def unwelcome(self) -> frozenset[PeerId]:
-        return frozenset(peer for peer, (_, last) in self._doubts.items() if self._rounds <= last)
+        return self._members.at(self._rounds)
+
+    @property
+    def unled(self) -> frozenset[PeerId]:
+        return self._leaders.at(self._rounds)
 
     def round_begins(self) -> None:
         self._rounds += 1
 
     def held_up(self, peer: PeerId) -> int:
         """It has held up the round that is over; for how many it is not listed now."""
-        times, _ = self._doubts.get(peer, (0, 0))
-        rounds = min(MOST_DOUBTED_ROUNDS, 1 << min(times, 16))
-        self._doubts[peer] = (times + 1, self._rounds + rounds)
-        self._doubts.move_to_end(peer)
-        if len(self._doubts) > MOST_DOUBTED:
-            self._doubts.popitem(last=False)
-        return rounds
+        return self._members.add(peer, self._rounds)
+
+    def led_nowhere(self, peer: PeerId) -> int:
+        """It led the round that is over, or was to lead it, and held it up; for how many it is not
+        followed now."""
+        return self._leaders.add(peer, self._rounds)
 
     def was_in(self, members: Iterable[PeerId]) -> None:
         """These are in a result."""
         for peer in members:
-            self._doubts.pop(peer, None)
+            self._members.forget(peer)
+
+    def has_led(self, peer: PeerId) -> None:
+        """It has led a round to its result."""
+        self._leaders.forget(peer)
+
+
+class _Spans:
+    """For how many rounds each of some peers is avoided: twice as many each time."""
+
+    def __init__(self, fewest: int, most: int) -> None:
+        self._fewest, self._most = fewest, most
+        self._peers = BoundedMap[PeerId, tuple[int, int]](MOST_DOUBTED)  # times, last round
+
+    def at(self, round_: int) -> frozenset[PeerId]:
+        return frozenset(peer for peer, (_, last) in self._peers.items() if round_ <= last)
+
+    def add(self, peer: PeerId, round_: int) -> int:
+        times, _ = self._peers.get(peer, (0, 0))
+        rounds = min(self._most, self._fewest << min(times, 16))
+        self._peers[peer] = (times + 1, round_ + rounds)
+        return rounds
+
+    def forget(self, peer: PeerId) -> None:
+        self._peers.pop(peer, None)
 
 
 class GroupRounds:
@@ -126,6 +166,8 @@ class GroupRounds:
 
     async def _shown(self, caller: Caller, request: Show) -> Empty:
         """A member brings a list that our leader could not bring us any more."""
+        if self._shell.switchboard.knows(request.roster.round_id):
+            return Empty()  # the list has come meanwhile
         if not await self._matchmaker.take_roster(request.roster):
             raise UnknownRound(
                 f"The list of {request.roster.leader} is of no use here.",
@@ -135,7 +177,7 @@ class GroupRounds:
         log.info("%s has shown us the list of %s", caller.peer, request.roster.leader)
         return Empty()
 
-    async def run(self, wanted: Wanted) -> Step:
+    async def run(self, wanted: WantedGroup) -> GroupResult:
         began = trio.current_time()
         self._doubts.round_begins()
         search = self._search(wanted)
@@ -146,6 +188,8 @@ class GroupRounds:
         except NobodyElse as error:
             return _without_group(search, began, Verdict.ALONE, error)
         except PotluckError as error:
+            if isinstance(error, NeverListed) and error.leader is not None:
+                self._does_not_follow(error.leader, "did not close its list")
             return _without_group(search, began, Verdict.NO_GROUP, error)
         found = trio.current_time()
         if not any(entry.weight > 0.0 for entry in group.roster.entries):
@@ -159,8 +203,9 @@ class GroupRounds:
         self._judge(step, finished)
         return step
 
-    def _judge(self, step: Step, finished: Finished) -> None:
-        """Doubt who was left out of a round that this peer itself has seen it hold up."""
+    def _judge(self, step: GroupResult, finished: Finished) -> None:
+        """Doubt who was left out of a round that this peer itself has seen it hold up, and a leader
+        that did not do what it was its turn to do."""
         for one in step.statistics.excluded:
             if one.peer in finished.course.late:
                 rounds = self._doubts.held_up(one.peer)
@@ -169,10 +214,25 @@ class GroupRounds:
                     "%d rounds.",
                     *(one.peer, one.reason, rounds),
                 )
+        group, leader = step.group, step.statistics.leader
+        assert group is not None
+        assert leader is not None
+        told = {member for member, one in finished.excluded.items() if one.code in HELD_UP_CODES}
+        if group.me in told:
+            self._shell.bandwidth.was_late()
+        led_nowhere = leader in finished.course.idle
+        if led_nowhere or group.leader in told:
+            self._does_not_follow(leader, "held up the round that it led")
         if step.verdict is Verdict.COMMITTED:
             self._doubts.was_in(step.statistics.members)
+            if leader in step.statistics.members and not led_nowhere:
+                self._doubts.has_led(leader)
 
-    def _search(self, wanted: Wanted) -> Search:
+    def _does_not_follow(self, leader: PeerId, what: str) -> None:
+        rounds = self._doubts.led_nowhere(leader)
+        log.warning("%s %s. It is not followed here for %d rounds.", leader, what, rounds)
+
+    def _search(self, wanted: WantedGroup) -> Search:
         settings = self._settings
         return Search(
             key=group_key(settings.run, wanted.epoch, wanted.number, wanted.name, wanted.topic),
@@ -183,6 +243,7 @@ class GroupRounds:
             expected=wanted.expected,
             awaited=wanted.awaited,
             unwelcome=self._doubts.unwelcome,
+            unled=self._doubts.unled,
             splits=wanted.splits,
             matchmaking_seconds=settings.matchmaking_seconds,
         )
@@ -200,10 +261,12 @@ class GroupRounds:
         return Timing(round_seconds=self._settings.round_seconds)
 
 
-def _without_group(search: Search, began: float, verdict: Verdict, error: PotluckError) -> Step:
+def _without_group(
+    search: Search, began: float, verdict: Verdict, error: PotluckError
+) -> GroupResult:
     now = trio.current_time()
     started = error.roster if isinstance(error, Late) else None
-    return Step(
+    return GroupResult(
         RoundStatistics(
             key=search.key,
             epoch=search.epoch,
@@ -217,13 +280,15 @@ def _without_group(search: Search, began: float, verdict: Verdict, error: Potluc
     )
 
 
-def _step(group: Group, finished: Finished, began: float, found: float, wanted: Wanted) -> Step:
+def _step(
+    group: Group, finished: Finished, began: float, found: float, wanted: WantedGroup
+) -> GroupResult:
     entries, course = group.roster.entries, finished.course
     everybody = tuple(range(len(entries)))
     match finished.verdict:
         case Commit(members=members, digest=digest):
             verdict, reason = Verdict.COMMITTED, ""
-        case LeftOut(members=members, digest=digest):
+        case MemberLeftOut(members=members, digest=digest):
             verdict, reason = Verdict.LEFT_OUT, "The others have committed without this peer."
         case Discard(reason=reason, in_doubt=in_doubt):
             verdict = Verdict.IN_DOUBT if in_doubt else Verdict.DISCARDED
@@ -256,7 +321,7 @@ def _step(group: Group, finished: Finished, began: float, found: float, wanted: 
         bytes_received=course.bytes_received,
     )
     total = float(sum(min(entries[member].weight, wanted.most_weight) for member in members))
-    return Step(statistics, group, digest, total, cut=finished.cut)
+    return GroupResult(statistics, group, digest, total, cut=finished.cut)
 
 
 def _averaged_bytes(

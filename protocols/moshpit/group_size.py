@@ -46,16 +46,6 @@ def rounds_needed(peers: int, group_size: int) -> int:
     return rounds
 
 
-def expected_attempts(peers: int, group_size: int, rate: float) -> float:
-    """How many rounds a peer takes part in, in the mean, until it has the average of all.
-
-    `math.inf` where that is more than a float can say.
-    """
-    rounds = rounds_needed(peers, group_size)
-    exponent = -group_size * math.log1p(-_checked(rate))
-    return rounds * math.exp(exponent) if exponent < 700 else math.inf
-
-
 def best_group_size(peers: int, rate: float, most: int) -> int:
     """The group size with the fewest expected attempts, at least 2 and at most `most`.
 

@@ -22,23 +22,21 @@ when the next one is asked.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
 from blake3 import blake3
 
+from auth.bounded_map import BoundedMap
 from protocols.errors import Busy, DeadlineExceeded, PotluckError
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.messages import encode
 from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.matchmaking_messages import LIST, ListRequest, MemberList
-from protocols.moshpit.roster import Entry
-from protocols.moshpit.roster_refusals import NotSigned
-from protocols.rpc import Rpc
+from protocols.moshpit.roster import Entry, NotSigned
+from protocols.rpc import Rpc, encode
 
 log = logging.getLogger("potluck.moshpit")
 
@@ -110,12 +108,19 @@ def ways_to(members: Sequence[Entry], leader: PeerId, list_bytes: int) -> dict[P
     return ways
 
 
+def seconds_to_all(ways: Mapping[PeerId, Way]) -> float:
+    """When a list should have come to everybody; 0 where the leader sends it to all of them."""
+    if not any(way.sources for way in ways.values()):
+        return 0.0
+    return max(way.seconds for way in ways.values())
+
+
 class HandingOn:
     """The lists that this node can hand on, and those that it waits for. One for each rpc."""
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
-        self._kept: OrderedDict[bytes, MemberList] = OrderedDict()
+        self._kept = BoundedMap[bytes, MemberList](LISTS_KEPT)
         self._news = trio.Event()
         self._waiting: Counter[PeerId] = Counter()
         self._fetching = 0
@@ -128,9 +133,8 @@ class HandingOn:
 
     def keep(self, member_list: MemberList) -> None:
         """Hand this list on from now on, to those who name its digest."""
-        self._kept[digest_of(member_list)] = member_list
-        if len(self._kept) > LISTS_KEPT:
-            self._kept.popitem(last=False)
+        digest = digest_of(member_list)
+        self._kept[digest] = member_list
         self._news.set()
         self._news = trio.Event()
 
@@ -141,25 +145,29 @@ class HandingOn:
         at once, the second after so many seconds and a margin, each other a margin later."""
         answers: list[MemberList] = []
         failures: list[PotluckError] = []
-        with self._under_way(), trio.move_on_after(LONGEST_FETCH_SECONDS):
-            async with trio.open_nursery() as nursery:
 
-                async def ask(source: PeerId, failed: trio.Event) -> None:
-                    try:
-                        answers.append(await self._ask(source, digest))
-                        nursery.cancel_scope.cancel()
-                    except PotluckError as error:
-                        log.info("%s has handed no list on: %s", source, error)
-                        failures.append(error)
-                        failed.set()
+        async def ask(source: PeerId, failed: trio.Event) -> None:
+            try:
+                answers.append(await self._ask(source, digest))
+                nursery.cancel_scope.cancel()
+            except PotluckError as error:
+                log.info("%s has handed no list on: %s", source, error)
+                failures.append(error)
+                failed.set()
 
-                patience = min(seconds, LONGEST_FETCH_SECONDS) + MARGIN_SECONDS
-                for source in sources:
-                    failed = trio.Event()
-                    nursery.start_soon(ask, source, failed)
-                    with trio.move_on_after(patience):
-                        await failed.wait()
-                    patience = MARGIN_SECONDS
+        self._fetching += 1
+        try:
+            with trio.move_on_after(LONGEST_FETCH_SECONDS):
+                async with trio.open_nursery() as nursery:
+                    patience = min(seconds, LONGEST_FETCH_SECONDS) + MARGIN_SECONDS
+                    for source in sources:
+                        failed = trio.Event()
+                        nursery.start_soon(ask, source, failed)
+                        with trio.move_on_after(patience):
+                            await failed.wait()
+                        patience = MARGIN_SECONDS
+        finally:
+            self._fetching -= 1
         if answers:
             self.keep(answers[0])
             return answers[0]
@@ -176,14 +184,6 @@ class HandingOn:
                 advice="Ask the leader, or another member.",
             )
         return member_list
-
-    @contextmanager
-    def _under_way(self) -> Iterator[None]:
-        self._fetching += 1
-        try:
-            yield
-        finally:
-            self._fetching -= 1
 
     async def _hand_on(self, caller: Caller, request: ListRequest) -> MemberList:
         """Somebody asks for a list, perhaps before it is here."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from protocols.identity import PeerId
@@ -45,7 +45,7 @@ class Absence(enum.Enum):
 
 
 @dataclass
-class KnownPeer:
+class InvitablePeer:
     """`ask_at`: when to invite it; infinity while there is no need. `waited_until`: a list is not
     closed without it before, except by its deadline."""
 
@@ -63,6 +63,7 @@ class KnownPeer:
     absence: Absence | None = None  # None: it counts
     reason: str = "it did not join in time"
     is_silent: bool = False  # it can only dial out, and has not
+    is_unled: bool = False  # it would lead us, and has held up rounds that it led: never counts
 
     def is_newer(self, sequence: int) -> bool:
         return sequence > self.sequence
@@ -79,7 +80,7 @@ class KnownPeer:
         self._counts_again(now)
 
     def _counts_again(self, now: float) -> None:
-        if self.absence is not None:
+        if self.absence is not None and not self.is_unled:
             self.absence, self.reason = None, "it did not join in time"
             self.ask_again(now)
 
@@ -123,10 +124,14 @@ class KnownPeers:
     """Invariant: never more than MOST_KNOWN, never this peer itself; after `restrict` only those of
     the group count, until `lift`."""
 
-    def __init__(self, me: PeerId, order: Callable[[PeerId], bytes]) -> None:
+    def __init__(
+        self, me: PeerId, order: Callable[[PeerId], bytes], unled: frozenset[PeerId]
+    ) -> None:
+        """`unled`: who would lead this peer and does not count, whatever is heard of it."""
         self._me = me
+        self._unled = unled
         self._order = order
-        self._peers: dict[PeerId, KnownPeer] = {}
+        self._peers: dict[PeerId, InvitablePeer] = {}
         self._group: frozenset[PeerId] | None = None
 
     @property
@@ -144,7 +149,7 @@ class KnownPeers:
         """Everybody counts again."""
         self._group = None
 
-    def heard_of(self, candidate: Candidate, now: float) -> KnownPeer | None:
+    def heard_of(self, candidate: Candidate, now: float) -> InvitablePeer | None:
         """The peer as it is known from now on; None if it is not to be known."""
         peer = candidate.peer
         if peer == self._me or not self._counts(peer):
@@ -152,13 +157,18 @@ class KnownPeers:
         known = self._peers.get(peer)
         if known is None and len(self._peers) < MOST_KNOWN:
             place = self._order(peer)
-            known = self._peers[peer] = KnownPeer(peer, place, candidate.reduces, now, ask_at=now)
+            known = self._peers[peer] = InvitablePeer(
+                peer, place, candidate.reduces, now, ask_at=now
+            )
+            if peer in self._unled:
+                known.is_unled = True
+                known.pass_over(Absence.AT_ODDS, "it has held up a round that it led")
         return known
 
     def __contains__(self, peer: object) -> bool:
         return peer in self._peers
 
-    def get(self, peer: PeerId) -> KnownPeer | None:
+    def get(self, peer: PeerId) -> InvitablePeer | None:
         return self._peers.get(peer) if self._counts(peer) else None
 
     def reduces(self, peer: PeerId) -> bool:
@@ -178,7 +188,7 @@ class KnownPeers:
         able.sort(key=lambda one: one.place)
         return [one.peer for one in able if one.peer != asked][:PROBED_AT_ONCE]
 
-    def first_before(self, peer: PeerId | None) -> KnownPeer | None:
+    def first_before(self, peer: PeerId | None) -> InvitablePeer | None:
         """Of those who can be dialled and were not passed over, the first in the order, if it
         comes before this one."""
         able = (one for one in self._there() if one.reduces)
@@ -251,10 +261,145 @@ class KnownPeers:
             if one.absence is Absence.UNREACHABLE or (one.absence is None and one.is_silent)
         )
 
-    def _there(self) -> list[KnownPeer]:
+    def _there(self) -> list[InvitablePeer]:
         return [
             one for one in self._peers.values() if one.absence is None and self._counts(one.peer)
         ]
 
     def _counts(self, peer: PeerId) -> bool:
         return self._group is None or peer in self._group
+
+
+# The joins that wait for an answer of a gathering: one of each peer at the most. Pure.
+#
+# A join waits while its peer may still be in the list that is closed here. As soon as we follow
+# another, who is there, it is sent on to that one. A peer that could not reach it just now has said
+# so; it waits a little, and is then named the same leader again, which is there for us after all.
+#
+# Easy to get wrong: a peer that asks again has given its earlier join up, and that one may be gone
+# *after* the new one has come: joins are told apart by their tickets, not by their peers.
+
+
+NAME_AGAIN_SECONDS = 0.5
+"""A peer that could not reach our leader waits here, and is sent to it again after this."""
+
+
+@dataclass(frozen=True)
+class _Join:
+    ticket: int
+    passed_over: frozenset[PeerId]
+    since: float
+
+
+class WaitingJoins:
+    """A collection of the peers that wait, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._joins: dict[PeerId, _Join] = {}
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._joins
+
+    def __iter__(self) -> Iterator[PeerId]:
+        return iter(self._joins)
+
+    def __len__(self) -> int:
+        return len(self._joins)
+
+    def add(self, peer: PeerId, ticket: int, passed_over: Iterable[PeerId], now: float) -> None:
+        self._joins[peer] = _Join(ticket, frozenset(passed_over), now)
+
+    def ticket_of(self, peer: PeerId) -> int | None:
+        join = self._joins.get(peer)
+        return None if join is None else join.ticket
+
+    def release(self, peer: PeerId) -> int:
+        """This peer waits no longer. Returns the ticket that is to be answered."""
+        return self._joins.pop(peer).ticket
+
+    def release_all_but(self, peers: Container[PeerId]) -> list[int]:
+        return [self.release(peer) for peer in list(self._joins) if peer not in peers]
+
+    def release_to(self, leader: PeerId, now: float) -> dict[PeerId, int]:
+        """Those who are to be sent on to this leader now, with their tickets."""
+        due = [
+            peer
+            for peer, join in self._joins.items()
+            if leader not in join.passed_over or now >= join.since + NAME_AGAIN_SECONDS
+        ]
+        return {peer: self.release(peer) for peer in due}
+
+    @property
+    def named_again_at(self) -> float:
+        """When the next of those who passed our leader over is sent to it again."""
+        moments = (join.since + NAME_AGAIN_SECONDS for join in self._joins.values())
+        return min(moments, default=math.inf)
+
+
+# Those who are awaited by name at one gathering, and what is known of each. Pure.
+#
+# Of a number of peers that are expected nobody knows who they are: somebody who was not counted may
+# take the place of one who was, and brings samples that the others count on. Names say who is
+# missing. A list that misses an awaited peer is closed
+#
+#     at once, as far as that peer goes,     if it is lost: gone, in another group, or refusing us
+#     at the deadline                        if it is there: it has answered in this search
+#     after the quiet while of closing_time  if neither is known, as without names
+#
+# Only the leader's names count, and they do not travel. All who count on each other read the same
+# slots, so their names differ by what is on its way; and names that a joiner may add would let any
+# stranger hold a list open with peers that it invents.
+#
+# Easy to get wrong: whoever answers that it looks for no group is there. It computes, and will
+# come.
+
+
+class Awaited:
+    """Invariant: nobody is both there and lost, and nobody is either who is not awaited."""
+
+    def __init__(self, peers: frozenset[PeerId]) -> None:
+        self._peers = peers
+        self._there: set[PeerId] = set()
+        self._lost: set[PeerId] = set()
+        self._asked: set[PeerId] = set()
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._peers
+
+    def __bool__(self) -> bool:
+        return bool(self._peers)
+
+    def is_there(self, peer: PeerId) -> None:
+        """It has answered, whatever it was."""
+        if peer in self._peers:
+            self._there.add(peer)
+            self._lost.discard(peer)
+
+    def is_lost(self, peer: PeerId) -> None:
+        """Its link is gone, it is in another group, or it refuses us."""
+        if peer in self._peers:
+            self._lost.add(peer)
+            self._there.discard(peer)
+
+    def has_left(self, peer: PeerId) -> None:
+        """It had joined and does no more; whether it is there it has to say anew."""
+        self._there.discard(peer)
+
+    def to_ask(self, joined: Container[PeerId], known: Container[PeerId]) -> list[PeerId]:
+        """Of whom nothing is known, and nobody has asked yet; they count as asked."""
+        heard = self._there | self._lost | self._asked
+        due = [one for one in sorted(self._peers - heard) if one not in joined and one not in known]
+        self._asked.update(due)
+        return due
+
+    def lost(self, joined: Container[PeerId]) -> int:
+        """How many do not come."""
+        return sum(1 for one in self._lost if one not in joined)
+
+    def is_complete(self, joined: Container[PeerId]) -> bool:
+        """Whether all have joined who are not lost."""
+        return all(one in joined for one in self._peers - self._lost)
+
+    def will_come(self, joined: Container[PeerId]) -> bool:
+        """Whether somebody is there who has not joined."""
+        return any(one not in joined for one in self._there)

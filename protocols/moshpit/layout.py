@@ -8,45 +8,41 @@ All members of a round hold the same layout; its digest is in the signed roster,
 other tensors, another order or another codec is not in the same group. From the same layout, cuts
 and chunk size everybody makes the same chunks: nothing about them travels.
 
-Promise: pure; no torch (the plan of a round and the roster stand on this), and the same result on
-every machine.
+Promise: pure, and the same result on every machine.
 
 Easy to get wrong: a chunk may span tensors. Neighbours with the same plain codec are one run of
-values; only blockwise-int8 stops at a tensor's end, where a block would give two tensors one
-scale. And a chunk that int8 would make larger than it is goes as it is. The codec float64 is for
+values; only a codec with blocks stops at a tensor's end, where a block would give two tensors one
+scale. And a chunk that its codec would make larger goes as it is. The codec float64 is for
 all tensors of a vector or for none: it says what the vector itself consists of.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Annotated, Literal
 
+import torch
 from blake3 import blake3
 from msgspec import Meta
+from torch import Tensor
 
 from protocols.errors import ProtocolMisuse
-from protocols.messages import Message, encode
-
-CodecName = Literal["none", "float64", "float16", "bfloat16", "blockwise-int8"]
-"""As in protocols/tensors.py, which may not be imported here: it brings torch."""
+from protocols.moshpit.ballots import digest_of_parts
+from protocols.rpc import ChunkCount, Message, chunk_header, encode
+from protocols.tensors import CODECS, CodecName, NotFinite, within
 
 LONGEST_SEGMENT_NAME = 256  # characters; parameter names of deep models have some 80
 MOST_SEGMENTS = 1 << 16  # a mixture of experts with all its matrices has some ten thousand
 MOST_VALUES = 1 << 40  # 4 TiB of float32
-CUT_VALUES = 1024  # cuts fall on its multiples: whole int8 blocks, and aligned memory
+CUT_VALUES = 1024  # cuts fall on its multiples: whole blocks of every codec, and aligned memory
 SMALLEST_CHUNK_BYTES = 4 << 10  # holds one block of every codec
 LARGEST_CHUNK_BYTES = 1 << 20  # a transfer's limit; larger ones only make the pipeline coarser
 
 VALUE_BYTES = {"float32": 4, "float64": 8}  # what a vector consists of
-_PLAIN_BYTES = {"none": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-_AS_IT_LIES = frozenset({"none", "float64"})
-_BLOCK_VALUES = 1024
-_SCALE_BYTES = 4
 _DOMAIN = b"potluck moshpit layout 1"
 _CHUNKS_DOMAIN = b"potluck moshpit chunks 1"
 
@@ -57,6 +53,14 @@ class Segment(Message, frozen=True):
     name: Annotated[str, Meta(min_length=1, max_length=LONGEST_SEGMENT_NAME)]
     values: Annotated[int, Meta(ge=0, le=MOST_VALUES)]
     codec: CodecName = "none"
+
+    def __post_init__(self) -> None:
+        """ProtocolMisuse if no codec has this name."""
+        if self.codec not in CODECS:
+            raise ProtocolMisuse(
+                f"{self.name} is to travel as {self.codec!r}, which is no codec.",
+                advice=f"Take one of {', '.join(CODECS)}.",
+            )
 
 
 class Layout(Message, frozen=True, dict=True):
@@ -109,7 +113,7 @@ class Layout(Message, frozen=True, dict=True):
         runs: list[Run] = []
         for codec, alike in groupby(placed, key=lambda run: run.codec):
             together = list(alike)
-            if codec in _PLAIN_BYTES:
+            if CODECS[codec].block_values == 1:
                 together = [Run(together[0].start, together[-1].stop, codec)]
             runs += together
         return tuple(runs)
@@ -144,7 +148,7 @@ class Chunk:
     @property
     def as_it_lies(self) -> bool:
         """Whether the encoded bytes are those in the vector's memory."""
-        return self.codec in _AS_IT_LIES
+        return CODECS[self.codec].is_lossless
 
 
 def cut(layout: Layout, fractions: Sequence[float]) -> tuple[int, ...]:
@@ -184,28 +188,227 @@ def check_chunk_bytes(chunk_bytes: int) -> None:
         )
 
 
-def encoded_bytes(codec: CodecName, values: int) -> int:
-    """How many bytes so many values take, encoded as one chunk."""
-    if codec == "blockwise-int8":
-        return values + _SCALE_BYTES * -(-values // _BLOCK_VALUES)
-    return values * _PLAIN_BYTES[codec]
-
-
 def _chunks(layout: Layout, start: int, stop: int, chunk_bytes: int) -> Iterator[Chunk]:
     for run in layout.runs:
         if run.stop <= start or run.start >= stop:
             continue
-        step = _values_per_chunk(run.codec, chunk_bytes)
+        chosen = CODECS[run.codec]
+        step = chunk_bytes // chosen.encoded_bytes(chosen.block_values) * chosen.block_values
         end = min(run.stop, stop)
         for at in range(max(run.start, start), end, step):
             values = min(step, end - at)
-            codec, size = run.codec, encoded_bytes(run.codec, values)
+            codec, size = run.codec, chosen.encoded_bytes(values)
             if size > values * layout.value_bytes:
                 codec, size = "none", values * layout.value_bytes
             yield Chunk(at, at + values, codec, size)
 
 
-def _values_per_chunk(codec: CodecName, chunk_bytes: int) -> int:
-    if codec == "blockwise-int8":
-        return chunk_bytes // (_BLOCK_VALUES + _SCALE_BYTES) * _BLOCK_VALUES
-    return chunk_bytes // _PLAIN_BYTES[codec]
+# The values that are averaged: one flat tensor, and the layout that says what they are.
+#
+#     vector = Vector.of(model.named_parameters(), codec="float16")
+#     vector = Vector.of(gradients, codec={"embedding.weight": "blockwise-int8"})   # others: none
+#     vector = Vector.of(gradients, codec="float64")         # all of it, and all sums, in float64
+#     vector.check_finite()                                  # NotFinite names the tensor
+#     vector.unpack(outcome.result, into=parameters)
+#
+# Promise: `of` copies every tensor once, from whatever device and floating dtype, into float32; or
+# into float64 where a tensor asks for the codec float64, which all of them have then.
+# `check_finite` also finds what its codec could not carry, so that nothing of a bad vector is ever
+# sent.
+#
+# Easy to get wrong: `Vector(layout, values)` does not copy. Whoever made the values must not write
+# to them while they are averaged.
+
+
+LARGEST_AVERAGED = 1.75 * 2.0**127
+"""Values of a vector go up to this, which is 2.98e38: at the very edge of float32 (3.4e38) the
+rounding of a weighted sum could make an average infinite that should not be."""
+_LARGEST_AVERAGED_FLOAT64 = 1.75 * 2.0**1023
+
+LARGEST_CARRIED: Mapping[CodecName, float] = {
+    name: min(codec.largest, _LARGEST_AVERAGED_FLOAT64 if name == "float64" else LARGEST_AVERAGED)
+    for name, codec in CODECS.items()
+}
+"""Up to which values each codec carries what is averaged."""
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Vector:
+    """A flat tensor on the CPU, of the layout's dtype, and its layout."""
+
+    def __init__(self, layout: Layout, values: Tensor) -> None:
+        """Take the values as they lie. ProtocolMisuse if they do not fit the layout."""
+        check_values(layout, values, "A vector's values")
+        self.layout = layout
+        self.values = values.detach()
+
+    @staticmethod
+    def of(
+        tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+        codec: CodecName | Mapping[str, CodecName] = "none",
+    ) -> Vector:
+        """A copy of these tensors, in this order; `codec` for all, or by name.
+
+        Those that are not named have the codec none, or float64 if that is the codec of one.
+        """
+        named = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
+        for name, tensor in named:
+            if not tensor.dtype.is_floating_point:
+                raise ProtocolMisuse(
+                    f"{name} is {tensor.dtype}, which has no average.",
+                    advice="Leave it out, or make it a floating-point tensor.",
+                )
+        layout = layout_of(((name, tensor.numel()) for name, tensor in named), codec)
+        values = torch.empty(layout.values, dtype=_DTYPES[layout.dtype])
+        at = 0
+        for _, tensor in named:
+            values[at : at + tensor.numel()].view(tensor.shape).copy_(tensor.detach())
+            at += tensor.numel()
+        return Vector(layout, values)
+
+    def check_finite(self) -> None:
+        """NotFinite, with the tensor's name, if a value is not finite or beyond its codec."""
+        for run in self.layout.runs:
+            if not within(self.values[run.start : run.stop], LARGEST_CARRIED[run.codec]):
+                raise self._not_finite(run.start, run.stop, run.codec)
+
+    def unpack(self, values: Tensor, into: Mapping[str, Tensor]) -> None:
+        """Copy averaged values into tensors of the layout's names and sizes."""
+        check_values(self.layout, values, "What is unpacked")
+        if set(into) != {segment.name for segment in self.layout.segments}:
+            raise ProtocolMisuse("A vector is unpacked into tensors of exactly its own names.")
+        for segment, start, stop in self._places():
+            target = into[segment.name]
+            if target.numel() != segment.values:
+                raise ProtocolMisuse(
+                    f"{segment.name} has {target.numel():,} values; "
+                    f"{segment.values:,} were averaged."
+                )
+            with torch.no_grad():
+                target.copy_(values[start:stop].view(target.shape))
+
+    def _places(self) -> Iterator[tuple[Segment, int, int]]:
+        at = 0
+        for segment in self.layout.segments:
+            yield segment, at, at + segment.values
+            at += segment.values
+
+    def _not_finite(self, start: int, stop: int, codec: CodecName) -> NotFinite:
+        """Name the first tensor of this stretch that is to blame, and where in it."""
+        largest = LARGEST_CARRIED[codec]
+        for segment, first, last in self._places():
+            values = self.values[first:last]
+            if not start <= first < stop or within(values, largest):
+                continue
+            bad = ~(values.abs() <= largest)
+            at = int(torch.nonzero(bad)[0].item())
+            return NotFinite(
+                f"{segment.name} has {int(bad.sum().item()):,} values that {codec} cannot carry; "
+                f"the first is {values[at].item()!r} at {at:,} of {segment.values:,}.",
+                why="The loss has diverged, or the values are too large for this codec.",
+                advice="Hold these values back, or choose a codec with a wider range.",
+            )
+        raise AssertionError("a value that is not finite is in one of the tensors")
+
+
+def layout_of(
+    named: Iterable[tuple[str, int]], codec: CodecName | Mapping[str, CodecName] = "none"
+) -> Layout:
+    """The layout of tensors of these names and sizes; ProtocolMisuse as `Vector.of`."""
+    sizes = list(named)
+    if isinstance(codec, str):
+        return Layout(tuple(Segment(name, values, codec) for name, values in sizes))
+    unknown = set(codec) - {name for name, _ in sizes}
+    if unknown:
+        raise ProtocolMisuse(f"Codecs are given for {sorted(unknown)}, which are not here.")
+    others: CodecName = "float64" if "float64" in codec.values() else "none"
+    return Layout(tuple(Segment(name, values, codec.get(name, others)) for name, values in sizes))
+
+
+def check_values(layout: Layout, values: Tensor, what: str) -> None:
+    """ProtocolMisuse unless these are as many values, in one piece, as the layout has, of its
+    dtype."""
+    if values.dtype is not _DTYPES[layout.dtype]:
+        raise ProtocolMisuse(
+            f"{what} must be {layout.dtype}, not {values.dtype}.",
+            advice="float64 values have the codec float64; all others are averaged in float32.",
+        )
+    if values.device.type != "cpu" or not values.is_contiguous():
+        raise ProtocolMisuse(f"{what} must lie in one piece in the CPU's memory.")
+    if values.dim() != 1 or values.numel() != layout.values:
+        raise ProtocolMisuse(
+            f"{what} must be {layout.values:,} in one dimension, as the layout says, "
+            f"not {tuple(values.shape)}."
+        )
+
+
+# How the result of a round was cut into parts and chunks: what its digest can be checked by.
+#
+#     for part in cut.parts:
+#         digest = PartHash()
+#         for chunk in part.chunks(layout, cut.chunk_bytes):  digest.add(encoded bytes of the chunk)
+#     digest_of_parts({part.reducer: digest}) == committed.digest
+#
+# A result's digest is that of its parts' digests, and a part's is that of the frames in which its
+# reducer has sent it (docs/protocols.md, "The exchange of a round"). So a peer that was not in the
+# round can be shown a result by one that was, and needs to believe nobody.
+#
+# Easy to get wrong: what is hashed are the encoded chunks with their frames' headers. Members hold
+# decoded values; encoding them again gives the same bytes with every codec, unless a reducer has
+# sent what no honest one would (a block whose scale is not its largest value's): then nobody can
+# show that result to anybody, and whoever tries finds out by the digest.
+
+
+__all__ = ["PartCut", "PartHash", "ResultCut", "digest_of_parts", "result_cut"]
+
+
+@dataclass(frozen=True)
+class PartCut:
+    """Values `start` up to `stop`, as the member at this place of the roster has reduced them."""
+
+    reducer: int
+    start: int
+    stop: int
+
+    def chunks(self, layout: Layout, chunk_bytes: int) -> list[Chunk]:
+        return chunks_of(layout, self.start, self.stop, chunk_bytes)
+
+
+@dataclass(frozen=True)
+class ResultCut:
+    """The parts of a result that are not empty, in the order of the values."""
+
+    parts: tuple[PartCut, ...]
+    chunk_bytes: int
+
+    def covers(self, layout: Layout) -> bool:
+        """Whether it is of such a vector: all of its values once, and no reducer twice."""
+        stops = [0, *(one.stop for one in self.parts)]
+        starts = [*(one.start for one in self.parts), layout.values]
+        reducers = [one.reducer for one in self.parts]
+        return (
+            stops == starts
+            and all(one.start < one.stop for one in self.parts)
+            and sorted(set(reducers)) == reducers
+        )
+
+
+def result_cut(members: Sequence[int], cuts: Sequence[int], chunk_bytes: int) -> ResultCut:
+    """Of an exchange of these members: part i is values `cuts[i]` up to `cuts[i + 1]`."""
+    parts = (PartCut(member, cuts[place], cuts[place + 1]) for place, member in enumerate(members))
+    return ResultCut(tuple(one for one in parts if one.start < one.stop), chunk_bytes)
+
+
+class PartHash:
+    """The digest of one part, chunk by chunk."""
+
+    def __init__(self) -> None:
+        self._count = ChunkCount(hashed=True)
+
+    def add(self, encoded: memoryview) -> None:
+        self._count.add(chunk_header(len(encoded)), encoded)
+
+    @property
+    def digest(self) -> bytes:
+        return self._count.digest

@@ -28,17 +28,24 @@ one that it was given, and refuses what belongs to another.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from auth.bounded_map import BoundedMap
 from protocols.errors import ProtocolMisuse
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.messages import Empty
 from protocols.moshpit.gathering_effects import Candidate, Reply
-from protocols.moshpit.group import Group, Late, NobodyElse, NoGroup, Search
-from protocols.moshpit.group_keys import group_key, place_of, run_of
+from protocols.moshpit.group import (
+    Group,
+    Late,
+    NobodyElse,
+    NoGroup,
+    Search,
+    group_key,
+    place_of,
+    run_of,
+)
 from protocols.moshpit.group_search import GroupSearch
 from protocols.moshpit.handing_on import HandingOn
 from protocols.moshpit.matchmaking_messages import (
@@ -55,11 +62,11 @@ from protocols.moshpit.matchmaking_messages import (
     JoinReply,
     JoinRequest,
 )
-from protocols.moshpit.roster import Entry, Offer, Roster, Terms
-from protocols.moshpit.roster_refusals import StaleEpoch
+from protocols.moshpit.roster import Entry, Offer, Roster, StaleEpoch, Terms
+from protocols.rpc import Empty
 
 if TYPE_CHECKING:
-    from protocols.dht.service import Dht
+    from protocols.dht import Dht
     from protocols.network import Network
     from protocols.rpc import Rpc
 
@@ -89,8 +96,8 @@ class Matchmaker:
         self._network, self._rpc, self._dht = network, rpc, dht
         self._lists = HandingOn(rpc)
         self._searches: dict[str, GroupSearch] = {}
-        self._started: OrderedDict[str, Roster] = OrderedDict()
-        self._met: OrderedDict[str, tuple[Candidate, ...]] = OrderedDict()
+        self._started = BoundedMap[str, Roster](LISTS_REMEMBERED)
+        self._met = BoundedMap[str, tuple[Candidate, ...]](PLACES_REMEMBERED)
         self.when_asked: Callable[[str, int], None] | None = None
         """Told the run and the epoch of a group that others look for and this node does not.
         Anybody may ask, and as often as he likes."""
@@ -108,7 +115,7 @@ class Matchmaker:
             raise ProtocolMisuse(f"A group is being looked for under {search.key} already.")
         self._started.pop(search.key, None)
         place = place_of(search.key)
-        met_before = self._met.get(place, ())
+        met_before = [one for one in self._met.get(place, ()) if one.peer not in search.unled]
         running = GroupSearch(
             *(self._network, self._rpc, self._dht, self._lists),
             *(search, met_before, self._remember),
@@ -120,15 +127,13 @@ class Matchmaker:
             del self._searches[search.key]
         members = (Candidate(one.peer, one.reduces) for one in group.roster.entries)
         self._met[place] = tuple(one for one in members if one.peer != self._network.peer_id)
-        self._met.move_to_end(place)
-        if len(self._met) > PLACES_REMEMBERED:
-            self._met.popitem(last=False)
         return group
 
-    @property
-    def fetches_a_list(self) -> bool:
-        """Whether the list of a group that this node is in is on its way here."""
-        return self._lists.fetches
+    def awaits_list_of(self, peer: PeerId) -> bool:
+        """Whether a round that this peer speaks of may be that of a list on its way here: other
+        members hand one on to us, or this peer leads us."""
+        searches = self._searches.values()
+        return self._lists.fetches or any(one.awaits_list_of(peer) for one in searches)
 
     async def take_roster(self, roster: Roster) -> bool:
         """A member shows a list that its leader could not bring us any more: whether we are a
@@ -141,14 +146,11 @@ class Matchmaker:
 
     def forget(self, peers: Collection[PeerId]) -> None:
         """Do not look for these where they were the last time: they are gone, or as good as."""
-        for place, group in self._met.items():
+        for place, group in list(self._met.items()):
             self._met[place] = tuple(one for one in group if one.peer not in peers)
 
     def _remember(self, roster: Roster) -> None:
         self._started[roster.key] = roster
-        self._started.move_to_end(roster.key)
-        if len(self._started) > LISTS_REMEMBERED:
-            self._started.popitem(last=False)
 
     async def _join(self, caller: Caller, request: JoinRequest) -> JoinAnswer:
         started = self._started.get(request.terms.key)

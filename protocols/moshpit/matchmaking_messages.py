@@ -17,12 +17,10 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from protocols.dht.families import Family
-from protocols.messages import Empty, Message, Milliseconds
-from protocols.method import Method
+from protocols.dht import Family
 from protocols.moshpit.gathering_effects import Reply
-from protocols.moshpit.roster import LARGEST_LIST, Digest, Entry, PeerText, Roster, Terms
-from protocols.moshpit.roster_refusals import CODES
+from protocols.moshpit.roster import CODES, LARGEST_LIST, Digest, Entry, PeerText, Roster, Terms
+from protocols.rpc import Empty, Message, Method, Milliseconds
 
 PROTOCOL: Final = "/potluck/moshpit/1.0.0"
 
@@ -62,7 +60,7 @@ GROUP = Family(
     longest_ttl_seconds=LONGEST_SLOT_SECONDS,
     bytes_per_key=SLOT_BYTES_PER_KEY,
 )
-"""Every node of a swarm that averages declares it (node/directory.py)."""
+"""Every node of a swarm that averages declares it (node/core/directory.py)."""
 
 
 class Place(Message, frozen=True):

@@ -1,8 +1,8 @@
 """The plan of a whole collaboration: who computes, who reduces what, and how fast that is.
 
 DeDLOC's problem (2): as many steps per second as possible, min(Σ s_i c_i / B, 1 / T(c)). The round
-T(c) is the best of plan_shares.py, or of plan_programmes.py under pairwise limits; which free c_i
-become 1 is searched in plan_search.py. Beside it stand what else could have been done: all-reduce
+T(c) is the best of plan.py, or of plan_strategy.py under pairwise limits; which free c_i
+become 1 is searched in plan.py. Beside it stand what else could have been done: all-reduce
 (everybody computes, equal parts for all that can reduce) and the best parameter server.
 
 Easy to get wrong: everything is done in the order of names and put back at the end, so the order
@@ -11,20 +11,28 @@ of the file makes no difference where several plans are equally good.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from protocols.errors import PotluckError
-from protocols.moshpit.plan_programmes import (
-    Links,
-    binding,
-    limited_seconds,
-    limited_shares,
-    shortest_limited_seconds,
+from protocols.moshpit.plan import (
+    Choice,
+    Collaborators,
+    Members,
+    best_shares,
+    choose,
+    equal_shares,
+    greatest_shares,
+    quantised,
+    seconds_of,
+    shortest_seconds,
 )
-from protocols.moshpit.plan_search import Choice, Collaborators, choose
-from protocols.moshpit.plan_shares import Members, equal_shares
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
 
 
 class Computes(Enum):
@@ -60,7 +68,7 @@ class PlannedPeer:
 
 
 @dataclass(frozen=True)
-class Collaboration:
+class PlannedPeers:
     """What is to be planned. `limits`: (from, to) by index of `peers`, in bytes per second."""
 
     vector_bytes: float
@@ -82,7 +90,7 @@ class Strategy:
     samples_per_second: float
 
 
-def best_strategy(collaboration: Collaboration) -> Strategy:
+def best_strategy(collaboration: PlannedPeers) -> Strategy:
     """The plan. NobodyComputes or NobodyReduces where there can be none."""
     given = collaboration.peers
     order = sorted(range(len(given)), key=lambda i: given[i].name)
@@ -118,7 +126,7 @@ def best_strategy(collaboration: Collaboration) -> Strategy:
     )
 
 
-def _collaborators(collaboration: Collaboration, peers: Sequence[PlannedPeer]) -> Collaborators:
+def _collaborators(collaboration: PlannedPeers, peers: Sequence[PlannedPeer]) -> Collaborators:
     fixed = [peer.computes is Computes.ALWAYS for peer in peers]
     free = [
         i
@@ -175,3 +183,187 @@ def _best_server_seconds(members: Members, limits: Links) -> float:
         for i in range(n)
         if members.reduces[i]
     )
+
+
+# The programmes that need a solver: shares under pairwise limits, and Moshpit's load balancing.
+#
+# A link from i to j that carries at most t_ij bears in one round what i contributes to j's part,
+# and the part that i has reduced: c_i w_j + w_i ≤ t_ij T. That joins two shares, so the members are
+# not independent any more as in plan.py; but it is linear, and n + 1 variables still do:
+#
+#     minimise T  subject to  upload_i ≤ u_i T,  download_i ≤ d_i T,
+#                             c_i w_j + w_i ≤ t_ij T,  Σ w = 1
+#
+# DeDLOC's appendix B has n² rates for this, and is an upper bound here: it may return a part to one
+# receiver and not to another, which a cut of the vector into parts cannot do, and proposes in the
+# end what (6) makes of its rates, shares proportional to min_j g_ij. Ours are the best of all
+# shares, so no solution of the large programme leads to a shorter round (tests/moshpit compares
+# them).
+#
+# A limit that is no lower than i's upload or j's download never binds (both carry that link's bytes
+# and more) and is left out. Scipy's HiGHS is deterministic: the same version makes the same of the
+# same rows. Rounds have no pairwise limits, so no two peers ever depend on agreeing in this.
+#
+# Easy to get wrong: there are many optima when one slow member decides how long the round is. The
+# second programme then raises the least of all w_i / hi_i, hi_i being what i could do alone.
+
+
+Links = Mapping[tuple[int, int], float]  # (from, to): the most that this way carries
+
+_SLACK = 1e-9  # relative; what the first programme's T may be short of for the second
+
+
+class NoSolution(PotluckError):
+    """The solver gave up; its own words are the reason."""
+
+
+def limited_shares(members: Members, links: Links) -> tuple[float, ...]:
+    """The shares with which the round is shortest under pairwise limits; they add up to 1."""
+    links = binding(members, links)
+    return _unlimited(members, links) or programmed_shares(members, links)
+
+
+def shortest_limited_seconds(members: Members, links: Links) -> float:
+    """How long the best round takes under pairwise limits, in half of the time."""
+    links = binding(members, links)
+    if _unlimited(members, links):
+        return shortest_seconds(members)
+    programme = _Programme(members, links)
+    return float(programme.shortest().x[-1]) / programme.unit
+
+
+def programmed_shares(members: Members, links: Links) -> tuple[float, ...]:
+    """The best shares by the linear programmes alone, also where no limit asks for them."""
+    programme = _Programme(members, links)
+    found = programme.shortest()
+    spread = programme.spread(float(found.x[-1]) * (1 + _SLACK))
+    shares = [max(0.0, float(share)) for share in (spread if spread.success else found).x[:-1]]
+    total = math.fsum(shares)
+    return quantised([share / total for share in shares])
+
+
+def _unlimited(members: Members, links: Links) -> tuple[float, ...] | None:
+    """The best shares without limits, if they keep the limits. Then nothing can be better."""
+    free = best_shares(members)
+    kept = limited_seconds(free, members, links) <= shortest_seconds(members) * (1 + _SLACK)
+    return free if kept else None
+
+
+def limited_seconds(shares: Sequence[float], members: Members, links: Links) -> float:
+    """How long a round with these shares takes under these limits."""
+    slowest = seconds_of(shares, members)
+    for (i, j), limit in links.items():
+        carried = shares[i] + (shares[j] if members.contributes[i] else 0.0)
+        slowest = max(slowest, carried / limit)
+    return slowest
+
+
+def binding(members: Members, links: Links) -> Links:
+    """Those limits that are lower than what their two ends bear anyway."""
+    return {
+        (i, j): limit
+        for (i, j), limit in links.items()
+        if limit < min(members.up[i], members.down[j])
+    }
+
+
+class _Rows:
+    """Σ coefficient · variable ≤ bound, sparse."""
+
+    def __init__(self) -> None:
+        self.coefficients: list[dict[int, float]] = []
+        self.bounds: list[float] = []
+
+    def add(self, coefficients: dict[int, float], bound: float) -> None:
+        self.coefficients.append(coefficients)
+        self.bounds.append(bound)
+
+    def matrix(self, width: int) -> Any:
+        from scipy.sparse import csr_array
+
+        cells = [
+            (value, row, column)
+            for row, coefficients in enumerate(self.coefficients)
+            for column, value in coefficients.items()
+        ]
+        values, rows, columns = zip(*cells, strict=True)
+        return csr_array((values, (rows, columns)), shape=(len(self.bounds), width))
+
+
+class _Programme:
+    """The rows of one round. Variables: the shares, then T. Speeds in multiples of `unit`."""
+
+    def __init__(self, members: Members, links: Links) -> None:
+        self.unit = math.fsum(members.up) / len(members.up)  # solvers like numbers near 1
+        self._members = Members(
+            [up / self.unit for up in members.up],
+            [down / self.unit for down in members.down],
+            members.contributes,
+            members.reduces,
+        )
+        self._rows = _Rows()
+        self._add_members()
+        self._add_links(links)
+
+    def shortest(self) -> OptimizeResult:
+        """The least T."""
+        n = len(self._members.up)
+        return _minimise([0.0] * n + [1.0], self._rows, self._members.reduces)
+
+    def spread(self, seconds: float) -> OptimizeResult:
+        """With T as given, and the last variable the least w_i / hi_i: the greatest of those."""
+        n = len(self._members.up)
+        spreading = _Rows()
+        for coefficients, bound in zip(self._rows.coefficients, self._rows.bounds, strict=True):
+            kept = {column: value for column, value in coefficients.items() if column != n}
+            spreading.add(kept, bound - coefficients[n] * seconds)
+        for i, most in enumerate(greatest_shares(self._members, seconds)):
+            spreading.add({n: most, i: -1.0}, 0.0)
+        return _minimise([0.0] * n + [-1.0], spreading, self._members.reduces)
+
+    def _add_members(self) -> None:
+        members = self._members
+        n, m = len(members.up), sum(members.contributes)
+        for i, (up, down, c) in enumerate(
+            zip(members.up, members.down, members.contributes, strict=True)
+        ):
+            self._rows.add({i: float(n - 1 - c), n: -up}, -float(c))
+            if not math.isinf(down):
+                self._rows.add({i: float(m - c - 1), n: -down}, -1.0)
+
+    def _add_links(self, links: Links) -> None:
+        """c_i w_j + w_i ≤ t_ij T. Between two contributors both directions carry the same."""
+        n = len(self._members.up)
+        tightest: dict[tuple[int, int], float] = {}
+        for (i, j), limit in links.items():
+            if self._members.contributes[i] and self._members.contributes[j]:
+                pair = (min(i, j), max(i, j))
+            else:
+                pair = (i, j)
+            tightest[pair] = min(limit / self.unit, tightest.get(pair, math.inf))
+        for (i, j), limit in tightest.items():
+            also = {j: 1.0} if self._members.contributes[i] else {}
+            self._rows.add({i: 1.0, **also, n: -limit}, 0.0)
+
+
+def _minimise(cost: Sequence[float], rows: _Rows, reduces: Sequence[bool]) -> OptimizeResult:
+    """Solve it with HiGHS: shares of those who reduce between 0 and 1, together 1."""
+    from scipy.optimize import linprog
+
+    n = len(reduces)
+    found = linprog(
+        cost,
+        A_ub=rows.matrix(n + 1),
+        b_ub=rows.bounds,
+        A_eq=[[1.0] * n + [0.0]],
+        b_eq=[1.0],
+        bounds=[(0.0, float(one)) for one in reduces] + [(0.0, None)],
+        method="highs-ds",
+    )
+    if found.x is None:
+        raise NoSolution(
+            "The shares of a round could not be planned.",
+            why=f"The solver of linear programmes says: {found.message}",
+            advice="Please report it, with the peers and links that were to be planned.",
+        )
+    return found

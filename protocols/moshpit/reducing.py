@@ -22,13 +22,11 @@ from __future__ import annotations
 import trio
 from torch import Tensor, mul
 
-from protocols.chunk_count import ChunkCount
 from protocols.errors import MalformedMessage
 from protocols.moshpit.exchange import ExchangePlan
 from protocols.moshpit.layout import Chunk
-from protocols.tensor_codecs import SERIAL_VALUES
-from protocols.tensors import accumulate, decode_into, encode_into, raw_bytes
-from protocols.wire import chunk_header
+from protocols.rpc import ChunkCount, chunk_header
+from protocols.tensors import SERIAL_VALUES, accumulate, decode_into, encode_into, raw_bytes
 
 
 class NotFiniteReceived(MalformedMessage):

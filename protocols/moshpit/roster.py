@@ -35,7 +35,7 @@ import trio
 from blake3 import blake3
 from msgspec import Meta
 
-from protocols.errors import MalformedMessage
+from protocols.errors import MalformedMessage, PotluckError, Refused
 from protocols.identity import (
     LONGEST_PEER_ID,
     SIGNATURE_BYTES,
@@ -44,20 +44,7 @@ from protocols.identity import (
     public_key_of,
     verify,
 )
-from protocols.messages import Message
-from protocols.moshpit.roster_refusals import (
-    ChangedEntry,
-    ImpossibleNumber,
-    NotAMember,
-    NotSigned,
-    OtherKey,
-    OtherLayout,
-    StaleEpoch,
-    TooMany,
-    TwiceTheSame,
-    WrongLeader,
-    WrongOrder,
-)
+from protocols.rpc import Message
 
 ENTRY_DOMAIN = b"potluck moshpit entry 1"
 ROSTER_DOMAIN = b"potluck moshpit roster 1"
@@ -392,3 +379,73 @@ def _is_signed(domain: bytes, peer: PeerId, signature: bytes, message: Callable[
         return verify(domain, peer, signature, message())
     except MalformedMessage:  # no peer id at all
         return False
+
+
+# Why an entry or a list of members is refused: one type for each reason, so that it has a name.
+#
+# All of them can cross the wire (`CODES`), so that a peer that is refused learns the reason, and
+# its owner what to do. Nobody is punished for them: a peer with an old layout is behind, not
+# hostile.
+
+
+class RosterRefused(Refused):
+    """An entry or a roster is not acceptable. The root of the reasons below."""
+
+
+class OtherKey(RosterRefused):
+    """It is for another run, round or group."""
+
+
+class StaleEpoch(RosterRefused):
+    """It is for an epoch that is not ours: an old one, or one that we have not reached."""
+
+
+class OtherLayout(RosterRefused):
+    """It is for a vector of another layout: other tensors, lengths, order or codecs."""
+
+
+class NotSigned(RosterRefused):
+    """A signature is not that of the peer in whose name it stands."""
+
+
+class NotAMember(RosterRefused):
+    """Whoever it comes from, or whoever reads it, is not in the list."""
+
+
+class ChangedEntry(RosterRefused):
+    """Our own entry is not in the list as we sent it."""
+
+
+class WrongLeader(RosterRefused):
+    """It was not made by the first in the order that can be dialled."""
+
+
+class WrongOrder(RosterRefused):
+    """The members are not in the order of their hashes."""
+
+
+class TwiceTheSame(RosterRefused):
+    """One peer stands in the list twice."""
+
+
+class TooMany(RosterRefused):
+    """The list has more members, or fewer, than a group may have."""
+
+
+class ImpossibleNumber(RosterRefused):
+    """A weight or a bandwidth that is negative, not finite, or beyond all bounds."""
+
+
+CODES: dict[str, type[PotluckError]] = {
+    "other-key": OtherKey,
+    "stale-epoch": StaleEpoch,
+    "other-layout": OtherLayout,
+    "not-signed": NotSigned,
+    "not-a-member": NotAMember,
+    "changed-entry": ChangedEntry,
+    "wrong-leader": WrongLeader,
+    "wrong-order": WrongOrder,
+    "twice-the-same": TwiceTheSame,
+    "too-many": TooMany,
+    "impossible-number": ImpossibleNumber,
+}

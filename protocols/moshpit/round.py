@@ -2,54 +2,63 @@
 
     finished = await run_round(shell, task, buffers)              # in a group, with two buffers
 
-The agreement (agreement.py) decides and does nothing; here its decisions are done, and what
-happens is told to it:
+The agreement (agreement.py) only decides. `Round` carries out its decisions, and reports to it what
+happens:
 
-    Send             -> a message to a member, through the outbox; a failed one: `unreachable`
-    StartExchange    -> one attempt of the butterfly; how it ended: `exchange_done` or `_failed`
-    StopExchange     -> that attempt is cancelled
-    Decided          -> the round is over
-    link lost        -> `unreachable`, long before anybody's deadline
+    Send             send a message to a member, through the `Outbox`; if it fails: `unreachable`
+    StartExchange    run one attempt of the butterfly; then `exchange_done` or `exchange_failed`
+    StopExchange     cancel that attempt
+    Decided          the round is over
 
-Promises: `source` is never written. When the verdict is a commit of which this peer is a member,
-`result` holds the bits that were decided, whatever happened in between. Nothing of the round runs
-when `run_round` has returned, but for messages that tell others of the decision, each with its
-deadline. Cancelling it is like dying: the others find out as they would of a death.
+A lost link is also reported as `unreachable`, long before any deadline. `RoundPlan`, at the end,
+computes the members' parts, and checks those that others announce.
 
-Easy to get wrong: two attempts share one result buffer. The later one begins only when the
-earlier has ended entirely; and that it may overwrite what the earlier left is what the ballots
-are for: a later attempt is started only when the earlier can no longer be decided.
+Promises: `source` is never written. If the verdict is a commit with this peer as a member, `result`
+holds the bits that were decided, whatever happened in between. Nothing of the round runs after
+`run_round` has returned, except messages that tell others the decision, each with its deadline.
+Cancelling it is like dying: the others notice as they would notice a death.
+
+Easy to get wrong: two attempts share one result buffer. The later one begins only when the earlier
+one has ended entirely. It may overwrite what that one left because of the ballots: a later attempt
+is started only when the earlier one can no longer be decided.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import trio
 from torch import Tensor
 
-from protocols.errors import PotluckError
+from protocols.errors import DeadlineExceeded, PotluckError
 from protocols.identity import PeerId
 from protocols.moshpit.agreement import Agreement, Timing
 from protocols.moshpit.agreement_messages import AgreementMessage
 from protocols.moshpit.ballots import Ballot, Statement, Suspicion
 from protocols.moshpit.bandwidth import Bandwidth
 from protocols.moshpit.blame import LATE_CODES, OVERDUE
-from protocols.moshpit.butterfly import Butterfly
-from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, ExchangeReport, Participant
+from protocols.moshpit.butterfly import Butterfly, Pulse
+from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, Participant
 from protocols.moshpit.group import Group
-from protocols.moshpit.layout import Layout
-from protocols.moshpit.outbox import Outbox
-from protocols.moshpit.pulse import Pulse
-from protocols.moshpit.result_cut import ResultCut, result_cut
+from protocols.moshpit.handing_on import LONGEST_FETCH_SECONDS, MARGIN_SECONDS
+from protocols.moshpit.layout import Layout, ResultCut, cut, result_cut
+from protocols.moshpit.outcome import Failure
+from protocols.moshpit.part_messages import counts
+from protocols.moshpit.plan import fractions_for, predicted_seconds
 from protocols.moshpit.roster import Entry
-from protocols.moshpit.round_messages import NotInThisRound
-from protocols.moshpit.round_plan import RoundPlan
-from protocols.moshpit.round_statistics import Failure
-from protocols.moshpit.statements import counts
-from protocols.moshpit.switchboard import Switchboard
+from protocols.moshpit.switchboard import (
+    AGREE,
+    SHOW,
+    Agree,
+    NotInThisRound,
+    Show,
+    Switchboard,
+    UnknownRound,
+)
 from protocols.moshpit.verdicts import (
     Commit,
     Decided,
@@ -62,32 +71,32 @@ from protocols.moshpit.verdicts import (
 from protocols.network import LinkEvent, Network, Reach
 from protocols.rpc import Rpc
 
-MOST_FAILURES = 64  # kept of one round for its statistics
+MOST_FAILURES = 64  # kept for the statistics of one round
 
 PART_OF_WHAT_IS_LEFT = 0.5
-"""One attempt may take this part of what is left of the round's time. Then whoever is furthest
-behind is named, and there is still time to average without it."""
+"""One attempt may take this share of the round's remaining time. Then the member furthest behind is
+named, and there is still time to average without it."""
 
 SHORTEST_ATTEMPT_SECONDS = 1.0
-"""What an attempt gets in any case: where the coordinator allows the round more time than we do,
-nobody is to be named for that. The agreement ends it soon."""
+"""The least time that an attempt gets. If the coordinator allows the round more time than we do, no
+member should be named for that. The agreement ends the attempt soon."""
 
 
 @dataclass(frozen=True)
 class Shell:
-    """What all rounds of an averager share."""
+    """The parts that all rounds of an averager share."""
 
     network: Network
     rpc: Rpc
     butterfly: Butterfly
     switchboard: Switchboard
     bandwidth: Bandwidth
-    nursery: trio.Nursery  # the averager's: messages of a round that is over are sent from there
+    nursery: trio.Nursery  # the averager's: it sends the messages of rounds that are over
 
 
 @dataclass(frozen=True)
 class Task:
-    """What one round is about. `most_weight`: as in AveragingOptions."""
+    """The task of one round. `most_weight`: as in AveragingOptions."""
 
     group: Group
     layout: Layout
@@ -98,7 +107,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Buffers:
-    """Where the values are: flat tensors of the layout and its dtype, which do not overlap."""
+    """The values: flat tensors of the layout and its dtype that do not overlap."""
 
     source: Tensor
     result: Tensor
@@ -106,7 +115,7 @@ class Buffers:
 
 @dataclass
 class Course:
-    """How a round went, for its statistics. Moments are of `trio.current_time`."""
+    """How a round went, for its statistics. Times are `trio.current_time`."""
 
     attempts: int = 0
     exchange_began: float | None = None  # of the last attempt
@@ -115,13 +124,14 @@ class Course:
     bytes_sent: int = 0
     bytes_received: int = 0
     failures: list[Failure] = field(default_factory=list)
-    late: set[PeerId] = field(default_factory=set)  # whose values this peer has waited for
+    late: set[PeerId] = field(default_factory=set)  # this peer has waited for their values
+    idle: set[PeerId] = field(default_factory=set)  # they coordinated and did nothing
 
 
 @dataclass(frozen=True)
 class Finished:
     """A round that is over for this peer. `excluded`: why members are not in the last attempt.
-    `cut`: how the result was cut that was committed."""
+    `cut`: how the committed result was cut."""
 
     verdict: Verdict
     excluded: dict[int, Suspicion]
@@ -130,14 +140,14 @@ class Finished:
 
 
 async def run_round(shell: Shell, task: Task, buffers: Buffers) -> Finished:
-    """Take part in a round until it is decided, or until this peer has given it up."""
+    """Take part in a round until it is decided, or until this peer gives it up."""
     this = Round(shell, task)
     with shell.switchboard.running(task.group.round_id, this.receive):
         return await this.run(buffers)
 
 
 class Round:
-    """The shell around one Agreement."""
+    """The shell around one `Agreement`."""
 
     def __init__(self, shell: Shell, task: Task) -> None:
         self._shell = shell
@@ -153,7 +163,7 @@ class Round:
             me=group.me,
             size=len(entries),
             coordinators=_succession(entries),
-            timing=task.timing,
+            timing=_timing(task),
             now=trio.current_time(),
             plan=self._plan.cuts_for,
             verify=self._is_stated,
@@ -170,6 +180,8 @@ class Round:
         self._verdict: Verdict | None = None
         self._decided = trio.Event()
         self._something_new = trio.Event()
+        self._present: set[int] = set()
+        self._arrival = trio.Event()
 
     async def run(self, buffers: Buffers) -> Finished:
         self._buffers = buffers
@@ -178,6 +190,7 @@ class Round:
         finally:
             self._buffers = None  # the round is remembered for longer than its values
         assert self._verdict is not None
+        self._course.idle.update(self._peers[member] for member in self._agreement.idle)
         cut = self._cut if isinstance(self._verdict, Commit) else None
         return Finished(self._verdict, dict(self._agreement.excluded), self._course, cut)
 
@@ -187,17 +200,47 @@ class Round:
                 self._nursery.start_soon(self._watch_links, events)
                 self._nursery.start_soon(self._pulse.follow)
                 self._nursery.start_soon(self._keep_time)
-                if self._task.group.me == self._task.group.leader:
+                group = self._task.group
+                if group.me != group.leader:
+                    if group.list_seconds:
+                        self._agreement.show_up(trio.current_time())
+                elif group.list_seconds:
+                    self._nursery.start_soon(self._begin_when_all_have_the_list)
+                else:
                     self._agreement.begin(trio.current_time())
                 self._carry_out()
                 await self._decided.wait()
                 self._nursery.cancel_scope.cancel()
         self._nursery = None
 
-    # What happens
+    async def _begin_when_all_have_the_list(self) -> None:
+        """Begin when all others have shown that they are here, or are lost, or when none has shown
+        it for longer than the list should take. (A Start that arrives before the list is in vain,
+        and it starts a clock at the members that have the list: the others should be there then.)
+        """
+        patience = self._task.group.list_seconds + MARGIN_SECONDS
+        others = set(range(len(self._peers))) - {self._task.group.me}
+        with trio.move_on_after(LONGEST_FETCH_SECONDS):
+            while missing := others - self._present:
+                with trio.move_on_after(patience):
+                    while others - self._present == missing:
+                        await self._arrival.wait()
+                if others - self._present == missing:
+                    break
+        self._agreement.begin(trio.current_time())
+        self._carry_out()
+
+    def _is_present(self, place: int) -> None:
+        """This member has the list, or nobody should wait for it."""
+        if place not in self._present:
+            self._present.add(place)
+            self._arrival.set()
+            self._arrival = trio.Event()
+
+    # -- what happens
 
     def receive(self, peer: PeerId, message: AgreementMessage) -> None:
-        """A member said something; also after the end, when it may ask what was decided."""
+        """Take a member's message; also after the end, when it may ask what was decided."""
         place = self._places.get(peer)
         if place is None:
             raise NotInThisRound(
@@ -206,6 +249,7 @@ class Round:
                 advice="Find a group for the next round.",
             )
         self._agreement.receive(place, message, trio.current_time())
+        self._is_present(place)
         self._carry_out()
 
     def _not_told(self, place: int, error: PotluckError) -> None:
@@ -224,6 +268,7 @@ class Round:
         self._carry_out()
 
     def _lost(self, place: int) -> None:
+        self._is_present(place)
         self._agreement.unreachable(place, trio.current_time())
         self._carry_out()
 
@@ -237,7 +282,7 @@ class Round:
                 self._agreement.tick(max(deadline, trio.current_time()))
                 self._carry_out()
 
-    # What is to be done
+    # -- carrying out effects
 
     def _carry_out(self) -> None:
         for effect in self._agreement.effects():
@@ -265,7 +310,7 @@ class Round:
         self._nursery.start_soon(self._exchange, start)
 
     async def _exchange(self, start: StartExchange) -> None:
-        """One attempt, from when the one before it has ended entirely."""
+        """Run one attempt, once the one before it has ended entirely."""
         with self._exchanges[start.ballot]:
             async with self._one_exchange:
                 await self._attempt(start)
@@ -288,7 +333,8 @@ class Round:
             self._note_late(told)
             self._agreement.exchange_failed(start.ballot, told, trio.current_time())
         else:
-            self._measure(report)
+            self._course.bytes_sent += report.bytes_sent
+            self._course.bytes_received += report.bytes_received
             self._cut = result_cut(start.members, start.cuts, self._task.chunk_bytes)
             self._agreement.exchange_done(
                 start.ballot,
@@ -302,7 +348,7 @@ class Round:
             course.exchange_seconds += course.exchange_ended - began
         self._carry_out()
 
-    # What the agreement asks
+    # -- what the agreement asks for
 
     def _is_stated(self, ballot: Ballot, statement: Statement) -> bool:
         reducer = self._peers[statement.part]
@@ -339,12 +385,7 @@ class Round:
             most_weight=self._task.most_weight,
         )
 
-    # What is remembered
-
-    def _measure(self, report: ExchangeReport) -> None:
-        self._course.bytes_sent += report.bytes_sent
-        self._course.bytes_received += report.bytes_received
-        self._shell.bandwidth.add(trio.current_time(), report)
+    # -- what is remembered
 
     def _note_late(self, told: Iterable[Suspicion]) -> None:
         late = (each.member for each in told if each.code in LATE_CODES | {OVERDUE})
@@ -356,6 +397,182 @@ class Round:
             failures.append(Failure(self._peers[place], code, text))
 
 
+def _timing(task: Task) -> Timing:
+    """The timing of a round. A leader whose list is handed on begins later, when the list has
+    reached the others, so a coordinator may be idle for longer."""
+    if not task.group.list_seconds:
+        return task.timing
+    idle_seconds = task.timing.idle_seconds + LONGEST_FETCH_SECONDS
+    return replace(task.timing, idle_seconds=idle_seconds)
+
+
 def _succession(entries: Sequence[Entry]) -> tuple[int, ...]:
-    """Who coordinates after whom: the leader, the others that can be dialled, the rest."""
+    """The order of coordinators: the leader, the others that can be dialled, the rest."""
     return tuple(sorted(range(len(entries)), key=lambda place: not entries[place].reduces))
+
+
+# ---- messages to the members
+
+
+log = logging.getLogger("potluck.moshpit")
+
+CALL_SECONDS = 4.0
+"""How long a member has to acknowledge a message: as long as the wait for a stalled transfer, since
+both mean that the member has stopped. It has longer while bytes come from it (butterfly.py): our
+message then waits behind chunks that were queued before it, on one of the two home connections."""
+
+MOST_WAITING = 64
+"""Messages that wait for one member. A round has a few for each attempt. If there are more, the
+member takes nothing in; further ones are dropped, and it will be given up."""
+
+
+class Outbox:
+    """Sends the messages of one round to its members, by their place in the roster: in order to
+    each member, and no member waits for another.
+
+    A message is a unary call with an empty answer, which acknowledges it. The next message to the
+    same member is sent after that. A slow or dead member holds up no other.
+
+    Promise: a member has a task only while there is something to tell it. The task ends if the
+    member is silent for `CALL_SECONDS`. So a round that is over may still be telling its decision,
+    but leaves nothing behind.
+
+    A leader may die while it hands out its list. So a member that does not know the round is shown
+    the list, once, by any member that has a message for it.
+
+    Easy to get wrong: a call that failed may have arrived. A message must be harmless when it is
+    received twice, and a failure is a reason for suspicion, not a proof.
+    """
+
+    def __init__(
+        self,
+        rpc: Rpc,
+        nursery: trio.Nursery,
+        group: Group,
+        failed: Callable[[int, PotluckError], None],
+        is_alive: Callable[[int], bool],
+    ) -> None:
+        """`failed` is called for each member that could not be reached with a message. `is_alive`
+        says whether bytes come from a member: while they do, we wait for its answer."""
+        self._rpc = rpc
+        self._nursery = nursery
+        self._group = group
+        self._peers = group.members
+        self._shown: set[int] = set()
+        self._failed = failed
+        self._is_alive = is_alive
+        self._waiting: dict[int, deque[AgreementMessage]] = {}
+
+    def post(self, member: int, message: AgreementMessage) -> None:
+        """Send a message when the earlier ones to this member have arrived."""
+        waiting = self._waiting.get(member)
+        if waiting is None:
+            self._waiting[member] = deque([message])
+            self._nursery.start_soon(self._send_all, member)
+        elif message not in waiting and len(waiting) < MOST_WAITING:
+            waiting.append(message)
+        # else: the same one waits already, or the member takes nothing in and will be given up
+
+    async def _send_all(self, member: int) -> None:
+        waiting = self._waiting[member]
+        try:
+            while waiting:
+                await self._send(member, waiting[0])
+                waiting.popleft()
+        except PotluckError as error:
+            log.debug("%s was not told of a round: %s", self._peers[member], error)
+            del self._waiting[member]  # the messages behind it make no sense without it
+            self._failed(member, error)
+        finally:
+            if self._waiting.get(member) is waiting:
+                del self._waiting[member]
+
+    async def _send(self, member: int, message: AgreementMessage) -> None:
+        try:
+            await self._tell(member, message)
+        except UnknownRound:
+            if member in self._shown:
+                raise
+            self._shown.add(member)
+            show = Show(self._group.roster)
+            await self._rpc.call(self._peers[member], SHOW, show, timeout=CALL_SECONDS)
+            await self._tell(member, message)
+
+    async def _tell(self, member: int, message: AgreementMessage) -> None:
+        """Send until it is acknowledged; again, if that takes long: to receive it twice does no
+        harm."""
+        agree = Agree(self._group.round_id, message)
+        while True:
+            try:
+                await self._rpc.call(self._peers[member], AGREE, agree, timeout=CALL_SECONDS)
+            except DeadlineExceeded:
+                if not self._is_alive(member):
+                    raise
+            else:
+                return
+
+
+# ---- the members' parts
+
+
+TOLERANCE = 0.01  # of the predicted time: rounding to whole blocks costs less, a bad plan more
+
+
+class RoundPlan:
+    """Decides which member reduces which values in an attempt, from what the members signed. Pure.
+
+    Easy to get wrong: the plan of a coordinator need not equal ours bit by bit (it may run another
+    version that breaks a tie differently), but it must be as good. So a plan is refused only if it
+    is impossible, or slower than ours by more than `TOLERANCE`.
+    """
+
+    def __init__(self, entries: Sequence[Entry], layout: Layout) -> None:
+        self._entries = entries
+        self._layout = layout
+
+    def cuts_for(self, members: tuple[int, ...]) -> tuple[int, ...]:
+        """The boundaries of the parts of these members: the same wherever this is computed. Empty
+        if there is nothing to average, or no member that can reduce.
+        """
+        entries = [self._entries[member] for member in members]
+        contribute = any(entry.weight > 0.0 for entry in entries)
+        if not contribute or not any(entry.reduces for entry in entries):
+            return ()
+        fractions = fractions_for(
+            [entry.up_bytes_per_second for entry in entries],
+            [entry.down_bytes_per_second for entry in entries],
+            [entry.weight > 0.0 for entry in entries],
+            [entry.reduces for entry in entries],
+        )
+        return cut(self._layout, fractions)
+
+    def objection_to(self, members: tuple[int, ...], cuts: tuple[int, ...]) -> str:
+        """Check another member's cuts. Returns what is wrong with them; "" if nothing is."""
+        ours = self.cuts_for(members)
+        if not ours:
+            return "Nobody of these members brings data, or nobody can reduce."
+        if cuts == ours:
+            return ""
+        values = self._layout.values
+        if len(cuts) != len(ours) or list(cuts) != sorted(cuts):
+            return f"{len(cuts)} cuts do not make {len(members)} parts."
+        if cuts[0] != 0 or cuts[-1] != values:
+            return f"The parts cover {cuts[0]:,} to {cuts[-1]:,} of {values:,} values."
+        for place, member in enumerate(members):
+            if cuts[place] != cuts[place + 1] and not self._entries[member].reduces:
+                return f"{self._entries[member].peer} cannot be dialled, so it cannot reduce."
+        theirs, best = self._seconds(members, cuts), self._seconds(members, ours)
+        if theirs > best * (1.0 + TOLERANCE):
+            return f"The plan takes {theirs:.3g} s where {best:.3g} s are possible."
+        return ""
+
+    def _seconds(self, members: tuple[int, ...], cuts: tuple[int, ...]) -> float:
+        entries = [self._entries[member] for member in members]
+        values = max(1, self._layout.values)
+        return predicted_seconds(
+            [(cuts[place + 1] - cuts[place]) / values for place in range(len(members))],
+            [entry.up_bytes_per_second for entry in entries],
+            [entry.down_bytes_per_second for entry in entries],
+            [entry.weight > 0.0 for entry in entries],
+            values * self._layout.value_bytes,
+        )

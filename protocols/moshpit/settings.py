@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.ballots import LARGEST_GROUP
-from protocols.moshpit.group import check_group_size, check_matchmaking_seconds
-from protocols.moshpit.group_keys import check_run
+from protocols.moshpit.group import check_group_size, check_matchmaking_seconds, check_run
 from protocols.moshpit.layout import check_chunk_bytes
 
 MATCHMAKING_SECONDS = 10.0

@@ -17,26 +17,29 @@ and of each peer, so a stranger who names rounds that do not exist holds up hims
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Annotated, Final
 
 import trio
+from msgspec import Meta
 
-from protocols.errors import Busy, RemoteMisbehaviour
+from auth.bounded_map import BoundedMap
+from protocols.errors import Busy, PotluckError, RemoteMisbehaviour
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.messages import Empty
 from protocols.moshpit.agreement_messages import AgreementMessage
 from protocols.moshpit.ballots import LARGEST_GROUP
-from protocols.moshpit.part_messages import ALLREDUCE_PROTOCOL
-from protocols.moshpit.round_messages import AGREE, Agree, UnknownRound
-from protocols.rpc import Rpc
+from protocols.moshpit.part_messages import ALLREDUCE_PROTOCOL, ROUND_ID_BYTES
+from protocols.moshpit.roster import CODES, Roster
+from protocols.rpc import Empty, Message, Method, Rpc
 
 HOLD_SECONDS = 0.5  # while the roster is under way; who has not got it by then is shown it
 HOLD_FOR_A_LIST_SECONDS = 3.0
-"""While other members hand the roster on to us (handing_on.py): short of the time that a call may
-take (`outbox.CALL_SECONDS`), so that its sender can still show us the roster."""
+"""While the roster comes from our leader, or other members hand it on to us (handing_on.py): a
+message of the round is shorter and may overtake it. Short of the time that a call may take
+(`outbox.CALL_SECONDS`), so that its sender can still show us the roster."""
 MOST_HELD = 2 * LARGEST_GROUP  # calls that wait for a round to begin here: one of each member
 MOST_HELD_OF_A_PEER = 4  # an honest peer has one: it waits for the answer before it says more
 ROUNDS_REMEMBERED = 16  # a peer that was away for longer has to fetch the state in any case
@@ -48,16 +51,22 @@ Receiver = Callable[[PeerId, AgreementMessage], None]
 class Switchboard:
     """The rounds of one averager: those that run, those that are over, those that are awaited."""
 
-    def __init__(self, rpc: Rpc, list_is_under_way: Callable[[], bool] = lambda: False) -> None:
-        """`list_is_under_way`: whether the list of a group that this peer is in is being fetched:
-        the round that a call is for may be that group's."""
+    def __init__(
+        self, rpc: Rpc, awaits_list_of: Callable[[PeerId], bool] = lambda _peer: False
+    ) -> None:
+        """`awaits_list_of`: whether the round that a call of this peer is for may be that of a
+        list which is on its way here."""
         self._rpc = rpc
-        self._list_is_under_way = list_is_under_way
+        self._awaits_list_of = awaits_list_of
         self._running: dict[bytes, Receiver] = {}
-        self._over: OrderedDict[bytes, Receiver] = OrderedDict()
+        self._over = BoundedMap[bytes, Receiver](ROUNDS_REMEMBERED)
         self._awaited: dict[bytes, trio.Event] = {}
         self._held: Counter[PeerId] = Counter()
         rpc.serve(AGREE, self._take)
+
+    def knows(self, round_id: bytes) -> bool:
+        """Whether this round runs here, or has run."""
+        return round_id in self._running or round_id in self._over
 
     def close(self) -> None:
         """The averager ends: from now on no round is known here."""
@@ -75,8 +84,6 @@ class Switchboard:
         try:
             yield
             self._over[round_id] = receiver
-            if len(self._over) > ROUNDS_REMEMBERED:
-                self._over.popitem(last=False)
         finally:
             self._running.pop(round_id, None)
 
@@ -112,7 +119,7 @@ class Switchboard:
         try:
             with trio.move_on_after(HOLD_SECONDS):
                 await began.wait()
-            if not began.is_set() and self._list_is_under_way():
+            if not began.is_set() and self._awaits_list_of(peer):
                 with trio.move_on_after(HOLD_FOR_A_LIST_SECONDS - HOLD_SECONDS):
                     await began.wait()
         finally:
@@ -121,3 +128,56 @@ class Switchboard:
                 del self._held[peer]
             if not began.is_set() and began.statistics().tasks_waiting == 0:
                 self._awaited.pop(round_id, None)
+
+
+# What members of a round say to each other beside the data: the methods `agree` and `show`.
+#
+# Every message of the agreement travels as the request of a unary call, with the round that it is
+# for; the empty answer says that it arrived. What may be said is in agreement_messages.py, what it
+# means in agreement.py. `show` brings the signed list of a round to a member that has not got it
+# from its leader, and that waits for it: the list needs no other proof than its signatures.
+
+
+AGREE_LIMIT_BYTES = 1 << 20  # the statements of 1,024 reducers have less than 200 KiB
+
+
+class UnknownRound(PotluckError):
+    """The message is for a round that this peer takes no part in, or has long forgotten."""
+
+
+class NotInThisRound(PotluckError):
+    """The message is from a peer that is not in the round's signed roster."""
+
+
+class Agree(Message, frozen=True):
+    """One message of the agreement of one round."""
+
+    round_id: Annotated[bytes, Meta(min_length=ROUND_ID_BYTES, max_length=ROUND_ID_BYTES)]
+    message: AgreementMessage
+
+
+class Show(Message, frozen=True):
+    """The list of a round that you are in; you have not got it, or do not know the round."""
+
+    roster: Roster
+
+
+AGREE: Final = Method(
+    ALLREDUCE_PROTOCOL,
+    "agree",
+    Agree,
+    Empty,
+    request_limit_bytes=AGREE_LIMIT_BYTES,
+    errors={"unknown-round": UnknownRound, "not-in-this-round": NotInThisRound},
+    training=True,
+)
+
+SHOW: Final = Method(
+    ALLREDUCE_PROTOCOL,
+    "show",
+    Show,
+    Empty,
+    request_limit_bytes=AGREE_LIMIT_BYTES,
+    errors={"unknown-round": UnknownRound, **CODES},
+    training=True,
+)

@@ -22,7 +22,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class MemberLeftOut:
     """The round was committed, but this member does not hold the result.
 
     `members` are those whose data is in it. This member may be one of them: its data was taken,
@@ -42,7 +42,7 @@ class Discard:
     in_doubt: bool
 
 
-Verdict = Commit | LeftOut | Discard
+Verdict = Commit | MemberLeftOut | Discard
 
 
 @dataclass(frozen=True)

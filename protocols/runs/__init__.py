@@ -1,1 +1,1 @@
-"""The signed definition of a run: served by every peer that is in it, fetched from any of them."""
+"""The signed definition of a run: every peer in the run serves it, and it is fetched from any."""

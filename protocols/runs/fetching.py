@@ -1,16 +1,16 @@
-"""The asking side: the newest definition of a run that any of some peers has.
+"""Fetching the newest definition of a run from a set of peers.
 
     signed = await fetch_definition(rpc, peers, "poem", accept)
 
-All are asked at once. What one answers is verified by `accept` (node/run/signed.py), which raises
-NotTheDefinition for what is not genuine; the others are then waited for. The first that is genuine
-gives the rest a moment, and the newest of them decides: if this potluck cannot take part by it, an
-older one that it could read is not taken in its place.
+All peers are asked at once. `accept` (node/run/signed.py) verifies an answer, and raises
+NotTheDefinition if it is not genuine; then we wait for the others. After the first genuine answer
+the others get a moment more, and the newest definition decides. If this potluck cannot take part by
+the newest, it does not use an older one instead.
 
-Promises: it ends within `timeout`; it takes one peer that answers, whatever the others do.
+It ends within `timeout`. One peer that answers is enough, whatever the others do.
 
-Easy to get wrong: a peer that serves an older, genuine definition is not lying: it has not been
-restarted since. So the first answer is not the last word.
+An older genuine definition is no lie: its peer has only not been restarted. So the first answer may
+not be the newest.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from protocols.runs.messages import (
 )
 
 MOST_ASKED = 16  # at once; an invite names as many addresses
-FETCH_SECONDS = 20.0  # of connecting over a bad link, a question and an answer of 64 KiB
-OTHERS_SECONDS = 2.0  # that others have when one has answered: a few round trips
-MOST_TOLD = 5  # peers whose failures an error names
+FETCH_SECONDS = 20.0  # for connecting over a bad link, one request, and an answer of 64 KiB
+OTHERS_SECONDS = 2.0  # for the others after the first answer: a few round trips
+MOST_TOLD = 5  # peers whose failures an error lists
 
 
 class Dated(Protocol):
-    """What `accept` makes of a definition."""
+    """The result of `accept`: a definition with its date."""
 
     @property
     def data(self) -> bytes: ...
@@ -61,10 +61,10 @@ async def fetch_definition(
     known: Accepted | None = None,
     timeout: float = FETCH_SECONDS,
 ) -> Accepted:
-    """The newest one that is accepted; `known` if nobody has a newer.
+    """The newest definition that `accept` accepts; `known` if there is no newer one.
 
-    NoDefinition if there is none, and says what each peer answered. NotTheDefinition if all that
-    came was not genuine. UnusableDefinition, which `accept` raised, if the newest is that.
+    NoDefinition, with each peer's answer, if there is none. NotTheDefinition if no definition that
+    came was genuine. UnusableDefinition, raised by `accept`, if the newest one is unusable.
     """
     asked = list(dict.fromkeys(peers))[:MOST_ASKED]
     answers = _Answers(run, accept, known)
@@ -88,7 +88,7 @@ async def fetch_definition(
 
 
 class _Answers(Generic[Accepted]):
-    """What came, and what each of the others said instead."""
+    """The answers so far, and the failures of the other peers."""
 
     def __init__(
         self, run: str, accept: Callable[[bytes], Accepted], known: Accepted | None
@@ -103,7 +103,7 @@ class _Answers(Generic[Accepted]):
         self._failures[peer] = error.what
 
     def take(self, peer: PeerId, answer: DefinitionResponse) -> bool:
-        """Whether it was a genuine one, or that ours still counts."""
+        """Whether the answer was genuine, or confirmed the definition that we have."""
         if answer.is_known and self._known is not None:
             return True
         if not answer.definition:

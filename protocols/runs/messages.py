@@ -1,12 +1,12 @@
-"""`/potluck/run/1.0.0`: what is asked and answered about a run's signed definition.
+"""`/potluck/run/1.0.0`: the messages to fetch a run's signed definition.
 
     DEFINITION   [run, digest of the one that the caller has]  ->  [definition, state]
 
-The definition is bytes here: node/run/signed.py says what is in them. Whoever has the newest one
-already is told so in a few bytes instead of being sent it again.
+The definition is bytes here; node/run/signed.py decodes it. A caller that already has the newest
+one gets a short answer, without the definition.
 
-Easy to get wrong: an answer is a stranger's. Its size is bounded by the method, before it is read;
-what it says is believed only when the organiser's signature has been verified.
+An answer may come from a stranger. The method limits its size before it is read. Its content is
+believed only after the organiser's signature is verified.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from blake3 import blake3
 from msgspec import Meta
 
 from protocols.errors import PotluckError, Unreachable
-from protocols.messages import Message
-from protocols.method import Method
+from protocols.rpc import Message, Method
 
 PROTOCOL = "/potluck/run/1.0.0"
 
-LARGEST_DEFINITION_BYTES = (64 << 10) + 192  # run.toml at its largest, key, moment, signature
+LARGEST_DEFINITION_BYTES = (64 << 10) + 192  # the largest run.toml, with key, moment, signature
 LONGEST_RUN = 64  # characters, as in a token
-DIGEST_BYTES = 32  # BLAKE3 of the definition as it travels; empty: the caller has none
+DIGEST_BYTES = 32  # BLAKE3 of the definition as sent; empty: the caller has none
 
 RunName = Annotated[str, Meta(min_length=1, max_length=LONGEST_RUN)]
 Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
@@ -36,7 +35,7 @@ class DefinitionRequest(Message, frozen=True, gc=False):
 
 
 class DefinitionResponse(Message, frozen=True, gc=False):
-    """`definition` is empty where the caller has the same, and where this peer has none."""
+    """`definition` is empty if the caller has the same one, and if this peer has none."""
 
     definition: Annotated[bytes, Meta(max_length=LARGEST_DEFINITION_BYTES)] = b""
     is_known: bool = False
@@ -53,15 +52,15 @@ DEFINITION = Method(
 
 
 class NotTheDefinition(PotluckError):
-    """What a peer gave out as the run's definition is not it."""
+    """A peer gave out something else as the run's definition."""
 
     exit_code = 3
 
 
 class UnusableDefinition(PotluckError):
-    """A genuine definition by which this potluck cannot take part: too new, or not right.
+    """A genuine definition that this potluck cannot use: too new, or invalid.
 
-    `signed_ms`: when it was signed, so that an older one does not count in its place.
+    `signed_ms` is the time of its signature, so that no older one is used instead.
     """
 
     exit_code = 3
@@ -69,9 +68,9 @@ class UnusableDefinition(PotluckError):
 
 
 class NoDefinition(Unreachable):
-    """Nobody who could be asked has the run's definition.
+    """No peer that was asked has the run's definition.
 
-    `reasons`: what they said instead, whoever said it, to tell a new one from one that is known.
+    `reasons`: the errors of the peers, without their names, to compare with those of earlier tries.
     """
 
     reasons: frozenset[str] = frozenset()

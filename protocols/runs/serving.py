@@ -1,11 +1,11 @@
-"""The answering side: every peer that is in a run serves its signed definition to whoever asks.
+"""Serving a run's signed definition: every peer in a run serves it to all.
 
     served = serve_definitions(rpc)
     served.keep("poem", signed_bytes)
 
 So a newcomer needs no particular peer, and the organiser may be away.
 
-Easy to get wrong: what is served has been verified by us before. `keep` takes the caller's word.
+`keep` does not verify the definition; the caller must have done so.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from protocols.runs.messages import (
 
 
 class ServedDefinitions:
-    """What this node answers with. Made by `serve_definitions`."""
+    """The definitions that this node serves. `serve_definitions` makes it."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[bytes, bytes]] = {}
 
     def keep(self, run: str, definition: bytes) -> None:
-        """Serve this one from now on, in the place of an earlier one."""
+        """Serve this definition from now on, instead of an earlier one."""
         if not 0 < len(definition) <= LARGEST_DEFINITION_BYTES:
             raise ProtocolMisuse(f"A definition of {len(definition):,} bytes cannot be served.")
         self._kept[run] = digest_of(definition), definition
@@ -42,7 +42,7 @@ class ServedDefinitions:
 
 
 def serve_definitions(rpc: Rpc) -> ServedDefinitions:
-    """Answer questions for definitions on this node; once in its life."""
+    """Start to serve definitions on this node. Call it only once."""
     served = ServedDefinitions()
     rpc.serve(DEFINITION, served.answer)
     return served

@@ -17,9 +17,9 @@ from typing import Any
 
 from auth.invites import Invite, write_invite
 from auth.server.store import create_store, open_store
-from node.auth_places import AuthPlaces, find_auth_places
-from node.control_client import ask_once
-from node.moderating import perform
+from node.app.auth_places import AuthPlaces, find_auth_places
+from node.app.moderation import perform
+from node.core.control_client import ask_once
 from tests.access.https_servers import Certificate, make_certificate
 from tests.commands.console import environment
 from tests.ports import held_port

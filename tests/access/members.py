@@ -6,20 +6,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from node.access.auth_client import Granted, ProviderEntry, open_auth_client
-from node.access.pass_file import KeptPass, keep_pass
-from node.access.server_time import Clocks, ServerTime, machine_clocks
-from node.configuration import Configuration, read_configuration
-from node.key_file import FIRST_LINE
-from node.node import Node, OpenNetwork
-from node.simulated_network import SimulatedWorld
+from node.core.access.auth_client import GrantedPass, OfferedProvider, open_auth_client
+from node.core.access.pass_file import KeptPass, keep_pass
+from node.core.access.server_time import ServerTime
+from node.core.configuration import Configuration, read_configuration
+from node.core.key_file import FIRST_LINE
+from node.core.node import Node, OpenNetwork
+from node.net.clocks import Clocks, machine_clocks
 from protocols.identity import Identity
 from protocols.network import Network
+from protocols.testing.world import SimulatedWorld
 from tests.access.https_servers import ScriptedServer
 from tests.access.impostor import Impostor
 from tests.waiting import PATIENCE_SECONDS, until
 
-CODE = ProviderEntry("code", "code")
+CODE = OfferedProvider("code", "code")
 
 
 def clocks_off(seconds: float) -> Clocks:
@@ -72,7 +73,7 @@ async def log_in(
     ) as client:
         await client.meet()
         granted = await client.log_in(CODE, "ABCD")
-    assert isinstance(granted, Granted)
+    assert isinstance(granted, GrantedPass)
     keep_pass(
         configuration.places.pass_file,
         KeptPass(

@@ -12,16 +12,17 @@ import pytest
 from auth.keyring import endorse
 from auth.keys import SigningKey, fingerprint
 from auth.statements import SignedRefusal, sign_refusal
-from node.access.auth_client import (
+from node.core.access.auth_client import (
     AccessDenied,
     AuthClient,
-    Granted,
-    ProviderEntry,
+    GrantedPass,
+    OfferedProvider,
     WrongServer,
     open_auth_client,
 )
-from node.access.auth_http import Outage
-from node.access.server_time import ServerTime, machine_clocks
+from node.core.access.auth_http import Outage
+from node.core.access.server_time import ServerTime
+from node.net.clocks import machine_clocks
 from protocols.identity import Identity
 from tests.access.https_servers import response
 from tests.access.impostor import (
@@ -36,7 +37,7 @@ from tests.access.impostor import (
     said,
 )
 
-CODE = ProviderEntry("code", "code")
+CODE = OfferedProvider("code", "code")
 ME = Identity.from_seed(b"\7" * 32)
 
 
@@ -58,10 +59,10 @@ async def client_of(
             yield client
 
 
-async def logged_in(client: AuthClient) -> Granted:
+async def logged_in(client: AuthClient) -> GrantedPass:
     await client.meet()
     granted = await client.log_in(CODE, "ABCD")
-    assert isinstance(granted, Granted)
+    assert isinstance(granted, GrantedPass)
     return granted
 
 
@@ -197,7 +198,7 @@ async def test_what_a_person_must_not_be_shown_ends_the_login(
     async with client_of(Impostor(answers={"/v1/login": begin}), tmp_path) as client:
         await client.meet()
         with pytest.raises(WrongServer):
-            await client.log_in(ProviderEntry("hub", "browser"))
+            await client.log_in(OfferedProvider("hub", "browser"))
 
 
 async def test_server_time_comes_with_each_pass_and_when_asked(tmp_path: Path) -> None:

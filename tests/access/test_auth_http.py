@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.access.auth_http import (
+from node.core.access.auth_http import (
     LARGEST_ANSWER_BYTES,
     Outage,
     explain_answer,
@@ -272,7 +272,7 @@ async def test_a_proxy_that_does_not_let_us_through_is_named(
 
 
 def test_the_words_of_an_unproven_server_are_cut() -> None:
-    from node.access.auth_http import Answer
+    from node.core.access.auth_http import HttpAnswer
 
-    answer = Answer(400, "application/json", json.dumps({"what": "x" * 5_000}).encode())
+    answer = HttpAnswer(400, "application/json", json.dumps({"what": "x" * 5_000}).encode())
     assert len(str(explain_answer("https://auth.example", answer))) < 700

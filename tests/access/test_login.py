@@ -11,7 +11,7 @@ import pytest
 
 from auth.invites import Invite, write_invite
 from auth.keys import SigningKey, fingerprint
-from node.access.pass_file import load_pass
+from node.core.access.pass_file import load_pass
 from tests.access.auth_servers import RUN, AuthServerProcess, running_auth_server
 from tests.access.https_servers import make_certificate
 from tests.commands.console import Completed, objects, potluck

@@ -12,14 +12,14 @@ import pytest
 import torch
 import trio
 
-from node.configuration import read_configuration
-from node.node import Node
-from node.simulated_network import SimulatedWorld
-from node.training import NotInThisRun, train_in_thread
+from node.core.configuration import read_configuration
+from node.core.node import Node
+from node.training.guest import NotInThisRun, train_in_thread
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.collaboration import CollaborationSettings
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.optimizer import CollaborativeOptimizer
+from protocols.testing.world import SimulatedWorld
 from tests.access.impostor import RUN, Impostor, running_impostor
 from tests.access.members import log_in, running_node
 from tests.waiting import PATIENCE_SECONDS, until

@@ -18,26 +18,24 @@ from auth.keys import SigningKey
 from auth.refusals import Reason
 from auth.revocations import NameEntry, PeerEntry
 from auth.roles import Role
-from node.access.membership import Membership, open_membership
-from node.access.membership_ended import MembershipEnded
-from node.access.notice import notice_of
-from node.access.pass_file import load_pass
-from node.configuration import Configuration, read_configuration
-from node.control_client import ask_once
-from node.directory import FAMILIES
-from node.failure import failure_of
-from node.key_file import load_identity
-from node.node import Node
-from node.private_file import UnusableFile
-from node.simulated_network import SimulatedWorld
-from protocols.dht.refusals import SlotRefused
-from protocols.dht.service import open_dht
-from protocols.dht.settings import DhtSettings
+from node.core.access.membership import Membership, open_membership
+from node.core.access.notice import notice_of
+from node.core.access.pass_file import load_pass
+from node.core.access.renewal import MembershipEnded
+from node.core.configuration import Configuration, read_configuration
+from node.core.control_client import ask_once
+from node.core.directory import FAMILIES
+from node.core.failure import failure_of
+from node.core.key_file import load_identity
+from node.core.node import Node
+from node.core.private_file import UnusableFile
+from protocols.dht import DhtSettings, SlotRefused, open_dht
 from protocols.errors import Unreachable
 from protocols.network import Network
 from protocols.not_allowed import NotAllowed
-from protocols.ping import ping
 from protocols.rpc import open_rpc
+from protocols.rpc.ping import ping
+from protocols.testing.world import SimulatedWorld
 from tests.access.https_servers import ScriptedServer, response
 from tests.access.impostor import ROOT, RUN, STRANGER, Impostor, running_impostor
 from tests.access.members import (
@@ -383,7 +381,7 @@ async def test_a_new_auth_key_is_taken_up_by_all(run: Run) -> None:
 async def test_when_an_auth_key_is_withdrawn_everybody_gets_a_new_token(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.access.enforcing.EVERYBODY_RENEWS_WITHIN_SECONDS", 0.2)
+    monkeypatch.setattr("node.core.access.membership.EVERYBODY_RENEWS_WITHIN_SECONDS", 0.2)
     async with run.nodes("alice", "bob") as nodes:
         await talks(*nodes)
         await talks(*reversed(nodes))
@@ -411,8 +409,8 @@ def revoked_now(peer: bytes) -> PeerEntry:
 async def test_a_list_from_the_server_ends_everything_with_the_revoked(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.access.following.DEFAULT_POLL_SECONDS", 0.2)
-    monkeypatch.setattr("node.access.following.LONGEST_POLL_SECONDS", 1.0)
+    monkeypatch.setattr("node.core.access.revocation_follower.DEFAULT_POLL_SECONDS", 0.2)
+    monkeypatch.setattr("node.core.access.revocation_follower.LONGEST_POLL_SECONDS", 1.0)
     async with run.nodes("alice", "bob") as (alice, bob):
         mallory, member = await run.outlaw("mallory")
         async with open_rpc(mallory, member.guard(mallory)) as rpc:

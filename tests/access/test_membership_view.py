@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from node.commands.membership_view import clock_words, in_one_line
-from node.status import MembershipStatus
+from node.app.commands.status_view import clock_words, in_one_line
+from node.core.status import MembershipStatus
 
 
 def status(**changes: object) -> MembershipStatus:

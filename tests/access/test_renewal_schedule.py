@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from node.access.renewal_schedule import (
+from node.core.access.renewal import (
     JITTER,
     LONGEST_RETRY_SECONDS,
     RENEWED_AT,
     SHORTEST_RETRY_SECONDS,
     RenewalSchedule,
-    Standing,
+    TokenStanding,
     Validity,
 )
 
@@ -54,14 +54,14 @@ def test_what_a_busy_server_asks_for_is_respected_within_reason() -> None:
 @pytest.mark.parametrize(
     ("now_ms", "standing"),
     [
-        (4_599_999, Standing.VALID),
-        (4_600_000, Standing.GRACE),
-        (5_199_999, Standing.GRACE),
-        (5_200_000, Standing.OVER),
+        (4_599_999, TokenStanding.VALID),
+        (4_600_000, TokenStanding.GRACE),
+        (5_199_999, TokenStanding.GRACE),
+        (5_200_000, TokenStanding.OVER),
     ],
 )
 def test_a_token_is_good_until_expiry_and_then_for_the_grace(
-    now_ms: int, standing: Standing
+    now_ms: int, standing: TokenStanding
 ) -> None:
     assert HOUR.standing(now_ms) is standing
 

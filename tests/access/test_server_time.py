@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from node.access.server_time import Clocks, ServerTime, distance
+from node.core.access.server_time import ServerTime, distance
+from node.net.clocks import Clocks
 
 SERVER_START = 1_700_000_000.0
 

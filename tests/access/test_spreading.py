@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.access.spreading import ENOUGH_COPIES, Copies
+from node.core.access.revocation_follower import ENOUGH_COPIES, Copies
 
 
 def kept_by(count: int, signed_list: bytes) -> Copies:

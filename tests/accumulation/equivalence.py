@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.collaboration import CollaborationSettings
-from protocols.accumulation.inner_step import Factory, Scheduler
 from protocols.accumulation.optimizer import CollaborativeOptimizer
+from protocols.accumulation.steps import Factory, Scheduler
 from tests.accumulation.training_peers import (
     SETTINGS,
     Ledger,
@@ -107,6 +107,7 @@ def run_together(case: Case) -> Run:
             local_steps=case.local_steps,
             max_norm=case.max_norm,
             average_parameters_every=case.average_parameters_every,
+            last_epoch=case.steps,  # delayed, a `step` may begin the next round as well
         )
         wait_for_company(bridge, case.peers - 1)
         while optimizer.epoch < case.steps:

@@ -19,28 +19,29 @@ import torch
 import trio
 from torch import Tensor
 
-from node.simulated_network import NodeSettings, SimulatedNetwork, SimulatedWorld
-from protocols.accumulation.committed_result import (
+from protocols.accumulation.keeping_up import KeepingUp, TooSlow
+from protocols.accumulation.lineage import Lineage
+from protocols.accumulation.parameters import Codecs, Parameters
+from protocols.accumulation.results import (
     CommittedResult,
     Made,
     ResultLayouts,
+    ResultsKept,
     lineage_after,
     lone_step,
     proven_digest,
 )
-from protocols.accumulation.forks import Lineage
-from protocols.accumulation.gradient_steps import GradientSteps
-from protocols.accumulation.keeping_up import TooSlow
-from protocols.accumulation.parameters import Codecs, Parameters
-from protocols.accumulation.results_kept import ResultsKept
+from protocols.accumulation.state_download import FetchSettings
 from protocols.accumulation.state_fetching import Fetched, StateSource, fetch_state
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_messages import ResultKind
+from protocols.accumulation.state_pace import ServingCost
 from protocols.accumulation.state_serving import StateServer, StateServingSettings
+from protocols.accumulation.steps import GradientSteps
 from protocols.accumulation.training_state import LiveState, TrainingState
-from protocols.moshpit.layout import Layout
-from protocols.moshpit.result_cut import PartCut, ResultCut
+from protocols.moshpit.layout import Layout, PartCut, ResultCut
 from protocols.rpc import Rpc, open_rpc
+from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
 
 RUN = "test"
 VALUES = 32 << 10
@@ -129,20 +130,26 @@ class RunDonor:
     network: SimulatedNetwork
     member: RunMember
     serving: StateServingSettings
+    cost: ServingCost | None = None
     ready: trio.Event = field(default_factory=trio.Event)
     server: StateServer | None = None
 
     async def run(self, network: SimulatedNetwork) -> None:
         member = self.member
         async with open_rpc(network) as rpc:
-            self.server = StateServer(rpc, member.look, member.lock, self.serving, member.results)
+            self.server = StateServer(
+                rpc, member.look, member.lock, self.serving, member.results, self.cost
+            )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.server.run)
+                self.server.needed()
                 await self.server.offered()
                 self.ready.set()
 
     def source(self) -> StateSource:
-        """What its slot says."""
+        """What its slot says to a newcomer, which it has seen."""
+        if self.server is not None:
+            self.server.needed()
         member, offer = self.member, None if self.server is None else self.server.offer
         if offer is None or (offer.epoch, offer.history) != member.at:
             return StateSource(self.network.peer_id, *member.at)
@@ -156,6 +163,7 @@ class FollowedRun:
         self.donors, self.epoch_seconds = donors, epoch_seconds
         self.kinds: Callable[[int], Sequence[ResultKind]] = lambda _epoch: ("step",)
         self.told: list[TooSlow] = []
+        self.told_at: list[float] = []
         self.places = {self.at}
         """Where it has been."""
         self._slots_under_way: deque[tuple[float, list[StateSource]]] = deque()
@@ -209,18 +217,26 @@ class FollowedRun:
                 self._slots_under_way.popleft()
             await trio.sleep(HANDED_ON_SECONDS)
 
+    def tell(self, error: TooSlow) -> None:
+        self.told.append(error)
+        self.told_at.append(trio.current_time())
+
     async def fetch(
         self,
         rpc: Rpc,
         member: RunMember,
         sources: Callable[[], Sequence[StateSource]] | None = None,
+        keeping_up: KeepingUp | None = None,
+        settings: FetchSettings | None = None,
     ) -> Fetched:
         return await fetch_state(
             rpc,
             sources or self.sources,
             member.look(),
             layouts=member.layouts,
-            too_slow=self.told.append,
+            too_slow=self.tell,
+            keeping_up=keeping_up,
+            settings=settings,
         )
 
 
@@ -233,13 +249,14 @@ async def start_run(
     machines: Sequence[NodeSettings] = (),
     member: Callable[[], RunMember] = RunMember,
     serving: StateServingSettings = UNPACED,
+    cost: ServingCost | None = None,
 ) -> FollowedRun:
-    """A run under way that the newcomers know."""
+    """A run under way that the newcomers know. `cost`: of serving, to the donors."""
     started = []
     for number in range(donors):
         machine = machines[number] if number < len(machines) else None
         network = world.add_node(f"donor-{number}", machine)
-        donor = RunDonor(network, member(), serving)
+        donor = RunDonor(network, member(), serving, cost)
         for newcomer in newcomers:
             world.introduce(newcomer, network)
         world.start(network, donor.run)

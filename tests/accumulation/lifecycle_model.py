@@ -26,10 +26,8 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from protocols.accumulation.claims import Credit
-from protocols.accumulation.history import HISTORY_BYTES
-from protocols.accumulation.life import Life, Mode, Phase
-from protocols.accumulation.lifecycle import COMMIT_SHARE, advance
-from protocols.accumulation.lifecycle_events import (
+from protocols.accumulation.lifecycle import (
+    COMMIT_SHARE,
     Average,
     Averaged,
     AverageParameters,
@@ -41,13 +39,18 @@ from protocols.accumulation.lifecycle_events import (
     Event,
     Fetch,
     Fetched,
-    FetchFailed,
     KeepGradients,
-    ParametersAveraged,
+    Life,
+    Mode,
+    ParametersRoundEnded,
+    Phase,
+    StateFetchFailed,
     Step,
     StepAlone,
     Stepped,
+    advance,
 )
+from protocols.accumulation.lineage import HISTORY_BYTES
 from protocols.accumulation.progress import Estimate, Known, ProgressSettings, Seen, estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.identity import PeerId
@@ -230,7 +233,9 @@ def _fetches(rules: Rules, world: World, number: int, peer: Peer) -> Iterator[Ac
             event = Fetched(source.life.epoch, source.life.history)
             yield Action("has a state", (number, other), _told(rules, world, number, got, event))
     failed = replace(peer, fetch=None)
-    yield Action("gets no state", (number,), _told(rules, world, number, failed, FetchFailed("")))
+    yield Action(
+        "gets no state", (number,), _told(rules, world, number, failed, StateFetchFailed(""))
+    )
 
 
 def _rounds(rules: Rules, world: World) -> Iterator[Action]:
@@ -292,7 +297,7 @@ def _endings_of_parameters(
 ) -> Iterator[Action]:
     if len(group) == 1:
         (one,) = group
-        alone = ParametersAveraged(Ending.ALONE)
+        alone = ParametersRoundEnded(Ending.ALONE)
         yield Action("is alone", group, _told(rules, world, one, world.peers[one], alone))
         return
     for size in (0, *range(2, len(group) + 1)):
@@ -304,11 +309,11 @@ def _endings_of_parameters(
                 peer = after.peers[one]
                 if one in counted:
                     peer = replace(peer, parameters=(*peer.parameters, result))
-                    event = ParametersAveraged(Ending.COMMITTED, digest)
+                    event = ParametersRoundEnded(Ending.COMMITTED, digest)
                 elif counted:
-                    event = ParametersAveraged(Ending.LEFT_OUT, digest)
+                    event = ParametersRoundEnded(Ending.LEFT_OUT, digest)
                 else:
-                    event = ParametersAveraged(Ending.DISCARDED)
+                    event = ParametersRoundEnded(Ending.DISCARDED)
                 after = _told(rules, after, one, peer, event)
             name = f"average the parameters of {counted}"
             yield Action(name if counted != group else "average parameters", group, after)

@@ -13,15 +13,6 @@ from typing import TypeVar
 import torch
 import trio
 
-from node.simulated_network import (
-    LinkSettings,
-    NodeSettings,
-    SimulatedNetwork,
-    SimulatedWorld,
-    WorldSettings,
-    run_simulation,
-)
-from protocols.accumulation.state import LiveState, TrainingState, look
 from protocols.accumulation.state_fetching import (
     Fetched,
     FetchSettings,
@@ -31,8 +22,17 @@ from protocols.accumulation.state_fetching import (
 )
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_serving import StateServer, StateServingSettings
+from protocols.accumulation.training_state import LiveState, TrainingState, look
 from protocols.identity import PeerId
 from protocols.rpc import Rpc, open_rpc
+from protocols.testing.world import (
+    LinkSettings,
+    NodeSettings,
+    SimulatedNetwork,
+    SimulatedWorld,
+    WorldSettings,
+    run_simulation,
+)
 
 RUN = "test"
 VALUES = 32 << 10  # parameters: with AdamW 384 KiB of state
@@ -117,6 +117,7 @@ class Donor:
         self._server = StateServer(rpc, self.model.look, self.model.lock, self.settings)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._server.run)
+            self._server.needed()
             await self._server.offered()
             self.ready.set()
 

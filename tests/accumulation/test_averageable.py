@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protocols.accumulation import averageable
-from protocols.accumulation.averageable import Averageable
+from protocols.accumulation import accumulator
+from protocols.accumulation.accumulator import Averageable
 from protocols.accumulation.parameters import Parameters
 
 SIZES = (3, 0, 5, 40, 1, 8, 30, 2, 9, 10)  # with a scratch of 10 values: alone, together, and full
@@ -19,7 +19,7 @@ LARGEST = 1000.0
 
 @pytest.fixture(autouse=True)
 def small_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(averageable, "SCRATCH_VALUES", 10)
+    monkeypatch.setattr(accumulator, "SCRATCH_VALUES", 10)
 
 
 def parameters(dtype: torch.dtype = torch.float32) -> Parameters:

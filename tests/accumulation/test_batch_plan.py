@@ -11,18 +11,19 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.simulated_network import SimulatedWorld, run_simulation
-from node.simulation.link_model import LinkSettings
-from node.simulation.settings import WorldSettings
-from node.simulation.virtual_trainer import Manner, Trainer, trainer
+from lab.simulate.virtual_trainer import Manner, Trainer, trainer
 from protocols.accumulation.batch_plan import (
     MOST_SPARED,
     BatchPlan,
     Worker,
+    paces_per_octave,
     plan_batches,
     rounded_times,
 )
 from protocols.identity import PeerId
+from protocols.testing.link_model import LinkSettings
+from protocols.testing.settings import WorldSettings
+from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.dht.members import simulated
 
 TARGET = 1000
@@ -188,12 +189,14 @@ class Made(NamedTuple):
     with_last: bool
 
 
-async def steps_of(world: SimulatedWorld, manners: list[Manner], seconds: float) -> list[Made]:
-    """The steps that they make in that time."""
+async def steps_of(
+    world: SimulatedWorld, manners: list[Manner], seconds: float, apart: float = 0.1
+) -> list[Made]:
+    """The steps that they make in that time. They come one after the other, so far `apart`."""
     peers: list[Trainer] = []
     for number, manner in enumerate(manners):
         peers.append(trainer(world, f"peer-{number}", manner, peers))
-        await trio.sleep(0.1)
+        await trio.sleep(apart)
     await trio.sleep(seconds)
     samples = {step.epoch: step.samples for one in peers for step in one.steps}
     last_is_in = {one.epoch for one in peers[-1].batches}
@@ -212,6 +215,109 @@ async def test_steps_of_few_batches_keep_to_the_target(world: SimulatedWorld) ->
     assert len(ratios) >= 10
     assert sum(ratios) / len(ratios) <= 1.05
     assert 0.85 <= min(ratios) <= max(ratios) <= 1.15
+
+
+DELAYED_SPEEDS = {
+    "equal": (1.0, 1.0, 1.0, 1.0),
+    "a quarter apart": (0.85, 0.95, 1.05, 1.15),
+    "up to twice as slow": (1.0, 2.0, 1.0, 1.5),
+}
+
+
+def check_delayed(peers: int, batches: int, speeds: str, seconds: float, seed: int = 0) -> None:
+    """All steps, the first one too. `seconds`: of a batch of the fastest."""
+    manners = [
+        Manner(seconds * speed, samples=16, target=16 * batches, delayed=True)
+        for speed in (2 * DELAYED_SPEEDS[speeds])[:peers]
+    ]
+    lasts = 3.0 + 10 * seconds * batches / peers
+    ratios = [one.ratio for one in run_simulation(steps_of, manners, lasts, seed=seed)]
+    assert len(ratios) >= 5
+    assert sum(ratios[1:]) / len(ratios[1:]) <= 1.05
+    assert max(ratios) <= 1.15
+
+
+@pytest.mark.parametrize(
+    ("speeds", "seconds"),
+    [("equal", 0.15), ("a quarter apart", 0.15), ("up to twice as slow", 0.5)],
+)
+def test_steps_of_few_batches_keep_to_the_target_where_they_are_computed_beside_rounds(
+    speeds: str, seconds: float
+) -> None:
+    """Two batches of each of four peers; steps were up to 1.38 times the target."""
+    check_delayed(4, 8, speeds, seconds)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("seconds", "seed"), [(0.15, 0), (0.5, 1)])
+@pytest.mark.parametrize("speeds", DELAYED_SPEEDS)
+@pytest.mark.parametrize(("peers", "batches"), [(2, 8), (4, 8), (8, 16), (4, 16)])
+def test_steps_of_many_delayed_runs_keep_to_the_target(
+    peers: int, batches: int, speeds: str, seconds: float, seed: int
+) -> None:
+    check_delayed(peers, batches, speeds, seconds, seed)
+
+
+async def check_first_steps(
+    world: SimulatedWorld, peers: int, batches: int, seconds: float, apart: float, *, measured: bool
+) -> None:
+    manner = Manner(seconds=seconds, samples=16, target=16 * batches, is_measured=measured)
+    lasts = 4.5 + 2 * seconds * batches / peers
+    first, second = (await steps_of(world, [manner] * peers, lasts, apart))[:2]
+    assert 0.85 <= first.ratio <= 1.15
+    assert 0.85 <= second.ratio <= 1.15
+
+
+@pytest.mark.parametrize(
+    ("peers", "batches", "apart", "measured"), [(8, 5, 0.0, True), (4, 5, 0.1, False)]
+)
+def test_the_first_steps_keep_to_the_target(
+    peers: int, batches: int, apart: float, measured: bool
+) -> None:
+    """While nobody knows who else comes. The first was 2.8 and 1.6 times the target."""
+
+    @simulated
+    async def run(world: SimulatedWorld) -> None:
+        await check_first_steps(world, peers, batches, 0.5, apart, measured=measured)
+
+    run()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("apart", [0.0, 0.1, 0.37])
+@pytest.mark.parametrize("peers", [2, 4, 6, 8])
+@pytest.mark.parametrize("batches", [5, 8, 16])
+def test_the_first_steps_of_many_runs_keep_to_the_target(
+    peers: int, batches: int, apart: float
+) -> None:
+    @simulated
+    async def run(world: SimulatedWorld) -> None:
+        await check_first_steps(world, peers, batches, 0.5, apart, measured=True)
+
+    run()
+
+
+@pytest.mark.parametrize("batches", [5, 16])
+def test_equally_fast_peers_do_not_change_places_with_the_age_of_their_slots(batches: int) -> None:
+    """Where batches are short, a round trip is a good part of one: steps of two peers were 1.2
+    times the target."""
+    manner = Manner(seconds=0.15, samples=16, target=16 * batches)
+
+    @simulated
+    async def run(world: SimulatedWorld) -> None:
+        steps = await steps_of(world, [manner] * 2, 8.0)
+        assert {one.ratio for one in steps[1:]} == {1.0}
+
+    run()
+
+
+@given(st.floats(0.001, 100.0), st.integers(0, 50), st.integers(0, 50), st.floats(0.0, 0.45))
+def test_a_batch_takes_the_same_time_in_the_plan_whether_it_is_done_or_to_come(
+    seconds: float, done: int, later: int, late: float
+) -> None:
+    older, pace = rounded_times((done + late) * seconds, seconds)
+    newer, _ = rounded_times((done + later + late) * seconds, seconds)
+    assert newer == pytest.approx(older + later * pace)
 
 
 @simulated
@@ -251,3 +357,20 @@ async def test_steps_that_not_all_can_begin_a_batch_for_keep_to_the_target(
     ratios = [one.ratio for one in steps[3:]]
     assert sum(ratios) / len(ratios) <= 1.05
     assert 0.85 <= min(ratios) <= max(ratios) <= 1.15
+
+
+@pytest.mark.parametrize("batches", [4, 10, 16])
+def test_peers_whose_pace_is_a_little_different_share_a_step_by_their_pace(batches: int) -> None:
+    """With times told apart by the square root of two, all brought the same number of batches, and
+    a step of ten took a fifth longer than the peers needed for it."""
+    seconds = [0.85, 0.95, 1.05, 1.15]
+    notches = paces_per_octave(batches)
+    able = [
+        Worker(name, 0, 8, each, 0.0, False, *rounded_times(0.0, each, notches))
+        for name, each in zip(NAMES, seconds, strict=False)
+    ]
+    target = 8 * batches * len(seconds)
+    plan = plan_batches(able, target, NAMES.index)
+    fastest = batches * len(seconds) / sum(1 / each for each in seconds)
+    assert sum(plan.parts.values()) == target
+    assert plan.ready_at <= fastest + 1.15

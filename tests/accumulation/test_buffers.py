@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from protocols.accumulation.gradient_steps import GradientSteps
 from protocols.accumulation.parameters import Parameters
+from protocols.accumulation.steps import GradientSteps
 
 
 def peer(seed: int) -> tuple[torch.nn.BatchNorm1d, GradientSteps]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protocols.accumulation.claims import (
+    DOUBTED_SECONDS,
     LONGEST_REFUSED_SECONDS,
     MOST_DOUBTED_ROUNDS,
     MOST_REMEMBERED,
@@ -12,15 +13,16 @@ from protocols.accumulation.claims import (
 from protocols.identity import PeerId
 
 LIAR = PeerId("liar")
+NOW = 0.0
 
 
 def test_one_liar_spoils_ever_fewer_rounds() -> None:
     credit = Credit()
     spoilt = []
     for epoch in range(100):
-        if not credit.is_doubted(LIAR, epoch):
+        if not credit.is_doubted(LIAR, epoch, NOW):
             spoilt.append(epoch)
-            credit.round_ended(epoch, {LIAR: 50}, {})
+            credit.round_ended(epoch, {LIAR: 50}, {}, NOW)
     assert spoilt == [0, 1, 3, 7, 15, 31, 63, 95]
     assert MOST_DOUBTED_ROUNDS == 95 - 63
 
@@ -28,38 +30,52 @@ def test_one_liar_spoils_ever_fewer_rounds() -> None:
 def test_who_brings_what_it_claimed_is_believed_again() -> None:
     credit = Credit()
     for _ in range(5):
-        credit.round_ended(0, {LIAR: 50}, {})
-    assert credit.is_given_up(LIAR, 0)
-    credit.round_ended(1, {}, {LIAR: 50.0})
-    assert not credit.is_doubted(LIAR, 2)
+        credit.round_ended(0, {LIAR: 50}, {}, NOW)
+    assert credit.is_given_up(LIAR, 0, NOW)
+    credit.round_ended(1, {}, {LIAR: 50.0}, NOW)
+    assert not credit.is_doubted(LIAR, 2, NOW)
+
+
+def test_a_doubt_ends_where_no_epoch_does() -> None:
+    """A backbone doubted the only peer that computed, which could make no step without it."""
+    credit = Credit()
+    credit.round_ended(5, {LIAR: 50}, {}, NOW)
+    assert credit.is_doubted(LIAR, 5, NOW + DOUBTED_SECONDS - 0.1)
+    assert not credit.is_doubted(LIAR, 5, NOW + DOUBTED_SECONDS)
+    now = NOW + DOUBTED_SECONDS
+    credit.round_ended(5, {LIAR: 50}, {}, now)
+    assert credit.is_given_up(LIAR, 5, now + 2 * DOUBTED_SECONDS - 0.1)
+    assert not credit.is_given_up(LIAR, 5, now + 2 * DOUBTED_SECONDS)
 
 
 def test_coming_with_far_less_than_was_claimed_is_not_keeping_it() -> None:
     credit = Credit()
-    credit.round_ended(0, {LIAR: 50}, {LIAR: 24.0})
-    assert credit.is_doubted(LIAR, 0)
-    credit.round_ended(3, {LIAR: 50}, {LIAR: 26.0})
-    assert not credit.is_doubted(LIAR, 3)
+    credit.round_ended(0, {LIAR: 50}, {LIAR: 24.0}, NOW)
+    assert credit.is_doubted(LIAR, 0, NOW)
+    credit.round_ended(3, {LIAR: 50}, {LIAR: 26.0}, NOW)
+    assert not credit.is_doubted(LIAR, 3, NOW)
 
 
 def test_a_first_failure_costs_one_round_and_keeps_nobody_from_waiting() -> None:
     credit = Credit()
-    credit.round_ended(7, {LIAR: 50}, {})
-    assert credit.is_doubted(LIAR, 7)
-    assert not credit.is_given_up(LIAR, 7)
-    assert not credit.is_doubted(LIAR, 8)
+    credit.round_ended(7, {LIAR: 50}, {}, NOW)
+    assert credit.is_doubted(LIAR, 7, NOW)
+    assert not credit.is_given_up(LIAR, 7, NOW)
+    assert not credit.is_doubted(LIAR, 8, NOW)
 
 
 def test_who_is_in_doubt_and_so_not_waited_for_does_not_fail_again_by_not_coming() -> None:
     credit = Credit()
-    credit.round_ended(0, {LIAR: 50}, {})
-    credit.round_ended(0, {LIAR: 50}, {})
-    assert credit.is_given_up(LIAR, 0)
-    assert not credit.is_doubted(LIAR, 1)
+    credit.round_ended(0, {LIAR: 50}, {}, NOW)
+    credit.round_ended(0, {LIAR: 50}, {}, NOW)
+    assert credit.is_given_up(LIAR, 0, NOW)
+    assert not credit.is_doubted(LIAR, 1, NOW)
     for epoch in range(1, 5):
-        credit.round_ended(epoch, {LIAR: 50}, {})
-    assert credit.is_doubted(LIAR, 4)
-    assert not credit.is_doubted(LIAR, 5), "four rounds after its second failure it is waited for"
+        credit.round_ended(epoch, {LIAR: 50}, {}, NOW)
+    assert credit.is_doubted(LIAR, 4, NOW)
+    assert not credit.is_doubted(LIAR, 5, NOW), (
+        "four rounds after its second failure it is waited for"
+    )
 
 
 def test_a_state_that_is_not_there_is_passed_over_for_longer_each_time() -> None:
@@ -77,10 +93,10 @@ def test_a_state_that_is_not_there_is_passed_over_for_longer_each_time() -> None
 
 def test_who_is_expected_and_never_comes_is_not_waited_for_whatever_it_claims() -> None:
     credit = Credit()
-    credit.round_ended(3, {LIAR: 0}, {})
-    assert credit.is_doubted(LIAR, 3)
-    credit.round_ended(4, {LIAR: 0}, {LIAR: 0.0})
-    assert not credit.is_doubted(LIAR, 4), "an auxiliary peer brings nothing but itself"
+    credit.round_ended(3, {LIAR: 0}, {}, NOW)
+    assert credit.is_doubted(LIAR, 3, NOW)
+    credit.round_ended(4, {LIAR: 0}, {LIAR: 0.0}, NOW)
+    assert not credit.is_doubted(LIAR, 4, NOW), "an auxiliary peer brings nothing but itself"
 
 
 def test_a_state_that_cannot_be_had_once_may_be_the_networks_fault() -> None:
@@ -94,6 +110,6 @@ def test_a_state_that_cannot_be_had_once_may_be_the_networks_fault() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     credit = Credit()
     for number in range(MOST_REMEMBERED + 10):
-        credit.round_ended(0, {PeerId(f"{number}"): 1}, {})
-    assert not credit.is_doubted(PeerId("0"), 0)
-    assert credit.is_doubted(PeerId(f"{MOST_REMEMBERED + 9}"), 0)
+        credit.round_ended(0, {PeerId(f"{number}"): 1}, {}, NOW)
+    assert not credit.is_doubted(PeerId("0"), 0, NOW)
+    assert credit.is_doubted(PeerId(f"{MOST_REMEMBERED + 9}"), 0, NOW)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import torch
 
 from protocols.accumulation.decided_steps import MOST_DECIDED, DecidedSteps, decided_step
-from protocols.accumulation.events import SeenStep
-from protocols.accumulation.forks import Lineage
-from protocols.accumulation.history import next_history
-from protocols.accumulation.share import Share
+from protocols.accumulation.events import SeenStep, Share
+from protocols.accumulation.lineage import Lineage, next_history
 from protocols.identity import PeerId
-from protocols.moshpit.outcome import Committed, Discarded, LeftOut, Outcome
-from protocols.moshpit.round_statistics import RoundStatistics, Verdict
+from protocols.moshpit.outcome import (
+    Committed,
+    Discarded,
+    LeftOut,
+    Outcome,
+    RoundStatistics,
+    Verdict,
+)
 
 KEEPER, ANN = PeerId("keeper"), PeerId("ann")
 BEFORE = Lineage(4, b"b" * 16)

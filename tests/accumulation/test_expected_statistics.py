@@ -11,9 +11,9 @@ import torch
 
 from models.lamb import Lamb
 from models.lars import Lars
-from protocols.accumulation.expected_statistics import ExpectedStatistics
-from protocols.accumulation.state import capture, restore
+from protocols.accumulation.optimizer_state import ExpectedStatistics
 from protocols.accumulation.state_manifest import StateRefused
+from protocols.accumulation.training_state import capture, restore
 
 Factory = Callable[..., torch.optim.Optimizer]
 FACTORIES: dict[str, Factory] = {

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.accumulation.forks import (
+from protocols.accumulation.lineage import (
     FORK_SECONDS,
     START_SECONDS,
+    FindingPatience,
     Lineage,
-    Patience,
     Voter,
     behind,
     fork,
@@ -43,6 +43,7 @@ def test_the_only_other_peer_is_followed() -> None:
     found = behind(at(4), voters(at(7)))
     assert found is not None
     assert (found.epoch, found.history, found.peers) == (7, None, peers(0))
+    assert found.reason == "the only other is ahead, at epoch 7 and this peer at 4."
 
 
 def test_one_liar_among_several_drags_nobody_along() -> None:
@@ -138,7 +139,7 @@ def test_who_is_ahead_of_a_run_that_goes_on_without_it_goes_back() -> None:
 
 
 def test_a_fork_counts_when_it_has_lasted() -> None:
-    patience = Patience()
+    patience = FindingPatience()
     lost = fork(at(5, 2), voters(at(5, 1)))
     assert patience.settled(lost, 0.0, 0.5) is None
     assert patience.settled(lost, FORK_SECONDS, 0.5) is None
@@ -146,7 +147,7 @@ def test_a_fork_counts_when_it_has_lasted() -> None:
 
 
 def test_a_gap_begins_the_time_again() -> None:
-    patience = Patience()
+    patience = FindingPatience()
     lost = fork(at(5, 2), voters(at(5, 1)))
     patience.settled(lost, 0.0, 0.0)
     patience.settled(None, 1.0, 0.0)
@@ -155,7 +156,7 @@ def test_a_gap_begins_the_time_again() -> None:
 
 
 def test_a_fork_that_goes_on_through_epochs_is_one() -> None:
-    patience = Patience()
+    patience = FindingPatience()
     patience.settled(fork(at(5, 2), voters(at(5, 1))), 0.0, 0.0)
     later = fork(at(6, 4), voters(at(6, 3)))
     assert patience.settled(later, FORK_SECONDS, 0.0) == later

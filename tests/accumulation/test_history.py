@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from protocols.accumulation.history import (
+from protocols.accumulation.lineage import (
     HISTORY_BYTES,
     first_history,
     history_after_parameters,

@@ -6,11 +6,9 @@ from collections import deque
 
 import pytest
 
-from protocols.accumulation.forks import Elsewhere, Kind
-from protocols.accumulation.history import history_after_parameters, next_history
-from protocols.accumulation.life import Mode, Phase
-from protocols.accumulation.lifecycle import MOST_LOOKS_PAST, TABLE, Lifecycle
-from protocols.accumulation.lifecycle_events import (
+from protocols.accumulation.lifecycle import (
+    MOST_LOOKS_PAST,
+    TABLE,
     Announce,
     Average,
     Averaged,
@@ -21,15 +19,24 @@ from protocols.accumulation.lifecycle_events import (
     Estimated,
     Fetch,
     Fetched,
-    FetchFailed,
     HoldBack,
     KeepGradients,
+    Lifecycle,
     LookAgain,
-    ParametersAveraged,
+    Mode,
+    ParametersRoundEnded,
+    Phase,
     Restored,
+    StateFetchFailed,
     Step,
     StepAlone,
     Stepped,
+)
+from protocols.accumulation.lineage import (
+    Elsewhere,
+    FindingKind,
+    history_after_parameters,
+    next_history,
 )
 from protocols.accumulation.progress import Estimate
 from protocols.errors import ProtocolMisuse
@@ -222,16 +229,16 @@ def test_who_does_not_apply_a_result_follows_the_member_that_does() -> None:
 def test_who_was_left_out_makes_no_other_step_where_the_state_cannot_be_had() -> None:
     lifecycle = averaging()
     lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1)))
-    lifecycle.take(FetchFailed("it is busy"))
+    lifecycle.take(StateFetchFailed("it is busy"))
     assert isinstance(lifecycle.take(looked(lifecycle, ahead=peers(1)))[0], Fetch)
-    lifecycle.take(FetchFailed("it is gone"))
+    lifecycle.take(StateFetchFailed("it is gone"))
     assert lifecycle.take(looked(lifecycle)) == ()
     assert lifecycle.life.phase is Phase.ACCUMULATING
 
 
 def test_who_takes_a_state_follows_until_its_next_step() -> None:
     lifecycle = accumulating(samples=0)
-    ahead = Elsewhere(Kind.BEHIND, 7, None, peers(1, 2), "two are ahead")
+    ahead = Elsewhere(FindingKind.BEHIND, 7, None, peers(1, 2), "two are ahead")
     lifecycle.take(looked(lifecycle, behind=ahead))
     lifecycle.take(Fetched(7, history(7)))
     assert lifecycle.life.follows
@@ -277,7 +284,7 @@ def test_alone_with_less_than_a_step_needs_goes_on_accumulating() -> None:
 
 def test_behind_drops_what_is_stale_and_fetches() -> None:
     lifecycle = accumulating()
-    ahead = Elsewhere(Kind.BEHIND, 7, None, peers(1, 2), "two are ahead")
+    ahead = Elsewhere(FindingKind.BEHIND, 7, None, peers(1, 2), "two are ahead")
     drop, fetch = lifecycle.take(looked(lifecycle, behind=ahead, due=True))
     assert drop == DropGradients("two are ahead", 60)
     assert fetch == Fetch("two are ahead", 7, None, peers(1, 2))
@@ -291,7 +298,7 @@ def test_behind_drops_what_is_stale_and_fetches() -> None:
 
 def test_the_losing_side_of_a_fork_takes_only_the_winners_history() -> None:
     lifecycle = accumulating(samples=0)
-    other = Elsewhere(Kind.FORK, 0, history(1), peers(1), "outvoted")
+    other = Elsewhere(FindingKind.FORK, 0, history(1), peers(1), "outvoted")
     assert lifecycle.take(looked(lifecycle, fork=other)) == (
         Fetch("outvoted", 0, history(1), peers(1)),
     )
@@ -299,11 +306,11 @@ def test_the_losing_side_of_a_fork_takes_only_the_winners_history() -> None:
 
 def test_a_fetch_that_fails_looks_again_and_goes_on_where_it_was_if_all_others_are_gone() -> None:
     lifecycle = accumulating(samples=0)
-    ahead = Elsewhere(Kind.BEHIND, 7, None, peers(1), "ahead")
+    ahead = Elsewhere(FindingKind.BEHIND, 7, None, peers(1), "ahead")
     lifecycle.take(looked(lifecycle, behind=ahead))
-    assert lifecycle.take(FetchFailed("nobody serves it")) == (LookAgain(),)
+    assert lifecycle.take(StateFetchFailed("nobody serves it")) == (LookAgain(),)
     assert isinstance(lifecycle.take(looked(lifecycle, behind=ahead))[0], Fetch)
-    lifecycle.take(FetchFailed("nobody serves it"))
+    lifecycle.take(StateFetchFailed("nobody serves it"))
     lifecycle.take(looked(lifecycle))
     assert (lifecycle.life.phase, lifecycle.life.epoch) == (Phase.ACCUMULATING, 0)
 
@@ -391,7 +398,7 @@ def test_while_a_group_that_began_without_this_peer_averages_nothing_is_tried() 
         assert lifecycle.take(looked(lifecycle, due=True, averaging=peers(2))) == ()
         lifecycle.take(Contributed(4))
     assert lifecycle.life.samples == 80
-    behind = Elsewhere(Kind.BEHIND, 1, None, peers(1, 2), "They are ahead.")
+    behind = Elsewhere(FindingKind.BEHIND, 1, None, peers(1, 2), "They are ahead.")
     drop, fetch = lifecycle.take(looked(lifecycle, due=True, behind=behind))
     assert isinstance(drop, DropGradients)
     assert isinstance(fetch, Fetch)
@@ -412,7 +419,7 @@ def test_when_that_group_has_failed_or_says_for_ever_that_it_averages_it_is_trie
 def test_parameters_are_averaged_every_so_many_epochs_and_make_another_history() -> None:
     lifecycle = stepping(Mode(target_samples=100, parameters_every=1))
     assert lifecycle.take(Stepped()) == (AverageParameters(1, AFTER, 2),)
-    lifecycle.take(ParametersAveraged(Ending.COMMITTED, DIGEST, peers(0, 1)))
+    lifecycle.take(ParametersRoundEnded(Ending.COMMITTED, DIGEST, peers(0, 1)))
     assert lifecycle.life.history == history_after_parameters(AFTER, 1, DIGEST)
     assert lifecycle.life.phase is Phase.ACCUMULATING
 
@@ -421,7 +428,7 @@ def test_parameters_are_averaged_every_so_many_epochs_and_make_another_history()
 def test_parameters_that_were_not_averaged_stay_as_they_were(ending: Ending) -> None:
     lifecycle = stepping(Mode(target_samples=100, parameters_every=1))
     lifecycle.take(Stepped())
-    lifecycle.take(ParametersAveraged(ending))
+    lifecycle.take(ParametersRoundEnded(ending))
     assert lifecycle.life.history == AFTER
     assert lifecycle.life.phase is Phase.ACCUMULATING
 
@@ -429,7 +436,7 @@ def test_parameters_that_were_not_averaged_stay_as_they_were(ending: Ending) -> 
 def test_who_is_left_out_of_averaging_the_parameters_takes_the_others() -> None:
     lifecycle = stepping(Mode(target_samples=100, parameters_every=1))
     lifecycle.take(Stepped())
-    (fetch,) = lifecycle.take(ParametersAveraged(Ending.LEFT_OUT, DIGEST, peers(1, 2)))
+    (fetch,) = lifecycle.take(ParametersRoundEnded(Ending.LEFT_OUT, DIGEST, peers(1, 2)))
     assert isinstance(fetch, Fetch)
     assert fetch.history == history_after_parameters(AFTER, 1, DIGEST)
 
@@ -444,7 +451,7 @@ def test_a_state_from_the_own_disk_is_compared_with_the_others_first() -> None:
 def test_what_cannot_happen_is_a_misuse_and_changes_nothing() -> None:
     lifecycle = accumulating()
     before = lifecycle.life
-    for event in (Averaged(Ending.ALONE), Stepped(), Fetched(1, history()), FetchFailed("")):
+    for event in (Averaged(Ending.ALONE), Stepped(), Fetched(1, history()), StateFetchFailed("")):
         with pytest.raises(ProtocolMisuse, match="cannot happen while accumulating"):
             lifecycle.take(event)
     with pytest.raises(ProtocolMisuse):
@@ -457,10 +464,10 @@ LEADS_TO = {
     (Phase.ACCUMULATING, Estimated): {Phase.AVERAGING, Phase.FETCHING},
     (Phase.AVERAGING, Averaged): {Phase.STEPPING, Phase.ACCUMULATING, Phase.FETCHING},
     (Phase.STEPPING, Stepped): {Phase.ACCUMULATING, Phase.AVERAGING_PARAMETERS},
-    (Phase.AVERAGING_PARAMETERS, ParametersAveraged): {Phase.ACCUMULATING, Phase.FETCHING},
+    (Phase.AVERAGING_PARAMETERS, ParametersRoundEnded): {Phase.ACCUMULATING, Phase.FETCHING},
     (Phase.BEHIND, Estimated): {Phase.FETCHING, Phase.ACCUMULATING},
     (Phase.FETCHING, Fetched): {Phase.ACCUMULATING},
-    (Phase.FETCHING, FetchFailed): {Phase.BEHIND},
+    (Phase.FETCHING, StateFetchFailed): {Phase.BEHIND},
 }
 
 

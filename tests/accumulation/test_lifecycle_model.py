@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from protocols.accumulation.life import Mode
+from protocols.accumulation.lifecycle import Mode
 from tests.accumulation.lifecycle_model import (
     Rules,
     World,

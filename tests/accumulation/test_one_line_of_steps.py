@@ -13,14 +13,13 @@ import torch
 import trio
 from torch import nn
 
-from node.simulated_network import LinkSettings, WorldSettings
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.collaboration import CollaborationSettings
-from protocols.accumulation.events import CaughtUp, FellBehind, SeenStep, StepTaken
+from protocols.accumulation.events import CaughtUp, FellBehind, SeenStep, Share, StepTaken
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.accumulation.progress import Estimate
-from protocols.accumulation.share import Share
 from protocols.identity import PeerId
+from protocols.testing.world import LinkSettings, WorldSettings
 from tests.accumulation.training_peers import training_world, wait_for_company
 
 LATENCY_SECONDS = 0.1  # a state takes some round trips, and a step alone none

@@ -11,8 +11,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld
-from node.simulation.virtual_trainer import Manner, StepMade, Trainer, forks, trainer
+from lab.simulate.virtual_trainer import Manner, StepMade, Trainer, forks, trainer
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.claims import Credit
 from protocols.accumulation.events import CaughtUp, Event, PlaceFree, PlacesTaken, StepTaken
@@ -26,6 +25,7 @@ from protocols.accumulation.progress import (
 )
 from protocols.accumulation.progress_slot import SLOT_SECONDS, ProgressSlot
 from protocols.identity import PeerId
+from protocols.testing.world import SimulatedWorld
 from tests.accumulation.progress_slots import peers, slot
 from tests.accumulation.test_one_line_of_steps import RUN, batch, optimizer_of
 from tests.accumulation.training_peers import training_world

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from protocols.accumulation.claims import REFUSED_SECONDS, Credit
 from protocols.accumulation.progress import (
     CARRIED_SECONDS,
+    KNOWN_SECONDS,
     LONGEST_READ_SECONDS,
     SHORTEST_READ_SECONDS,
     Estimate,
@@ -29,7 +30,7 @@ from protocols.accumulation.progress_slot import (
     SLOT_SECONDS,
     ProgressSlot,
 )
-from protocols.dht.refusals import SlotRefused
+from protocols.dht import SlotRefused
 from protocols.identity import PeerId
 from tests.accumulation.progress_slots import MODEL, OTHER_MODEL, history, peers, seen, slot
 
@@ -55,6 +56,30 @@ def test_a_step_is_due_when_the_samples_of_all_reach_the_target() -> None:
     assert found.is_due
     assert found.due_in_seconds == 0.0
     assert (found.samples, found.others_samples, found.expected) == (100, 40, 2)
+
+
+def test_a_peer_that_nobody_knows_yet_begins_no_batch_that_might_be_too_many() -> None:
+    """Each of the others may begin a batch before it knows of this one."""
+    come = msgspec.structs.replace(slot(), batch=20, batch_seconds=2.0, came_seconds=0.0)
+    new, known = Known(Credit(), known_for=0.1), Known(Credit(), known_for=KNOWN_SECONDS)
+    for others in (1, 2, 3, 4):
+        assert estimate(seen(*[come] * others), come, SETTINGS, 0.0, new).wants_batch_after(0)
+    waits = estimate(seen(*[come] * 5), come, SETTINGS, 0.0, new)
+    assert not waits.wants_batch_after(0)
+    assert not waits.is_due
+    begun = msgspec.structs.replace(come, under_way=0.0)
+    found = estimate(seen(*[begun] * 3, *[come] * 2), come, SETTINGS, 0.0, known)
+    assert found.own_part in (0, 20)  # by its name: two of the three that wait begin one
+    assert found.wants_batch_after(0) == (found.own_part == 20)
+
+
+def test_a_peer_that_has_not_begun_is_not_thought_to_be_done() -> None:
+    come = msgspec.structs.replace(slot(), batch=20, batch_seconds=2.0, came_seconds=0.0)
+    later = 10.0
+    found = estimate(seen(come), come, SETTINGS, later, Known(Credit()))
+    assert found.done_by_others == 0
+    begun = msgspec.structs.replace(come, under_way=0.0)
+    assert estimate(seen(begun), come, SETTINGS, later, Known(Credit())).done_by_others > 0
 
 
 def test_a_keeper_has_a_step_when_it_says_to_be_where_the_step_led() -> None:
@@ -91,11 +116,25 @@ def test_one_that_follows_close_behind_is_expected_now_and_then_but_not_awaited(
     newcomer = msgspec.structs.replace(slot(epoch=9 - epochs_behind), follows=follows)
     slots = [*[slot(40, epoch=9)] * others_here, *([newcomer] if epochs_behind else [])]
     known = Known(Credit(), may_wait_for_follower=may_wait)
+    let_in = Known(Credit(), may_wait_for_follower=may_wait, let_in=frozenset(peers(others_here)))
     found = estimate(seen(*slots), slot(60, epoch=9), SETTINGS, 0.0, known)
-    waits = bool(others_here and epochs_behind in (1, 2) and follows and may_wait)
-    assert found.waits_for_follower == waits
-    assert found.expected == 1 + others_here + waits
+    waits = bool(epochs_behind in (1, 2) and follows and may_wait)
+    assert found.followers == frozenset(peers(others_here) if waits else ())
+    assert found.holds_back == (waits and not others_here), "alone it has no list to keep open"
+    assert found.expected == 1 + others_here + (waits and others_here > 0)
     assert found.awaited == frozenset(peers(*range(others_here)))
+    again = estimate(seen(*slots), slot(60, epoch=9), SETTINGS, 0.0, let_in)
+    assert not again.followers, "it came when it was waited for"
+
+
+def test_a_lone_peer_begins_neither_a_round_nor_a_batch_while_it_waits_for_a_follower() -> None:
+    newcomer = msgspec.structs.replace(slot(epoch=8), follows=True)
+    mine = msgspec.structs.replace(slot(TARGET, epoch=9), batch=TARGET, batch_seconds=1.0)
+    for may_wait in (False, True):
+        known = Known(Credit(), may_wait_for_follower=may_wait)
+        found = estimate(seen(newcomer), mine, SETTINGS, 0.0, known)
+        assert found.is_due_with(TARGET) == (not may_wait)
+        assert not (may_wait and found.wants_batch_after(TARGET))
 
 
 def test_slots_are_carried_forward_by_their_rate_since_they_were_seen() -> None:
@@ -103,11 +142,6 @@ def test_slots_are_carried_forward_by_their_rate_since_they_were_seen() -> None:
     assert found.samples == 40 + 2 * 10 + 20
     assert found.rate == 15.0
     assert found.due_in_seconds == pytest.approx(20 / 15)
-
-
-def test_without_carrying_forward_only_what_was_said_counts() -> None:
-    settings = ProgressSettings(TARGET, carries_forward=False)
-    assert estimated(seen(slot(40, 10.0)), slot(20), 5.0, settings=settings).samples == 60
 
 
 def test_a_peer_that_says_nothing_more_is_not_carried_forward_for_ever_nor_waited_for() -> None:
@@ -138,6 +172,59 @@ def test_who_was_in_the_last_round_is_company_with_no_samples_whatever_its_slot_
     found = estimated(others, slot(10, 1.0), members=frozenset(peers(0)))
     assert (found.samples, found.rate, found.company, found.expected) == (10, 8.0, 1, 2)
     assert found.ignored == ()
+
+
+def test_what_members_of_a_delayed_round_compute_beside_it_is_in_the_next_plan() -> None:
+    """Each takes as many samples as it brought to the round; who came out of it first began
+    another batch, as it knew of none of theirs."""
+    said = msgspec.structs.replace(
+        slot(8, epoch=4, averaging=True), batch=4, batch_seconds=0.2, under_way=0.0
+    )
+    own = msgspec.structs.replace(slot(8), batch=4, batch_seconds=0.2, epoch_seconds=0.0)
+    others = seen(said, said, said, at=0.0)
+    settings = ProgressSettings(32)
+
+    def wants_batch(now: float) -> bool:
+        members = frozenset(peers(0, 1, 2))
+        found = estimated(others, own, now, members=members, settings=settings)
+        return found.wants_batch_after(8)
+
+    assert not wants_batch(0.5), "they have eight samples each, and this peer too"
+    rest = msgspec.structs.replace(said, under_way=-1.0, leaves=True)
+    others = seen(rest, rest, rest, at=0.0)
+    assert wants_batch(0.5), "nobody else computes"
+
+
+def test_what_is_computed_beside_a_delayed_round_is_planned_as_all_else() -> None:
+    """Eight batches, of which a peer that is twice as fast has twice as many."""
+    said = msgspec.structs.replace(slot(8, averaging=True), batch=4, batch_seconds=0.2)
+    slow = msgspec.structs.replace(said, batch_seconds=0.4)
+    settings = ProgressSettings(32, delayed=True)
+    found = estimated(seen(slow, slow, said), said, settings=settings)
+    assert found.part_beside == 12 or found.part_beside == 8
+    assert estimated(seen(said, said, said), said, settings=settings).part_beside == 8
+    assert estimated(seen(said), slow, settings=settings).part_beside in (8, 12)
+    assert found.wants_batch_beside(4)
+    assert not found.wants_batch_beside(12)
+
+
+def test_beside_a_delayed_round_everybody_computes_a_batch_that_is_too_large_for_a_plan() -> None:
+    said = msgspec.structs.replace(slot(20, averaging=True), batch=20, batch_seconds=0.2)
+    found = estimated(seen(said, said, said), said, settings=ProgressSettings(40, delayed=True))
+    assert found.wants_batch_beside(0)
+    assert not found.wants_batch_beside(20)
+
+
+def test_a_member_of_the_last_round_is_expected_though_an_earlier_epoch_was_read_of_it() -> None:
+    """Where steps are shorter than the time between two looks. It was counted as gone."""
+    older = slot(16, epoch=3)
+
+    def expected(read_at: float, ended_at: float) -> int:
+        known = Known(Credit(), frozenset(peers(0)), epoch_began=ended_at)
+        return estimate(seen(older, at=read_at), slot(), SETTINGS, 2.0, known).expected
+
+    assert expected(read_at=0.9, ended_at=1.0) == 2
+    assert expected(read_at=1.1, ended_at=1.0) == 1, "it says after the round that it is back there"
 
 
 def test_nobody_steps_alone_beside_one_who_is_further() -> None:
@@ -200,6 +287,47 @@ def test_a_million_samples_a_second_are_ignored_by_name() -> None:
     assert "1,000,000 samples a second" in found.ignored[0].reason
 
 
+def test_batches_of_a_million_samples_a_second_are_ignored_as_well() -> None:
+    """Steps are planned by batches: it got nearly the whole plan, and was taken to be done with it
+    at once, so all began rounds that were too light."""
+    liar = msgspec.structs.replace(slot(0, 1.0), batch=8, batch_seconds=1e-6, under_way=0.0)
+    found = estimated(seen(liar, slot(20, 5.0)), slot(20, 5.0), now=1.0)
+    assert not found.is_due
+    assert found.peers == peers(1)
+    assert "8,000,000 samples a second" in found.ignored[0].reason
+
+
+def with_members(others: Mapping[PeerId, Seen], mine: ProgressSlot, now: float) -> Estimate:
+    """As a member of the round that began the epoch sees it."""
+    known = Known(Credit(), epoch_began=0.0)
+    return estimate(others, mine, ProgressSettings(8 * 80), now, known)
+
+
+MEMBER = msgspec.structs.replace(slot(40, 8.0), batch=8, batch_seconds=1.0, epoch_seconds=5.0)
+
+
+def test_a_newcomer_that_never_begins_holds_nobody_up() -> None:
+    idle = msgspec.structs.replace(slot(), batch=8, batch_seconds=1.0, came_seconds=0.0)
+    member = msgspec.structs.replace(MEMBER, under_way=0.0)
+    now = 5.0
+    others = seen(member, msgspec.structs.replace(idle, epoch_seconds=4.9), at=now)
+    assert with_members(others, member, now).others_ready_in_seconds < math.inf
+
+
+def test_a_newcomer_is_planned_with_by_when_it_was_seen_not_by_when_it_believes_it_came() -> None:
+    """It takes the time from slots that were said long before: it believes to have come at 0.5 s
+    where it came at 5 s, and was given the batches of the time between; all waited for them."""
+    new = msgspec.structs.replace(
+        slot(0), batch=8, batch_seconds=1.0, came_seconds=0.5, epoch_seconds=0.5, under_way=0.0
+    )
+    member = msgspec.structs.replace(MEMBER, under_way=0.0)
+    others = seen(*[member] * 7, new, at=5.0)
+    found = with_members(others, member, 5.0)
+    fair = (8 * 80 - 8 * 40) / 9 / 8  # batches still to do, shared out among nine
+    assert found.own_part - 40 <= 8 * math.ceil(fair)
+    assert found.others_ready_in_seconds <= math.ceil(fair) + 1
+
+
 def test_a_rate_a_thousand_times_the_usual_is_ignored_where_there_is_a_usual_one() -> None:
     liar = slot(0, 6000.0)
     assert not estimated(seen(liar), slot(0, 5.0), now=1.0).ignored
@@ -219,6 +347,21 @@ def test_once_another_has_begun_a_little_less_is_enough() -> None:
     assert not estimated(seen(slot(40, averaging=True)), slot(46)).is_due
 
 
+def test_a_round_of_one_that_was_killed_in_it_or_is_doubted_has_not_begun() -> None:
+    """Its last words are that it averages. A backbone came to its round again and again, alone, and
+    doubted the honest peer that did not."""
+    one = slot(45, averaging=True)
+    silent = CARRIED_SECONDS + 0.1
+    found = estimated(seen(one), slot(46), silent)
+    assert not found.is_due
+    assert not found.averaging
+    credit = Credit()
+    credit.round_ended(5, {PeerId("peer-0"): 45}, {}, 0.0)
+    doubted = estimated(seen(one, slot(5)), slot(90), credit=credit)
+    assert not doubted.is_due
+    assert doubted.averaging == frozenset(peers(0)), "a group of its that has begun may still end"
+
+
 def test_once_most_have_begun_nobody_stays_behind() -> None:
     two = [slot(20, averaging=True), slot(20, averaging=True)]
     assert estimated(seen(*two), slot(15)).is_due
@@ -228,11 +371,11 @@ def test_once_most_have_begun_nobody_stays_behind() -> None:
 def test_who_did_not_bring_what_it_claimed_is_doubted_and_later_given_up() -> None:
     credit = Credit()
     claimed = {PeerId("peer-0"): 80}
-    credit.round_ended(5, claimed, {})
+    credit.round_ended(5, claimed, {}, 0.0)
     found = estimated(seen(slot(80, 1.0)), slot(30), credit=credit)
     assert (found.samples, found.expected, found.company) == (30, 1, 1)
     assert "did not bring" in found.ignored[0].reason
-    credit.round_ended(5, claimed, {})
+    credit.round_ended(5, claimed, {}, 0.0)
     assert estimated(seen(slot(80, 1.0)), slot(30), credit=credit).company == 0
     assert estimated(seen(slot(80, epoch=9)), slot(30, epoch=9), credit=credit).samples == 110
 
@@ -279,7 +422,6 @@ def test_a_slot_is_small_and_says_nothing_that_is_no_number() -> None:
         MODEL,
         state_digest=b"d" * 32,
         torch="2.13.0+cu130",
-        serves_state=True,
     )
     assert len(PROGRESS.encode(full)) < 200
     assert PROGRESS.check is not None

@@ -7,11 +7,11 @@ import pytest
 import trio
 from torch import equal
 
-from node.simulated_network import SimulatedWorld
-from protocols.accumulation.lifecycle_events import Ending
+from protocols.accumulation.lifecycle import Ending
 from protocols.accumulation.round_endings import OVER_A_GRID, averaged
 from protocols.moshpit.grid import Grid
-from protocols.moshpit.round_statistics import Verdict
+from protocols.moshpit.outcome import Verdict
+from protocols.testing.world import SimulatedWorld
 from tests.dht.members import simulated
 from tests.moshpit.averagers import AveragingPeer, Ended, averagers
 

@@ -6,24 +6,17 @@ import pytest
 
 from protocols.accumulation.progress import Estimate, ProgressSettings
 from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, ProgressSlot
+from protocols.accumulation.publishing import SHORTEST_SECONDS, Said, say_again_in
 from protocols.accumulation.rate_meter import RateMeter
-from protocols.accumulation.saying import SHORTEST_SECONDS, Said, say_again_in
 from tests.accumulation.progress_slots import history, peers, slot
 
 SETTINGS = ProgressSettings(1000)
 BATCH = 8
 
 
-def again_in(
-    said: ProgressSlot,
-    mine: ProgressSlot,
-    now: float,
-    *,
-    others: float = 0.0,
-    settings: ProgressSettings = SETTINGS,
-) -> float:
-    found = Estimate(1, 5, history(), others_samples=others, peers=peers(*range(9)))
-    return say_again_in(Said(said, 0.0), mine, found, settings, BATCH, now)
+def again_in(said: ProgressSlot, mine: ProgressSlot, now: float) -> float:
+    found = Estimate(1, 5, history(), peers=peers(*range(9)))
+    return say_again_in(Said(said, 0.0), mine, found, SETTINGS, BATCH, now)
 
 
 def test_nothing_is_said_while_the_others_carry_it_forward_rightly() -> None:
@@ -48,12 +41,6 @@ def test_whatever_else_has_changed_is_said_at_once(other: ProgressSlot) -> None:
 
 def test_a_peer_that_has_nothing_new_says_that_it_is_there() -> None:
     assert again_in(slot(10), slot(10), SAY_AGAIN_SECONDS) == 0.0
-
-
-def test_without_carrying_forward_the_batch_that_makes_the_step_due_is_said() -> None:
-    settings = ProgressSettings(1000, carries_forward=False)
-    assert again_in(slot(10), slot(12), 1.0, others=988, settings=settings) == 0.0
-    assert again_in(slot(10), slot(12), 1.0, others=900, settings=settings) > 0.0
 
 
 def test_the_rate_is_that_of_computing_without_the_pauses() -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld, run_simulation
-from node.simulation.link_model import LinkSettings
-from node.simulation.settings import WorldSettings
-from node.simulation.virtual_trainer import TARGET, Manner, Trainer, forks, longest_gap, trainer
+from lab.simulate.virtual_trainer import TARGET, Manner, Trainer, forks, longest_gap, trainer
+from protocols.testing.link_model import LinkSettings
+from protocols.testing.settings import WorldSettings
+from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.dht.members import simulated
 
 STALL_SECONDS = 30.0  # the bar of a run with churn
 EPOCH_ALONE_SECONDS = TARGET / 8  # at Manner's rate
 WATCHED_SECONDS = 60.0
 SLOW_LINKS = WorldSettings(link=LinkSettings(latency_seconds=0.1))
+RESTARTED_SECONDS = 10.0
 LET_IN_SECONDS = 15.0  # a third of it is to meet them, over round trips of 0.2 s
 
 
@@ -96,3 +100,30 @@ def test_a_third_is_let_in_where_the_others_compute_for_less_than_it_needs_to_fo
     assert let_in
     assert let_in[0] < LET_IN_SECONDS
     assert len(let_in) > 1, "and it stays in"
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(5, marks=pytest.mark.soak)])
+def test_after_a_restart_of_everybody_volunteers_are_in_the_steps_of_one_that_goes_on_alone(
+    count: int,
+) -> None:
+    """All start at once: a keeper that trains, with its checkpoint, and volunteers at epoch 0. A
+    state takes longer to come than the keeper needs for a step."""
+    moments: list[float] = []
+
+    async def scenario(world: SimulatedWorld) -> None:
+        alone = Manner(seconds=0.07, samples=TARGET // 4, restored=7)
+        keeper = trainer(world, "keeper", alone)
+        began = trio.current_time()
+        volunteer = replace(alone, restored=0, begins=False)
+        peers = [keeper]
+        for number in range(count):
+            peers.append(trainer(world, f"volunteer-{number}", volunteer, [keeper]))
+        await trio.sleep(STALL_SECONDS)
+        for one in peers[1:]:
+            moments.append(min((step.at for step in one.steps), default=math.inf) - began)
+        assert not forks(peers)
+        assert keeper.steps[0].epoch > alone.restored
+
+    run_simulation(scenario)
+    assert len(moments) == count
+    assert max(moments) < RESTARTED_SECONDS, moments

@@ -15,16 +15,20 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from protocols.accumulation.signature import Signature, TensorSpec, differences, torch_release
-from protocols.accumulation.state import TrainingState, capture, look, restore
 from protocols.accumulation.state_manifest import (
+    MOST_DEPTH,
     MOST_TENSORS,
     StateRefused,
     check,
     encode,
+    join,
     name_of,
+    pack,
     read_manifest,
+    separate,
+    unpack,
 )
-from protocols.accumulation.state_tree import MOST_DEPTH, join, pack, separate, unpack
+from protocols.accumulation.training_state import TrainingState, capture, look, restore
 from protocols.errors import LimitExceeded, MalformedMessage
 
 Optimizers = Callable[[Any], torch.optim.Optimizer]

@@ -13,14 +13,11 @@ from blake3 import blake3
 from protocols.accumulation import state_manifest as manifest
 from protocols.accumulation.keeping_up import MOST_TIMES_LOST, ROOM_OF_STATE
 from protocols.accumulation.optimizer_state import OWN_SETTINGS
-from protocols.accumulation.results_kept import FOLLOWED_SECONDS, STEPS_FOLLOWED
+from protocols.accumulation.results import FOLLOWED_SECONDS, STEPS_FOLLOWED
 from protocols.accumulation.signature import LONGEST_TENSOR_NAME, VALUE_TYPES
-from protocols.accumulation.state import capture
-from protocols.accumulation.state_account import FetchSettings
-from protocols.accumulation.state_desk import KEPT_SECONDS as PLACE_SECONDS
-from protocols.accumulation.state_desk import SENIOR_STATES
-from protocols.accumulation.state_download import RETRY_SECONDS
-from protocols.accumulation.state_following import LOST_SECONDS
+from protocols.accumulation.state_download import RETRY_SECONDS, FetchSettings
+from protocols.accumulation.state_fetching import LOST_SECONDS
+from protocols.accumulation.state_manifest import MOST_DEPTH
 from protocols.accumulation.state_messages import (
     MANIFEST,
     MOST_RESULTS,
@@ -35,16 +32,28 @@ from protocols.accumulation.state_messages import (
     ManifestRequest,
     PiecesOpening,
 )
-from protocols.accumulation.state_pace import MOST_SLOWDOWN, SLOWEST_BYTES_PER_SECOND
-from protocols.accumulation.state_recent import (
+from protocols.accumulation.state_pace import (
+    ALONE_STATES,
+    BLOCKED_SECONDS,
+    MOST_SLOWDOWN,
+    RESERVED_SECONDS,
+    SAVED_SECONDS,
+    SENIOR_STATES,
+    SLOWEST_BESIDE_ROUNDS,
+    SLOWEST_BYTES_PER_SECOND,
+)
+from protocols.accumulation.state_pace import KEPT_SECONDS as PLACE_SECONDS
+from protocols.accumulation.state_serving import (
+    KEPT_SECONDS,
     LARGEST_BYTES,
     MOST_BYTES,
+    MOST_COPIES,
     MOST_STATES,
+    NEEDED_SHARE,
     WANTED_SECONDS,
+    StateServingSettings,
 )
-from protocols.accumulation.state_serving import NEEDED_SHARE, StateServingSettings
-from protocols.accumulation.state_snapshots import KEPT_SECONDS, MOST_COPIES
-from protocols.accumulation.state_tree import MOST_DEPTH
+from protocols.accumulation.training_state import capture
 from protocols.moshpit.settings import CHUNK_BYTES
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()
@@ -69,7 +78,12 @@ FETCHING = FetchSettings()
         f"keeps a place for {PLACE_SECONDS:g} s",
         f"and {KEPT_SECONDS:g} s longer, {['', '', 'two'][MOST_COPIES]} at the most",
         f"where it cannot send each of them {['', '', 'twice'][round(NEEDED_SHARE)]} as many bytes",
-        f"makes its batches {MOST_SLOWDOWN:.0%} longer".replace("%", " %"),
+        f"makes its training {MOST_SLOWDOWN:.0%} longer".replace("%", " %"),
+        f"saves, up to {SAVED_SECONDS:g} s of training",
+        f"at least {SLOWEST_BESIDE_ROUNDS / 1e6:g} MB/s",
+        f"in less than {BLOCKED_SECONDS * 1000:g} ms is alone until it has got its state, or "
+        f"{['', '', 'twice'][round(ALONE_STATES)]} its bytes",
+        f"less than {RESERVED_SECONDS:g} s ago and has not begun",
         f"at least {SLOWEST_BYTES_PER_SECOND / 1e6:g} MB/s",
         f"until that has got {SENIOR_STATES:g} times the bytes of the state",
         f"The stall time is {STALL_SECONDS:g} s",

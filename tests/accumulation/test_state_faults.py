@@ -10,7 +10,7 @@ import pytest
 import torch
 import trio
 
-from node.simulated_network import SimulatedWorld
+from protocols.accumulation.state_download import rank
 from protocols.accumulation.state_fetching import (
     FetchFailed,
     FetchSettings,
@@ -26,10 +26,10 @@ from protocols.accumulation.state_messages import (
     PiecesOpening,
 )
 from protocols.accumulation.state_serving import PiecesTransfer
-from protocols.accumulation.state_sources import rank
 from protocols.errors import MalformedMessage
 from protocols.guard import Caller
-from protocols.messages import Empty
+from protocols.rpc import Empty
+from protocols.testing.world import SimulatedWorld
 from tests.accumulation.states import (
     BYTES_PER_SECOND,
     STATE_BYTES,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -10,17 +11,7 @@ import pytest
 import torch
 import trio
 
-from node.simulated_network import (
-    LinkSettings,
-    NodeSettings,
-    SimulatedNetwork,
-    SimulatedWorld,
-    WorldSettings,
-    run_simulation,
-)
-from protocols.accumulation import results_kept, state_with_results
-from protocols.accumulation.committed_result import Made, usual_bytes
-from protocols.accumulation.forks import Lineage
+from protocols.accumulation import results
 from protocols.accumulation.keeping_up import (
     MOST_OF_LINK,
     ROOM_OF_STATE,
@@ -28,17 +19,33 @@ from protocols.accumulation.keeping_up import (
     KeepingUp,
     TooSlow,
 )
-from protocols.accumulation.results_kept import FOLLOWED_SECONDS, STEPS_FOLLOWED, Offered
-from protocols.accumulation.state_fetching import StateSource
+from protocols.accumulation.lineage import Lineage
+from protocols.accumulation.results import (
+    FOLLOWED_SECONDS,
+    STEPS_FOLLOWED,
+    Made,
+    Offered,
+    usual_bytes,
+)
+from protocols.accumulation.state_download import FetchSettings, Paces
+from protocols.accumulation.state_fetching import StateSource, follow_run
 from protocols.accumulation.state_messages import (
     MOST_RESULTS,
     ROOM_OF_SMALL_BYTES,
     ResultKind,
 )
-from protocols.accumulation.state_paces import Paces
-from protocols.accumulation.state_with_results import follow_run
+from protocols.accumulation.state_pace import KEPT_SECONDS
+from protocols.accumulation.state_serving import StateServingSettings
 from protocols.identity import PeerId
 from protocols.rpc import Rpc, open_rpc
+from protocols.testing.world import (
+    LinkSettings,
+    NodeSettings,
+    SimulatedNetwork,
+    SimulatedWorld,
+    WorldSettings,
+    run_simulation,
+)
 from tests.accumulation.followed_runs import (
     RESULT_BYTES,
     STATE_BYTES,
@@ -72,6 +79,14 @@ def with_newcomer(
     run_simulation(main, settings=WorldSettings(link=LinkSettings(latency_seconds=latency_seconds)))
 
 
+async def one_more_step(run: FollowedRun) -> None:
+    """One that a newcomer can follow, and whose state is named."""
+    for donor in run.donors:
+        donor.member.results.follow(STATE_BYTES)
+    run.step()
+    await run.named()
+
+
 def check_is_there(run: FollowedRun, newcomer: RunMember) -> None:
     """It has the very bytes that the others have."""
     assert newcomer.at == run.at
@@ -95,24 +110,25 @@ def test_a_newcomer_whose_fetch_takes_three_epochs_gets_in() -> None:
 
 
 @pytest.mark.slow
-def test_a_newcomer_whose_link_carries_little_more_than_the_results_gets_in_piece_by_piece(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It cannot hold all that it needs at once: it makes steps of what it has, and goes on."""
-    for module in (results_kept, state_with_results):
-        monkeypatch.setattr(module, "ROOM_OF_SMALL_BYTES", 0)
+def test_a_newcomer_whose_link_carries_little_more_than_the_results_gets_in_piece_by_piece() -> (
+    None
+):
+    """It may not hold all that it needs at once: it makes steps of what it has, and goes on."""
+    settings = FetchSettings(most_result_bytes=ROOM_OF_STATE * STATE_BYTES)
 
     async def scenario(
         world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
     ) -> None:
         run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS)
         newcomer, takes = RunMember(seed=1), 1
-        fetched = await run.fetch(rpc, newcomer)
+        fetched = await run.fetch(rpc, newcomer, settings=settings)
         held = sum(len(one.memory) for one in fetched.results)
-        assert STATE_BYTES < held <= ROOM_OF_STATE * len(fetched.state.memory)
+        assert STATE_BYTES < held <= settings.most_result_bytes
         newcomer.take(fetched.state, fetched.results)
         while newcomer.at != run.at:
-            followed = await follow_run(rpc, run.sources, newcomer.look(), newcomer.layouts)
+            followed = await follow_run(
+                rpc, run.sources, newcomer.look(), newcomer.layouts, settings=settings
+            )
             assert followed is not None
             newcomer.take(None, followed.results)
             takes += 1
@@ -121,6 +137,32 @@ def test_a_newcomer_whose_link_carries_little_more_than_the_results_gets_in_piec
         assert run.told == []
 
     with_newcomer(scenario, bytes_per_second=1.4 * RESULT_BYTES / EPOCH_SECONDS)
+
+
+def test_a_newcomer_that_may_hold_nothing_holds_one_result_at_once() -> None:
+    """It makes a step of it, and goes on. A second one is not begun in vain: over this link, which
+    carries two in a step's time, it would never come to the end."""
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS, donors=1)
+        newcomer, (donor,) = RunMember(seed=1), run.donors
+        newcomer.take(donor.member.capture(), ())
+        for _ in range(3):
+            await one_more_step(run)
+        held, settings = [], FetchSettings(most_result_bytes=0.0)
+        while newcomer.at != run.at:
+            followed = await follow_run(
+                rpc, run.sources, newcomer.look(), newcomer.layouts, settings=settings
+            )
+            assert followed is not None
+            held.append(len(followed.results))
+            newcomer.take(None, followed.results)
+        assert len(held) >= 3
+        assert set(held) == {1}
+
+    with_newcomer(scenario, bytes_per_second=LINK)
 
 
 @pytest.mark.parametrize(("epoch_seconds", "slot_seconds"), [(0.15, 1.0), (0.03, 0.15)])
@@ -266,10 +308,7 @@ def test_results_are_asked_of_whoever_has_sent_the_last_ones_fastest() -> None:
         newcomer, paces, asked = RunMember(seed=1), Paces(), list[set[PeerId]]()
         newcomer.take(run.donors[0].member.capture(), ())
         for _ in range(6):
-            for donor in run.donors:
-                donor.member.results.follow(STATE_BYTES)
-            run.step()
-            await run.named()
+            await one_more_step(run)
             mine = newcomer.look()
             followed = await follow_run(rpc, run.sources, mine, newcomer.layouts, paces=paces)
             assert followed is not None
@@ -289,14 +328,13 @@ def test_a_place_that_another_transfer_of_the_same_peer_gives_up_is_taken_anew()
         run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS, donors=1)
         newcomer, (donor,) = RunMember(seed=1), run.donors
         newcomer.take(donor.member.capture(), ())
-        donor.member.results.follow(STATE_BYTES)
-        run.step()
-        await run.named()
+        await one_more_step(run)
         assert donor.server is not None
         kept, desk = donor.member.results.following, donor.server._desk
 
         def following(before: Lineage) -> Offered | None:
             """Meanwhile the other one has come and gone."""
+            assert not desk.ask(network.peer_id, trio.current_time())
             desk.begin(network.peer_id, trio.current_time(), 1)
             desk.end(network.peer_id)
             return kept(before)
@@ -308,6 +346,65 @@ def test_a_place_that_another_transfer_of_the_same_peer_gives_up_is_taken_anew()
         check_is_there(run, newcomer)
 
     with_newcomer(scenario, bytes_per_second=10 * LINK)
+
+
+def test_the_result_of_a_step_that_has_been_announced_and_is_being_made_is_waited_for() -> None:
+    """Else the newcomer, who was told of the step, would fetch all of the next state."""
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=1000.0, donors=2)
+        await run.named()
+        newcomer, (donor, other) = RunMember(seed=1), run.donors
+        newcomer.take(donor.member.capture(), ())
+        donor.member.results.follow(STATE_BYTES)
+        values = torch.ones(donor.member.layouts.exchanged.values)
+        made = donor.member.made(values, "step")
+        other.member.step(made, values)
+        announced = StateSource(donor.network.peer_id, *other.member.at)
+        lock = donor.member.lock
+        reading = lock.reading
+
+        @contextmanager
+        def once_it_is_made() -> Iterator[None]:
+            lock.reading = reading  # type: ignore[method-assign]
+            donor.member.step(made, values)
+            with reading():
+                yield
+
+        lock.reading = once_it_is_made  # type: ignore[method-assign]
+        followed = await follow_run(rpc, lambda: [announced], newcomer.look(), newcomer.layouts)
+        assert followed is not None
+        newcomer.take(None, followed.results)
+        assert newcomer.at == other.member.at
+
+    with_newcomer(scenario, bytes_per_second=10 * LINK)
+
+
+def test_who_asks_for_a_result_that_is_not_there_gets_no_place() -> None:
+    """Five at once had five places by that, before any of them asked for the state."""
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        other = world.add_node("other")
+        run = await start_run(
+            world,
+            nursery,
+            network,
+            other,
+            epoch_seconds=EPOCH_SECONDS,
+            donors=1,
+            serving=StateServingSettings(most_downloads=1),
+        )
+        newcomer = RunMember(seed=1)
+        assert await follow_run(rpc, run.sources, newcomer.look(), newcomer.layouts) is None
+        async with open_rpc(other) as others_rpc:
+            with trio.fail_after(KEPT_SECONDS / 2):  # a place would be kept for longer
+                await run.fetch(others_rpc, RunMember(seed=2))
+
+    with_newcomer(scenario, bytes_per_second=LINK)
 
 
 def test_a_way_that_leads_to_where_nobody_is_is_not_taken() -> None:
@@ -362,8 +459,13 @@ def test_nothing_is_kept_once_nobody_has_asked_for_some_steps_and_some_seconds()
     assert len(member.results) == MOST_RESULTS
 
 
-def test_never_more_is_kept_than_a_copy_of_the_state_unless_that_is_small() -> None:
-    values = ROOM_OF_SMALL_BYTES // 5  # in float16: two results are less than this, and three more
+def test_never_more_is_kept_than_a_copy_of_the_state_unless_that_is_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    room = 4 << 20
+    assert room < ROOM_OF_SMALL_BYTES
+    monkeypatch.setattr(results, "ROOM_OF_SMALL_BYTES", room)
+    values = room // 5  # in float16: two results are less than this, and three more
     member = RunMember(values=values, clock=lambda: 0.0)
 
     def most_bytes(state_bytes: int, steps: int) -> int:
@@ -374,10 +476,16 @@ def test_never_more_is_kept_than_a_copy_of_the_state_unless_that_is_small() -> N
             most = max(most, member.results.bytes)
         return most
 
-    assert 2 * values < most_bytes(0, 3) <= ROOM_OF_SMALL_BYTES
+    assert 2 * values < most_bytes(0, 3) <= room
     assert len(member.results) == 2
     assert most_bytes(8 * values, 3) <= 8 * values
     assert len(member.results) == 3
+    member.results.limit(5 * values)
+    assert most_bytes(8 * values, 3) <= 5 * values, "the owner allows no more"
+    assert len(member.results) == 2
+    member.results.limit(0)
+    most_bytes(8 * values, 3)
+    assert len(member.results) == 1
 
 
 def random_step(member: RunMember) -> None:

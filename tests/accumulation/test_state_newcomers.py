@@ -4,29 +4,41 @@ rates."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 import trio
 
-from node.simulated_network import (
-    LinkSettings,
-    SimulatedNetwork,
-    SimulatedWorld,
-    WorldSettings,
-    run_simulation,
-)
+from protocols.accumulation import results, state_fetching, state_pace, state_serving
 from protocols.accumulation.keeping_up import (
     MOST_OF_LINK,
     MOST_TIMES_LOST,
     FetchFailed,
     KeepingUp,
+    TooSlow,
 )
+from protocols.accumulation.lineage import Lineage
+from protocols.accumulation.state_download import (
+    STEP_SAID_SECONDS,
+    StateSource,
+    choose,
+    is_needed,
+)
+from protocols.accumulation.state_fetching import Fetched, follow_run
+from protocols.accumulation.state_messages import ROOM_OF_SMALL_BYTES
 from protocols.accumulation.state_serving import StateServingSettings
-from protocols.accumulation.state_sources import StateSource, choose
-from protocols.accumulation.state_with_results import follow_run
 from protocols.identity import PeerId
 from protocols.rpc import Rpc, open_rpc
+from protocols.testing.world import (
+    LinkSettings,
+    NodeSettings,
+    SimulatedNetwork,
+    SimulatedWorld,
+    WorldSettings,
+    run_simulation,
+)
 from tests.accumulation.followed_runs import (
     RESULT_BYTES,
     STATE_BYTES,
@@ -39,6 +51,12 @@ EPOCH_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 ENOUGH_FOR_ONE = 1.5 * RESULT_BYTES / EPOCH_SECONDS
 """Bytes a second: with it one newcomer is where the run is after STATE_BYTES / (a third of it)."""
+LOOPBACK = 400e6  # bytes a second, from one process to another, with encryption
+COST = 1e-9  # seconds that a batch takes longer for each byte
+STEP_SECONDS = 0.1  # that a newcomer needs to take a state over, or to make a step
+WATCHED_SECONDS = 22.0
+BAR_SECONDS = 10.0
+TOLD_BAR_SECONDS = 20.0
 ALONE_SECONDS = STATE_BYTES / (ENOUGH_FOR_ONE - RESULT_BYTES / EPOCH_SECONDS)
 
 Scenario = Callable[
@@ -116,6 +134,161 @@ def test_newcomers_get_in_one_after_the_other_where_the_rate_is_enough_for_one(c
     with_newcomers(count, scenario, 4 * count * ALONE_SECONDS)
 
 
+class CountingCost(state_pace.ServingCost):
+    """The donor's, by which the test knows what was sent beside a batch."""
+
+    sent_bytes = 0
+
+    def sent(self, count: int, now: float) -> None:
+        self.sent_bytes += count
+        super().sent(count, now)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Of the bar's table. Everything that is counted in bytes is smaller by one factor here, the
+    state and the links, what a byte costs and what is kept."""
+
+    newcomers: int
+    epoch_seconds: float
+    state_megabytes: float
+    upload_megabytes: float | None = None  # a second, as the donor's owner allows
+
+    @property
+    def smaller(self) -> float:
+        return self.state_megabytes * 1e6 / STATE_BYTES
+
+    def shrink(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module, name, size in (
+            (state_pace, "SUPPOSED_RATE", state_pace.SUPPOSED_RATE),
+            (state_pace, "SLOWEST_BYTES_PER_SECOND", state_pace.SLOWEST_BYTES_PER_SECOND),
+            (state_pace, "LARGEST_TURN_BYTES", state_pace.LARGEST_TURN_BYTES),
+            (state_pace, "SMALLEST_TURN_BYTES", state_pace.SMALLEST_TURN_BYTES),
+            (state_serving, "LARGEST_BYTES", state_serving.LARGEST_BYTES),
+            (results, "ROOM_OF_SMALL_BYTES", ROOM_OF_SMALL_BYTES),
+            (state_fetching, "ROOM_OF_SMALL_BYTES", ROOM_OF_SMALL_BYTES),
+        ):
+            monkeypatch.setattr(module, name, max(1, int(size / self.smaller)))
+        monkeypatch.setattr(state_pace, "SUPPOSED_COST", self.smaller * state_pace.SUPPOSED_COST)
+
+    def come(self) -> tuple[list[float], list[tuple[float, TooSlow]]]:
+        """When each of them was a step behind or closer, where the others wait for it; and who was
+        told when that it is too slow."""
+        in_after: list[float] = []
+        told: list[tuple[float, TooSlow]] = []
+
+        async def scenario(
+            world: SimulatedWorld,
+            nursery: trio.Nursery,
+            newcomers: list[tuple[SimulatedNetwork, Rpc]],
+        ) -> None:
+            cost = CountingCost(trio.current_time)
+            cap = self.upload_megabytes
+            run = await start_run(
+                world,
+                nursery,
+                *(network for network, _ in newcomers),
+                epoch_seconds=self.epoch_seconds,
+                donors=1,
+                machines=[NodeSettings(upload_bytes_per_second=LOOPBACK / self.smaller)],
+                member=partial(RunMember, codec="none"),
+                serving=StateServingSettings(
+                    upload_bytes_per_second=None if cap is None else cap * 1e6 / self.smaller
+                ),
+                cost=cost,
+            )
+            nursery.start_soon(self._compute, cost)
+            await trio.sleep(8 * self.epoch_seconds)
+            began = trio.current_time()
+
+            async def get_in(rpc: Rpc, member: RunMember) -> None:
+                keeping_up = KeepingUp()
+                while run.at.epoch - member.at.epoch > 1:
+                    try:
+                        followed = await follow_run(
+                            rpc, run.sources, member.look(), member.layouts, keeping_up=keeping_up
+                        )
+                        fetched = followed or await run.fetch(rpc, member, None, keeping_up)
+                    except FetchFailed:
+                        await trio.sleep(RETRY_SECONDS)
+                    else:
+                        await trio.sleep(STEP_SECONDS * (1 + len(fetched.results)))
+                        state = fetched.state if isinstance(fetched, Fetched) else None
+                        member.take(state, fetched.results)
+                in_after.append(trio.current_time() - began)
+
+            with trio.move_on_after(WATCHED_SECONDS):
+                async with trio.open_nursery() as coming:
+                    for number, (_, rpc) in enumerate(newcomers):
+                        coming.start_soon(get_in, rpc, RunMember(seed=number, codec="none"))
+            moments = [at - began for at in run.told_at]
+            told.extend(zip(moments, run.told, strict=True))
+
+        with_newcomers(self.newcomers, scenario, WATCHED_SECONDS + 60.0)
+        return in_after, told
+
+    async def _compute(self, cost: CountingCost) -> None:
+        """As the donor's training thread: batches that take longer beside what is sent."""
+        while True:
+            cost.computes()
+            before = cost.sent_bytes
+            await trio.sleep(self.epoch_seconds / 4)
+            await trio.sleep((cost.sent_bytes - before) * self.smaller * COST)
+            cost.computed()
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell(2, 0.28, 130),
+        *(
+            pytest.param(Cell(newcomers, seconds, size), marks=pytest.mark.soak)
+            for newcomers in (1, 2, 5)
+            for seconds in (0.28, 0.5, 2.0)
+            for size in (3.6, 130)
+        ),
+    ],
+    ids=str,
+)
+def test_newcomers_at_once_are_in_within_ten_seconds(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In steps of which each brings a third of the state in results, over loopback."""
+    cell.shrink(monkeypatch)
+    in_after, told = cell.come()
+    assert not told
+    assert len(in_after) == cell.newcomers
+    assert max(in_after) < BAR_SECONDS
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell(5, 2.0, 130, upload_megabytes=12),
+        *(
+            pytest.param(Cell(newcomers, seconds, 130, rate), marks=pytest.mark.soak)
+            for newcomers in (1, 2, 5)
+            for seconds, rate in ((0.28, 100), (0.5, 60), (2.0, 12))
+        ),
+    ],
+    ids=str,
+)
+def test_newcomers_that_do_not_make_it_are_all_told_so_in_time(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the donor's owner allows two thirds of what the results alone need; those too that wait
+    for their turn."""
+    cell.shrink(monkeypatch)
+    in_after, told = cell.come()
+    assert not in_after
+    first = sorted(at for at, _ in told)[: cell.newcomers]
+    assert len(first) == cell.newcomers
+    assert max(first) < TOLD_BAR_SECONDS
+    needed = cell.state_megabytes * 1e6 / 3 / cell.epoch_seconds / MOST_OF_LINK / cell.smaller
+    for _, error in told:
+        assert error.needed_bytes_per_second == pytest.approx(needed, rel=0.3)
+
+
 def test_newcomers_that_can_never_make_it_are_told_within_twenty_seconds_what_would_do() -> None:
     async def scenario(
         world: SimulatedWorld, nursery: trio.Nursery, newcomers: list[tuple[SimulatedNetwork, Rpc]]
@@ -175,6 +348,26 @@ def source(name: str, epoch: int, *, follows: bool = False) -> StateSource:
     return StateSource(PeerId(name), epoch, b"h" * 16, bytes([epoch]) * 32, b"", "", follows)
 
 
+@pytest.mark.parametrize(
+    ("other", "seconds", "needed"),
+    [
+        ((8, "h"), 60.0, False),  # where this one is
+        ((9, "h"), 60.0, False),  # further: it is this one that is behind
+        ((0, "h"), 0.0, True),  # a newcomer
+        ((6, "h"), 0.0, True),
+        ((7, "h"), 0.0, False),  # it may have made the last step, and nobody has read so yet
+        ((7, "h"), STEP_SAID_SECONDS, True),
+        ((8, "other"), 0.0, True),  # another side of a fork
+    ],
+)
+def test_a_state_may_be_needed_by_who_is_behind_or_elsewhere(
+    other: tuple[int, str], seconds: float, *, needed: bool
+) -> None:
+    place = Lineage(other[0], other[1].encode())
+    mine = Lineage(8, b"h")
+    assert is_needed([mine, place], mine, seconds) == needed
+
+
 def test_many_newcomers_who_are_a_step_behind_are_not_taken_for_the_run() -> None:
     late = [source(f"late-{number}", 7, follows=True) for number in range(5)]
     run = [source("first", 8), source("second", 8), source("new", 8, follows=True)]
@@ -183,6 +376,10 @@ def test_many_newcomers_who_are_a_step_behind_are_not_taken_for_the_run() -> Non
     assert choice is not None
     assert choice.epoch == 8
     assert [one.follows for one in choice.sources] == [False, False, True]
+    silent = replace(source("silent", 8, follows=True), digest=b"")
+    choice = choose([*run, silent], me)
+    assert choice is not None
+    assert PeerId("silent") not in {one.peer for one in choice.sources}, "it serves nobody yet"
     alone = choose(late, me)
     assert alone is not None, "where nobody else is there, they are"
     assert alone.epoch == 7

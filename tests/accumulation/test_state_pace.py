@@ -6,10 +6,13 @@ import random
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from protocols.accumulation.state_pace import (
+    BURST_SLOWDOWN,
     MOST_SLOWDOWN,
     REST_EVERY,
+    SAVED_SECONDS,
     SLOWEST_BYTES_PER_SECOND,
     SUPPOSED_COST,
     Order,
@@ -18,10 +21,13 @@ from protocols.accumulation.state_pace import (
 )
 
 BATCH_SECONDS = 0.2
+LINK = 1e6  # bytes a second, where rounds go over a slow one
+ROUND_BYTES = 0.3e6
+STEP_BATCHES = 5
 
 
 class Trainer:
-    """Batches that take longer the more is sent during them."""
+    """Batches that take longer the more is sent during them; and rounds, which share a link."""
 
     def __init__(self, *, cost: float, noise: float = 0.0) -> None:
         self.now = 0.0
@@ -38,16 +44,40 @@ class Trainer:
         rates = []
         for _ in range(batches):
             self.serving.computes()
-            rates.append(0.0 if self.serving.rests else self.serving.bytes_per_second)
+            rates.append(self._rate())
             self._batch(rates[-1])
         return rates
+
+    def spend(self) -> None:
+        """All that was saved."""
+        self.serve(round(2 * SAVED_SECONDS / BATCH_SECONDS / BURST_SLOWDOWN))
+
+    def step(self, *, serves: bool, link: float = LINK) -> float:
+        """Some batches and a round; how long they took."""
+        began = self.now
+        for _ in range(STEP_BATCHES):
+            self.serving.computes()
+            self._batch(min(self._rate(), link) if serves else 0.0)
+        self.serving.exchanges(self.now)
+        exchange = self.now, ROUND_BYTES / link
+        rate = min(self._rate(), link / 2) if serves else 0.0  # of two flows each has its half
+        seconds = ROUND_BYTES / (link - rate)
+        while self.now < exchange[0] + seconds:
+            self.serving.sent(round(rate * 0.05), self.now)
+            self.now += 0.05
+        self.now = exchange[0] + seconds
+        self.serving.averaged([(exchange[0], self.now)])
+        return self.now - began
+
+    def _rate(self) -> float:
+        return 0.0 if self.serving.rests(self.now) else self.serving.bytes_per_second(self.now)
 
     def _batch(self, rate: float) -> None:
         self.serving.computes()
         seconds = BATCH_SECONDS * (1.0 + self._cost * rate)
         seconds *= 1.0 + self._chance.gauss(0.0, self._noise)
-        self.serving.sent(round(rate * seconds))
         self.now += seconds
+        self.serving.sent(round(rate * seconds), self.now)
         self.serving.computed()
 
 
@@ -59,10 +89,51 @@ def mean(rates: list[float]) -> float:
 def test_as_much_is_sent_as_slows_a_batch_by_a_twentieth(cost: float) -> None:
     """Whatever a byte costs on this machine: it is measured, not supposed."""
     trainer = Trainer(cost=cost)
-    trainer.serve(40)
-    sent = [rate for rate in trainer.serve(40) if rate]
-    assert max(sent) * cost < 1.2 * MOST_SLOWDOWN
-    assert mean(sent) * cost > 0.8 * MOST_SLOWDOWN
+    trainer.spend()
+    assert 0.8 * MOST_SLOWDOWN < mean(trainer.serve(200)) * cost < 1.2 * MOST_SLOWDOWN
+
+
+@pytest.mark.parametrize("quiet", [0, 400])
+def test_a_peer_that_has_served_nobody_sends_a_state_at_once_and_pays_for_it_later(
+    quiet: int,
+) -> None:
+    """130 MB at a twentieth of a core need eight seconds, in which short steps are made faster than
+    their results could be sent."""
+    trainer = Trainer(cost=SUPPOSED_COST)
+    if quiet:
+        trainer.spend()
+        trainer.alone(quiet)
+    began, sent = trainer.now, 0.0
+    while sent < 130e6:
+        (rate,) = trainer.serve(1)
+        sent += rate * BATCH_SECONDS
+    assert trainer.now - began < 1.5
+    while trainer.now - began < 60.0:
+        sent += trainer.serve(1)[0] * BATCH_SECONDS
+    lost_seconds = sent * SUPPOSED_COST
+    assert lost_seconds < 1.2 * (SAVED_SECONDS + 60.0 * MOST_SLOWDOWN)
+
+
+def test_rounds_over_a_slow_uplink_are_slowed_by_no_more_than_batches() -> None:
+    """Where a peer serves as fast as the link carries, its rounds take twice as long."""
+    trainer = Trainer(cost=1e-10)
+    alone = mean([trainer.step(serves=False) for _ in range(20)])
+    first = trainer.step(serves=True)
+    assert first > 1.2 * alone
+    for _ in range(60):
+        trainer.step(serves=True)  # what was saved is spent
+    served = mean([trainer.step(serves=True) for _ in range(80)])
+    assert 1.01 * alone < served < 1.07 * alone
+    assert trainer.serving.bytes_per_second(trainer.now) > 0.05 * LINK
+
+
+def test_rounds_over_a_fast_link_take_nothing_from_newcomers() -> None:
+    trainer, link = Trainer(cost=1e-10), 1e9
+    for steps in (20, 60):
+        for _ in range(steps):
+            trainer.step(serves=steps == 60, link=link)
+    rate = trainer.serving.bytes_per_second(trainer.now)
+    assert rate > 0.5 * MOST_SLOWDOWN / 1e-10
 
 
 def test_what_costs_nothing_is_soon_sent_a_hundred_times_as_fast() -> None:
@@ -72,7 +143,7 @@ def test_what_costs_nothing_is_soon_sent_a_hundred_times_as_fast() -> None:
 
 def test_batches_that_vary_neither_stop_the_serving_nor_let_it_run_away() -> None:
     trainer = Trainer(cost=1e-9, noise=0.1)
-    trainer.serve(100)
+    trainer.spend()
     sent = trainer.serve(400)
     assert 0.2 * MOST_SLOWDOWN < mean(sent) * 1e-9 < 2.0 * MOST_SLOWDOWN
     assert min(one for one in sent if one) >= SLOWEST_BYTES_PER_SECOND
@@ -81,66 +152,108 @@ def test_batches_that_vary_neither_stop_the_serving_nor_let_it_run_away() -> Non
 def test_one_stretch_in_some_is_left_alone_and_what_it_is_compared_with_is_always_new() -> None:
     """The machine has other work by now: that is not what serving costs."""
     trainer = Trainer(cost=1e-9)
+    trainer.spend()
     assert trainer.serve(80).count(0.0) == 80 // REST_EVERY
     before = mean(trainer.serve(40))
     trainer._cost, slower = 1e-9, 1.5
     for _ in range(200):
         trainer.serving.computes()
-        rate = 0.0 if trainer.serving.rests else trainer.serving.bytes_per_second
-        trainer.serving.sent(round(rate * slower * BATCH_SECONDS))
+        rate = trainer._rate()
         trainer.now += slower * BATCH_SECONDS * (1.0 + 1e-9 * rate)
+        trainer.serving.sent(round(rate * slower * BATCH_SECONDS), trainer.now)
         trainer.serving.computed()
     assert mean(trainer.serve(8)) > 0.5 * before
 
 
 def test_a_rest_ends_with_the_batch_that_it_is_for() -> None:
     trainer = Trainer(cost=1e-9)
-    while not trainer.serving.rests:
+    while not trainer.serving.rests(trainer.now):
         trainer.serve(1)
         trainer.serving.computes()
     trainer._batch(0.0)
     trainer.serving.computes()
-    assert not trainer.serving.rests
+    assert not trainer.serving.rests(trainer.now)
+
+
+def test_nothing_rests_while_a_round_gathers() -> None:
+    """It may wait for the newcomer that is being served, and exchanges nothing yet."""
+    trainer = Trainer(cost=1e-9)
+    trainer.step(serves=True)
+    assert not trainer.serving.rests(trainer.now), "the next one gathers"
+    trainer.serving.exchanges(trainer.now)
+    assert trainer.serving.rests(trainer.now)
+    trainer.serving.averaged([(trainer.now, trainer.now + 0.1)])
+    assert not trainer.serving.rests(trainer.now)
 
 
 def test_a_batch_that_never_ends_does_not_hold_newcomers_up() -> None:
     trainer = Trainer(cost=1e-9)
-    while not trainer.serving.rests:
+    while not trainer.serving.rests(trainer.now):
         trainer.serve(1)
         trainer.serving.computes()
     trainer.now += 60.0
-    assert not trainer.serving.rests
+    assert not trainer.serving.rests(trainer.now)
 
 
 async def nobody() -> None: ...
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_turns_go_to_the_first_in_the_line_and_to_results_before_pieces() -> None:
+async def test_turns_go_to_the_first_in_the_line_and_to_results_before_pieces(
+    autojump_clock: MockClock,
+) -> None:
     pace, had = UploadPace(1000.0), list[Order]()
 
     async def take(order: Order) -> None:
         for _ in range(3):
-            await pace.turn(1000, order, nobody)
-            had.append(order)
+            async with pace.turn(1000, order, nobody):
+                had.append(order)
 
     orders = [(1, 2, 1), (1, 1, 1), (1, 2, 0), (0, 3, 0), (1, 1, 0)]
-    began = trio.current_time()
-    async with trio.open_nursery() as nursery:
-        await pace.turn(2000, (0, 0, 0), nobody)  # so that all of them wait
-        for order in orders:
+    began = autojump_clock.current_time()
+    async with trio.open_nursery() as nursery, pace.turn(2000, (0, 0, 0), nobody):
+        for order in orders:  # all of them wait
             nursery.start_soon(take, order)
     assert had == [order for order in sorted(orders) for _ in range(3)]
     assert trio.current_time() - began == pytest.approx(16.0, abs=0.2)
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_who_waits_long_for_a_turn_is_told_that_we_are_there() -> None:
+async def test_who_waits_long_for_a_turn_is_told_that_we_are_there(
+    autojump_clock: MockClock,
+) -> None:
     pace, told = UploadPace(1000.0), []
 
     async def say_alive() -> None:
-        told.append(trio.current_time())
+        told.append(autojump_clock.current_time())
 
-    await pace.turn(30_000, (0, 0, 0), nobody)
-    await pace.turn(1, (0, 0, 0), say_alive)
+    async with pace.turn(30_000, (0, 0, 0), nobody):
+        pass
+    async with pace.turn(1, (0, 0, 0), say_alive):
+        pass
     assert len(told) >= 10
+
+
+async def test_one_that_takes_what_comes_gets_all_and_a_slow_one_keeps_nobody_waiting(
+    autojump_clock: MockClock,
+) -> None:
+    """Without a limit but this machine's own."""
+    pace, had = UploadPace(None), list[str]()
+    assert pace.is_busy, "as long as nothing is known"
+
+    async def take(name: str, order: Order, seconds: float) -> None:
+        for _ in range(20):
+            async with pace.turn(1 << 20, order, nobody):
+                await trio.sleep(seconds)
+            had.append(name)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take, "second", (1, 2, 1), 0.01)
+        nursery.start_soon(take, "first", (1, 1, 1), 0.01)
+    assert had.index("second", 1) > 19, "it had one turn, before the other one was there"
+    assert pace.is_busy
+    had.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take, "first", (1, 1, 1), 1.0)
+        nursery.start_soon(take, "second", (1, 2, 1), 0.01)
+    assert had[:10] == ["second"] * 10
+    assert not pace.is_busy
+    assert autojump_clock.current_time() > 20.0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from protocols.accumulation.state_paces import MOST_KNOWN, Paces
-from protocols.accumulation.state_sources import StateSource
+from protocols.accumulation.state_download import MOST_KNOWN, Paces, StateSource
 from protocols.identity import PeerId
 
 SOURCES = [StateSource(PeerId(name), 1, b"h" * 16) for name in "abc"]

@@ -11,13 +11,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.accumulation.state import TrainingState, capture, look
-from protocols.accumulation.state_board import MOST_AHEAD, PieceBoard
-from protocols.accumulation.state_desk import DownloadDesk
-from protocols.accumulation.state_kept import FILE_NAME, KeptPieces
+from protocols.accumulation.state_download import (
+    FILE_NAME,
+    MOST_AHEAD,
+    KeptPieces,
+    PieceBoard,
+    StateSource,
+    choose,
+)
 from protocols.accumulation.state_lock import StateLock
-from protocols.accumulation.state_pace import UploadPace
-from protocols.accumulation.state_sources import StateSource, choose
+from protocols.accumulation.state_pace import (
+    RESERVED_SECONDS,
+    USUAL_WAIT_SECONDS,
+    DownloadDesk,
+    UploadPace,
+)
+from protocols.accumulation.training_state import TrainingState, capture, look
 from protocols.errors import ProtocolMisuse
 from protocols.identity import PeerId
 
@@ -35,7 +44,7 @@ def source(name: str, epoch: int = 7, digest: bytes = A, history: bytes = b"h") 
 def test_the_digest_that_most_up_to_date_peers_name_is_chosen() -> None:
     chosen = choose([source("1"), source("2", digest=B), source("3"), source("4", epoch=6)], ME)
     assert chosen is not None
-    assert (chosen.epoch, chosen.digest, chosen.is_majority) == (7, A, True)
+    assert (chosen.epoch, chosen.digest) == (7, A)
     assert {one.peer for one in chosen.sources} == {"1", "3"}
 
 
@@ -54,7 +63,6 @@ def test_of_equally_many_the_later_epoch_is_chosen() -> None:
 def test_without_a_majority_one_digest_is_chosen_and_not_the_same_by_every_newcomer() -> None:
     unlike = [source(str(number), digest=bytes([number]) * 32) for number in range(4)]
     chosen = [choose(unlike, PeerId(f"newcomer {number}")) for number in range(40)]
-    assert all(one is not None and not one.is_majority for one in chosen)
     assert len({one.digest for one in chosen if one is not None}) == 4
 
 
@@ -62,7 +70,6 @@ def test_peers_that_have_not_named_a_digest_yet_are_asked_last() -> None:
     chosen = choose([source("quiet", digest=b""), source("1"), source("2")], ME)
     assert chosen is not None
     assert chosen.sources[-1].peer == "quiet"
-    assert chosen.is_majority
 
 
 def test_liars_other_histories_older_epochs_and_oneself_are_left_out() -> None:
@@ -169,14 +176,42 @@ def test_so_many_download_and_the_others_are_told_when_to_come() -> None:
     assert desk.ask(PeerId("1"), 0.0) == 0.0
     assert desk.ask(PeerId("2"), 0.0) == 0.0
     assert desk.ask(PeerId("1"), 1.0) == 0.0  # it has its place
-    assert desk.ask(PeerId("3"), 1.0) == pytest.approx(9.0)  # when a reservation ends
+    assert desk.ask(PeerId("3"), 1.0) == USUAL_WAIT_SECONDS  # they have not begun
     for name in ("1", "2"):
         desk.begin(PeerId(name), 1.0, 1000)
-    desk.sent(PeerId("1"), 500, 1.0)
+        desk.sent(PeerId(name), 500, 1.0)
     assert desk.ask(PeerId("3"), 11.0) == pytest.approx(10.0)  # as long again for the other half
     desk.end(PeerId("1"))
     assert desk.ask(PeerId("3"), 11.0) == 0.0
     assert desk.downloading == 1
+
+
+def test_a_download_that_has_just_begun_makes_nobody_wait_for_long() -> None:
+    """By its first pieces it would take half a minute, and then it takes a second."""
+    desk = DownloadDesk(1)
+    assert desk.ask(PeerId("1"), 0.0) == 0.0
+    desk.begin(PeerId("1"), 0.0, 130_000_000)
+    desk.sent(PeerId("1"), 2_000_000, 0.4)
+    assert desk.ask(PeerId("2"), 0.4) == USUAL_WAIT_SECONDS
+    assert desk.ask(PeerId("2"), 4.0) == pytest.approx(4.0), "as long as it has lasted"
+
+
+def test_beside_one_that_takes_all_there_is_no_other_newcomer_until_it_has_its_state() -> None:
+    desk = DownloadDesk(8)
+    first, second = PeerId("1"), PeerId("2")
+    assert desk.ask(first, 0.0, take_all=()) == 0.0
+    assert desk.ask(second, 0.0, take_all=()) > 0.0, "the first is about to begin"
+    assert desk.ask(second, 0.0) == 0.0, "that is no newcomer: it asks for a result"
+    desk = DownloadDesk(8)
+    assert desk.ask(first, 0.0, take_all=()) == 0.0
+    desk.begin(first, 0.1, 1000)
+    assert desk.ask(PeerId("slow"), 0.2, take_all=()) == 0.0, "the first is slow"
+    assert desk.ask(second, 3.0, take_all=(first,)) > 0.0
+    desk.sent(first, 2001, 3.1)
+    assert desk.ask(second, 3.2, take_all=(first,)) == 0.0, "nobody takes all for ever"
+    desk = DownloadDesk(8)
+    assert desk.ask(first, 0.0, take_all=()) == 0.0
+    assert desk.ask(second, RESERVED_SECONDS, take_all=()) == 0.0, "nor only says that it comes"
 
 
 def test_a_place_that_is_not_taken_is_given_to_another() -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import trio
 
-from node.simulated_network import SimulatedWorld
-from protocols.accumulation.state import capture, look
 from protocols.accumulation.state_messages import MANIFEST, ManifestRequest, StateGone
-from protocols.accumulation.state_recent import (
+from protocols.accumulation.state_serving import (
     LARGEST_BYTES,
     MOST_BYTES,
     MOST_STATES,
+    SWEEP_SECONDS,
     WANTED_SECONDS,
     RecentStates,
     is_small,
 )
-from protocols.accumulation.state_serving import SWEEP_SECONDS
-from protocols.accumulation.training_state import LiveState, TrainingState
+from protocols.accumulation.training_state import LiveState, TrainingState, capture, look
+from protocols.testing.world import SimulatedWorld
 from tests.accumulation.states import (
     RUN,
     Donor,
@@ -95,6 +95,32 @@ def test_a_donor_copies_nothing_while_nobody_asks() -> None:
         (donor,) = await start_donors(world, 1)
         await go_on(donor)
         assert donor.server.served_states() == []
+
+    with_newcomer(scenario)
+
+
+def test_a_state_is_named_while_somebody_may_want_it_and_not_else() -> None:
+    """A name costs as much as reading all of the state."""
+
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        (donor,) = await start_donors(world, 1)
+        introduce(world, newcomer, [donor])
+        await trio.sleep(WANTED_SECONDS)
+        first = donor.server.offer
+        assert first is not None
+        await go_on(donor)
+        assert donor.server.offer == first, "nobody may want what came after it"
+        wanted = ManifestRequest(RUN, first.digest)
+        with pytest.raises(StateGone):
+            await newcomer.rpc.call(donor.peer, MANIFEST, wanted, timeout=10.0)
+        assert donor.server.copies == 0, "it is known without a copy that this is another state"
+        with trio.fail_after(STEP_SECONDS):
+            offer = await donor.server.offered(first)
+        assert offer.epoch == donor.model.epoch
+        donor.model.step()
+        donor.server.advanced()
+        with trio.fail_after(STEP_SECONDS):
+            assert (await donor.server.offered(offer)).epoch == donor.model.epoch
 
     with_newcomer(scenario)
 

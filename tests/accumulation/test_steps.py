@@ -11,22 +11,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protocols.accumulation.clipping import clipping_factor, global_norm
-from protocols.accumulation.gradient_steps import GradientSteps
-from protocols.accumulation.inner_step import InnerStep
-from protocols.accumulation.local_steps import LocalSteps
-from protocols.accumulation.loss_scale import (
+from protocols.accumulation.options import check_options
+from protocols.accumulation.parameters import Parameters
+from protocols.accumulation.state_manifest import StateRefused
+from protocols.accumulation.steps import (
     GROWTH_EPOCHS,
     INITIAL_SCALE,
     LARGEST_SCALE,
     SMALLEST_SCALE,
+    GradientSteps,
+    InnerStep,
+    LocalSteps,
     LossScale,
+    OuterStep,
+    Steps,
+    clipping_factor,
+    global_norm,
 )
-from protocols.accumulation.options import check_options
-from protocols.accumulation.outer_step import OuterStep
-from protocols.accumulation.parameters import Parameters
-from protocols.accumulation.state_manifest import StateRefused
-from protocols.accumulation.steps import Steps
 from protocols.errors import ProtocolMisuse
 
 SGD = partial(torch.optim.SGD, lr=1.0)

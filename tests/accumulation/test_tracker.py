@@ -5,17 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 
+import msgspec
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld
-from protocols.accumulation.lifecycle_events import Ending
-from protocols.accumulation.progress import LONGEST_READ_SECONDS
+from protocols.accumulation.batch_plan import MOST_SPARED
+from protocols.accumulation.lifecycle import Ending
+from protocols.accumulation.progress import (
+    FOLLOWER_AGAIN_SECONDS,
+    LONGEST_READ_SECONDS,
+    PATIENCE_SECONDS,
+    WAITED_AGAIN,
+)
 from protocols.accumulation.progress_slot import SLOT_SECONDS, progress_key
-from protocols.dht.contacts import contact_of
+from protocols.dht import contact_of
+from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.accumulation.progress_slots import OTHER_MODEL, history, slot
 from tests.accumulation.trackers import TARGET, TrackingPeer, peer_in, trackers
-from tests.dht.members import simulated
+from tests.dht.members import SETTINGS, simulated
 from tests.dht.test_service_swarm import MemoryKeeper
 
 
@@ -77,6 +84,57 @@ async def test_who_begins_a_round_is_seen_to(world: SimulatedWorld) -> None:
     with trio.fail_after(2 * LONGEST_READ_SECONDS):
         while not peers[0].tracker.estimate.is_due:
             await peers[0].tracker.changed()
+
+
+@simulated
+async def test_a_batch_that_outlasts_the_delayed_round_it_is_computed_beside_is_measured_whole(
+    world: SimulatedWorld,
+) -> None:
+    """It was taken to begin when the round ended."""
+    one = (await trackers(world, 1))[0]
+    one.note(batch=8)
+    one.note(samples=8, averaging=True)
+    one.note(under_way=0.0)
+    await trio.sleep(1.0)
+    epoch = one.tracker.mine().epoch + 1
+    one.note(epoch=epoch, samples=0, averaging=False)
+    assert one.tracker.mine().under_way == pytest.approx(1.0)
+    await trio.sleep(2.0)
+    one.note(samples=8, under_way=-1.0)
+    assert one.tracker.mine().batch_seconds == pytest.approx(3.0)
+
+
+@simulated
+async def test_a_peer_that_was_measured_by_its_first_batch_only_is_not_spared_by_that_for_ever(
+    world: SimulatedWorld,
+) -> None:
+    one = (await trackers(world, 1))[0]
+    first = one.tracker.mine().epoch
+    one.note(batch=8, under_way=0.0)
+    await trio.sleep(5.0)
+    one.note(samples=8, under_way=-1.0)
+    for epoch in range(first, first + MOST_SPARED + 2):
+        assert one.tracker.mine().batch_seconds == pytest.approx(5.0)
+        slot = msgspec.structs.replace(one.tracker.mine(), batch_seconds=0.0)
+        one.tracker.note(msgspec.structs.replace(slot, averaging=True))
+        one.tracker.note(msgspec.structs.replace(slot, epoch=epoch + 1, samples=0))
+    assert one.tracker.mine().batch_seconds == 0.0, "it is taken to be as fast as the others"
+
+
+@simulated
+async def test_batches_beside_a_delayed_round_are_measured(world: SimulatedWorld) -> None:
+    one = (await trackers(world, 1))[0]
+    one.note(batch=8)
+    one.note(samples=8, averaging=True)
+    one.note(under_way=0.0)
+    for done in (8, 16):
+        await trio.sleep(2.0)
+        one.note(beside=done)
+        assert one.tracker.mine().under_way == 0.0
+        assert one.tracker.mine().batch_seconds == pytest.approx(2.0)
+    await trio.sleep(0.5)
+    one.note(averaging=False, samples=8 + 16, beside=0)  # the round has failed
+    assert one.tracker.mine().under_way == pytest.approx(0.5)
 
 
 @simulated
@@ -209,7 +267,7 @@ async def test_a_peer_that_restarts_counts_with_what_it_has_now(world: Simulated
     with trio.fail_after(10):
         while tracker.estimate.samples < 50:
             await tracker.changed()
-    assert tracker.estimate.samples < 100
+    assert tracker.estimate.samples < 400
 
 
 @simulated
@@ -248,6 +306,78 @@ async def test_a_newcomer_sees_that_it_is_behind_within_seconds(world: Simulated
     assert found.behind.epoch == 40
     assert set(found.behind.peers) == {one.network.peer_id for one in peers}
     assert {one.epoch for one in newcomer.tracker.slots().values()} == {40}
+
+
+@simulated
+async def test_a_lone_peer_waits_for_one_that_follows_for_a_moment_and_not_soon_again(
+    world: SimulatedWorld,
+) -> None:
+    """Though it only says that it follows. One that came is not waited for again so soon."""
+    (lone,) = await trackers(world, 1, slot(epoch=9))
+    behind = msgspec.structs.replace(slot(epoch=8), follows=True)
+    follower = peer_in(world, "follower", [lone], behind)
+    await follower.ready.wait()
+
+    async def held_back(*, comes: bool = False) -> float:
+        """For how long, once it has all samples of the step. Then the step is made, with the
+        follower in its round where that `comes`."""
+        lone.note(samples=0, epoch=lone.tracker.mine().epoch + 1)
+        behind = lone.tracker.mine().epoch - 1
+        follower.note(epoch=behind)
+        while lone.tracker.slots()[follower.network.peer_id].epoch < behind:
+            await lone.tracker.changed()
+        lone.note(samples=TARGET)
+        began = trio.current_time()
+        while not lone.tracker.estimate.is_due:
+            await lone.tracker.changed()
+        seconds = trio.current_time() - began
+        members = {follower.network.peer_id: 0.0} if comes else {}
+        ending = Ending.COMMITTED if comes else Ending.ALONE
+        lone.tracker.round_ended(ending, members, applied=False)
+        return seconds
+
+    with trio.fail_after(60):
+        while not lone.tracker.estimate.peers:
+            await lone.tracker.changed()
+        assert await held_back() == pytest.approx(PATIENCE_SECONDS, abs=0.5)
+        assert await held_back() < 0.5
+        await trio.sleep(FOLLOWER_AGAIN_SECONDS)
+        assert await held_back(comes=True) == pytest.approx(PATIENCE_SECONDS, abs=0.5)
+        assert await held_back() < 0.5, "it was let in just now"
+        lone.note(samples=0)
+        await trio.sleep(FOLLOWER_AGAIN_SECONDS)
+        assert await held_back() == pytest.approx(PATIENCE_SECONDS, abs=0.5)
+
+
+@pytest.mark.parametrize("seconds", [0.1, PATIENCE_SECONDS])
+def test_who_waited_in_vain_waits_again_after_eight_times_as_long(seconds: float) -> None:
+    """Where another peer leads, the list may be closed before this one has waited at all."""
+    run_simulation(lambda world: waits_again_after(world, seconds), settings=SETTINGS)
+
+
+async def waits_again_after(world: SimulatedWorld, seconds: float) -> None:
+    first, _second = await trackers(world, 2, slot(epoch=9))
+    behind = msgspec.structs.replace(slot(epoch=8), follows=True)
+    follower = peer_in(world, "follower", [first], behind)
+    await follower.ready.wait()
+    tracker, peer = first.tracker, follower.network.peer_id
+    with trio.fail_after(60):
+        while not tracker.estimate.followers:
+            await tracker.changed()
+        first.note(averaging=True)
+        while not tracker.mine().averaging:
+            await tracker.changed()
+        await trio.sleep(seconds)
+        tracker.gathered()
+        began = trio.current_time()
+        tracker.round_ended(Ending.COMMITTED, {}, applied=True)
+        first.note(averaging=False)
+        while tracker.estimate.followers:
+            await tracker.changed()
+        while not tracker.estimate.followers:
+            await tracker.changed()
+    assert tracker.estimate.followers == {peer}
+    assert trio.current_time() - began == pytest.approx(WAITED_AGAIN * seconds, abs=1.1)
 
 
 @simulated

@@ -10,18 +10,15 @@ import pytest
 import torch
 
 from models.registry import schedule_factory
-from protocols.accumulation.gradient_steps import GradientSteps
-from protocols.accumulation.inner_step import Factory, Scheduler
-from protocols.accumulation.local_steps import LocalSteps
 from protocols.accumulation.options import description_of
 from protocols.accumulation.parameters import Codecs, Parameters
-from protocols.accumulation.steps import Steps
+from protocols.accumulation.steps import Factory, GradientSteps, LocalSteps, Scheduler, Steps
 from protocols.accumulation.training_description import (
     TrainingDescription,
     as_setting,
     how_it_differs,
 )
-from protocols.messages import decode, encode
+from protocols.rpc import decode, encode
 
 ADAM: Factory = partial(torch.optim.AdamW, lr=0.01)
 

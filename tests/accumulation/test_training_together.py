@@ -15,7 +15,8 @@ import torch
 import trio
 from torch import Tensor, nn
 
-from node.simulated_network import SimulatedNetwork
+from node.training.words import words_of
+from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.collaboration import open_collaboration
 from protocols.accumulation.driver import OtherModel
@@ -24,6 +25,7 @@ from protocols.accumulation.events import (
     CaughtUp,
     FetchingFailed,
     HeldBack,
+    NoBatchFits,
     ParametersAveraged,
     ScaleChanged,
     StepTaken,
@@ -32,11 +34,12 @@ from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.accumulation.progress_slot import PROGRESS
 from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.training_state import TrainingState
-from protocols.accumulation.waiting import Answer
-from protocols.dht.service import open_dht
+from protocols.accumulation.waiting import LaterAnswer
+from protocols.dht import open_dht
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.matchmaking import GROUP
 from protocols.rpc import open_rpc
+from protocols.testing.world import SimulatedNetwork
 from tests.accumulation.training_peers import (
     SETTINGS,
     TrainingWorld,
@@ -95,6 +98,26 @@ def test_a_scaler_of_torchs_own_is_refused_by_name(delayed: bool, value: float) 
             await world.train(await world.peers(1, SMALL), train)
 
     trio.run(main)
+
+
+def test_a_batch_that_makes_a_round_due_is_measured() -> None:
+    """That the round has begun replaced what was said of the batch, and batches that are a round
+    each were of unknown length for ever."""
+
+    def train(bridge: Bridge, _number: int) -> float:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge)
+        for _ in range(2):
+            set_gradients(model, 1.0)
+            optimizer.step(samples=SMALL.target_batch)
+        return bridge.estimate.own_batch_seconds
+
+    async def main() -> float:
+        async with training_world() as world:
+            (seconds,) = await world.train(await world.peers(1, SMALL), train)
+            return seconds
+
+    assert trio.run(main) > 0.0
 
 
 def test_a_peer_alone_trains_and_says_by_name_what_it_holds_back() -> None:
@@ -195,7 +218,7 @@ def test_the_end_wakes_a_thread_that_waits_and_tells_one_that_does_not() -> None
 
 def test_what_the_end_overtakes_is_answered_and_harms_nobody() -> None:
     """It was asked for before the end, and trio's thread comes to it only after the end."""
-    answers: list[Answer[None]] = []
+    answers: list[LaterAnswer[None]] = []
     done = trio.Event()
 
     async def run(network: SimulatedNetwork) -> None:
@@ -232,7 +255,7 @@ def test_a_client_says_in_its_slot_that_it_is_one() -> None:
             await world.train(peers, train)
             slots = await peers[0].slots()
             assert [slots[one.peer].client for one in peers] == [False, True]
-            assert not slots[peers[1].peer].serves_state
+            assert not slots[peers[1].peer].state_digest
 
     trio.run(main)
 
@@ -300,10 +323,15 @@ def test_who_claims_more_samples_than_anybody_computes_counts_with_four_batches(
 
 @pytest.mark.slow
 def test_a_newcomer_takes_the_state_of_the_run_and_then_helps() -> None:
-    """It knows nothing but its model, with other values in it; momentum comes with the state."""
-    far = threading.Event()
+    """It knows nothing but its model, with other values in it; momentum comes with the state.
 
-    def train(bridge: Bridge, number: int) -> Tensor:
+    Neither stops before both have brought samples to a step of two: a round may miss one's."""
+    far = threading.Event()
+    have_brought = threading.Event(), threading.Event()
+    weights: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
+
+    def train(bridge: Bridge, number: int) -> int:
+        """The epoch of the first step of two that its samples are in."""
         if number:
             far.wait()
         model = model_of()
@@ -314,20 +342,25 @@ def test_a_newcomer_takes_the_state_of_the_run_and_then_helps() -> None:
         if number:
             assert optimizer.epoch >= 2
             assert of_kind(bridge, CaughtUp)
-        brought = 0
-        while optimizer.epoch < 2 or not brought:
+        epochs: list[int] = []
+        while not all(peer.is_set() for peer in have_brought):
             time.sleep(0.2)  # the peer's speed
             set_gradients(model, 1.0)
-            optimizer.step(samples=2)
+            before = optimizer.epoch
+            assert optimizer.step(samples=2) == (optimizer.epoch > before)
+            weights[number][optimizer.epoch] = model.weight.detach().clone()
             if optimizer.epoch >= 2:
                 far.set()
             steps = [one for one in of_kind(bridge, StepTaken) if isinstance(one, StepTaken)]
-            brought = sum(one.own_samples for one in steps if len(one.members) == 2)
-        return model.weight.detach()
+            epochs = [one.epoch + 1 for one in steps if len(one.members) == 2 and one.own_samples]
+            if epochs:
+                have_brought[number].set()
+        return epochs[0]
 
     async def main() -> None:
         async with training_world() as world:
-            first, second = await world.train(await world.peers(2, SMALL), train)
+            epochs = await world.train(await world.peers(2, SMALL), train)
+            first, second = (weights[number][min(epochs)] for number in range(2))
             assert torch.equal(first, second)
 
     trio.run(main)
@@ -520,3 +553,35 @@ def test_a_peer_with_another_model_is_told_so() -> None:
             await world.train(await world.peers(2, SMALL), train)
 
     trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_peer_no_batch_of_which_fits_comes_to_the_steps_and_is_told_so() -> None:
+    """The others are done with a step long before it would be with a batch."""
+    heard: list[NoBatchFits] = []
+
+    async def main() -> None:
+        async with training_world() as world:
+            peers = await world.peers(2, dataclasses.replace(SETTINGS, target_batch=4))
+
+            def train(bridge: Bridge, number: int) -> None:
+                model = model_of()
+                if number:
+                    with pytest.raises(CollaborationEnded):  # while it waits for its first batch
+                        optimizer_of(model, bridge, batch=1, batch_seconds=600.0)
+                    return
+                optimizer = optimizer_of(model, bridge, batch=1, batch_seconds=0.05)
+                wait_for_company(bridge, 1)
+                while not heard:
+                    time.sleep(0.05)  # the peer's speed
+                    set_gradients(model, 1.0)
+                    optimizer.step(samples=1)
+                    events = tuple(peers[1].bridge.events)
+                    heard.extend(one for one in events if isinstance(one, NoBatchFits))
+                trio.from_thread.run_sync(peers[1].leaving.set)
+
+            await world.train(peers, train)
+
+    trio.run(main)
+    assert [(one.steps, one.batch, one.batch_seconds) for one in heard] == [(MOST_SPARED, 1, 600.0)]
+    assert "the last 8 steps were made without this machine" in words_of(heard[0])

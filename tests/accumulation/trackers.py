@@ -7,13 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import trio
 
-from node.simulated_network import SimulatedNetwork, SimulatedWorld
 from protocols.accumulation.progress_slot import PROGRESS, ProgressSlot
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
-from protocols.dht.keeper import Keeper
-from protocols.dht.service import Dht, open_dht
-from protocols.dht.settings import DhtSettings
+from protocols.dht import Dht, DhtSettings, Keeper, open_dht
 from protocols.rpc import open_rpc
+from protocols.testing.world import SimulatedNetwork, SimulatedWorld
 from tests.accumulation.progress_slots import slot
 
 TARGET = 1000

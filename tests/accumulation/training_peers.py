@@ -21,7 +21,6 @@ from typing import TypeVar
 import torch
 import trio
 
-from node.simulated_network import SimulatedNetwork, SimulatedWorld, WorldSettings
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.collaboration import (
     Collaboration,
@@ -30,11 +29,11 @@ from protocols.accumulation.collaboration import (
 )
 from protocols.accumulation.events import CaughtUp, GradientsDropped, HeldBack, StepTaken
 from protocols.accumulation.progress_slot import PROGRESS, ProgressSlot, progress_key
-from protocols.dht.service import Dht, open_dht
-from protocols.dht.settings import DhtSettings
+from protocols.dht import Dht, DhtSettings, open_dht
 from protocols.identity import PeerId
 from protocols.moshpit.matchmaking import GROUP
 from protocols.rpc import open_rpc
+from protocols.testing.world import SimulatedNetwork, SimulatedWorld, WorldSettings
 from tests.waiting import PATIENCE_SECONDS
 
 Result = TypeVar("Result")

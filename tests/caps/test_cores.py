@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from node.caps.cores import cores_in, kept_to_cores, least_wanted, wanted
+from node.core.caps.cores import cores_in, kept_to_cores, least_wanted, wanted
 
 
 def test_those_are_taken_that_the_fewest_are_kept_to() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node.caps.devices import (
+from node.core.caps.devices import (
     NoSuchDevice,
     available_cores,
     check_threads,
@@ -16,13 +16,13 @@ from node.caps.devices import (
     threads_as_written,
     use_threads,
 )
-from node.caps.settings import CAP_KEYS, Caps, caps_of
-from node.configuration import read_configuration
-from node.trainer.view import PeerView
-from node.trainer.watched import with_parts
-from node.wrong_use import WrongUse
+from node.core.caps.settings import CAP_KEYS, Caps, caps_of
+from node.core.configuration import read_configuration
+from node.core.training_view import RunPeerView
+from node.core.wrong_use import WrongUse
+from node.training.watched import with_parts
 from protocols.accumulation.collaboration import CollaborationSettings
-from protocols.accumulation.share import Share, reduced_by
+from protocols.accumulation.events import Share, reduced_by
 from protocols.identity import PeerId
 from protocols.moshpit.plan import fractions_for
 
@@ -65,10 +65,11 @@ def test_others_are_shown_the_rates_and_the_part_of_the_plan() -> None:
     assert reduced_by(shares) == {keeper: 0.7, free: 0.25, capped: 0.05}
     assert set(reduced_by((Share(free, 32.0), Share(capped, 32.0))).values()) == {0.0}
     shown = {
-        one.peer: one for one in with_parts([PeerView(peer=capped), PeerView(peer=unseen)], shares)
+        one.peer: one
+        for one in with_parts([RunPeerView(peer=capped), RunPeerView(peer=unseen)], shares)
     }
-    assert shown[capped] == PeerView(peer=capped, up_bytes_per_second=1_800_000, reduces=0.05)
-    assert shown[unseen] == PeerView(peer=unseen)
+    assert shown[capped] == RunPeerView(peer=capped, up_bytes_per_second=1_800_000, reduces=0.05)
+    assert shown[unseen] == RunPeerView(peer=unseen)
 
 
 def test_a_plan_counts_on_less_than_the_limit_so_that_the_rest_goes_through_as_well() -> None:

@@ -13,27 +13,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.caps.ledger import (
+from node.core.caps.ledger import (
     BELIEVED_SECONDS,
-    Account,
+    LOOKED_AFTER_SECONDS,
+    SAVED_AFTER_SECONDS,
     Accounts,
     Ledger,
-    Standing,
+    LedgerFile,
+    MonthAccount,
+    QuotaStanding,
     month_after,
     month_of,
 )
-from node.caps.ledger_file import LOOKED_AFTER_SECONDS, SAVED_AFTER_SECONDS, LedgerFile
 from protocols.network import TrafficFacts
 
 GB = 1_000_000_000
 
 
 def ledger_of(quota: int | None = 100 * GB, **used: int) -> Ledger:
-    now = Account("2026-11", used.get("sent", 0), used.get("received", 0))
+    now = MonthAccount("2026-11", used.get("sent", 0), used.get("received", 0))
     return Ledger(Accounts(now), quota)
 
 
-def standing(ledger: Ledger) -> Standing:
+def standing(ledger: Ledger) -> QuotaStanding:
     return ledger.standing
 
 
@@ -45,49 +47,49 @@ def test_both_directions_count_and_only_what_is_new() -> None:
     ledger = Ledger(Accounts(), None, TrafficFacts(1000, 1000))
     ledger.count(TrafficFacts(1500, 1200), "2026-11", 0.5)
     ledger.count(TrafficFacts(1500, 1300), "2026-11", 0.5)
-    assert ledger.accounts.now == Account("2026-11", 500, 300)
+    assert ledger.accounts.now == MonthAccount("2026-11", 500, 300)
 
 
 def test_a_new_month_begins_at_zero_and_the_last_one_is_remembered() -> None:
     ledger = ledger_of(sent=99 * GB)
-    assert standing(ledger) is Standing.USED_UP
+    assert standing(ledger) is QuotaStanding.USED_UP
     carry(ledger, 0, "2026-12")
     assert ledger.used_bytes == 0
-    assert standing(ledger) is Standing.FINE
-    assert ledger.accounts.before == Account("2026-11", 99 * GB)
+    assert standing(ledger) is QuotaStanding.FINE
+    assert ledger.accounts.before == MonthAccount("2026-11", 99 * GB)
 
 
 def test_the_owner_is_warned_at_four_fifths_and_stopped_before_the_end() -> None:
     ledger = ledger_of()
     carry(ledger, 79 * GB, "2026-11")
-    assert standing(ledger) is Standing.FINE
+    assert standing(ledger) is QuotaStanding.FINE
     carry(ledger, 80 * GB, "2026-11")
-    assert standing(ledger) is Standing.NEARLY
+    assert standing(ledger) is QuotaStanding.NEARLY
     carry(ledger, 99 * GB, "2026-11")
-    assert standing(ledger) is Standing.USED_UP
+    assert standing(ledger) is QuotaStanding.USED_UP
 
 
 def test_a_hundredth_is_kept_back_and_never_more_than_a_gigabyte() -> None:
     for quota, least_used_up in ((GB, 990_000_000), (1000 * GB, 999 * GB)):
-        assert standing(ledger_of(quota, sent=least_used_up - 1)) is Standing.NEARLY
-        assert standing(ledger_of(quota, sent=least_used_up)) is Standing.USED_UP
+        assert standing(ledger_of(quota, sent=least_used_up - 1)) is QuotaStanding.NEARLY
+        assert standing(ledger_of(quota, sent=least_used_up)) is QuotaStanding.USED_UP
 
 
 def test_a_clock_that_an_empty_battery_set_back_forgets_nothing() -> None:
     ledger = ledger_of(sent=99 * GB)
     carry(ledger, 5, "1970-01", 600.0)
     assert ledger.doubts_clock is True
-    assert standing(ledger) is Standing.USED_UP
+    assert standing(ledger) is QuotaStanding.USED_UP
     carry(ledger, 10, "2026-11")
     assert not bool(ledger.doubts_clock)
-    assert ledger.accounts.now == Account("2026-11", 99 * GB + 10)
+    assert ledger.accounts.now == MonthAccount("2026-11", 99 * GB + 10)
 
 
 def test_an_earlier_month_that_stays_is_believed_with_all_that_was_counted() -> None:
-    ledger = Ledger(Accounts(Account("2080-05", 7 * GB)), 100 * GB)
+    ledger = Ledger(Accounts(MonthAccount("2080-05", 7 * GB)), 100 * GB)
     for _ in range(49):
         carry(ledger, 0, "2026-11", BELIEVED_SECONDS / 48)
-    assert ledger.accounts.now == Account("2026-11", 7 * GB)
+    assert ledger.accounts.now == MonthAccount("2026-11", 7 * GB)
     carry(ledger, 1, "2026-12")
     assert ledger.used_bytes == 1
 
@@ -96,7 +98,7 @@ def test_a_clock_that_ran_ahead_for_a_moment_goes_back_to_its_month() -> None:
     ledger = ledger_of(sent=90 * GB)
     carry(ledger, 3, "2026-12")
     carry(ledger, 5, "2026-11")
-    assert ledger.accounts.now == Account("2026-11", 90 * GB + 5)
+    assert ledger.accounts.now == MonthAccount("2026-11", 90 * GB + 5)
 
 
 @given(
@@ -123,7 +125,7 @@ def test_months_are_the_walls(wall: datetime, month: str, after: datetime) -> No
 
 
 def test_the_file_keeps_what_was_counted_and_only_the_owner_reads_it(tmp_path: Path) -> None:
-    file, accounts = LedgerFile(tmp_path / "traffic.json"), Accounts(Account("2026-11", 1, 2))
+    file, accounts = LedgerFile(tmp_path / "traffic.json"), Accounts(MonthAccount("2026-11", 1, 2))
     assert file.load() == (Accounts(), "")
     assert file.save(accounts, 0.0) == ""
     assert (tmp_path / "traffic.json").stat().st_mode & 0o777 == 0o600
@@ -132,8 +134,11 @@ def test_the_file_keeps_what_was_counted_and_only_the_owner_reads_it(tmp_path: P
 
 def test_it_is_written_soon_after_much_and_later_after_little(tmp_path: Path) -> None:
     file = LedgerFile(tmp_path / "traffic.json")
-    file.save(Accounts(Account("2026-11", 1)), 0.0)
-    little, much = Accounts(Account("2026-11", 2)), Accounts(Account("2026-11", 2_000_000))
+    file.save(Accounts(MonthAccount("2026-11", 1)), 0.0)
+    little, much = (
+        Accounts(MonthAccount("2026-11", 2)),
+        Accounts(MonthAccount("2026-11", 2_000_000)),
+    )
     assert not file.is_due(little, LOOKED_AFTER_SECONDS + 1)
     assert file.is_due(much, 2 * LOOKED_AFTER_SECONDS + 2)
     assert file.is_due(little, SAVED_AFTER_SECONDS + 10)
@@ -162,7 +167,7 @@ def test_what_is_no_ledger_is_said_and_counted_from_zero(content: bytes, tmp_pat
 def test_a_disk_that_takes_nothing_is_said_and_does_not_raise(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("no folder")
     said = LedgerFile(tmp_path / "taken" / "traffic.json").save(
-        Accounts(Account("2026-11", 1)), 0.0
+        Accounts(MonthAccount("2026-11", 1)), 0.0
     )
     assert "could not be written" in said
 
@@ -170,11 +175,11 @@ def test_a_disk_that_takes_nothing_is_said_and_does_not_raise(tmp_path: Path) ->
 WRITER = """
 import sys
 from pathlib import Path
-from node.caps.ledger import Account, Accounts
-from node.caps.ledger_file import LedgerFile
+from node.core.caps.ledger import MonthAccount, Accounts
+from node.core.caps.ledger import LedgerFile
 file = LedgerFile(Path(sys.argv[1]))
 for number in range(1, 1_000_000):
-    file.save(Accounts(Account("2026-11", number)), 0.0)
+    file.save(Accounts(MonthAccount("2026-11", number)), 0.0)
     print(number, flush=True)
 """
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.caps.timetable import Wall, parse_timetable, wall_clock
-from node.wrong_use import WrongUse
+from node.core.caps.timetable import Wall, parse_timetable, wall_clock
+from node.core.wrong_use import WrongUse
 
 MONDAY = datetime(2026, 11, 23)  # without a zone, as the wall shows it
 

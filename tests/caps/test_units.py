@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.caps.units import Measure, amount, as_written, in_words
-from node.wrong_use import WrongUse
+from node.core.caps.units import Measure, amount, as_written, in_words
+from node.core.wrong_use import WrongUse
 
 RATE, SIZE, QUOTA = Measure.RATE, Measure.SIZE, Measure.QUOTA
 

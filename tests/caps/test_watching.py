@@ -12,22 +12,28 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from node.caps.idleness import FREE_SECONDS, INPUT_SECONDS, Idleness, Seen
-from node.caps.ledger_file import LedgerFile
-from node.caps.memory import (
+from node.core.caps.idleness import (
+    FREE_SECONDS,
+    INPUT_SECONDS,
+    Idleness,
+    OtherLoad,
+    SignsOfUse,
+    own_seconds,
+)
+from node.core.caps.ledger import LedgerFile
+from node.core.caps.memory import (
     SHRINK_SECONDS,
     BackStop,
     MemoryWatch,
     TooLarge,
     refuse_above,
 )
-from node.caps.other_load import OtherLoad, own_seconds
-from node.caps.settings import Caps
-from node.caps.used import CapsUsed, used_rows
-from node.caps.watching import Clocks, WatchedCaps, open_caps
-from node.places import Places, find_places
-from node.trainer.gate import Gate
-from node.trainer.happenings import Began
+from node.core.caps.settings import Caps
+from node.core.caps.used import CapsUsed, used_rows
+from node.core.places import Places, find_places
+from node.training.caps_watch import CapsClocks, WatchedCaps, open_caps
+from node.training.gate import Gate
+from node.training.happenings import Began
 from protocols.blocking import do_at_once
 from protocols.network import TrafficFacts
 
@@ -50,8 +56,8 @@ class Machine:
     def traffic(self) -> TrafficFacts:
         return self.carried
 
-    def clocks(self) -> Clocks:
-        return Clocks(
+    def clocks(self) -> CapsClocks:
+        return CapsClocks(
             moment=lambda: self.starts + trio.current_time(),
             wall=lambda moment: datetime.fromtimestamp(moment, UTC).replace(tzinfo=None),
             memory=lambda: self.held,
@@ -238,11 +244,11 @@ async def test_others_who_need_the_machine_pause_it(
     async with machine.caps(Caps()) as watched:
         assert isinstance(watched, WatchedCaps)
         for _ in range(2):
-            watched.look_at_others(Seen(others_share=0.6))
+            watched.look_at_others(SignsOfUse(others_share=0.6))
         assert machine.reasons() == ["paused while other programs use 60% of its processor"]
-        watched.look_at_others(Seen(others_share=0.0))
+        watched.look_at_others(SignsOfUse(others_share=0.0))
         await trio.sleep(FREE_SECONDS + 1)
-        watched.look_at_others(Seen(others_share=0.0))
+        watched.look_at_others(SignsOfUse(others_share=0.0))
         assert machine.gate.is_open
         assert machine.said[-1] == "nobody else needs this machine: training goes on"
 
@@ -250,36 +256,36 @@ async def test_others_who_need_the_machine_pause_it(
 def test_one_busy_moment_pauses_nothing() -> None:
     idleness = Idleness()
     for now in range(100):
-        idleness.look(now, Seen(others_share=0.9 if now % 3 == 0 else 0.0))
+        idleness.look(now, SignsOfUse(others_share=0.9 if now % 3 == 0 else 0.0))
         assert not idleness.is_needed
 
 
 def test_a_machine_that_is_used_a_little_keeps_doing_what_it_does() -> None:
     idleness = Idleness()
     for now in range(0, 600, 2):
-        idleness.look(now, Seen(others_share=0.2))
+        idleness.look(now, SignsOfUse(others_share=0.2))
         assert not idleness.is_needed
     for now in range(600, 610, 2):
-        idleness.look(now, Seen(others_share=0.5))
+        idleness.look(now, SignsOfUse(others_share=0.5))
     for now in range(610, 1200, 2):
-        idleness.look(now, Seen(others_share=0.2))
+        idleness.look(now, SignsOfUse(others_share=0.2))
         assert idleness.is_needed
 
 
 def test_a_key_pauses_at_once_and_for_a_while() -> None:
     idleness = Idleness()
-    idleness.look(0.0, Seen(0.0, input_age=1.0))
+    idleness.look(0.0, SignsOfUse(0.0, input_age=1.0))
     assert idleness.why == "somebody uses its keyboard or mouse"
-    idleness.look(INPUT_SECONDS, Seen(0.0, input_age=INPUT_SECONDS + 1))
+    idleness.look(INPUT_SECONDS, SignsOfUse(0.0, input_age=INPUT_SECONDS + 1))
     assert idleness.is_needed
-    idleness.look(INPUT_SECONDS + FREE_SECONDS, Seen(0.0, input_age=INPUT_SECONDS + 61))
+    idleness.look(INPUT_SECONDS + FREE_SECONDS, SignsOfUse(0.0, input_age=INPUT_SECONDS + 61))
     assert not idleness.is_needed
 
 
 def test_what_is_not_known_pauses_nothing() -> None:
     idleness = Idleness()
-    idleness.look(0.0, Seen())
-    idleness.look(2.0, Seen())
+    idleness.look(0.0, SignsOfUse())
+    idleness.look(2.0, SignsOfUse())
     assert not idleness.is_needed
 
 

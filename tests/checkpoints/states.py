@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from protocols.accumulation.state import TrainingState, capture
+from protocols.accumulation.training_state import TrainingState, capture
 
 
 def state_of(epoch: int = 1, *, run: str = "test", seed: int = 0) -> TrainingState:

@@ -13,14 +13,13 @@ import torch
 import trio
 from trio.testing import MockClock
 
-from node.checkpoint_file import CheckpointBroken, CheckpointFailed
-from node.checkpoint_keeper import CheckpointKeeper, CheckpointSettings, open_keeper
-from node.checkpoints import Checkpoints, KeepPolicy
-from node.wrong_use import WrongUse
+from node.core.wrong_use import WrongUse
+from node.run.checkpoint_file import CheckpointBroken, CheckpointFailed
+from node.run.checkpoint_keeper import CheckpointKeeper, CheckpointSettings, open_keeper
+from node.run.checkpoints import Checkpoints, KeepPolicy
 from protocols.accumulation.events import CheckpointMissed, CheckpointSaved, Event
-from protocols.accumulation.state import capture, look
 from protocols.accumulation.state_lock import StateLock
-from protocols.accumulation.training_state import LiveState, TrainingState
+from protocols.accumulation.training_state import LiveState, TrainingState, capture, look
 from protocols.blocking import do_at_once
 from tests.checkpoints.states import state_of
 

@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from node.checkpoint_file import (
+from node.core.wrong_use import WrongUse
+from node.run.checkpoint_file import (
     MANIFEST_FILE,
     STATE_FILE,
     CheckpointBroken,
     CheckpointFailed,
     read_checkpoint,
 )
-from node.checkpoints import Checkpoints, KeepPolicy
-from node.safetensors_file import BrokenFile, read_header
-from node.wrong_use import WrongUse
+from node.run.checkpoints import Checkpoints, KeepPolicy
+from node.run.safetensors_file import BrokenFile, read_header
 from tests.checkpoints.states import state_of
 
 
@@ -238,7 +238,7 @@ def test_what_a_crash_left_half_written_is_no_checkpoint_and_goes(tmp_path: Path
 _KILLED_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from node.checkpoints import Checkpoints
+from node.run.checkpoints import Checkpoints
 from tests.checkpoints.states import state_of
 
 really = os.fsync

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from models.registry import build_model
-from node.checkpoints import Checkpoints
-from node.main import main
-from protocols.accumulation.state import capture
+from node.app.main import main
+from node.run.checkpoints import Checkpoints
+from protocols.accumulation.training_state import capture
 from tests.checkpoints.states import state_of
 
 GPT = {"name": "gpt", "size": "tiny", "context": 32, "width": 32, "layers": 1, "heads": 2}

@@ -27,6 +27,8 @@ from tests.waiting import PATIENCE_SECONDS
 CHECKOUT = Path(__file__).parents[2]
 SCRIPT = Path(sys.executable).with_name("potluck")
 COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "node"]
+LABORATORY = [sys.executable, "-m", "lab"]
+MODULES = os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "scripts")])
 
 Completed = subprocess.CompletedProcess[str]
 
@@ -34,13 +36,22 @@ Completed = subprocess.CompletedProcess[str]
 def environment(home: Path, **variables: str) -> dict[str, str]:
     """What a child sees: its home, this checkout's code, and nothing of the tester's settings."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-    return {**kept, "PYTHONPATH": str(CHECKOUT), "POTLUCK_HOME": str(home), **variables}
+    return {**kept, "PYTHONPATH": MODULES, "POTLUCK_HOME": str(home), **variables}
 
 
 def potluck(*words: str, home: Path, **variables: str) -> Completed:
     """Run one command to its end."""
+    return _run([*COMMAND, *words], home, variables)
+
+
+def laboratory(*words: str, home: Path, **variables: str) -> Completed:
+    """The same with `scripts/bench …` or `scripts/simulate …`."""
+    return _run([*LABORATORY, *words], home, variables)
+
+
+def _run(command: list[str], home: Path, variables: dict[str, str]) -> Completed:
     return subprocess.run(
-        [*COMMAND, *words],
+        command,
         env=environment(home, **variables),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -59,10 +70,10 @@ class RunningCommand:
     """A command that goes on until it is told to stop."""
 
     def __init__(
-        self, words: tuple[str, ...], home: Path, variables: dict[str, str], stdout: int
+        self, words: list[str], home: Path, variables: dict[str, str], stdout: int
     ) -> None:
         self.process = subprocess.Popen(
-            [*COMMAND, *words],
+            words,
             env=environment(home, **variables),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
@@ -89,6 +100,16 @@ class RunningCommand:
     def next_object(self) -> dict[str, Any]:
         value: dict[str, Any] = json.loads(self.next_line())
         return value
+
+    def wait_until_it_says(self, words: str) -> str:
+        """Its stderr up to the line that has these words; `stop` returns the rest."""
+        assert self.process.stderr is not None
+        said = ""
+        while words not in said:
+            line = self.process.stderr.readline().decode()
+            assert line, f"it ended without saying {words!r}: {said}"
+            said += line
+        return said
 
     def wait_until_it_handles_signals(self) -> None:
         """Until our own handler of SIGTERM stands; what comes earlier is the interpreter's."""
@@ -129,10 +150,14 @@ def stop(process: subprocess.Popen[bytes], number: signal.Signals) -> tuple[int,
 
 @contextlib.contextmanager
 def running(
-    *words: str, home: Path, stdout: int = subprocess.PIPE, **variables: str
+    *words: str, home: Path, stdout: int = subprocess.PIPE, program: str = "", **variables: str
 ) -> Iterator[RunningCommand]:
-    """A command that runs inside the block, and not after it."""
-    command = RunningCommand(words, home, variables, stdout)
+    """A command that runs inside the block, and not after it; one of the laboratory's if it is
+    `bench` or `simulate`. `program`: a module that is run in place of `potluck`."""
+    start = LABORATORY if words[0] in ("bench", "simulate") else COMMAND
+    if program:
+        start = [sys.executable, "-m", program]
+    command = RunningCommand([*start, *words], home, variables, stdout)
     try:
         yield command
     finally:
@@ -142,9 +167,12 @@ def running(
 
 
 @contextlib.contextmanager
-def running_node(home: Path, *words: str) -> Iterator[tuple[RunningCommand, dict[str, Any]]]:
+def running_node(
+    home: Path, *words: str, program: str = ""
+) -> Iterator[tuple[RunningCommand, dict[str, Any]]]:
     """A `potluck listen` on loopback that has started, and what it said when it had."""
-    with running("listen", "--json", "--listen", LOOPBACK, *words, home=home) as command:
+    listen = ("listen", "--json", "--listen", LOOPBACK, *words)
+    with running(*listen, home=home, program=program) as command:
         yield command, command.next_object()
 
 

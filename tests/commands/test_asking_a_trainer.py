@@ -9,19 +9,19 @@ from typing import Any, TextIO
 import pytest
 import trio
 
-from node.commands import logs, output, peers
-from node.commands.catalogue import parse
-from node.commands.output import hung
-from node.commands.steering import NothingTrains
-from node.configuration import read_configuration
-from node.control import Answering, ControlServer
-from node.trainer.questions import LINES, VIEW
-from node.trainer.view import PeerView, Phase, TrainerView
+from node.app.commands import logs, output, peers
+from node.app.commands.catalogue import parse
+from node.app.commands.output import hung
+from node.app.commands.trainer_client import NothingTrains
+from node.core.configuration import read_configuration
+from node.core.control import Answering, ControlServer
+from node.core.training_view import RunPeerView, TrainerPhase, TrainerView
+from node.training.questions import LINES, VIEW
 from protocols.identity import Identity
 
 PEER = Identity.from_seed(b"eve".ljust(32)).peer_id
 HOSTILE = "\x1b[2Jeve\n  paused by you\u202e"
-EVE = PeerView(
+EVE = RunPeerView(
     peer=PEER,
     name=HOSTILE,
     role="trains",
@@ -83,7 +83,7 @@ async def test_a_peers_name_is_shown_and_cannot_look_like_our_own_words(
     columns: int,
 ) -> None:
     on_a_terminal(monkeypatch, columns)
-    view = TrainerView(run="poem", peers=(EVE, PeerView(peer=PEER, name="code:ann")))
+    view = TrainerView(run="poem", peers=(EVE, RunPeerView(peer=PEER, name="code:ann")))
     code, text = await said(tmp_path, capsys, "peers", **{VIEW_KEY: view})
     assert code == 0
     assert "\x1b" not in text
@@ -97,7 +97,7 @@ async def test_a_peers_name_is_shown_and_cannot_look_like_our_own_words(
 async def test_before_the_run_is_entered_nobody_is_said_to_be_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    view = TrainerView(run="poem", phase=Phase.PREPARING, doing="looking for the others")
+    view = TrainerView(run="poem", phase=TrainerPhase.PREPARING, doing="looking for the others")
     _, text = await said(tmp_path, capsys, "peers", **{VIEW_KEY: view})
     assert text == "poem: not entered yet (looking for the others).\n"
 
@@ -116,7 +116,7 @@ async def test_no_line_of_a_log_begins_as_another_one_does(
 async def test_a_leaderboard_before_the_run_is_entered_says_that_it_is_too_early(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    view = TrainerView(run="poem", phase=Phase.PREPARING, doing="looking for the others")
+    view = TrainerView(run="poem", phase=TrainerPhase.PREPARING, doing="looking for the others")
     with pytest.raises(NothingTrains, match="has not entered poem yet") as caught:
         await said(tmp_path, capsys, "leaderboard", **{VIEW_KEY: view})
     assert "looking for the others" in caught.value.why

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from node.auth_places import find_auth_places, hold_auth_lock
+from node.app.auth_places import find_auth_places, hold_auth_lock
 from tests.commands.moderated import answer, auth, done, made, serving
 from tests.waiting import PATIENCE_SECONDS
 

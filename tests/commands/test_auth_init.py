@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from auth.server.settings import KEYS, read_settings, settings_in
-from node.commands.auth_toml import settings_text
+from node.app.commands.auth_init import settings_text
 from tests.commands.console import Completed, potluck
 
 

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from auth.invites import read_invite
 from auth.server.settings import Settings, settings_in
-from node.commands.auth_invite import certificate_pin, fingerprint_to_pin
-from node.commands.auth_toml import settings_text
+from node.app.commands.auth_init import settings_text
+from node.app.commands.auth_invite import certificate_pin, fingerprint_to_pin
 from protocols.errors import PotluckError
 from tests.commands.moderated import answer, auth, done, made, serving
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from node.commands.catalogue import build_parser
-from node.commands.completion_scripts import script_for
+from node.app.commands.catalogue import build_parser
+from node.app.commands.completion import script_for
 from tests.commands.console import objects, potluck
 
 BASH = shutil.which("bash")

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.commands.configured import add_setting_flag, configuration_for
-from node.commands.parser import CommandParser
-from node.configuration import Configuration, Origin, line_of, read_configuration
-from node.settings import SETTINGS, Kind, Value, plain, value_from_text, value_from_toml
-from node.wrong_use import WrongUse
+from node.app.commands.configured import add_setting_flag, configuration_for
+from node.app.commands.parser import CommandParser
+from node.core.configuration import Configuration, Origin, line_of, read_configuration
+from node.core.settings import SETTINGS, SettingKind, Value, plain, value_from_text, value_from_toml
+from node.core.wrong_use import WrongUse
 from tests.commands.console import objects, potluck
 
 KEY = "network.dial_seconds"
@@ -204,30 +204,30 @@ def test_a_switch_understands_no_other_word(tmp_path: Path) -> None:
         configured(tmp_path, environment={"POTLUCK_DHT_KEEP_SLOTS": "maybe"})
 
 
-_values: dict[Kind, st.SearchStrategy[Value]] = {
-    Kind.LISTEN_ADDRESSES: st.lists(
+_values: dict[SettingKind, st.SearchStrategy[Value]] = {
+    SettingKind.LISTEN_ADDRESSES: st.lists(
         st.integers(0, 65_535).map("/ip4/127.0.0.1/tcp/{}".format), unique=True
     ).map(tuple),
-    Kind.ANNOUNCE_ADDRESSES: st.lists(
+    SettingKind.ANNOUNCE_ADDRESSES: st.lists(
         st.integers(1, 65_535).map("/dns4/node.example/tcp/{}".format), unique=True
     ).map(tuple),
-    Kind.NAME: st.sampled_from(("", "Ada", "Jean-Luc P.", "李小龙")),
-    Kind.FILE: st.sampled_from([Path("/a/key"), Path("/b b/ключ")]),
-    Kind.SECONDS: st.floats(0.001, 1e6),
-    Kind.COUNT: st.integers(1, 10**9),
-    Kind.SWITCH: st.booleans(),
-    Kind.PEER_ADDRESSES: st.lists(
+    SettingKind.NAME: st.sampled_from(("", "Ada", "Jean-Luc P.", "李小龙")),
+    SettingKind.FILE: st.sampled_from([Path("/a/key"), Path("/b b/ключ")]),
+    SettingKind.SECONDS: st.floats(0.001, 1e6),
+    SettingKind.COUNT: st.integers(1, 10**9),
+    SettingKind.SWITCH: st.booleans(),
+    SettingKind.PEER_ADDRESSES: st.lists(
         st.sampled_from(
             [f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}", f"/dns4/a.example/tcp/1/p2p/{PEER}"]
         ),
         unique=True,
     ).map(tuple),
-    Kind.DEVICE: st.sampled_from(["auto", "cpu", "cuda", "cuda:1", "mps"]),
-    Kind.THREADS: st.one_of(st.just("auto"), st.integers(1, 1024).map(str)),
-    Kind.RATE: st.sampled_from(["none", "2MB/s", "1.5Mbit/s", "64KiB/s"]),
-    Kind.SIZE: st.sampled_from(["none", "8GB", "1.5GiB"]),
-    Kind.QUOTA: st.sampled_from(["none", "200GB/month", "0.25TB/month"]),
-    Kind.SCHEDULE: st.sampled_from(
+    SettingKind.DEVICE: st.sampled_from(["auto", "cpu", "cuda", "cuda:1", "mps"]),
+    SettingKind.THREADS: st.one_of(st.just("auto"), st.integers(1, 1024).map(str)),
+    SettingKind.RATE: st.sampled_from(["none", "2MB/s", "1.5Mbit/s", "64KiB/s"]),
+    SettingKind.SIZE: st.sampled_from(["none", "8GB", "1.5GiB"]),
+    SettingKind.QUOTA: st.sampled_from(["none", "200GB/month", "0.25TB/month"]),
+    SettingKind.SCHEDULE: st.sampled_from(
         ["always", "22:00-07:00", "Mon-Fri 22:00-07:00, weekends 00:00-24:00"]
     ),
 }

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from auth.errors import AuthError
-from node.control import MOST_CLIENTS, Answering, ControlServer, remove_socket
-from node.control_client import (
+from node.core.control import MOST_CLIENTS, Answering, ControlServer, remove_socket
+from node.core.control_client import (
     ControlFailure,
     NodeWentAway,
     NoRunningNode,
@@ -26,14 +27,14 @@ from node.control_client import (
     ask,
     ask_once,
 )
-from node.control_frames import (
+from node.core.control_frames import (
     LARGEST_ANSWER_BYTES,
     LARGEST_ASK_BYTES,
     LENGTH,
-    Answer,
     Ask,
+    ControlAnswer,
+    ControlFailed,
     Done,
-    Failed,
     ask_in,
     bindable,
     frame,
@@ -229,6 +230,32 @@ async def test_who_has_no_time_to_leave_removes_the_socket_all_the_same(
         nursery.cancel_scope.cancel()
 
 
+async def test_what_a_killed_server_with_a_long_path_left_is_removed_by_the_next_one(
+    tmp_path: Path,
+) -> None:
+    """Also by one of another home: 31 of them had gathered in a morning of tests."""
+    killed, beginning, living, new = (
+        tmp_path / ("d" * 120) / name for name in ("killed", "beginning", "living", "new")
+    )
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(ControlServer(living).serve)
+            for path in (killed, beginning):
+                bindable(path).parent.mkdir(mode=0o700)
+                with socket.socket(socket.AF_UNIX) as left:
+                    left.bind(str(bindable(path)))
+            two_minutes_ago = time.time() - 120.0
+            for path in (killed, living):
+                os.utime(bindable(path).parent, (two_minutes_ago, two_minutes_ago))
+            await nursery.start(ControlServer(new).serve)
+            nothing_stands_at(killed)
+            assert bindable(beginning).exists(), "it may be about to listen"
+            assert await trio.to_thread.run_sync(a_node_answers, living)
+            nursery.cancel_scope.cancel()
+    finally:
+        remove_socket(beginning)
+
+
 def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
     for path in (tmp_path / "none" / "control.sock", tmp_path / "control.sock"):
         with pytest.raises(NoRunningNode) as caught, ask(path, "echo"):
@@ -338,9 +365,9 @@ _json = st.recursive(
 )
 _messages = (
     st.builds(Ask, st.text(), st.dictionaries(st.text(), _json, max_size=3))
-    | st.builds(Answer, _json)
+    | st.builds(ControlAnswer, _json)
     | st.builds(Done)
-    | st.builds(Failed, st.text(), st.text(), st.text(), st.integers(0, 255))
+    | st.builds(ControlFailed, st.text(), st.text(), st.text(), st.integers(0, 255))
 )
 
 

@@ -10,17 +10,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from node.caps.cores import kept_to_cores
-from node.commands.descriptor_limit import WANTED_DESCRIPTORS
-from node.libp2p.interfaces import InterfaceAddresses
-from node.status import memory_in_use
+from node.app.commands.descriptor_limit import WANTED_DESCRIPTORS
+from node.core.caps.cores import kept_to_cores
+from node.core.status import memory_in_use
+from node.net.libp2p.own_addresses import InterfaceAddresses
 
 resource = pytest.importorskip("resource")
 
 RAISE_AND_TELL = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-from node.commands.descriptor_limit import raise_descriptor_limit
+from node.app.commands.descriptor_limit import raise_descriptor_limit
 raise_descriptor_limit()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """

@@ -6,15 +6,13 @@ import msgspec
 import pytest
 import trio
 
-from node import dht_questions
-from node.dht_questions import Asked, answer, value_in
-from node.simulated_network import SimulatedWorld, run_simulation
-from node.wrong_use import WrongUse
-from protocols.dht.families import Families, Family
-from protocols.dht.service import open_dht
-from protocols.dht.settings import DhtSettings
+from node.core import dht_questions
+from node.core.dht_questions import Asked, answer, value_in
+from node.core.wrong_use import WrongUse
+from protocols.dht import DhtSettings, Families, Family, open_dht
 from protocols.errors import DeadlineExceeded
 from protocols.rpc import open_rpc
+from protocols.testing.world import SimulatedWorld, run_simulation
 
 
 class Place(msgspec.Struct, frozen=True):

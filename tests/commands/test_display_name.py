@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 from rich.cells import cell_len
 
-from node.display_name import LONGEST_NAME, MOST_CELLS, as_written, cleaned, label
-from node.wrong_use import WrongUse
+from node.core.display_name import LONGEST_NAME, MOST_CELLS, as_written, cleaned, label
+from node.core.wrong_use import WrongUse
 from protocols.accumulation import progress_slot
 
 PEER = "12D3KooW" + "b" * 36 + "PXsWW5pf"

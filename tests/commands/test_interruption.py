@@ -16,7 +16,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import trio
-from node.commands.interruption import at_hard_exit, run_until_signal
+from node.app.commands.interruption import at_hard_exit, run_until_signal
 
 left_behind = Path(sys.argv[1])
 
@@ -55,14 +55,14 @@ sys.exit(run_until_signal({gentle, stubborn, busy}[0]))
 """
 
 SIGNALS = """
-from node.stopping_signals import stopping_signals
+from node.core.stopping_signals import stopping_signals
 print([int(one) for one in stopping_signals()])
 """
 
 AT_THE_EDGES = """
 import signal, sys
 import trio
-from node.commands.interruption import run_until_signal
+from node.app.commands.interruption import run_until_signal
 
 def stopped(number, frame):
     print("handed on", number)
@@ -70,10 +70,10 @@ def stopped(number, frame):
 
 loop = trio.run
 
-def run(*arguments):
+def run(*arguments, **options):
     {before}
     try:
-        return loop(*arguments)
+        return loop(*arguments, **options)
     finally:
         {after}
 

@@ -6,8 +6,13 @@ import logging
 
 import pytest
 
-from node.commands.log_limit import LINES_AT_ONCE, SECONDS_PER_LINE, LogLimit
-from node.commands.log_output import HumanFormatter, log_to_stderr
+from node.app.commands.log_output import (
+    LINES_AT_ONCE,
+    SECONDS_PER_LINE,
+    HumanFormatter,
+    LogLimit,
+    log_to_stderr,
+)
 
 HERE, THERE = 1, 2
 BURST = int(LINES_AT_ONCE)

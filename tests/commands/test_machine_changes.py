@@ -6,9 +6,14 @@ from dataclasses import dataclass, field
 
 import trio
 
-from node.machine_changes import ASLEEP_SECONDS, LOOK_SECONDS, SIGN_OF_LIFE_SECONDS, MachineWatch
-from node.simulated_network import SimulatedWorld
-from protocols.dht.settings import DhtSettings
+from node.core.machine_changes import (
+    ASLEEP_SECONDS,
+    LOOK_SECONDS,
+    SIGN_OF_LIFE_SECONDS,
+    MachineWatch,
+)
+from protocols.dht import DhtSettings
+from protocols.testing.world import SimulatedWorld
 from tests.dht.members import Member, joined, member, simulated
 
 NIGHT_SECONDS = 8 * 3600.0

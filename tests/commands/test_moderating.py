@@ -12,7 +12,7 @@ import pytest
 from auth.errors import AuthError
 from auth.server.moderation import Moderation
 from auth.server.store import create_store, open_store
-from node.moderating import ARGUMENTS, LARGEST_LIMIT, perform
+from node.app.moderation import ACTS, LARGEST_LIMIT, perform
 from protocols.errors import PotluckError
 
 ME = "local:me"
@@ -50,7 +50,7 @@ def acts(moderation: Moderation, folder: Path) -> dict[str, dict[str, Any]]:
     answers = {act: perform(moderation, act, given, ME) for act, given in asked.items()}
     key = answers["keys-list"]["keys"][0]["key_id"]
     answers["keys-withdraw"] = perform(moderation, "keys-withdraw", {"key": key}, ME)
-    assert answers.keys() == ARGUMENTS.keys()
+    assert answers.keys() == ACTS.keys()
     return answers
 
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.configuration import Configuration, read_configuration
-from node.control_client import ask_once
-from node.node import Node, OpenNetwork
-from node.running_lock import AlreadyRunning
-from node.simulated_network import SimulatedWorld
+from node.core.configuration import Configuration, read_configuration
+from node.core.control_client import ask_once
+from node.core.node import Node, OpenNetwork
+from node.core.running_lock import AlreadyRunning
 from protocols.errors import Refused
 from protocols.identity import Identity
 from protocols.network import Network
-from protocols.ping import ping
 from protocols.rpc import open_rpc
+from protocols.rpc.ping import ping
+from protocols.testing.world import SimulatedWorld
 from tests.commands.console import files_of_a_running_node
 
 

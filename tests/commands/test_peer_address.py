@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.peer_address import check_announce_address, check_listen_address, parse_peer_address
-from node.wrong_use import WrongUse
+from node.core.peer_address import check_announce_address, check_listen_address, parse_peer_address
+from node.core.wrong_use import WrongUse
 
 PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
 RELAY = "12D3KooWJCxxPqfCW3dNRqt9UFo1Ssd8x2GAqWxfuisnoBdJX45p"

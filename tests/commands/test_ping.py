@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from node.libp2p.settings import Libp2pSettings
+from node.net.libp2p.settings import Libp2pSettings
 from tests.commands.console import objects, potluck, running, running_node
 from tests.ports import held_port
 from tests.waiting import PATIENCE_SECONDS

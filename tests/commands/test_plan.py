@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from node.commands.plan_view import plan_lines
-from node.plan_file import LARGEST_FILE_BYTES, MOST_PEERS, read_plan_file
-from node.wrong_use import WrongUse
+from node.app.commands.plan_view import plan_lines
+from node.app.plan_file import LARGEST_FILE_BYTES, MOST_PEERS, read_plan_file
+from node.core.wrong_use import WrongUse
 from protocols.moshpit.plan_strategy import best_strategy
 from tests.commands.console import CHECKOUT, COMMAND, environment, objects, potluck
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from auth.keys import fingerprint
-from node.commands.invite_file import check_new, write_new
-from node.commands.qr import qr_lines
-from node.commands.run_invite import MOST_ADDRESSES, peers_named, worth_naming
-from node.commands.run_start import for_people
-from node.key_file import load_identity
-from node.private_file import UnusableFile
+from node.app.commands.invite_file import check_new, write_new
+from node.app.commands.qr import qr_lines
+from node.app.commands.run_invite import MOST_ADDRESSES, peers_named, worth_naming
+from node.app.commands.run_start import for_people
+from node.core.key_file import load_identity
+from node.core.private_file import UnusableFile
+from node.core.wrong_use import WrongUse
 from node.run.folder import RunFolder
 from node.run.invite import read_invite
 from node.run.signed import sign_definition
-from node.wrong_use import WrongUse
 from tests.commands.console import Completed, potluck
 from tests.commands.moderated import RUN, made
 

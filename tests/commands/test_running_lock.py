@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from node.key_file import load_or_create_identity
-from node.places import Places, find_places
-from node.running_lock import AlreadyRunning, hold_running_lock
+from node.core.key_file import load_or_create_identity
+from node.core.places import Places, find_places
+from node.core.running_lock import AlreadyRunning, hold_running_lock
 from protocols.errors import PotluckError
 from tests.commands.console import environment
 
 HOLDER = """
 import sys
 from pathlib import Path
-from node.places import find_places
-from node.running_lock import hold_running_lock
+from node.core.places import find_places
+from node.core.running_lock import hold_running_lock
 with hold_running_lock(find_places({}, home=sys.argv[1]), Path(sys.argv[2])):
     print("held", flush=True)
     sys.stdin.read()

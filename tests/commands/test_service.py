@@ -10,13 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from node.joining.invited import keep_invite
-from node.key_file import load_or_create_identity
-from node.places import find_places
-from node.running_lock import hold_running_lock
-from node.service_unit import ServiceUnit, unit_folder, unit_name
-from node.user_services import NoServices, require_systemd
-from node.wrong_use import WrongUse
+from node.app.systemd import NoServices, ServiceUnit, require_systemd, unit_folder, unit_name
+from node.core.key_file import load_or_create_identity
+from node.core.places import find_places
+from node.core.running_lock import hold_running_lock
+from node.core.wrong_use import WrongUse
+from node.training.join.admission import keep_invite
 from tests.commands.console import Completed, objects, potluck
 from tests.joining.test_invited import INVITE
 

@@ -6,6 +6,7 @@ that is interrupted, which is not ours to tidy. The kernel says when they do.
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import time
@@ -15,13 +16,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.libp2p_network import Libp2pSettings, open_libp2p_network
+from node.net.network import Libp2pSettings, open_libp2p_network
 from protocols.identity import Identity, PeerId
-from protocols.messages import Empty
-from protocols.ping import SINK
-from protocols.rpc import open_rpc
+from protocols.rpc import Empty, open_rpc
 from tests.commands.console import LOOPBACK, files_of_a_running_node, running, running_node
 from tests.leaving import LEAVE_SECONDS
+from tests.processes.generous import CHUNK_BYTES, TAKE
 from tests.waiting import PATIENCE_SECONDS
 
 PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
@@ -124,7 +124,7 @@ def test_ctrl_c_during_status_watch(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_ctrl_c_in_the_middle_of_a_transfer(tmp_path: Path) -> None:
     """Somebody pours data into the node as fast as it takes it, and the node is told to end."""
-    chunk = bytes(1 << 20)
+    chunk = bytes(CHUNK_BYTES)
 
     async def pour(peer: PeerId, address: str, task_status: trio.TaskStatus[None]) -> None:
         settings = Libp2pSettings(listen_addresses=())
@@ -133,7 +133,7 @@ async def test_ctrl_c_in_the_middle_of_a_transfer(tmp_path: Path) -> None:
             open_rpc(network) as rpc,
         ):
             network.learn_addresses(peer, [address])
-            async with rpc.open_bulk(peer, SINK, Empty(), timeout=20) as transfer:
+            async with rpc.open_bulk(peer, TAKE, Empty(), timeout=20) as transfer:
                 for number in range(10_000):
                     await transfer.send_chunk(chunk)
                     if number == 3:
@@ -145,7 +145,7 @@ async def test_ctrl_c_in_the_middle_of_a_transfer(tmp_path: Path) -> None:
         with pytest.raises(Exception):  # noqa: B017, PT011 - the kind is the transport's to test
             await pour(peer, address, task_status)
 
-    with running_node(tmp_path) as (node, started):
+    with running_node(tmp_path, program="tests.processes.generous") as (node, started):
         with trio.fail_after(PATIENCE_SECONDS):
             async with trio.open_nursery() as nursery:
                 peer, address = PeerId(started["peer_id"]), started["addresses"][0]
@@ -156,3 +156,40 @@ async def test_ctrl_c_in_the_middle_of_a_transfer(tmp_path: Path) -> None:
     assert errors == "" or (errors.startswith("OPEN RUN") and errors.count("\n") == 1)
     assert seconds < LEAVE_SECONDS
     assert files_of_a_running_node(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "running_line", "number"),
+    [
+        ("simulate dht --nodes 3000", "letting 3000 nodes join", signal.SIGINT),
+        ("bench transport --quick --only cpu_s_per_GB", "measuring", signal.SIGTERM),
+    ],
+)
+def test_a_measurement_that_is_stopped_says_so_in_one_sentence(
+    words: str, running_line: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    with running(*words.split(), home=tmp_path) as command:
+        command.wait_until_it_says(running_line)
+        code, seconds, errors = command.stop(number)
+    assert code == 128 + number
+    assert errors == "Stopped before the end: nothing is measured.\n"
+    assert seconds < LEAVE_SECONDS
+
+
+def test_a_simulated_run_that_is_stopped_tells_what_it_has_measured(tmp_path: Path) -> None:
+    words = ("simulate", "run", "--peers", "4", "--steps", "100000")
+    with running(*words, home=tmp_path) as command:
+        command.wait_until_it_says("100000 steps")
+        command.process.send_signal(signal.SIGTERM)
+        figures, errors = command.process.communicate(timeout=PATIENCE_SECONDS)
+    assert command.process.returncode == 143
+    assert errors.decode().startswith("Stopped after ")
+    assert errors.count(b"\n") == 1
+    assert re.search(rb"^variants_max +1$", figures, re.MULTILINE)
+
+
+def test_a_simulated_run_that_is_stopped_before_its_first_step_says_so(tmp_path: Path) -> None:
+    with running("simulate", "run", "--peers", "200", home=tmp_path) as command:
+        command.wait_until_it_says("200 peers join")
+        code, _, errors = command.stop(signal.SIGINT)
+    assert (code, errors) == (130, "Stopped before the end: nothing is measured.\n")

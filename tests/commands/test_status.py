@@ -10,9 +10,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from node.commands import status_view
-from node.commands.status_view import amount, drawing, duration, milliseconds
-from node.status import LinkStatus, NodeStatus
+from node.app.commands import status_view
+from node.app.commands.status_view import amount, drawing, duration, milliseconds
+from node.core.status import DirectoryStatus, LinkStatus, NodeStatus
+from node.core.training_view import TrainerPhase, TrainerView
 from tests.commands.console import objects, potluck, running, running_node
 from tests.waiting import PATIENCE_SECONDS
 
@@ -120,6 +121,25 @@ def test_the_status_of_an_older_or_newer_node_can_be_shown() -> None:
     assert "peer id" in drawn(msgspec.convert({}, NodeStatus), 80)
     newer = {"peer_id": PEER, "mood": "fine", "links": [{"peer": PEER, "colour": "red"}]}
     assert PEER in drawn(msgspec.convert(newer, NodeStatus), 80)
+
+
+@pytest.mark.parametrize(
+    ("keeps", "said"),
+    [(False, "averaging, training for"), (True, "averaging, keeping the run for")],
+)
+def test_a_round_is_told_apart_from_what_it_is_part_of(keeps: bool, said: str) -> None:
+    view = TrainerView(
+        run="poem", phase=TrainerPhase.AVERAGING, phase_seconds=3.0, keeps_only=keeps
+    )
+    assert f"poem, {said} 3.0 s" in drawn(NodeStatus(training=view), 80)
+
+
+def test_one_is_no_plural() -> None:
+    one = DirectoryStatus(peers_known=1, slots_stored=1)
+    assert "1 node known, 1 slot kept" in drawn(NodeStatus(directory=one), 80)
+    assert "0 nodes known, 2 slots kept" in drawn(
+        NodeStatus(directory=DirectoryStatus(slots_stored=2)), 80
+    )
 
 
 def test_a_link_that_was_not_measured_says_so() -> None:

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from node.commands.time_span import time_span
+from node.app.commands.pause import time_span
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from node.undisturbed import undisturbed
+from node.core.stopping_signals import undisturbed
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

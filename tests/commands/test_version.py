@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node.version import VERSION
+from node.net.version import VERSION
 from tests.commands.console import CHECKOUT, environment, objects, potluck, running
 from tests.leaving import Leaving
 
@@ -49,7 +49,7 @@ def test_with_json_it_is_one_object(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("module", ["node", "node.main"])
+@pytest.mark.parametrize("module", ["node", "node.app.main"])
 def test_each_way_to_run_it_as_a_module_is_the_command(module: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", module, "version"],
@@ -76,7 +76,7 @@ def test_it_is_the_version_that_the_package_is_built_as() -> None:
 def test_quick_commands_import_nothing_heavy(words: list[str], tmp_path: Path) -> None:
     program = (
         "import sys, json\n"
-        "from node.main import main\n"
+        "from node.app.main import main\n"
         f"main({words!r})\n"
         "print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
     )
@@ -94,9 +94,9 @@ def test_quick_commands_import_nothing_heavy(words: list[str], tmp_path: Path) -
 def test_only_the_module_of_the_named_command_is_imported(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from node.main import main\n"
+        "from node.app.main import main\n"
         "main(['version'])\n"
-        "print(*(m for m in sys.modules if m.startswith('node.commands.')), file=sys.stderr)\n"
+        "print(*(m for m in sys.modules if m.startswith('node.app.commands.')), file=sys.stderr)\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", program],

@@ -18,11 +18,11 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from node.libp2p_network import Libp2pSettings, open_libp2p_network
-from node.simulated_network import SimulatedNetwork, SimulatedWorld
-from node.simulation.determinism import deterministic_scheduling
+from node.net.network import Libp2pSettings, open_libp2p_network
 from protocols.identity import Identity
 from protocols.network import Network, Stream
+from protocols.testing.timeline import deterministic_scheduling
+from protocols.testing.world import SimulatedNetwork, SimulatedWorld
 from tests.waiting import PATIENCE_SECONDS
 
 PROTOCOL: Final = "/potluck/contract/1.0.0"

@@ -10,14 +10,12 @@ import pytest
 import trio
 
 from auth.refusals import Reason
-from protocols.bulk import Transfer
+from protocols.access import end_refused
 from protocols.errors import PotluckError
 from protocols.guard import Caller
-from protocols.method import BulkMethod, Method
 from protocols.network import Network
 from protocols.not_allowed import AnswerNotAllowed, NotAllowed
-from protocols.revoking import end_refused
-from protocols.rpc import Rpc, open_rpc
+from protocols.rpc import BulkMethod, Method, Rpc, Transfer, open_rpc
 from tests.contract.neighbourhood import PROTOCOL, Neighbourhood, on_both
 from tests.protocols.admitted import Admission
 from tests.protocols.pair import Number, Text

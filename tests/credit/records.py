@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from node.credit.tally import Record, Standing, tally
+from node.training.credit.tally import CreditRecord, PersonStanding, tally
 from protocols.credit.record import Line, Page, page_number
 from protocols.identity import Identity, PeerId
 
@@ -45,16 +45,18 @@ def page_of(brought: Brought, line: Line) -> Page:
     return Page(RUN, page_number(line.epoch), members, (line,))
 
 
-def says(name: str, brought: Brought, epoch: int = 0, **details: object) -> Record:
+def says(name: str, brought: Brought, epoch: int = 0, **details: object) -> CreditRecord:
     """What this person's only device says of a step."""
     line = line_of(brought, epoch, **details)  # type: ignore[arg-type]
-    return Record(PEERS[name], name, page_of(brought, line))
+    return CreditRecord(PEERS[name], name, page_of(brought, line))
 
 
-def everybody_says(brought: Brought, epoch: int = 0, **details: object) -> list[Record]:
+def everybody_says(brought: Brought, epoch: int = 0, **details: object) -> list[CreditRecord]:
     return [says(name, brought, epoch, **details) for name in brought]
 
 
-def standings(records: list[Record], newest_epoch: int = 1 << 40) -> dict[str, Standing]:
+def standings(
+    records: list[CreditRecord], newest_epoch: int = 1 << 40
+) -> dict[str, PersonStanding]:
     found = tally(records, PERSONS, newest_epoch=newest_epoch)
     return {one.person: one for one in found}

@@ -8,27 +8,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from node.commands.leaderboard import board_lines, check_lines, is_proven
-from node.credit.board import board_of
-from node.credit.checking import Check
-from node.credit.tally import Standing
+from node.app.commands.leaderboard import board_lines, check_lines, is_proven
+from node.training.credit.service import board_of
+from node.training.credit.sums import Check
+from node.training.credit.tally import PersonStanding
 from tests.credit.records import PEERS
 
 
-def standing(person: str, samples: int, averaged: int, seconds: float = 3600.0) -> Standing:
-    return Standing(person, samples, averaged, 9, seconds, seconds / 2, (PEERS["A"],))
+def standing(person: str, samples: int, averaged: int, seconds: float = 3600.0) -> PersonStanding:
+    return PersonStanding(person, samples, averaged, 9, seconds, seconds / 2, (PEERS["A"],))
 
 
 ALICE, BOB = standing("alice", 1_234_567, 5_000_000), standing("bob", 12, 0, seconds=90.0)
 HELPER = standing(PEERS["C"], 0, 2_500_000_000)
 
 
-def shown(*standings: Standing, unheard: dict[str, str] | None = None) -> str:
+def shown(*standings: PersonStanding, unheard: dict[str, str] | None = None) -> str:
     return "\n".join(board_lines(board(*standings, unheard=unheard)))
 
 
 def board(
-    *standings: Standing,
+    *standings: PersonStanding,
     unheard: dict[str, str] | None = None,
     keeps: bool = False,
     checks: tuple[Check, ...] = (),

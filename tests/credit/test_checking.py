@@ -8,17 +8,16 @@ import msgspec
 import pytest
 import trio
 
-from node.credit.checking import Check, Checking
-from node.credit.collecting import Collector
-from node.credit.shelf import Shelf
-from node.credit.summing import sums_of
-from node.simulated_network import SimulatedWorld
-from node.trainer.happenings import Happening, RecordsSummed
+from node.training.credit.service import Collector
+from node.training.credit.shelf import Shelf
+from node.training.credit.sums import Check, Checking, sums_of
+from node.training.happenings import Happening, RecordsSummed
 from protocols.accumulation.events import StepTaken
 from protocols.credit.messages import OFFER, SUMS, OfferRequest, Sums, SumsRequest
 from protocols.credit.record import PAGE_EPOCHS, Line, Page, sign_page
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
+from protocols.testing.world import SimulatedWorld
 from tests.credit.records import IDENTITIES, KEYS, RUN, line_of
 from tests.credit.test_gathering import giving_out
 from tests.protocols.pair import Pair, between_two

@@ -7,8 +7,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from node.credit.gathering import gather
-from node.credit.shelf import Shelf
+from node.training.credit.shelf import Shelf, gather
 from protocols.credit.messages import (
     CONTENTS,
     PAGE,

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from msgspec import structs
 
-from node.configuration import read_configuration
-from node.control_client import ask_once
-from node.credit.keeping import LEADERBOARD, Terms, open_credit, shelf_folder
-from node.credit.shelf import Shelf
-from node.node import Node
-from node.simulated_network import SimulatedWorld
-from node.trainer.session import Session
-from node.trainer.view import BatchView, PeerView, TrafficView
-from protocols.accumulation.events import CaughtUp, SeenStep, StepTaken
-from protocols.accumulation.share import Share
+from node.core.configuration import read_configuration
+from node.core.control_client import ask_once
+from node.core.node import Node
+from node.core.training_view import BatchView, RunPeerView, TrafficView
+from node.training.credit.service import LEADERBOARD, CreditTerms, open_credit, shelf_folder
+from node.training.credit.shelf import Shelf
+from node.training.session import TrainingSession
+from protocols.accumulation.events import CaughtUp, SeenStep, Share, StepTaken
 from protocols.credit.record import Page
 from protocols.identity import PeerId
+from protocols.testing.world import SimulatedWorld
 from tests.access.members import introduce, running_node, write_key
 from tests.trainer.recorded import Recorded
 from tests.waiting import PATIENCE_SECONDS, until
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
 STEPS = 4
-TERMS = Terms("poem/organiser", batch=100, steps=STEPS)
+TERMS = CreditTerms("poem/organiser", batch=100, steps=STEPS)
 
 
 @dataclass
 class Company:
     """What a trainer sees of the others; here the test says who is there."""
 
-    here: tuple[PeerView, ...]
+    here: tuple[RunPeerView, ...]
 
-    def peers(self) -> tuple[PeerView, ...]:
+    def peers(self) -> tuple[RunPeerView, ...]:
         return self.here
 
     def batch(self) -> BatchView:
@@ -62,7 +62,7 @@ class Company:
 @dataclass
 class Member:
     node: Node
-    session: Session
+    session: TrainingSession
     shown: Recorded
     wants_to_leave: trio.Event = field(default_factory=trio.Event)
     has_left: trio.Event = field(default_factory=trio.Event)
@@ -107,12 +107,12 @@ async def a_run(folder: Path, *names: str) -> AsyncIterator[list[Member]]:
             write_key(home.key_file, world.identity_of(name))
             node = await running.enter_async_context(running_node(world, name, home))
             shown = Recorded()
-            session = Session(shown)
+            session = TrainingSession(shown)
             session.entered()
             members.append(Member(node, session, shown))
         introduce(*(one.node for one in members))
         views = [
-            PeerView(peer=one.peer, role="trains", keeps=not number)
+            RunPeerView(peer=one.peer, role="trains", keeps=not number)
             for number, one in enumerate(members)
         ]
         for one in members:
@@ -136,6 +136,19 @@ def taken_over(made: StepTaken) -> CaughtUp:
     """What a peer tells that was in the round of this step, and has its result from others."""
     seen = SeenStep(made.epoch, made.history, made.samples, 0, made.shares)
     return CaughtUp(made.epoch + 1, made.history, 0.1, 9, (), {}, 1, leads_on=True, seen=(seen,))
+
+
+async def test_who_has_left_stands_in_the_leaderboard_by_name(tmp_path: Path) -> None:
+    async with a_run(tmp_path, "keeper", "ann") as (keeper, ann):
+        there = keeper.session.watched
+        assert isinstance(there, Company)
+        there.here = tuple(structs.replace(one, said_name="Ann") for one in there.here)
+        keeper.session.happened(step(0, {keeper.peer: 40, ann.peer: 60}))
+        ann.session.happened(step(0, {keeper.peer: 40, ann.peer: 60}))
+        await ann.leaves()
+        there.here = ()
+        board = await keeper.board()
+    assert {one["person"]: one["name"] for one in board["people"]}[ann.peer] == "Ann"
 
 
 @pytest.mark.slow

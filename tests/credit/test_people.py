@@ -8,7 +8,7 @@ import pytest
 from auth.keys import SigningKey
 from auth.roles import Role
 from auth.tokens import read_token
-from node.credit.people import person_of, persons_of, records_of
+from node.training.credit.sums import person_of, persons_of, records_of
 from protocols.credit.record import Page
 from protocols.identity import PeerId, peer_id_of
 from tests.auth.core.people import (

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.credit.book import PAGES_HELD, Book
-from node.credit.gathering import (
+from node.training.credit.book import PAGES_HELD, Book
+from node.training.credit.service import WRITE_SECONDS
+from node.training.credit.shelf import (
     ASKED_AT_ONCE,
     BYTES_IN_ALL,
     BYTES_OF_ONE,
     GATHER_SECONDS,
+    LARGEST_SHELF_BYTES,
     MOST_ASKED,
 )
-from node.credit.keeping import WRITE_SECONDS
-from node.credit.shelf import LARGEST_SHELF_BYTES
-from node.credit.tally import BREAK_SECONDS, LONGEST_STEP_SECONDS
-from protocols.accumulation.share import Share
+from node.training.credit.tally import BREAK_SECONDS, LONGEST_STEP_SECONDS
+from protocols.accumulation.events import Share
 from protocols.credit.messages import MOST_LISTED
 from protocols.credit.record import (
     DOMAIN,
@@ -36,7 +36,7 @@ from protocols.credit.record import (
     read_page,
     sign_page,
 )
-from protocols.messages import encode
+from protocols.rpc import encode
 from tests.credit.records import HISTORY, IDENTITIES, PEERS, RUN, line_of, page_of
 
 ME = IDENTITIES["A"]

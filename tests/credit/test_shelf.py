@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from node.credit import shelf as shelves
-from node.credit.shelf import Shelf
+from node.training.credit import shelf as shelves
+from node.training.credit.shelf import Shelf
 from protocols.credit.messages import Listed
 from protocols.credit.record import (
     PAGE_EPOCHS,

@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.credit.tally import BREAK_SECONDS, Record, Standing, tally
-from node.credit.weighing import lower_median
+from node.training.credit.tally import (
+    BREAK_SECONDS,
+    CreditRecord,
+    PersonStanding,
+    lower_median,
+    tally,
+)
 from tests.credit.records import PEERS, PERSONS, everybody_says, says, standings
 
 names = st.sampled_from("ABCDEFGHIJ")
@@ -72,14 +77,14 @@ def test_a_word_about_oneself_counts_nothing_when_nobody_else_speaks() -> None:
 def test_a_second_device_of_a_person_is_no_witness_for_the_first() -> None:
     step = {"A": (100, 0), "B": (50, 0)}
     persons = {PEERS["A"]: "alice", PEERS["B"]: "alice"}
-    records = [Record(one.peer, "alice", one.page) for one in everybody_says(step)]
+    records = [CreditRecord(one.peer, "alice", one.page) for one in everybody_says(step)]
     assert tally(records, persons, newest_epoch=9) == ()
 
 
 def test_the_devices_of_a_person_are_added_up_and_are_one_voice() -> None:
     step = {"A": (100, 7), "B": (50, 8), "C": (1, 0)}
     persons = {PEERS["A"]: "alice", PEERS["B"]: "alice", PEERS["C"]: "carol"}
-    records = [Record(one.peer, persons[one.peer], one.page) for one in everybody_says(step)]
+    records = [CreditRecord(one.peer, persons[one.peer], one.page) for one in everybody_says(step)]
     alice, carol = tally(records, persons, newest_epoch=9)
     assert (alice.person, alice.samples, alice.averaged_bytes) == ("alice", 150, 15)
     assert alice.devices == tuple(sorted([PEERS["A"], PEERS["B"]]))
@@ -88,7 +93,7 @@ def test_the_devices_of_a_person_are_added_up_and_are_one_voice() -> None:
 
 def test_a_writer_without_a_person_is_no_voice() -> None:
     stranger = says("C", {"C": (1, 0), "A": (10**6, 0)})
-    assert standings([Record(stranger.peer, "", stranger.page)]) == {}
+    assert standings([CreditRecord(stranger.peer, "", stranger.page)]) == {}
 
 
 def test_the_larger_side_of_a_fork_counts() -> None:
@@ -114,7 +119,7 @@ def test_over_a_grid_other_groups_say_nothing() -> None:
 # -- what somebody who was there cannot be told by any number of liars
 
 
-def as_seen_by_a(records: list[Record], **limits: int) -> dict[str, Standing]:
+def as_seen_by_a(records: list[CreditRecord], **limits: int) -> dict[str, PersonStanding]:
     found = tally(records, PERSONS, newest_epoch=1 << 40, seen_by=PEERS["A"], **limits)
     return {one.person: one for one in found}
 
@@ -170,7 +175,7 @@ def test_a_number_of_samples_that_nobody_computes_in_a_step_is_not_credited() ->
 
 def test_a_key_that_changes_hands_is_no_witness_for_itself() -> None:
     step = {"A": (10**6, 0), "B": (1, 0)}
-    old = Record(PEERS["A"], "alice", says("A", step).page)
+    old = CreditRecord(PEERS["A"], "alice", says("A", step).page)
     assert "bob" not in {one.person for one in tally([old], {PEERS["A"]: "bob"}, newest_epoch=9)}
 
 
@@ -219,7 +224,7 @@ def test_the_lower_median_is_what_more_than_half_reach() -> None:
         assert 2 * sum(one > found for one in values) <= len(values)
 
 
-def alone(name: str, epoch: int, samples: int = 5) -> Record:
+def alone(name: str, epoch: int, samples: int = 5) -> CreditRecord:
     return says(name, {name: (samples, 0)}, epoch)
 
 
@@ -246,7 +251,7 @@ def test_a_step_that_somebody_made_alone_counts_apart_where_the_run_went_on_from
     ],
     ids=["last", "gap", "another's", "two", "others"],
 )
-def test_what_may_be_no_step_of_the_run_counts_for_nobody(told: list[Record]) -> None:
+def test_what_may_be_no_step_of_the_run_counts_for_nobody(told: list[CreditRecord]) -> None:
     found = standings(told)
     assert not any(one.alone_steps for one in found.values())
 

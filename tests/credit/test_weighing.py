@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.credit.tally import tally
-from node.credit.weighing import Amounts, Told, Voices, confirmed_by
+from node.training.credit.tally import Amounts, ToldStep, Voices, confirmed_by, tally
 from protocols.credit.messages import LARGEST_SUM
 from protocols.credit.record import LARGEST_AMOUNT, Line
 from protocols.identity import PeerId
@@ -20,7 +19,7 @@ PEOPLE = "ABCDEF"
 
 amounts = st.builds(Amounts, st.just(1), st.integers(0, 3), st.integers(0, 3))
 words = st.builds(
-    lambda shares, grid, history, whole: Told(
+    lambda shares, grid, history, whole: ToldStep(
         line_of({}, history=history, over_a_grid=grid, of_samples=whole), shares
     ),
     st.dictionaries(st.sampled_from([PEERS[name] for name in "ABCDEFGH"]), amounts, max_size=4),
@@ -57,7 +56,7 @@ def by_the_rule(voices: Voices, persons: dict[PeerId, str]) -> dict[PeerId, Amou
     return found
 
 
-def _least(told: list[Told], peer: PeerId) -> Amounts | None:
+def _least(told: list[ToldStep], peer: PeerId) -> Amounts | None:
     said = [
         one.shares.get(peer, Amounts())
         for one in told
@@ -93,7 +92,7 @@ def test_many_who_name_many_are_no_more_work_than_what_they_say() -> None:
     for number in range(many):
         shares = {PeerId(f"{number} {one}"): Amounts(1, 1, 1) for one in range(many)}
         line: Line = line_of({}, of_samples=1)
-        voices[f"{number} 0"] = [Told(line, shares)]
+        voices[f"{number} 0"] = [ToldStep(line, shares)]
     assert dict(confirmed_by(voices, persons)) == {}
     assert persons.count < 3 * many * many  # and not many * many * many
 

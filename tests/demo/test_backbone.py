@@ -16,13 +16,20 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from auth.server.settings import ListenAddress
-from node.backbone import MOST_CONNECTIONS, CannotServeHttp, Health, serve_backbone
-from node.backbone_metrics import PREFIX, metrics_text
-from node.backbone_record import LATE_SECONDS, BackboneRecord
+from node.app.backbone import (
+    LATE_SECONDS,
+    MOST_CONNECTIONS,
+    PREFIX,
+    BackboneHealth,
+    BackboneRecord,
+    CannotServeHttp,
+    metrics_text,
+    serve_backbone,
+)
+from node.core.status import DirectoryStatus, MembershipStatus, NodeStatus
+from node.core.training_view import RunPeerView, TrainerView
 from node.run.folder import RunFolder
-from node.status import DirectoryStatus, MembershipStatus, NodeStatus
-from node.trainer.happenings import Began, RecordsSummed
-from node.trainer.view import PeerView, TrainerView
+from node.training.happenings import Began, RecordsSummed
 from protocols.accumulation.events import CheckpointMissed, CheckpointSaved
 from tests.demo.told import step_taken
 
@@ -108,8 +115,8 @@ def test_the_figures_are_the_runs_and_name_nobody(record: BackboneRecord, clock:
     record.take(saved(7))
     clock.now += 12.0
     peers = (
-        PeerView(peer="12D3KooWann", role="trains", reach="direct"),
-        PeerView(peer="12D3KooWeve", role='evil"} 1\n', reach="none"),
+        RunPeerView(peer="12D3KooWann", role="trains", reach="direct"),
+        RunPeerView(peer="12D3KooWeve", role='evil"} 1\n', reach="none"),
     )
     record.take(RecordsSummed(7, 672, 10**6, 2, 1, 3, 9))
     text = metrics_text(LISTENS, TrainerView(peers=peers), record).decode()
@@ -177,7 +184,7 @@ async def test_who_holds_all_connections_keeps_no_health_check_out(record: Backb
 async def test_a_taken_port_is_told_with_what_to_do(record: BackboneRecord) -> None:
     (taken,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     address = ListenAddress("127.0.0.1", taken.socket.getsockname()[1])
-    health = Health(record, lambda: LISTENS, str)
+    health = BackboneHealth(record, lambda: LISTENS, str)
     with pytest.raises(CannotServeHttp, match="cannot be served"):
         await serve_backbone(address, health, TrainerView, lambda _url: None)
     await taken.aclose()
@@ -203,7 +210,7 @@ async def test_a_removed_folder_is_a_trouble_at_once(
 async def test_a_disk_that_does_not_answer_is_a_trouble(
     record: BackboneRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.backbone.DISK_SECONDS", 0.01)
+    monkeypatch.setattr("node.app.backbone.DISK_SECONDS", 0.01)
     answers = threading.Event()
 
     def hanging() -> str:
@@ -236,7 +243,7 @@ async def serving(
     nursery.start_soon(
         serve_backbone,
         ListenAddress("127.0.0.1", 0),
-        Health(record, status, folder_trouble),
+        BackboneHealth(record, status, folder_trouble),
         TrainerView,
         listening,
     )

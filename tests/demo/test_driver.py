@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import trio
 
-from node.demo import driver
-from node.demo.definition import KILL_AT_STEP, STEPS
-from node.demo.driver import EARLY, KILLED, LATE, Demo
-from node.demo.processes import Child, Event
+from node.app.demo import driver
+from node.app.demo.driver import EARLY, KILLED, LATE, Demo
+from node.app.demo.processes import Child, Event
+from node.app.demo.story import KILL_AT_STEP, STEPS
 
 PATIENCE_SECONDS = 20.0  # the demo itself waits for four minutes for each part
 

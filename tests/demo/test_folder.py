@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node.demo.folder import BEGINNING_SECONDS, PREFIX, demo_folder, remove_abandoned
+from node.app.demo.processes import BEGINNING_SECONDS, PREFIX, demo_folder, remove_abandoned
 
 LATER = 2 * BEGINNING_SECONDS
 

@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
-from node.demo.definition import CHANGES, STEPS, demo_sized
-from node.demo.judging import Judged
-from node.demo.story import Story, sparkline
-from node.demo.summing_up import failures, page_of, summary_of
+from node.app.demo.judging import Judged
+from node.app.demo.story import (
+    CHANGES,
+    STEPS,
+    Story,
+    demo_sized,
+    failures,
+    page_of,
+    sparkline,
+    summary_of,
+)
 from node.run.definition import read_definition
 from node.run.template import new_definition
 

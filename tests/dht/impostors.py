@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from node.simulated_network import SimulatedNetwork, SimulatedWorld
+from protocols.dht import Slot
 from protocols.dht.messages import (
     FIND,
     GREET,
@@ -24,10 +24,10 @@ from protocols.dht.messages import (
     StoreResponse,
     without_peer,
 )
-from protocols.dht.slots import Slot
 from protocols.guard import Caller
 from protocols.network import Stream
 from protocols.rpc import Rpc, open_rpc
+from protocols.testing.world import SimulatedNetwork, SimulatedWorld
 
 
 class Impostor:

@@ -8,7 +8,11 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import trio
 
-from node.simulated_network import (
+from protocols.dht import Dht, DhtSettings, Family, Keeper, open_dht
+from protocols.guard import Guard
+from protocols.network import Network
+from protocols.rpc import Rpc, open_rpc
+from protocols.testing.world import (
     LinkSettings,
     NodeSettings,
     SimulatedNetwork,
@@ -16,13 +20,6 @@ from node.simulated_network import (
     WorldSettings,
     run_simulation,
 )
-from protocols.dht.families import Family
-from protocols.dht.keeper import Keeper
-from protocols.dht.service import Dht, open_dht
-from protocols.dht.settings import DhtSettings
-from protocols.guard import Guard
-from protocols.network import Network
-from protocols.rpc import Rpc, open_rpc
 
 LATENCY_SECONDS = 0.01
 LONGEST_TEST_SECONDS = 48 * 3600.0  # of virtual time: whoever waits longer waits for ever

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from protocols.dht.contacts import Contact
+from protocols.dht import Contact
 from protocols.dht.ids import ID_BITS
 from protocols.identity import PeerId
 

@@ -16,12 +16,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from node import dht_store
-from node.dht_store import KEPT_CONTACTS, DhtStore
-from node.private_file import UnusableFile
-from protocols.dht.contacts import Contact, contact_of
-from protocols.dht.keeper import Keeper, KeepingFailed, KeptSlot
-from protocols.dht.slots import Slot, check_signature, sign_slot
+from node.core import dht_store
+from node.core.dht_store import KEPT_CONTACTS, DhtStore
+from node.core.private_file import UnusableFile
+from protocols.dht import Contact, Keeper, KeepingFailed, KeptSlot, Slot, contact_of
+from protocols.dht.slots import check_signature, sign_slot
 from protocols.errors import PotluckError
 from protocols.identity import Identity
 
@@ -158,7 +157,7 @@ def test_a_failed_batch_changes_nothing(path: Path) -> None:
 SAVE_FOR_EVER = """
 import sys
 from pathlib import Path
-from node.dht_store import DhtStore
+from node.core.dht_store import DhtStore
 from tests.dht.test_dht_store import NOW, kept, slot
 store = DhtStore(Path(sys.argv[1]))
 batch = 0

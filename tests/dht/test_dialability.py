@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocols.dht import dialability
-from protocols.dht.checking import addresses_to_try
-from protocols.dht.dialability import Dialability, Dialled
+from protocols.dht.dialability import Dialability, Dialled, addresses_to_try
 from protocols.identity import PeerId
 from protocols.network import LinkFacts, Reach
 

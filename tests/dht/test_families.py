@@ -9,19 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from protocols.dht import LARGEST_VALUE_BYTES, Families, Family, Slot, SlotRefused
 from protocols.dht.families import (
     CLOCK_TOLERANCE_MS,
     LONGEST_TTL_SECONDS,
     VALUE_LIMIT_BYTES,
-    Families,
-    Family,
     check_time,
     check_value,
 )
-from protocols.dht.refusals import SlotRefusal, SlotRefused
-from protocols.dht.slots import LARGEST_VALUE_BYTES, Slot
+from protocols.dht.slots import SlotRefusal
 from protocols.errors import ProtocolMisuse
-from protocols.messages import Message
+from protocols.rpc import Message
 from tests.dht.publishers import DAY, HOUR, NOW, note, text
 
 LONGEST_LIFE_MS = int(LONGEST_TTL_SECONDS * 1000) + CLOCK_TOLERANCE_MS

@@ -11,8 +11,6 @@ from hypothesis import strategies as some
 from protocols.dht.ids import (
     ID_BITS,
     distance,
-    id_bytes,
-    id_from_bytes,
     node_id_of,
     node_id_of_key,
     position_of,
@@ -37,18 +35,6 @@ def test_the_position_of_a_key_is_the_hash_of_its_text() -> None:
 def test_what_is_no_peer_id_has_no_node_id() -> None:
     with pytest.raises(MalformedMessage):
         node_id_of("12D3KooWnobody")
-
-
-@given(ids)
-def test_an_id_survives_its_journey(node_id: int) -> None:
-    assert len(id_bytes(node_id)) == 32
-    assert id_from_bytes(id_bytes(node_id)) == node_id
-
-
-@pytest.mark.parametrize("length", [0, 31, 33])
-def test_an_id_of_another_length_is_malformed(length: int) -> None:
-    with pytest.raises(MalformedMessage):
-        id_from_bytes(bytes(length))
 
 
 @given(ids, ids, ids)

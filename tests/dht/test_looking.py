@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 import msgspec
 import trio
 
-from node.simulated_network import SimulatedWorld
-from protocols.dht.contacts import contact_of
-from protocols.dht.families import Family
-from protocols.dht.messages import (
-    FIND,
-    FindRequest,
-    Found,
-    Query,
-    prefix_of_slot,
-)
-from protocols.dht.reading import Breadth
-from protocols.dht.settings import DhtSettings
-from protocols.dht.slots import Slot
-from protocols.dht.views import OLD_NAMES_KEPT, TURN_SECONDS, VIEWS_KEPT, Handful, View, Views
+from protocols.dht import Breadth, DhtSettings, Family, Slot, contact_of
+from protocols.dht.messages import FIND, FindRequest, Found, Query, prefix_of_slot
+from protocols.dht.reading import OLD_NAMES_KEPT, TURN_SECONDS, VIEWS_KEPT, Handful, View, Views
+from protocols.testing.world import SimulatedWorld
 from tests.dht.impostors import that_greets
 from tests.dht.members import Member, joined, member, simulated, swarm
 from tests.dht.publishers import HOUR, note, publisher
@@ -123,17 +113,31 @@ async def test_all_replicas_of_a_key_share_the_looks(world: SimulatedWorld) -> N
     assert min(served) > sum(served) / len(served) / 3
 
 
+async def check_finds_what_was_written(
+    writers: Sequence[Member], readers: Callable[[int], Sequence[Member]], breadth: Breadth
+) -> None:
+    """One after the other writes; then those readers look, and find it."""
+    for number, writer in enumerate(writers):
+        await writer.dht.put("note/progress", str(number), 600)
+        for reader in readers(number):
+            entries, _ = await reader.dht.look("note/progress", breadth)
+            assert entries[writer.network.peer_id].value == str(number)
+
+
+async def settled(world: SimulatedWorld) -> list[Member]:
+    members = await swarm(world, 25)
+    await trio.sleep(10)
+    return members
+
+
 @simulated
 async def test_a_look_at_what_a_writer_waits_for_finds_all_that_was_written_before(
     world: SimulatedWorld,
 ) -> None:
-    members = await swarm(world, 25)
-    await trio.sleep(10)
-    for number, writer in enumerate(members[:8]):
-        await writer.dht.put("note/progress", str(number), 600)
-        for reader in members[:: 3 + number]:
-            entries, _ = await reader.dht.look("note/progress", Breadth.FIRST)
-            assert entries[writer.network.peer_id].value == str(number)
+    members = await settled(world)
+    await check_finds_what_was_written(
+        members[:8], lambda number: members[:: 3 + number], Breadth.FIRST
+    )
 
 
 @simulated
@@ -141,17 +145,12 @@ async def test_a_look_at_two_replicas_finds_all_that_was_written_before(
     world: SimulatedWorld,
 ) -> None:
     """The rest of the replicas has it later, and a look asks none of them for the newest."""
-    members = await swarm(world, 25)
-    await trio.sleep(10)
+    members = await settled(world)
     for one in members:
         await one.dht.look("note/progress", Breadth.ALL)
-    for number in range(10):
-        writer = members[number]
-        await writer.dht.put("note/progress", str(number), 600)
-        for reader in members[10 + number :: 5]:
-            entries, _ = await reader.dht.look("note/progress")
-            assert entries[writer.network.peer_id].value == str(number)
-        await trio.sleep(2.0)
+    await check_finds_what_was_written(
+        members[:10], lambda number: members[10 + number :: 5], Breadth.FEW
+    )
 
 
 @simulated

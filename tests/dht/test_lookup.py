@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.dht.contacts import Contact
-from protocols.dht.lookup import (
-    ALPHA,
-    FAILURES_TO_DISCREDIT,
-    QUESTIONS_PER_K,
-    SLOW_AT_ONCE,
-    Lookup,
-)
+from protocols.dht import Contact
+from protocols.dht.lookup import ALPHA, FAILURES_TO_DISCREDIT, QUESTIONS_PER_K, SLOW_AT_ONCE, Lookup
 from protocols.dht.routing import RoutingTable
 from tests.dht.swarm import Answerers, contact, nearest, place, scattered
 

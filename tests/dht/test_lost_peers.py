@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from protocols.dht.contacts import Contact, contact_of
-from protocols.dht.lost_peers import LONGEST_RETRY_SECONDS, LostPeers
+from protocols.dht import Contact, contact_of
+from protocols.dht.routing import LONGEST_RETRY_SECONDS, LostPeers
 from protocols.identity import Identity
 
 HOUR_SECONDS = 3600.0

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.peer_cache import KEPT_CONTACTS, LARGEST_FILE_BYTES, PeerCache, _contacts_in
-from protocols.dht.contacts import ADDRESSES_PER_CONTACT, Contact, contact_of
-from protocols.dht.keeper import Keeper, KeepingFailed
+from node.core.peer_cache import KEPT_CONTACTS, LARGEST_FILE_BYTES, PeerCache, _contacts_in
+from protocols.dht import ADDRESSES_PER_CONTACT, Contact, Keeper, KeepingFailed, contact_of
 from protocols.errors import MalformedMessage
 from protocols.identity import Identity
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from protocols.dht.families import Families
+from protocols.dht import Families, Slot, SlotRefused
 from protocols.dht.publishing import (
     SLOTS_PER_BATCH,
     Publisher,
@@ -19,8 +19,7 @@ from protocols.dht.publishing import (
     next_sequence,
     on_grid,
 )
-from protocols.dht.refusals import SlotRefused
-from protocols.dht.slots import LARGEST_NUMBER, Slot, check_signature, supersedes
+from protocols.dht.slots import LARGEST_NUMBER, check_signature, supersedes
 from protocols.dht.storage import Storage
 from protocols.errors import ProtocolMisuse
 from protocols.identity import PeerId

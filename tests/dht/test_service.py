@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld
-from protocols.dht.contacts import Contact, contact_of
+from protocols.dht import Contact, SlotRefused, contact_of
 from protocols.dht.messages import without_peer
-from protocols.dht.refusals import SlotRefusal, SlotRefused
+from protocols.dht.slots import SlotRefusal
+from protocols.testing.world import SimulatedWorld
 from tests.dht.members import Member, joined, member, simulated, swarm, table_sizes
 from tests.dht.publishers import note, publisher
 

@@ -8,27 +8,25 @@ from pathlib import Path
 import pytest
 
 from protocols.dht import (
+    DhtSettings,
     acquaintances,
     answering,
-    checking,
     contacts,
+    dialability,
     families,
     lookup,
-    lost_peers,
-    mending,
     messages,
-    neighbourhood,
+    reading,
     routing,
     swarm_time,
     upkeep,
-    views,
+    walking,
 )
 from protocols.dht.families import NOTE
 from protocols.dht.publishing import PublishingSettings
-from protocols.dht.quotas import SLOT_OVERHEAD_BYTES, StorageLimits
-from protocols.dht.refusals import SlotRefusal
 from protocols.dht.routing import K
-from protocols.dht.settings import DhtSettings
+from protocols.dht.slots import SlotRefusal
+from protocols.dht.storage import SLOT_OVERHEAD_BYTES, StorageLimits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text("utf-8")
 SECTION = re.sub(r"\s+", " ", PAGE[PAGE.index(f"## {messages.PROTOCOL}") :])
@@ -68,9 +66,9 @@ def test_the_limits_of_the_messages_are_those_of_the_methods(method: object, nam
         f"up to {messages.CURSOR_BYTES} bytes that mean something",
         f"more names ({messages.NAMES_PER_ANSWER:,})",
         f"looks at for one ({answering.SLOTS_LOOKED_AT:,} slots)",
-        f"drawn by chance, every {views.TURN_SECONDS:.0f} seconds anew",
+        f"drawn by chance, every {reading.TURN_SECONDS:.0f} seconds anew",
         f"the closest {DhtSettings().enough_written} instead",
-        f"Every {views.SURVEY_SECONDS:.0f} seconds a read of all k",
+        f"Every {reading.SURVEY_SECONDS:.0f} seconds a read of all k",
         f"({messages.SLOT_BYTES_PER_ANSWER >> 10} KiB in a response)",
         f"The first {messages.REASONS_PER_ANSWER} `reasons`",
         f"(up to {messages.NEWER_PER_ANSWER}, {messages.NEWER_BYTES_PER_ANSWER >> 10} KiB)",
@@ -92,16 +90,16 @@ def test_the_limits_of_the_messages_are_those_of_the_methods(method: object, nam
         f"(IPv4 /{contacts.IP4_NETWORK_BITS}, IPv6 /{contacts.IP6_NETWORK_BITS}",
         f"if that was over {routing.SURELY_THERE_SECONDS:.0f} seconds ago",
         f"After {routing.FAILURES_TO_FORGET} failures",
-        f"after {lost_peers.FIRST_RETRY_SECONDS:.0f} seconds, then ever more rarely, up to "
-        f"{lost_peers.LONGEST_RETRY_SECONDS / 60:.0f} minutes, "
-        f"{lost_peers.FORGOTTEN_AFTER_TRIES} times",
+        f"after {routing.FIRST_RETRY_SECONDS:.0f} seconds, then ever more rarely, up to "
+        f"{routing.LONGEST_RETRY_SECONDS / 60:.0f} minutes, "
+        f"{routing.FORGOTTEN_AFTER_TRIES} times",
         f"says nothing for {routing.QUIET_SECONDS / 60:.0f} minutes",
         f"a lookup for the {routing.REFRESH_WIDTH} closest",
         f"used them for {acquaintances.IDLE_LINK_SECONDS / 60:.0f} minutes, or sooner when over "
         f"{acquaintances.IDLE_LINKS} of them",
-        f"up to {checking.ADDRESSES_TRIED} are tried",
-        f"(within a factor of {neighbourhood.NEAR_ENOUGH})",
-        f"older than {mending.STILL_WRITTEN_MS // 1000} seconds are sent it",
+        f"up to {dialability.ADDRESSES_TRIED} are tried",
+        f"(within a factor of {walking.NEAR_ENOUGH})",
+        f"older than {reading.STILL_WRITTEN_MS // 1000} seconds are sent it",
         f"the newest {swarm_time.PEERS_SAMPLED} peers and "
         f"{swarm_time.SAMPLE_LIFE_MS // 3_600_000} hours",
         f"differ by over {swarm_time.AGREE_WITHIN_MS // 1000} seconds",

@@ -10,21 +10,12 @@ import msgspec
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld
-from protocols.dht.contacts import contact_of
-from protocols.dht.messages import (
-    STORE,
-    STORE_MANY,
-    StoreRequest,
-    StoreResponse,
-    without_peer,
-)
-from protocols.dht.quotas import StorageLimits
-from protocols.dht.refusals import SlotRefusal, SlotRefused
-from protocols.dht.service import Dht
-from protocols.dht.settings import DhtSettings
-from protocols.dht.slots import Slot, sign_slot
+from protocols.dht import Dht, DhtSettings, Slot, SlotRefused, contact_of
+from protocols.dht.messages import STORE, STORE_MANY, StoreRequest, StoreResponse, without_peer
+from protocols.dht.slots import SlotRefusal, sign_slot
+from protocols.dht.storage import StorageLimits
 from protocols.errors import PotluckError
+from protocols.testing.world import SimulatedWorld
 from tests.dht.impostors import (
     Impostor,
     that_answers_with_garbage,

@@ -7,9 +7,9 @@ import trio
 
 from auth.refusals import Reason
 from auth.roles import Role
-from node.simulated_network import SimulatedWorld
-from protocols.dht.settings import DhtSettings
+from protocols.dht import DhtSettings
 from protocols.not_allowed import NotAllowed
+from protocols.testing.world import SimulatedWorld
 from tests.dht.members import Member, joined, member, simulated, table_sizes
 from tests.protocols.admitted import Admission
 

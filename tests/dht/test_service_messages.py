@@ -7,13 +7,12 @@ from contextlib import aclosing
 import pytest
 import trio
 
-from node.simulated_network import LinkSettings, SimulatedWorld
-from protocols.dht.contacts import contact_of
+from protocols.dht import DhtSettings, contact_of
 from protocols.dht.messages import without_peer
 from protocols.dht.publishing import PublishingSettings
-from protocols.dht.settings import DhtSettings
 from protocols.dht.watching import Change
 from protocols.dht.writing import SPARE_WRITES
+from protocols.testing.world import LinkSettings, SimulatedWorld
 from tests.dht.members import Member, joined, member, simulated, swarm
 
 

@@ -9,13 +9,18 @@ import msgspec
 import pytest
 import trio
 
-from node.simulated_network import NodeSettings, SimulatedWorld, run_simulation
-from protocols.dht.bootstrap import Joined
-from protocols.dht.contacts import Contact
-from protocols.dht.keeper import KeepingFailed, KeptSlot
-from protocols.dht.refusals import SlotRefusal
-from protocols.dht.settings import DhtSettings
-from tests.dht.members import SETTINGS, Member, joined, member, simulated, swarm, table_sizes
+from protocols.dht import Contact, DhtSettings, Joined, KeepingFailed, KeptSlot
+from protocols.dht.slots import SlotRefusal
+from protocols.testing.world import NodeSettings, SimulatedWorld, run_simulation
+from tests.dht.members import (
+    SETTINGS,
+    Member,
+    joined,
+    member,
+    simulated,
+    swarm,
+    table_sizes,
+)
 from tests.dht.publishers import note
 from tests.dht.test_service_faults import bring, refusal_of
 
@@ -332,6 +337,23 @@ async def test_who_waits_for_the_directory_when_it_ends_is_told(world: Simulated
         await first.leave()
     with pytest.raises(trio.ClosedResourceError):
         await first.dht.put("note/x", "late", 60)
+
+
+@simulated
+async def test_a_look_that_the_directory_begins_as_it_ends_is_no_error(
+    world: SimulatedWorld,
+) -> None:
+    one, _ = await swarm(world, 2)
+    nursery = one.dht._state.nursery
+
+    async def look_at_the_end() -> None:
+        with trio.CancelScope(shield=True):
+            while not nursery.cancel_scope.cancel_called:
+                await trio.lowlevel.checkpoint()
+        await one.dht._reader.closest([0])
+
+    nursery.start_soon(look_at_the_end)
+    await one.leave()
 
 
 @simulated

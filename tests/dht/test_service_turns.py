@@ -15,8 +15,8 @@ from contextlib import contextmanager
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld
-from protocols.dht.ids import id_bytes, position_of
+from protocols.dht import Slot
+from protocols.dht.ids import ID_BYTES, position_of
 from protocols.dht.messages import (
     FIND,
     FIND_REQUEST_BYTES,
@@ -27,8 +27,8 @@ from protocols.dht.messages import (
     Query,
     prefix_of_slot,
 )
-from protocols.dht.slots import Slot
-from protocols.dht.verified import VerifiedSlots
+from protocols.dht.slots import VerifiedSlots
+from protocols.testing.world import SimulatedWorld
 from tests.dht.impostors import that_greets
 from tests.dht.members import Member, simulated, swarm
 from tests.dht.publishers import HOUR, note, publisher
@@ -119,7 +119,7 @@ def test_the_dearest_question_that_fits_in_a_message_costs_little(asked: str) ->
         elif asked == "wanted in vain":
             wanted = os.urandom(8 * WANTED_PER_QUERY)
         query = Query(
-            id_bytes(position_of("note/many")),
+            position_of("note/many").to_bytes(ID_BYTES, "big"),
             "note/many",
             os.urandom(8 * KNOWN_PER_QUERY),
             wanted=wanted,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 
-from node.simulated_network import NodeSettings, SimulatedWorld
-from protocols.dht import acquaintances
+from protocols.dht import DhtSettings, acquaintances
 from protocols.dht.messages import FIND, FindRequest, Query
 from protocols.dht.routing import QUIET_SECONDS
-from protocols.dht.settings import DhtSettings
+from protocols.testing.world import NodeSettings, SimulatedWorld
 from tests.dht.impostors import Impostor, that_never_answers
 from tests.dht.members import Member, joined, member, simulated, swarm, table_sizes
 from tests.dht.publishers import HOUR, note

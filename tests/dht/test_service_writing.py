@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld
-from protocols.dht import unsaved
+from protocols.dht import Slot, SlotRefused
+from protocols.dht import keeper as kept
+from protocols.dht.keeper import UnsavedSlots
 from protocols.dht.messages import (
     FIND,
     GREET,
@@ -22,13 +23,12 @@ from protocols.dht.messages import (
     StoreRequest,
     StoreResponse,
 )
-from protocols.dht.quotas import slot_bytes
-from protocols.dht.refusals import SlotRefusal, SlotRefused
-from protocols.dht.slots import Slot, sign_slot
-from protocols.dht.unsaved import UnsavedSlots
+from protocols.dht.slots import SlotRefusal, sign_slot
+from protocols.dht.storage import slot_bytes
 from protocols.dht.writing import LARGEST_PUT
 from protocols.errors import LimitExceeded, ProtocolMisuse
 from protocols.guard import Caller
+from protocols.testing.world import SimulatedWorld
 from tests.dht.impostors import Impostor
 from tests.dht.members import joined, member, simulated, swarm
 from tests.dht.publishers import HOUR, NOW, note, publisher, text
@@ -139,8 +139,8 @@ def test_many_unsaved_slots_are_saved_at_once_and_no_more_are_held_than_the_limi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     size = slot_bytes(note())
-    monkeypatch.setattr(unsaved, "SAVED_AT_ONCE_BYTES", 2 * size)
-    monkeypatch.setattr(unsaved, "LARGEST_BYTES", 4 * size)
+    monkeypatch.setattr(kept, "SAVED_AT_ONCE_BYTES", 2 * size)
+    monkeypatch.setattr(kept, "LARGEST_BYTES", 4 * size)
     waiting = UnsavedSlots()
     slots = many(6)
     waiting.add(slots[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocols.dht.slot_cache import SlotCache
+from protocols.dht.storage import SlotCache
 from tests.dht.publishers import ALICE, BOB, HOUR, NOW, SECOND, note
 
 SIZE = 100

@@ -10,16 +10,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as some
 
-from protocols.dht.refusals import SlotRefusal, SlotRefused
+from protocols.dht import LARGEST_VALUE_BYTES, LONGEST_KEY_BYTES, Slot, SlotRefused, check_key
 from protocols.dht.slots import (
     DOMAIN,
     LARGEST_NUMBER,
-    LARGEST_VALUE_BYTES,
-    LONGEST_KEY_BYTES,
-    Slot,
+    SlotRefusal,
     canonical_bytes,
     check_form,
-    check_key,
     check_signature,
     digest_of,
     sign_slot,
@@ -27,7 +24,7 @@ from protocols.dht.slots import (
 )
 from protocols.errors import MalformedMessage
 from protocols.identity import Identity, peer_id_of
-from protocols.messages import decode, encode
+from protocols.rpc import decode, encode
 from tests.dht.publishers import ALICE, BOB, note
 
 

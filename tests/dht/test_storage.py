@@ -5,12 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from protocols.dht.families import Families, Family
+from protocols.dht import Families, Family, Slot, SlotRefused
 from protocols.dht.ids import distance, node_id_of, position_of
-from protocols.dht.quotas import SLOT_OVERHEAD_BYTES, Sender, StorageLimits, slot_bytes
-from protocols.dht.refusals import SlotRefusal, SlotRefused
-from protocols.dht.slots import Slot
-from protocols.dht.storage import EXPIRED_AT_ONCE, Storage, Stored
+from protocols.dht.slots import SlotRefusal
+from protocols.dht.storage import (
+    EXPIRED_AT_ONCE,
+    SLOT_OVERHEAD_BYTES,
+    Sender,
+    Storage,
+    StorageLimits,
+    Stored,
+    slot_bytes,
+)
 from tests.dht.publishers import ALICE, BOB, CAROL, DAY, HOUR, NOW, SECOND, note, publisher
 
 

@@ -12,11 +12,17 @@ from hypothesis import settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from protocols.dht.families import CLOCK_TOLERANCE_MS, Families, Family
-from protocols.dht.quotas import OURSELVES, SLOT_OVERHEAD_BYTES, Sender, StorageLimits
-from protocols.dht.refusals import SlotRefusal, SlotRefused
-from protocols.dht.slots import Slot, digest_of, sign_slot
-from protocols.dht.storage import Storage, Stored
+from protocols.dht import Families, Family, Slot, SlotRefused
+from protocols.dht.families import CLOCK_TOLERANCE_MS
+from protocols.dht.slots import SlotRefusal, digest_of, sign_slot
+from protocols.dht.storage import (
+    OURSELVES,
+    SLOT_OVERHEAD_BYTES,
+    Sender,
+    Storage,
+    StorageLimits,
+    Stored,
+)
 from protocols.identity import Identity
 from tests.dht.publishers import NOW, SECOND, publisher, text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from protocols.dht.refusals import SlotRefused
-from protocols.dht.verified import VerifiedSlots
+from protocols.dht import SlotRefused
+from protocols.dht.slots import VerifiedSlots
 from tests.dht.publishers import note
 
 

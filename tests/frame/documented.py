@@ -11,11 +11,11 @@ not run.
 A peer that trains has to train, and a volunteer's samples to be accepted by the others, before the
 next line is typed.
 
-`./scripts/potluck` and the scripts in docs/examples run from this checkout, in the environment of
-the tests; `./scripts/test` is what runs us, and is left out. `potluck demo` is played once for all
-tests (tests/demonstrated.py), and here it is asked whether that went well. Of other programs only
-OTHER_PROGRAMS are run. POTLUCK_HOME=FOLDER before a command is another home of this sitting,
-whatever FOLDER is.
+`./scripts/potluck`, the laboratory and the scripts in docs/examples run from this checkout, in the
+environment of the tests; `./scripts/test` is what runs us, and is left out. `potluck demo` is
+played once for all tests (tests/demonstrated.py), and here it is asked whether that went well. Of
+other programs only OTHER_PROGRAMS are run. POTLUCK_HOME=FOLDER before a command is another home of
+this sitting, whatever FOLDER is.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ANY_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_TYPED = re.compile(r"^(?:[$#] )?(?:\w+=\S+ )?(?:\./scripts/)?(potluck [a-z].*)$", re.MULTILINE)
-_BETWEEN_WORDS = re.compile(r"`(?:\./scripts/)?(potluck [a-z][^`]*)`")
+_PROGRAM = r"(?:\./)?(?:scripts/)?((?:potluck|(?<=scripts/)(?:bench|simulate)) [a-z]"
+_TYPED = re.compile(rf"^(?:[$#] )?(?:\w+=\S+ )?(?:sudo )?{_PROGRAM}.*)$", re.MULTILINE)
+_BETWEEN_WORDS = re.compile(rf"`(?:sudo )?{_PROGRAM}[^`]*)`")
 _ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
 _INVITE = re.compile(r"^potluck(?:-run)?:\S+$", re.MULTILINE)
-_TRAINS = re.compile(r"training in ")
+_TAKES_PART = re.compile(r"(training in|keeping) \S+, from step")
 _ACCEPTED = re.compile(r"the others have accepted your first [\d,]+ samples")
 _ANYTHING = re.compile("")
 
@@ -70,8 +71,9 @@ def commands_in(text: str) -> list[str]:
 
 
 def commands_named_in(text: str) -> list[str]:
-    """Every `potluck …` of a document: in blocks of any mark but another language's, then between
-    words. What ends in … is no whole command."""
+    """Every `potluck …`, `scripts/bench …` and `scripts/simulate …` of a document, without the
+    folder: in blocks of any mark but another language's, then between words. What ends in … is no
+    whole command."""
     blocks = [block for mark, block in _ANY_BLOCK.findall(text) if mark in ("", "sh", "console")]
     typed = [line for block in blocks for line in _TYPED.findall(block)]
     between = _ANY_BLOCK.sub("", text).replace("\n", " ")
@@ -100,7 +102,7 @@ def tells_that_it_runs(words: list[str]) -> re.Pattern[str]:
         return _ADDRESS
     if words[1:2] == ["join"]:
         return _ACCEPTED
-    return _TRAINS if takes_part(words) else _ANYTHING
+    return _TAKES_PART if takes_part(words) else _ANYTHING
 
 
 @dataclass
@@ -150,6 +152,8 @@ class Sitting:
             return
         if words[0] in ("./scripts/potluck", "potluck"):
             command = [sys.executable, "-m", "node", *words[1:]]
+        elif words[0] in ("./scripts/bench", "./scripts/simulate"):
+            command = [sys.executable, "-m", "lab", Path(words[0]).name, *words[1:]]
         elif is_example(words):
             command = [sys.executable, *words[1:]]
         else:

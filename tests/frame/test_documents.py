@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from node.commands.catalogue import build_parser
-from node.commands.parser import CommandParser
-from node.wrong_use import WrongUse
+from lab.__main__ import PROGRAMS, parser_of
+from node.app.commands.catalogue import build_parser
+from node.app.commands.parser import CommandParser
+from node.core.wrong_use import WrongUse
 from tests.demonstrated import Played
 from tests.frame.documented import (
     ROOT,
@@ -48,6 +49,14 @@ def test_every_command_in_a_document_works(
             sitting.type(line)
 
 
+def test_no_word_stands_twice_in_the_glossary() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^\| (\*\*[^|]+?) *\|", glossary, re.MULTILINE)
+    words = [word for entry in entries for word in entry.replace("*", "").split(", ")]
+    assert len(words) > 100
+    assert sorted(words) == sorted(set(words))
+
+
 def test_the_readme_begins_with_the_two_commands() -> None:
     commands = commands_in((ROOT / "README.md").read_text(encoding="utf-8"))
     assert commands[0].startswith("./scripts/potluck ")
@@ -67,9 +76,9 @@ def test_the_readme_brings_a_second_volunteers_samples_in_with_ten_commands() ->
 @pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
 def test_a_command_that_a_page_only_names_can_be_typed(document: Path) -> None:
     """Its flags and words are there. What it is given may be left out: `potluck plan`."""
-    parser = build_parser()
+    parsers = {"potluck": build_parser(), **{name: parser_of(name) for name in PROGRAMS}}
     named = commands_named_in(document.read_text(encoding="utf-8"))
-    wrong = {command: wrong_use(parser, command) for command in named}
+    wrong = {command: wrong_use(parsers[command.split()[0]], command) for command in named}
     wrong = {command: words for command, words in wrong.items() if words}
     assert all("arguments are required" in words for words in wrong.values()), wrong
 
@@ -100,6 +109,7 @@ def wrong_use(parser: CommandParser, command: str) -> str:
 def test_commands_are_found_in_blocks_and_between_words() -> None:
     text = "Type `potluck id --json`, or\n```\n$ POTLUCK_HOME=~/x ./scripts/potluck listen\n```\n"
     assert commands_named_in(text) == ["potluck listen", "potluck id --json"]
+    assert commands_named_in("As root: `sudo scripts/bench caps`.") == ["bench caps"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

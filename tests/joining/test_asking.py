@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import trio
 
-from node.joining.asking import FORGED_SECONDS, LONGEST_RETRY_SECONDS, DefinitionAsker
 from node.run.signed import read_signed, sign_definition
+from node.training.join.bootstrap import FORGED_SECONDS, LONGEST_RETRY_SECONDS, DefinitionAsker
 from protocols.rpc import open_rpc
 from protocols.runs.messages import NotTheDefinition
 from protocols.runs.serving import serve_definitions

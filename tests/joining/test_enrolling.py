@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from auth.invites import Invite
-from node.access.pass_file import keep_pass, load_pass
+from node.core.access.pass_file import keep_pass, load_pass
 from node.run.invite import RunInvite, write_invite
 from tests.access.auth_servers import RUN, AuthServerProcess, running_auth_server
 from tests.commands.console import objects, potluck

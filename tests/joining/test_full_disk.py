@@ -12,12 +12,12 @@ import pytest
 import torch
 import trio
 
-from node.configuration import read_configuration
-from node.joining.taking_part import Part, take_part
+from node.core.configuration import read_configuration
 from node.run.signed import read_signed, sign_definition
-from node.simulated_network import SimulatedWorld
-from node.trainer.happenings import Left
-from node.trainer.session import Session
+from node.training.happenings import Left
+from node.training.join.participation import Participation, take_part
+from node.training.session import TrainingSession
+from protocols.testing.world import SimulatedWorld
 from tests.access.members import running_node, write_key
 from tests.joining.homes import files_below
 from tests.runs.definitions import FINGERPRINT, NAME, NOW_MS, ORGANISER, TEXT
@@ -47,7 +47,7 @@ async def test_it_trains_on_says_so_and_leaves_nothing_half_written(
     signed = read_signed(data, run=NAME, organiser=FINGERPRINT)
     home = read_configuration(environment={"POTLUCK_HOME": str(tmp_path)})
     shown = Recorded()
-    session = Session(shown)
+    session = TrainingSession(shown)
     session.entered()
     left: list[Left | None] = []
     async with SimulatedWorld(seed=1) as world:
@@ -55,7 +55,7 @@ async def test_it_trains_on_says_so_and_leaves_nothing_half_written(
         async with running_node(world, "ann", home) as node, trio.open_nursery() as nursery:
 
             async def train() -> None:
-                part = Part(NAME, FINGERPRINT, signed=signed, begins=True)
+                part = Participation(NAME, FINGERPRINT, signed=signed, begins=True)
                 left.append(await take_part(node, part, session))
 
             nursery.start_soon(train)

@@ -9,13 +9,12 @@ import msgspec
 import pytest
 
 from auth.invites import Invite
-from node.access.pass_file import KeptPass, keep_pass
-from node.configuration import Configuration, read_configuration
-from node.disk_trouble import HomeUnusable
-from node.joining.getting_in import Need, access_of, check_home, pass_needed
-from node.joining.invited import keep_invite
+from node.core.access.pass_file import KeptPass, keep_pass
+from node.core.configuration import Configuration, read_configuration
+from node.core.disk_trouble import HomeUnusable
+from node.core.wrong_use import WrongUse
 from node.run.invite import RunInvite
-from node.wrong_use import WrongUse
+from node.training.join.admission import Need, access_of, check_home, keep_invite, pass_needed
 from tests.runs.definitions import FINGERPRINT
 from tests.runs.test_invites import BOOTSTRAP
 

@@ -8,8 +8,11 @@ import msgspec
 import pytest
 
 from auth.invites import Invite
-from node.disk_trouble import HomeUnusable
-from node.joining.invited import (
+from node.core.disk_trouble import HomeUnusable
+from node.core.places import Places, find_places
+from node.core.wrong_use import WrongUse
+from node.run.invite import InviteExpired, NotAnInvite, RunInvite, write_invite
+from node.training.join.admission import (
     INVITE_VARIABLE,
     check_still_good,
     keep_invite,
@@ -17,9 +20,6 @@ from node.joining.invited import (
     read_invited,
     shows_a_code,
 )
-from node.places import Places, find_places
-from node.run.invite import InviteExpired, NotAnInvite, RunInvite, write_invite
-from node.wrong_use import WrongUse
 from protocols.identity import Identity
 from tests.runs.definitions import FINGERPRINT
 

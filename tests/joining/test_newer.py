@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.commands.run_sign import refuse_to_part
-from node.joining.newer import ASK_SECONDS, LOOK_SECONDS, NewerDefinition
-from node.run.changes import parts_that_part, said
-from node.run.definition import read_definition
+from node.app.commands.run_sign import refuse_to_part
+from node.core.wrong_use import WrongUse
+from node.run.definition import incompatible_parts, places_in_words, read_definition
 from node.run.folder import RunFolder
 from node.run.signed import SignedDefinition, read_signed, sign_definition
-from node.wrong_use import WrongUse
+from node.training.join.newer import ASK_SECONDS, LOOK_SECONDS, NewerDefinition
 from protocols.runs.serving import ServedDefinitions, serve_definitions
 from tests.protocols.pair import Pair, between_two
 from tests.runs.definitions import (
@@ -100,7 +99,7 @@ def test_the_organisers_own_peer_sees_what_is_signed_in_its_folder(tmp_path: Pat
     ],
 )
 def test_only_what_makes_steps_unlike_parts_the_peers(text: bytes, places: list[str]) -> None:
-    assert parts_that_part(read_definition(TEXT), read_definition(text)) == places
+    assert incompatible_parts(read_definition(TEXT), read_definition(text)) == places
 
 
 def test_a_run_that_was_trained_is_not_parted_by_mistake(tmp_path: Path) -> None:
@@ -118,5 +117,5 @@ def test_a_run_that_was_trained_is_not_parted_by_mistake(tmp_path: Path) -> None
 
 
 def test_places_are_said_in_a_row() -> None:
-    assert said(["a"]) == "a"
-    assert said(["a", "b", "c"]) == "a, b and c"
+    assert places_in_words(["a"]) == "a"
+    assert places_in_words(["a", "b", "c"]) == "a, b and c"

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from node.configuration import Configuration, read_configuration
-from node.joining.same_key import KeyInUse, refuse_if_in_use
-from node.node import Node
-from node.simulated_network import SimulatedNetwork, SimulatedWorld
-from node.trainer.happenings import Preparing
-from node.trainer.session import Session
-from node.trainer.stages import MAKING_SURE
+from node.core.configuration import Configuration, read_configuration
+from node.core.node import Node
+from node.training.happenings import MAKING_SURE, Preparing
+from node.training.join.bootstrap import KeyInUse, refuse_if_in_use
+from node.training.session import TrainingSession
 from protocols.accumulation.progress_slot import SLOT_SECONDS, progress_key
 from protocols.identity import Identity
 from protocols.network import Network
+from protocols.testing.world import SimulatedNetwork, SimulatedWorld
 from tests.accumulation.progress_slots import slot
 from tests.trainer.recorded import Recorded
 
@@ -35,9 +34,9 @@ async def node_in(world: SimulatedWorld, home: Path) -> AsyncIterator[Node]:
         yield node
 
 
-def a_session() -> tuple[Session, Recorded]:
+def a_session() -> tuple[TrainingSession, Recorded]:
     shown = Recorded()
-    session = Session(shown)
+    session = TrainingSession(shown)
     session.entered()
     return session, shown
 

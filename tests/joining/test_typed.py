@@ -14,8 +14,8 @@ import pytest
 
 from auth.invites import Invite
 from auth.invites import write_invite as write_login_invite
-from node.disk_trouble import HomeUnusable, kept_in
-from node.main import main
+from node.app.main import main
+from node.core.disk_trouble import HomeUnusable, kept_in
 from node.run.invite import RunInvite, write_invite
 from tests.runs.definitions import FINGERPRINT, NAME
 from tests.runs.test_invites import BOOTSTRAP
@@ -114,6 +114,12 @@ def test_every_trouble_of_a_disk_has_its_own_words(number: int, told: tuple[str,
     assert why in caught.value.why
     assert advice in caught.value.advice
     assert "POTLUCK_HOME" in caught.value.advice
+
+
+def test_what_cannot_be_made_is_told_by_the_folder_whose_permissions_matter(tmp_path: Path) -> None:
+    with pytest.raises(HomeUnusable) as caught, kept_in(tmp_path / "new" / "home"):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    assert f"permissions of {tmp_path}," in caught.value.advice
 
 
 def test_a_port_that_is_taken_is_told_before_a_code_is_spent(

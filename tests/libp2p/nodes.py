@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import trio
 
-from node.libp2p_network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
+from node.net.network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
 from protocols.identity import Identity
 from protocols.network import Stream
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.libp2p.address_book import AddressBook
-from node.libp2p.addresses import parse
+from node.net.libp2p.address_book import AddressBook
+from node.net.libp2p.addresses import parse
 from protocols.identity import Identity, PeerId
 
 PEERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(8)]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.libp2p.addresses import Kind, likelihood, of_socket, parse
-from node.libp2p.dialling import in_order
+from node.net.libp2p.addresses import AddressKind, likelihood, of_socket, parse
+from node.net.libp2p.dialler import in_order
 from protocols.errors import MalformedMessage
 from protocols.identity import Identity
 
@@ -18,17 +18,17 @@ RELAY = Identity.from_seed(bytes([1]) * 32).peer_id
 @pytest.mark.parametrize(
     ("text", "kind", "host", "port", "family"),
     [
-        ("/ip4/192.0.2.7/tcp/4001", Kind.IP, "192.0.2.7", 4001, 4),
-        ("/ip6/2001:db8::1/tcp/65535", Kind.IP, "2001:db8::1", 65535, 6),
-        ("/dns/example.org/tcp/80", Kind.NAME, "example.org", 80, 0),
-        ("/dns4/example.org/tcp/80", Kind.NAME, "example.org", 80, 4),
-        ("/dns6/example.org/tcp/80", Kind.NAME, "example.org", 80, 6),
-        ("/ip4/192.0.2.7/udp/4001/quic-v1", Kind.OTHER, "", 0, 0),
-        ("/ip4/192.0.2.7/tcp/4001/ws", Kind.OTHER, "", 0, 0),
+        ("/ip4/192.0.2.7/tcp/4001", AddressKind.IP, "192.0.2.7", 4001, 4),
+        ("/ip6/2001:db8::1/tcp/65535", AddressKind.IP, "2001:db8::1", 65535, 6),
+        ("/dns/example.org/tcp/80", AddressKind.NAME, "example.org", 80, 0),
+        ("/dns4/example.org/tcp/80", AddressKind.NAME, "example.org", 80, 4),
+        ("/dns6/example.org/tcp/80", AddressKind.NAME, "example.org", 80, 6),
+        ("/ip4/192.0.2.7/udp/4001/quic-v1", AddressKind.OTHER, "", 0, 0),
+        ("/ip4/192.0.2.7/tcp/4001/ws", AddressKind.OTHER, "", 0, 0),
     ],
 )
 def test_an_address_is_taken_apart_with_and_without_its_peer(
-    text: str, kind: Kind, host: str, port: int, family: int
+    text: str, kind: AddressKind, host: str, port: int, family: int
 ) -> None:
     for spelling, peer in ((text, None), (f"{text}/p2p/{PEER}", PEER)):
         address = parse(spelling)
@@ -43,7 +43,7 @@ def test_an_address_is_taken_apart_with_and_without_its_peer(
 def test_the_peer_of_a_circuit_is_the_last_one_and_the_relay_is_not_dialled_for_it() -> None:
     text = f"/ip4/192.0.2.7/tcp/4001/p2p/{RELAY}/p2p-circuit"
     address = parse(f"{text}/p2p/{PEER}")
-    assert address.kind is Kind.CIRCUIT
+    assert address.kind is AddressKind.CIRCUIT
     assert address.peer == PEER
     assert address.text == text
 

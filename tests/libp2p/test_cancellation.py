@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.libp2p_network import Libp2pNetwork, open_libp2p_network
+from node.net.network import Libp2pNetwork, open_libp2p_network
 from protocols.errors import Unreachable
 from protocols.identity import Identity
 from tests.libp2p.nodes import (

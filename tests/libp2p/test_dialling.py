@@ -10,15 +10,15 @@ import pytest
 import trio
 import trio.testing
 
-from node.libp2p.addresses import Address, parse
-from node.libp2p.dial_failure import DialFailure, DialReason
-from node.libp2p.dialling import (
+from node.net.libp2p.addresses import Address, parse
+from node.net.libp2p.dial_failure import DialFailure, DialReason
+from node.net.libp2p.dialler import (
     CONNECT_HEAD_START_SECONDS,
     HANDSHAKE_HEAD_START_SECONDS,
     Race,
     connect_tcp,
 )
-from node.libp2p_network import Libp2pSettings, open_libp2p_network
+from node.net.network import Libp2pSettings, open_libp2p_network
 from protocols.errors import Unreachable
 from protocols.identity import Identity
 from tests.libp2p.nodes import LOOPBACK, networks, open_descriptors

@@ -11,7 +11,7 @@ from libp2p.identity.identify.identify import parse_identify_response
 from libp2p.identity.identify.pb.identify_pb2 import Identify
 from multiaddr import Multiaddr
 
-from node.libp2p.identify import (
+from node.net.libp2p.identify import (
     LONGEST_MESSAGE_BYTES,
     LONGEST_NAME,
     MOST_ADDRESSES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.libp2p.inbound_limit import InboundLimit, Place
+from node.net.libp2p.listener import InboundLimit, InboundPlace
 
 
 def test_places_are_given_back_so_any_number_may_come_one_after_the_other() -> None:
@@ -64,7 +64,7 @@ def test_loopback_counts_towards_the_total_only() -> None:
 @given(st.lists(st.integers(0, 5) | st.none()))
 def test_open_is_always_admitted_less_given_back(steps: list[int | None]) -> None:
     limit = InboundLimit(total=8, per_address=3)
-    held: list[Place] = []
+    held: list[InboundPlace] = []
     for step in steps:
         if step is None:
             if held:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node.key_file import FIRST_LINE, KeyFileError, load_identity, load_or_create_identity
+from node.core.key_file import FIRST_LINE, KeyFileError, load_identity, load_or_create_identity
 from protocols.identity import Identity
 
 RACING_PROCESSES = 8
@@ -125,7 +125,7 @@ def test_two_processes_that_race_end_with_one_key(tmp_path: Path) -> None:
     gun_read, gun_write = os.pipe()
     program = (
         "import os, sys\n"
-        "from node.key_file import load_or_create_identity\n"
+        "from node.core.key_file import load_or_create_identity\n"
         "os.write(1, b'r')\n"
         f"os.read({gun_read}, 1)\n"
         "print(load_or_create_identity(sys.argv[1]).peer_id)\n"

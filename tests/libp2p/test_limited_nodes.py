@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 import trio
 
-from node.libp2p_network import Libp2pNetwork, open_libp2p_network
-from node.transport.token_bucket import BORROWED_SECONDS, BURST_SECONDS
+from node.net.network import Libp2pNetwork, open_libp2p_network
+from node.net.transport.traffic import BORROWED_SECONDS, BURST_SECONDS
 from protocols.identity import Identity
 from protocols.network import Stream
 from tests.libp2p.nodes import LOOPBACK, echo

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import trio
 
-from node.libp2p.link_table import EVENTS_KEPT, LinkTable
+from node.net.libp2p.link_table import EVENTS_KEPT, LinkTable
 from protocols.identity import Identity, PeerId
 from protocols.network import LinkEvent, Reach
 

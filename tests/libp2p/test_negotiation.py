@@ -14,7 +14,7 @@ from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
-from node.libp2p.negotiation import (
+from node.net.libp2p.negotiation import (
     HEADER,
     LONGEST_MESSAGE,
     MOST_PROPOSALS,

@@ -18,11 +18,10 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
-from node.libp2p.addresses import parse
-from node.libp2p.interfaces import InterfaceAddresses
-from node.libp2p.listening import CannotListen, open_listeners
-from node.libp2p.own_addresses import CannotAnnounce
-from node.libp2p_network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
+from node.net.libp2p.addresses import parse
+from node.net.libp2p.listener import NodeCannotListen, open_listeners
+from node.net.libp2p.own_addresses import CannotAnnounce, InterfaceAddresses
+from node.net.network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
 from protocols.errors import ProtocolMisuse, Unreachable
 from protocols.identity import Identity
 from protocols.network import Reach, Stream
@@ -115,7 +114,7 @@ async def test_a_port_that_is_taken_is_an_error_for_people_and_leaves_nothing_op
         taken = first.addresses()[0].partition("/p2p/")[0]
         before = open_descriptors()
         settings = Libp2pSettings(("/ip4/127.0.0.1/tcp/0", taken))
-        with pytest.raises(CannotListen) as refusal:
+        with pytest.raises(NodeCannotListen) as refusal:
             async with open_libp2p_network(Identity.generate(), settings):
                 pass
         assert taken in refusal.value.what
@@ -127,7 +126,7 @@ async def test_a_port_that_is_taken_is_an_error_for_people_and_leaves_nothing_op
     "address", ["garbage", "/dns4/example.org/tcp/1", "/ip4/192.0.2.99/tcp/0", "/ip4/1.2.3.4/udp/1"]
 )
 async def test_what_cannot_be_listened_on_is_an_error_for_people(address: str) -> None:
-    with pytest.raises(CannotListen) as refusal:
+    with pytest.raises(NodeCannotListen) as refusal:
         async with open_libp2p_network(Identity.generate(), Libp2pSettings((address,))):
             pass
     assert refusal.value.advice

@@ -57,7 +57,7 @@ def test_importing_the_library_changes_the_logging_of_the_process(tmp_path: Path
 def test_importing_us_leaves_it_alone_even_when_the_library_is_told_to_debug(
     tmp_path: Path,
 ) -> None:
-    quiet = report(f"import node.libp2p_network\n{USE}", tmp_path, LIBP2P_DEBUG="DEBUG")
+    quiet = report(f"import node.net.network\n{USE}", tmp_path, LIBP2P_DEBUG="DEBUG")
     assert quiet == {
         "kept_handler": True,
         "propagates": True,
@@ -72,6 +72,6 @@ def test_importing_us_leaves_it_alone_even_when_the_library_is_told_to_debug(
 def test_when_the_library_was_imported_before_us_its_logger_speaks_to_the_application(
     tmp_path: Path,
 ) -> None:
-    mended = report(f"import libp2p\nimport node.libp2p_network\n{USE}", tmp_path)
+    mended = report(f"import libp2p\nimport node.net.network\n{USE}", tmp_path)
     assert mended["propagates"]
     assert mended["root_handlers"] == 0

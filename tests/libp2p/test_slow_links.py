@@ -10,10 +10,9 @@ from dataclasses import replace
 import pytest
 import trio
 
-from node.bench.link import LinkConditions
-from node.bench.link_proxy import LinkProxy, open_link_proxy
-from node.libp2p_network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
-from node.transport import YamuxSettings
+from lab.bench.link_proxy import LinkConditions, LinkProxy, open_link_proxy
+from node.net.network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
+from node.net.transport import YamuxSettings
 from protocols.errors import Unreachable
 from protocols.identity import Identity
 from protocols.network import Stream

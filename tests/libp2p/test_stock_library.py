@@ -24,8 +24,7 @@ from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
-from node.bench.link import LinkConditions
-from node.bench.link_proxy import open_link_proxy
+from lab.bench.link_proxy import LinkConditions, open_link_proxy
 from tests.ports import held_port
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -195,7 +194,7 @@ async def test_connecting_waits_a_quarter_of_a_second_after_it_has_succeeded() -
 
 
 async def test_a_257th_outgoing_stream_waits_for_ever() -> None:
-    """node.transport, and no resource manager: our limits are counts that refuse."""
+    """node.net.transport, and no resource manager: our limits are counts that refuse."""
     async with host() as near, host() as far:
         await near.connect(whereabouts(far))
         (connection,) = near.get_network().get_connections(far.get_id())
@@ -207,7 +206,7 @@ async def test_a_257th_outgoing_stream_waits_for_ever() -> None:
 
 
 async def test_a_cancelled_write_kills_the_connection_in_silence() -> None:
-    """node.transport: see test_slow_links, where ours goes through the same."""
+    """node.net.transport: see test_slow_links, where ours goes through the same."""
 
     async def read_all(stream: Any) -> None:
         with suppress(IOException):
@@ -236,7 +235,7 @@ async def test_a_cancelled_write_kills_the_connection_in_silence() -> None:
 
 
 async def test_a_reader_that_pauses_for_five_seconds_gets_its_stream_reset() -> None:
-    """node.transport: a slow reader is waited for."""
+    """node.net.transport: a slow reader is waited for."""
     async with host() as near, host() as far:
 
         async def pause(_: Any) -> None:

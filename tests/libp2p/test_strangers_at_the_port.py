@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import trio
 
-from node.libp2p.negotiation import HEADER, encode
-from node.libp2p_network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
+from node.net.libp2p.negotiation import HEADER, encode
+from node.net.network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
 from protocols.errors import Unreachable
 from protocols.identity import Identity
 from protocols.network import Stream

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from node.access.server_time import machine_clocks
-from node.libp2p_network import Libp2pSettings, open_libp2p_network
+from node.net.clocks import machine_clocks
+from node.net.network import Libp2pSettings, open_libp2p_network
 from protocols.identity import Identity
 
 HOUR_SECONDS = 3600.0

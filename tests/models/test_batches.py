@@ -12,9 +12,14 @@ import torch
 from PIL import Image
 
 from models.data import batches
-from models.data.batches import LARGEST_BATCH_BYTES, ImageBatches, WindowBatches
+from models.data.batches import (
+    LARGEST_BATCH_BYTES,
+    ImageBatches,
+    NotAPicture,
+    WindowBatches,
+    pixels_of,
+)
 from models.data.errors import DataError
-from models.data.pictures import NotAPicture, pixels_of
 from models.data.position import (
     LARGEST_POSITION_BYTES,
     LARGEST_REMAINDER_BYTES,

@@ -12,7 +12,7 @@ from torch import Tensor
 from models.errors import NotThisModel, WrongSettings
 from models.initial import seeded
 from models.lamb import Lamb
-from models.parameter_groups import parameter_groups
+from models.registry import parameter_groups
 from tests.models.stepping import STEPS, layers, slopes, take_steps
 
 

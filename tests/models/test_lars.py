@@ -10,7 +10,7 @@ import torch
 
 from models.errors import NotThisModel, WrongSettings
 from models.lars import Lars
-from models.parameter_groups import parameter_groups
+from models.registry import parameter_groups
 from models.schedules import Schedule, ScheduleSettings
 from tests.models.stepping import STEPS, layers, slopes, take_steps
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from models.data.errors import PositionError
 from models.data.events import ExamplesLost, SourceEvent, StartedOver
-from models.data.examples import Place
+from models.data.examples import ExamplePlace
 from models.data.opening import Data
 from models.data.position import (
     Position,
@@ -62,9 +62,9 @@ def of_two(folder: Path, passes: int, buffer: int) -> DataSettings:
     )
 
 
-def given_with_interruptions(described: DataSettings, lengths: list[int]) -> list[Place]:
+def given_with_interruptions(described: DataSettings, lengths: list[int]) -> list[ExamplePlace]:
     """The places of all examples, where reading is interrupted after so many each time."""
-    places: list[Place] = []
+    places: list[ExamplePlace] = []
     kept: Position | None = None
     for length in [*lengths, None]:
         with opened(described, position=kept) as data:
@@ -112,7 +112,7 @@ def test_taking_a_position_changes_nothing(shards: Path) -> None:
     with opened(described) as data:
         undisturbed = [example.place for example in data]
 
-    def watched(data: Data) -> list[Place]:
+    def watched(data: Data) -> list[ExamplePlace]:
         return [example.place for example in data if data.position() is not None]
 
     with opened(described) as data:
@@ -234,7 +234,7 @@ def test_a_position_that_names_shards_that_there_are_not_starts_over(tmp_path: P
 
 
 def test_owed_places_come_back_as_they_were() -> None:
-    places = {Place(0, passing, shard, document, piece, document * 9)
+    places = {ExamplePlace(0, passing, shard, document, piece, document * 9)
               for passing in (0, 1) for shard in (2, 5) for document in (3, 4, 90)
               for piece in (0, 1)}  # fmt: skip
     from models.data.examples import Example

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.data.examples import Example, Place
+from models.data.examples import Example, ExamplePlace
 from models.data.shuffle_buffer import FIRST, LONGEST_WAIT, ShuffleBuffer
 
 
 def example(number: int, size: int = 1) -> Example:
-    return Example(b"x" * size, None, Place(0, 0, 0, number, 0, 0))
+    return Example(b"x" * size, None, ExamplePlace(0, 0, 0, number, 0, 0))
 
 
 def through(buffer: ShuffleBuffer, sizes: list[int]) -> Iterator[tuple[int, int]]:

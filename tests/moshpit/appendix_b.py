@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protocols.moshpit.plan_shares import Members
+from protocols.moshpit.plan import Members
 
 
 @dataclass(frozen=True)

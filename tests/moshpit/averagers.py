@@ -14,23 +14,22 @@ import torch
 import trio
 from torch import Tensor
 
-from node.machine_changes import MachineWatch
-from node.simulated_network import (
-    NodeSettings,
-    SimulatedNetwork,
-    SimulatedWorld,
-)
-from protocols.dht.service import open_dht
-from protocols.dht.settings import DhtSettings
+from node.core.machine_changes import MachineWatch
+from protocols.dht import DhtSettings, open_dht
 from protocols.identity import PeerId
 from protocols.moshpit.averager import Averager
 from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.grid import Grid
+from protocols.moshpit.layout import Vector
 from protocols.moshpit.matchmaking import GROUP
 from protocols.moshpit.outcome import Committed, Outcome
 from protocols.moshpit.settings import AveragerSettings
-from protocols.moshpit.vector import Vector
 from protocols.rpc import Rpc, open_rpc
+from protocols.testing.world import (
+    NodeSettings,
+    SimulatedNetwork,
+    SimulatedWorld,
+)
 
 SETTINGS = AveragerSettings(
     run="test", matchmaking_seconds=5.0, round_seconds=60.0, chunk_bytes=16 << 10

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from protocols.moshpit import verdicts
-from protocols.moshpit.agreement import Agreement
+from protocols.moshpit.agreement import Agreement, Follower
 from protocols.moshpit.agreement_messages import (
     Accept,
     Acceptance,
@@ -23,7 +23,6 @@ from protocols.moshpit.agreement_messages import (
 )
 from protocols.moshpit.ballots import Ballot, Statement
 from protocols.moshpit.coordinator import Coordinator, Stage
-from protocols.moshpit.follower import Follower
 
 
 class BreaksItsPromise(Agreement):

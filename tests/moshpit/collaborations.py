@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from protocols.moshpit.plan_shares import Members
-from protocols.moshpit.plan_strategy import Collaboration, Computes, PlannedPeer
+from protocols.moshpit.plan import Members
+from protocols.moshpit.plan_strategy import Computes, PlannedPeer, PlannedPeers
 
 GIGABIT = 125e6  # bytes per second
 VECTOR_BYTES = 102.4e6  # ResNet-50 in float32
@@ -29,7 +29,7 @@ def setup(name: str) -> Members:
     return Members(speeds, speeds, contributes, [True] * len(speeds))
 
 
-def collaboration_of(members: Members, batch: float = 32_768.0) -> Collaboration:
+def collaboration_of(members: Members, batch: float = 32_768.0) -> PlannedPeers:
     """The same as a plan is asked for: who contributes computes 40 samples per second."""
     peers = [
         PlannedPeer(
@@ -42,7 +42,7 @@ def collaboration_of(members: Members, batch: float = 32_768.0) -> Collaboration
         )
         for i, (up, down, contributes, reduces) in enumerate(zip(*members, strict=True))
     ]
-    return Collaboration(VECTOR_BYTES, batch, peers)
+    return PlannedPeers(VECTOR_BYTES, batch, peers)
 
 
 def permuted(members: Members, order: Sequence[int]) -> Members:
@@ -80,7 +80,7 @@ def limits_between(draw: st.DrawFn, n: int) -> dict[tuple[int, int], float]:
 
 
 @st.composite
-def collaborations(draw: st.DrawFn, most: int = 7) -> Collaboration:
+def collaborations(draw: st.DrawFn, most: int = 7) -> PlannedPeers:
     """Peers that may, must or must not compute, with and without a GPU."""
     members = draw(some_contribute(most))
     peers = [
@@ -95,4 +95,4 @@ def collaborations(draw: st.DrawFn, most: int = 7) -> Collaboration:
         for i, (up, down, _, reduces) in enumerate(zip(*members, strict=True))
     ]
     batch = draw(st.sampled_from([1.0, 10.0, 100.0, 1000.0]))
-    return Collaboration(2.0, batch, peers)
+    return PlannedPeers(2.0, batch, peers)

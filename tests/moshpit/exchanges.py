@@ -18,13 +18,6 @@ import torch
 import trio
 from torch import Tensor
 
-from node.simulated_network import (
-    LinkSettings,
-    SimulatedNetwork,
-    SimulatedWorld,
-    WorldSettings,
-    run_simulation,
-)
 from protocols.moshpit.ballots import Ballot, Suspicion
 from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.exchange import (
@@ -33,8 +26,16 @@ from protocols.moshpit.exchange import (
     ExchangeReport,
     Participant,
 )
-from protocols.moshpit.layout import CodecName, Layout, Segment, cut
+from protocols.moshpit.layout import Layout, Segment, cut
 from protocols.rpc import Rpc, open_rpc
+from protocols.tensors import CodecName
+from protocols.testing.world import (
+    LinkSettings,
+    SimulatedNetwork,
+    SimulatedWorld,
+    WorldSettings,
+    run_simulation,
+)
 
 ROUND_ID = bytes(range(32))
 BALLOT = Ballot(0, 0)

@@ -9,16 +9,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from node.simulated_network import (
-    LinkSettings,
-    NodeSettings,
-    SimulatedNetwork,
-    SimulatedWorld,
-    WorldSettings,
-    run_simulation,
-)
-from protocols.dht.service import Dht, open_dht
-from protocols.dht.settings import DhtSettings
+from protocols.dht import Dht, DhtSettings, open_dht
 from protocols.identity import PeerId
 from protocols.moshpit.matchmaking import (
     GROUP,
@@ -31,6 +22,14 @@ from protocols.moshpit.matchmaking import (
 )
 from protocols.moshpit.roster import check_roster, hash_order
 from protocols.rpc import Rpc, open_rpc
+from protocols.testing.world import (
+    LinkSettings,
+    NodeSettings,
+    SimulatedNetwork,
+    SimulatedWorld,
+    WorldSettings,
+    run_simulation,
+)
 
 KEY = group_key("poem", 7, 0, "all")
 EPOCH = 7

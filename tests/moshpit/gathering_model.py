@@ -15,27 +15,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocols.identity import PeerId
-from protocols.moshpit.arrivals import Arrivals
-from protocols.moshpit.awaited import Awaited
-from protocols.moshpit.closing_time import ClosingTime
-from protocols.moshpit.gathering import Gathering, GatheringSettings
+from protocols.moshpit.closing_time import Arrivals, ClosingTime
+from protocols.moshpit.gathering import Gathering, GatheringSettings, LeadersWord, LeadOrFollow
 from protocols.moshpit.gathering_effects import (
     Candidate,
     End,
     Follow,
-    Invite,
     Lead,
     Probe,
     Regroup,
     Reply,
     SendAway,
+    SendInvite,
     SendOn,
     StartedWithoutUs,
 )
-from protocols.moshpit.known_peers import Absence, KnownPeers
-from protocols.moshpit.lead_or_follow import LeadOrFollow
-from protocols.moshpit.leaders_word import LeadersWord
-from protocols.moshpit.waiting_joins import WaitingJoins
+from protocols.moshpit.known_peers import Absence, Awaited, KnownPeers, WaitingJoins
 
 POLL_SECONDS = 0.1
 ANSWERS_TO_JOINS = ("list", "on", "away", "regroup", "shown")
@@ -272,7 +267,7 @@ class Model:
         for effect in self.machines[me].effects():
             if isinstance(effect, Follow):
                 self._post(Letter("join", me, effect.leader, peers=effect.passed_over))
-            elif isinstance(effect, Invite):
+            elif isinstance(effect, SendInvite):
                 self._post(Letter("invite", me, effect.peer))
             elif isinstance(effect, Probe):
                 self._post(Letter("probe", me, effect.peer))

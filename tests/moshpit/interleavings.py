@@ -45,7 +45,7 @@ from protocols.moshpit.verdicts import (
     Commit,
     Decided,
     Discard,
-    LeftOut,
+    MemberLeftOut,
     Send,
     StartExchange,
     StopExchange,
@@ -57,7 +57,7 @@ Step = tuple[Any, ...]
 AgreementType = type[Agreement]
 
 END_TIMERS = ("round", "end")
-ALL_TIMERS = ("poll", "suspect", "takeover", "answers", "watch", *END_TIMERS)
+ALL_TIMERS = ("poll", "suspect", "idle", "takeover", "answers", "watch", *END_TIMERS)
 
 TIMING = Timing(round_seconds=60.0)
 
@@ -409,13 +409,16 @@ class Interleavings:
             verdict = each.verdict
             if each.wrong:
                 return each.wrong
-            if isinstance(verdict, LeftOut) and (verdict.attempt, verdict.digest) in each.ever_held:
+            if (
+                isinstance(verdict, MemberLeftOut)
+                and (verdict.attempt, verdict.digest) in each.ever_held
+            ):
                 return f"somebody has written over what is decided: {verdict}"
         verdicts = [each.verdict for each in members]
         results = {
             (verdict.attempt, verdict.members, verdict.digest)
             for verdict in verdicts
-            if isinstance(verdict, Commit | LeftOut)
+            if isinstance(verdict, Commit | MemberLeftOut)
         }
         ballots: dict[tuple[Ballot, Result | None], int] = {}
         for each in members:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import trio
 
-from node.simulated_network import SimulatedWorld, run_simulation
+from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.dht.members import SETTINGS as WORLD
 from tests.moshpit.averagers import HOME, AveragingPeer, average_all, averagers
 

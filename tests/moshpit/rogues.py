@@ -14,15 +14,19 @@ import torch
 import trio
 from torch import Tensor
 
-from protocols.bulk import Transfer
-from protocols.chunk_count import ChunkCount
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.messages import Empty
 from protocols.moshpit.agreement_messages import Accept, AgreementMessage, Decided, Holding
-from protocols.moshpit.attempt import Attempt
+from protocols.moshpit.attempt import ExchangeAttempt
 from protocols.moshpit.ballots import DIGEST_BYTES, digest_of_parts
-from protocols.moshpit.butterfly import Butterfly
+from protocols.moshpit.butterfly import (
+    Butterfly,
+    PartExchange,
+    PartService,
+    ReducerTransfer,
+    serve_part,
+    until_whole,
+)
 from protocols.moshpit.exchange import ExchangePlan, ExchangeReport, Participant
 from protocols.moshpit.layout import Chunk, chunks_of
 from protocols.moshpit.part_messages import (
@@ -31,15 +35,13 @@ from protocols.moshpit.part_messages import (
     PartClosed,
     PartOpening,
     PartTaken,
+    make_statement,
     opening_for,
 )
 from protocols.moshpit.round import Buffers, Finished, Round, Shell, Task
-from protocols.moshpit.sending import PartExchange, until_whole
-from protocols.moshpit.serving import PartService, ReducerTransfer, serve_part
-from protocols.moshpit.statements import make_statement
 from protocols.moshpit.verdicts import Effect, Send
 from protocols.network import Network
-from protocols.wire import chunk_header
+from protocols.rpc import ChunkCount, Empty, Transfer, chunk_header
 
 SenderTransfer = Transfer[Empty, PartTaken, PartClosed]
 
@@ -127,7 +129,7 @@ class Strange(Butterfly):
     sends: type[PartExchange] = PartExchange
     serves: type[PartService] = PartService
 
-    async def _run(self, attempt: Attempt) -> None:
+    async def _run(self, attempt: ExchangeAttempt) -> None:
         async with trio.open_nursery() as nursery:
             for reducer in attempt.reducers:
                 nursery.start_soon(self.sends(attempt, reducer).run, self._rpc)
@@ -256,7 +258,11 @@ class Liar(Butterfly):
 
 class LyingService(PartService):
     def __init__(
-        self, attempt: Attempt, sender: Participant, transfer: ReducerTransfer, network: Network
+        self,
+        attempt: ExchangeAttempt,
+        sender: Participant,
+        transfer: ReducerTransfer,
+        network: Network,
     ) -> None:
         super().__init__(attempt, sender, transfer)
         self._network = network

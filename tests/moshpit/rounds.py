@@ -23,14 +23,6 @@ import torch
 import trio
 from torch import Tensor
 
-from node.simulated_network import (
-    LinkSettings,
-    NodeSettings,
-    SimulatedNetwork,
-    SimulatedWorld,
-    WorldSettings,
-    run_simulation,
-)
 from protocols.moshpit.agreement import Timing
 from protocols.moshpit.bandwidth import Bandwidth
 from protocols.moshpit.butterfly import Butterfly
@@ -47,8 +39,16 @@ from protocols.moshpit.roster import (
 )
 from protocols.moshpit.round import Buffers, Finished, Shell, Task, run_round
 from protocols.moshpit.switchboard import Switchboard
-from protocols.moshpit.verdicts import Commit, Discard, LeftOut
+from protocols.moshpit.verdicts import Commit, Discard, MemberLeftOut
 from protocols.rpc import open_rpc
+from protocols.testing.world import (
+    LinkSettings,
+    NodeSettings,
+    SimulatedNetwork,
+    SimulatedWorld,
+    WorldSettings,
+    run_simulation,
+)
 
 LATENCY_SECONDS = 0.01
 CHUNK_BYTES = 4_096
@@ -129,7 +129,7 @@ class RoundEnded:
             assert one not in self.survivors, f"{self.fates}: member {one.place} has not ended"
             return
         match one.finished.verdict:
-            case LeftOut(members=members):
+            case MemberLeftOut(members=members):
                 assert commits, f"{self.fates}: {one.place} was left out of what nobody committed"
                 assert commits[0].members == members, f"{self.fates}: {one.place} was told wrongly"
             case Discard(in_doubt=False):

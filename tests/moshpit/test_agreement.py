@@ -12,13 +12,13 @@ from protocols.moshpit.agreement_messages import (
     Accept,
     Accepted,
     Attempt,
+    BallotQuery,
     Decided,
     Forswear,
     Outbid,
     Prepare,
     Progress,
     Promise,
-    Query,
     Result,
     Start,
 )
@@ -26,7 +26,7 @@ from protocols.moshpit.ballots import Ballot, Suspicion, digest_of_result
 from protocols.moshpit.verdicts import (
     Commit,
     Discard,
-    LeftOut,
+    MemberLeftOut,
     Send,
     StartExchange,
     StopExchange,
@@ -187,7 +187,7 @@ def test_a_stopped_member_that_continues_learns_that_it_was_left_out() -> None:
     group.wake(3)
     group.run(until=60.0)
     verdict = group.verdicts[3]
-    assert isinstance(verdict, LeftOut)
+    assert isinstance(verdict, MemberLeftOut)
     assert verdict.members == (0, 1, 2)
     assert group.decided_at[3] < 32.0
 
@@ -200,7 +200,7 @@ def test_a_stopped_leader_that_continues_learns_it_too() -> None:
     group.wake(0)
     group.run(until=60.0)
     verdict = group.verdicts[0]
-    assert isinstance(verdict, LeftOut)
+    assert isinstance(verdict, MemberLeftOut)
     assert verdict.members == (1, 2, 3)
 
 
@@ -254,7 +254,7 @@ def test_of_two_that_cannot_reach_each_other_one_goes_after_one_more_attempt() -
     group.run(until=60.0)
     check_committed(group, (0, 1, 2))
     assert len({start.ballot for _, _, start in group.started}) == 2
-    assert isinstance(group.verdicts[3], LeftOut)
+    assert isinstance(group.verdicts[3], MemberLeftOut)
 
 
 def test_a_reducer_that_tells_one_member_something_else_is_proven_a_liar_and_left_out() -> None:
@@ -272,7 +272,7 @@ def test_a_reducer_that_tells_one_member_something_else_is_proven_a_liar_and_lef
     group.begin()
     group.run(until=60.0)
     check_committed(group, (0, 1, 3), {2: "lied"})
-    assert isinstance(group.verdicts[2], LeftOut)
+    assert isinstance(group.verdicts[2], MemberLeftOut)
 
 
 def _told_two_stories(me: int, contradicted: tuple[int, ...]) -> Verdict | None:
@@ -396,7 +396,7 @@ def test_a_round_whose_leader_never_begins_goes_on_without_it() -> None:
 def test_who_asks_late_is_told_the_decision() -> None:
     group = _round(3)
     group.run()
-    group.members[1].receive(2, Query(Ballot(0, 0)), 100.0)
+    group.members[1].receive(2, BallotQuery(Ballot(0, 0)), 100.0)
     (answer,) = group.members[1].effects()
     assert isinstance(answer.message, Decided)  # type: ignore[union-attr]
     assert group.members[1].next_deadline == float("inf")

@@ -14,7 +14,7 @@ import pytest
 
 from protocols.moshpit.agreement import Agreement
 from protocols.moshpit.agreement_messages import Accept, Decided, Open, Start
-from protocols.moshpit.verdicts import Commit, LeftOut
+from protocols.moshpit.verdicts import Commit, MemberLeftOut
 from tests.moshpit import broken_agreements as broken
 from tests.moshpit.interleavings import (
     Broken,
@@ -231,6 +231,6 @@ def test_who_writes_over_a_result_before_a_quorum_has_noted_it_is_found_out() ->
     script = _a_revived_result(Agreement)
     verdicts = [script.space.locals[each].verdict for each in script.world[0]]
     assert all(isinstance(each, Commit) for each in verdicts[:4])
-    assert isinstance(verdicts[4], LeftOut)
+    assert isinstance(verdicts[4], MemberLeftOut)
     with pytest.raises(Broken, match="written over"):
         _a_revived_result(broken.WritesOverBeforeItIsNoted)

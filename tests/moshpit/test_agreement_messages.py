@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from protocols.errors import MalformedMessage
-from protocols.messages import decode, encode
 from protocols.moshpit.agreement import Agreement
 from protocols.moshpit.agreement_messages import (
     LONGEST_REASON,
@@ -21,18 +20,19 @@ from protocols.moshpit.agreement_messages import (
     Accepted,
     AgreementMessage,
     Attempt,
+    BallotQuery,
     Decided,
     Forswear,
     GivenUp,
     Held,
     Holding,
+    NotAnHonestMessage,
     Open,
     Opened,
     Outbid,
     Prepare,
     Progress,
     Promise,
-    Query,
     Result,
     Start,
     Trouble,
@@ -49,8 +49,8 @@ from protocols.moshpit.ballots import (
     digest_of_result,
 )
 from protocols.moshpit.coordinator import BALLOTS_BEYOND_SIZE, MORE_WAITS
-from protocols.moshpit.message_checks import NotAnHonestMessage
-from protocols.moshpit.round_messages import Agree
+from protocols.moshpit.switchboard import Agree
+from protocols.rpc import decode, encode
 from tests.moshpit.agreement_group import TIMING, Group, plan, statements, verify
 from tests.moshpit.interleavings import freeze
 
@@ -80,7 +80,7 @@ ONE_OF_EACH: list[AgreementMessage] = [
     Decided(WHOLE),
     Decided(None, "too late"),
     Outbid(Ballot(2, 1)),
-    Query(FIRST, FIRST),
+    BallotQuery(FIRST, FIRST),
     Progress(FIRST),
     Forswear(Ballot(1, 2)),
     GivenUp(Ballot(1, 2)),
@@ -145,8 +145,8 @@ def test_what_is_out_of_bounds_is_not_even_read(message: AgreementMessage) -> No
 OTHER = Ballot(1, 2)
 
 DISHONEST: list[tuple[int, AgreementMessage]] = [
-    (3, Query(FIRST)),  # not in the round
-    (1, Query(FIRST)),  # ourselves
+    (3, BallotQuery(FIRST)),  # not in the round
+    (1, BallotQuery(FIRST)),  # ourselves
     (2, Start(FIRST, (0, 1, 2), (0, 10, 20, 30))),  # not its ballot
     (0, Prepare(OTHER)),
     (0, Open(OTHER, (0, 1))),
@@ -174,8 +174,8 @@ DISHONEST: list[tuple[int, AgreementMessage]] = [
     (0, Opened(OTHER)),
     (0, Outbid(Ballot(1, 1))),  # a ballot of ours that we have not begun
     (0, Progress(Ballot(1, 1))),
-    (0, Query(Ballot(1, 1))),
-    (0, Query(FIRST, OTHER)),  # exchanges in a later ballot than it knows of
+    (0, BallotQuery(Ballot(1, 1))),
+    (0, BallotQuery(FIRST, OTHER)),  # exchanges in a later ballot than it knows of
     (0, Promise(Ballot(1, 1), Attempt(FIRST, (0, 1, 2)))),
     (0, GivenUp(Ballot(1, 3))),
 ]
@@ -235,7 +235,7 @@ def test_a_promise_that_contradicts_itself_is_refused(promise: Promise) -> None:
     assert freeze(agreement) == before
 
 
-@pytest.mark.parametrize("kind", [Outbid, Query, Progress, Prepare])
+@pytest.mark.parametrize("kind", [Outbid, BallotQuery, Progress, Prepare])
 def test_a_ballot_far_above_all_that_are_known_is_refused(kind: type[AgreementMessage]) -> None:
     agreement = member()
     before = freeze(agreement)

@@ -10,15 +10,13 @@ import pytest
 import torch
 import trio
 
-from node.simulated_network import NodeSettings, SimulatedWorld, run_simulation
 from protocols.errors import ProtocolMisuse
-from protocols.moshpit.background import AveragingCancelled
 from protocols.moshpit.grid import Grid
-from protocols.moshpit.outcome import Alone, Committed, Discarded
-from protocols.moshpit.round_statistics import RECENT_ROUNDS, Verdict
+from protocols.moshpit.layout import Vector
+from protocols.moshpit.outcome import RECENT_ROUNDS, Alone, Committed, Discarded, Verdict
 from protocols.moshpit.switchboard import ROUNDS_REMEMBERED
-from protocols.moshpit.vector import Vector
-from protocols.tensor_codecs import NotFinite
+from protocols.tensors import NotFinite
+from protocols.testing.world import NodeSettings, SimulatedWorld, run_simulation
 from tests.dht.members import SETTINGS as WORLD
 from tests.dht.members import simulated
 from tests.moshpit.averagers import (
@@ -65,6 +63,18 @@ async def test_four_peers_hold_the_same_average(world: SimulatedWorld) -> None:
         assert this.bytes_sent == this.bytes_received == 2 * 48 * 1024
         phases = this.matchmaking_seconds + this.exchange_seconds + this.agreement_seconds
         assert phases == pytest.approx(this.ended - this.began)
+
+
+@simulated
+async def test_an_exchange_is_told_of_when_the_group_is_there(world: SimulatedWorld) -> None:
+    peers = await averagers(world, 2)
+    told: list[float] = []
+    peers[0].averager.when_exchanging(lambda: told.append(trio.current_time()))
+    first = peers[0].begin(expected=2)
+    await trio.sleep(0.5)
+    assert not told, "it gathers"
+    (ended, _) = await all_ended(peers, [first, peers[1].begin(expected=2)])
+    assert told == [ended.outcome.rounds[0].exchange_began]
 
 
 @simulated
@@ -206,41 +216,26 @@ async def test_values_that_are_not_finite_are_named_before_anything_is_sent(
 @simulated
 async def test_one_averaging_at_a_time(world: SimulatedWorld) -> None:
     (peer,) = await averagers(world, 1)
-    averaging = peer.averager.start(peer.vector(), weight=1.0, epoch=0)
+    event = peer.begin()
+    await trio.sleep(0.1)
     with pytest.raises(ProtocolMisuse):
         await peer.averager.average(peer.vector(), weight=1.0, epoch=0)
-    with pytest.raises(ProtocolMisuse):
-        peer.averager.start(peer.vector(), weight=1.0, epoch=0)
-    assert isinstance(await averaging.outcome(), Alone)
-    again = peer.averager.start(peer.vector(), weight=1.0, epoch=1)
-    await again.cancel()
-    with pytest.raises(AveragingCancelled):
-        await again.outcome()
+    await event.wait()
+    assert isinstance(peer.ended[0].outcome, Alone)
+    with trio.move_on_after(0.1) as cancelled:
+        await peer.averager.average(peer.vector(), weight=1.0, epoch=1)
+    assert cancelled.cancelled_caught
     assert isinstance(await peer.averager.average(peer.vector(), weight=1.0, epoch=2), Alone)
-
-
-@simulated
-async def test_peers_average_in_the_background(world: SimulatedWorld) -> None:
-    peers = await averagers(world, 3, machine=HOME)
-    averagings = [
-        one.averager.start(one.vector(), weight=1.0, epoch=0, expected=3) for one in peers
-    ]
-    await trio.sleep(0.5)
-    assert not any(one.done for one in averagings)
-    outcomes = [await one.outcome() for one in averagings]
-    for outcome in outcomes:
-        assert isinstance(outcome, Committed)
-        torch.testing.assert_close(outcome.result.double(), mean_of(peers), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 @simulated
 async def test_one_that_is_cancelled_leaves_the_others_to_average(world: SimulatedWorld) -> None:
     peers = await averagers(world, 4, machine=HOME)
-    averaging = peers[0].averager.start(peers[0].vector(), weight=1.0, epoch=0, expected=4)
     events = [one.begin(expected=4) for one in peers[1:]]
-    await trio.sleep(0.7)  # in the exchange
-    await averaging.cancel()
+    with trio.move_on_after(0.7) as cancelled:  # in the exchange
+        await peers[0].averager.average(peers[0].vector(), weight=1.0, epoch=0, expected=4)
+    assert cancelled.cancelled_caught
     check_same_result(await all_ended(peers[1:], events), peers[1:])
     check_same_result(await average_all(peers, epoch=1), peers)
 

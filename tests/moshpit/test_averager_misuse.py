@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld
 from protocols.errors import ProtocolMisuse
-from protocols.moshpit.background import AveragingCancelled
+from protocols.moshpit.averager import AveragingCancelled
 from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.grid import LARGEST_WIDTH, MOST_DIMENSIONS, Grid
+from protocols.testing.world import SimulatedWorld
 from tests.dht.members import simulated
 from tests.moshpit.averagers import SETTINGS, averagers
 

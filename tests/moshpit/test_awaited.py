@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import trio
 
-from node.simulated_network import SimulatedWorld
 from protocols.moshpit.outcome import Alone, Committed, Discarded
+from protocols.testing.world import SimulatedWorld
 from tests.dht.members import simulated
 from tests.moshpit.averagers import (
     SETTINGS,
@@ -19,6 +19,7 @@ from tests.moshpit.averagers import (
 
 LATE_SECONDS = 3.0  # of SETTINGS.matchmaking_seconds; a list without names is closed before
 ROUND_TRIPS_SECONDS = 0.5
+COMES_AFTER_SECONDS = 0.3  # before the quiet is over in which a list waits for who is missing
 
 
 def begin(one: AveragingPeer, counted: Sequence[AveragingPeer], *, named: bool) -> trio.Event:
@@ -72,6 +73,26 @@ async def test_who_is_slow_is_waited_for_until_the_deadline_and_no_longer(
     deadline = SETTINGS.matchmaking_seconds
     assert all(deadline - 0.1 <= one.seconds < deadline + 2 * ROUND_TRIPS_SECONDS for one in ended)
     assert slow.alive
+
+
+@simulated
+async def test_who_has_just_come_and_whose_address_nobody_knows_is_not_taken_for_gone(
+    world: SimulatedWorld,
+) -> None:
+    peers = await averagers(world, 3)
+    await average_all(peers)
+    unknown = world.add_node("unknown")
+    awaited = frozenset((*(one.peer for one in peers), unknown.peer_id))
+    events = [one.begin(epoch=1, expected=4, awaited=awaited) for one in peers]
+    await trio.sleep(COMES_AFTER_SECONDS)
+    newcomer = AveragingPeer(world, unknown, [peers[0].network.address], SETTINGS)
+    await newcomer.ready.wait()
+    events.append(newcomer.begin(epoch=1, expected=4, awaited=awaited))
+    with trio.fail_after(20.0):
+        for event in events:
+            await event.wait()
+    everybody = [*peers, newcomer]
+    check_same_result([one.ended[-1] for one in everybody], everybody)
 
 
 async def seconds_without(world: SimulatedWorld, *, named: bool, silently: bool) -> float:

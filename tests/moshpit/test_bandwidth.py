@@ -58,6 +58,23 @@ def test_a_connection_that_became_slow_is_believed_to_be_slow_after_some_half_li
     assert bandwidth.up(later) == MEGABYTE
 
 
+def test_who_was_left_out_for_being_late_believes_what_that_exchange_has_measured() -> None:
+    bandwidth = Bandwidth()
+    bandwidth.add(0.0, report(8 * MEGABYTE, 1.0))
+    bandwidth.add(60.0, report(MEGABYTE, 10.0))
+    assert bandwidth.up(60.0) > 7 * MEGABYTE  # perhaps the others were slow
+    bandwidth.was_late()
+    assert bandwidth.up(60.0) == MEGABYTE / 10
+
+
+def test_who_could_send_next_to_nothing_does_not_know_its_rate_any_more() -> None:
+    bandwidth = Bandwidth()
+    bandwidth.add(0.0, report(8 * MEGABYTE, 1.0))
+    bandwidth.add(60.0, report(1000, 10.0))
+    bandwidth.was_late()
+    assert bandwidth.up(60.0) == bandwidth.down(60.0) == 0.0
+
+
 def test_after_many_exchanges_the_oldest_are_forgotten() -> None:
     bandwidth = Bandwidth()
     bandwidth.add(0.0, report(40 * MEGABYTE, 1.0))

@@ -9,18 +9,17 @@ import pytest
 import torch
 import trio
 
-from node.simulated_network import LinkSettings
 from protocols.errors import Busy
 from protocols.guard import Caller
 from protocols.identity import PeerId
+from protocols.moshpit.attempt import OPEN_SECONDS
 from protocols.moshpit.ballots import Ballot
-from protocols.moshpit.butterfly import Butterfly
+from protocols.moshpit.butterfly import Butterfly, ReducerTransfer
 from protocols.moshpit.layout import Layout, Segment
-from protocols.moshpit.opening_time import OPEN_SECONDS
 from protocols.moshpit.part_messages import STALL_SECONDS, PartOpening
-from protocols.moshpit.serving import ReducerTransfer
 from protocols.network import Network
 from protocols.rpc import Rpc
+from protocols.testing.world import LinkSettings
 from tests.moshpit.exchanges import Exchanging, among, bits, layout_of, values_of
 
 WEAK = ("cut", "gave_up")  # says that a transfer has ended, and nothing against its other end

@@ -14,20 +14,17 @@ import torch
 import trio
 from torch import Tensor
 
-from protocols.bulk import Transfer
-from protocols.chunk_count import ChunkCount
 from protocols.errors import Busy, PotluckError
 from protocols.guard import Caller
-from protocols.messages import Empty
+from protocols.moshpit.attempt import LONGEST_OPENING_SECONDS
 from protocols.moshpit.ballots import DIGEST_BYTES, Ballot, digest_of_result
 from protocols.moshpit.butterfly import MOST_WAITING_OF_PEER
 from protocols.moshpit.exchange import ExchangeReport
 from protocols.moshpit.layout import Chunk, Layout, Segment, chunks_of
-from protocols.moshpit.opening_time import LONGEST_OPENING_SECONDS
 from protocols.moshpit.part_messages import (
     PART,
     GaveUp,
-    NotAMember,
+    NotInAttempt,
     PartClosed,
     PartOpening,
     PartTaken,
@@ -35,12 +32,12 @@ from protocols.moshpit.part_messages import (
     PlanDiffers,
     StaleAttempt,
     WrongPart,
+    counts,
+    make_statement,
     opening_for,
 )
-from protocols.moshpit.statements import counts, make_statement
-from protocols.rpc import open_rpc
+from protocols.rpc import ChunkCount, Empty, Transfer, chunk_header, open_rpc
 from protocols.tensors import raw_bytes
-from protocols.wire import chunk_header
 from tests.moshpit.exchanges import BALLOT, ROUND_ID, Exchanging, Peer, among, layout_of
 
 HOSTILE = 1
@@ -103,7 +100,7 @@ async def with_the_others(
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"sender": 2}, NotAMember, "as member 2"),
+        ({"sender": 2}, NotInAttempt, "as member 2"),
         ({"part": 2}, WrongPart, "part 2"),
         ({"layout": bytes(32)}, PlanDiffers, "different tensors"),
         ({"weight": 9.0}, PlanDiffers, "weight 9"),
@@ -134,7 +131,7 @@ def test_who_is_no_member_is_refused_and_disturbs_nobody() -> None:
         async def intrude() -> None:
             opening = opening_for(group[1].plan, 0)
             async with open_rpc(stranger) as rpc:
-                with pytest.raises(NotAMember):
+                with pytest.raises(NotInAttempt):
                     async with rpc.open_bulk(group[0].network.peer_id, PART, opening, timeout=9):
                         pass
 

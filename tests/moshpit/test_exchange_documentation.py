@@ -10,26 +10,26 @@ import pytest
 from blake3 import blake3
 
 from protocols.identity import Identity, verify
+from protocols.moshpit.attempt import LONGEST_OPENING_SECONDS, OPEN_SECONDS
 from protocols.moshpit.ballots import Ballot
 from protocols.moshpit.butterfly import MOST_WAITING, MOST_WAITING_OF_PEER
 from protocols.moshpit.exchange import ExchangePlan, Participant
 from protocols.moshpit.layout import (
+    LARGEST_AVERAGED,
     LARGEST_CHUNK_BYTES,
     LONGEST_SEGMENT_NAME,
     SMALLEST_CHUNK_BYTES,
     Layout,
     Segment,
 )
-from protocols.moshpit.opening_time import LONGEST_OPENING_SECONDS, OPEN_SECONDS
 from protocols.moshpit.part_messages import (
     ALLREDUCE_PROTOCOL,
     PART,
     STALL_SECONDS,
     PartOpening,
+    make_statement,
     plan_digest,
 )
-from protocols.moshpit.statements import make_statement
-from protocols.moshpit.vector import LARGEST_AVERAGED
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()
 SECTION = DOCUMENT.split("## The exchange of a round\n")[1].split("\n## ")[0]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld, run_simulation
+from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.dht.members import SETTINGS as WORLD
 from tests.moshpit.averagers import SETTINGS as AVERAGERS
 from tests.moshpit.averagers import Ended, averagers, check_same_result, counted

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld, run_simulation
 from protocols.moshpit.outcome import Committed, Discarded
+from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.dht.members import SETTINGS as WORLD
 from tests.moshpit.averagers import (
     AveragingPeer,

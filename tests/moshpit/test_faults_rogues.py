@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import trio
 
-from node.simulated_network import NodeSettings, SimulatedWorld, run_simulation
+from protocols.moshpit.attempt import LONGEST_OPENING_SECONDS, OPEN_SECONDS
 from protocols.moshpit.butterfly import Butterfly
-from protocols.moshpit.opening_time import LONGEST_OPENING_SECONDS, OPEN_SECONDS
 from protocols.moshpit.outcome import Committed
 from protocols.moshpit.settings import AveragerSettings
+from protocols.testing.world import NodeSettings, SimulatedWorld, run_simulation
 from tests.dht.members import SETTINGS as WORLD
 from tests.moshpit.averagers import (
     HOME,

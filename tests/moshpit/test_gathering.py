@@ -9,13 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.identity import PeerId
-from protocols.moshpit.arrivals import LONGEST_QUIET_SECONDS, QUIET_SECONDS
-from protocols.moshpit.closing_time import SHARE_WAITED_FOR_MISSING
+from protocols.moshpit.closing_time import (
+    LONGEST_QUIET_SECONDS,
+    QUIET_SECONDS,
+    SHARE_WAITED_FOR_MISSING,
+)
+from protocols.moshpit.gathering import split
 from protocols.moshpit.gathering_effects import (
     Candidate,
     End,
     Follow,
-    Invite,
     Lead,
     Nobody,
     NotTogether,
@@ -23,10 +26,10 @@ from protocols.moshpit.gathering_effects import (
     Regroup,
     Reply,
     SendAway,
+    SendInvite,
     StartedWithoutUs,
 )
 from protocols.moshpit.known_peers import MOST_KNOWN, Absence
-from protocols.moshpit.splitting import split
 from tests.moshpit.gathering_model import Model, explore, model
 from tests.moshpit.one_gathering import (
     SECONDS,
@@ -51,7 +54,7 @@ def test_a_peer_asks_the_first_that_it_knows() -> None:
 
 
 def test_a_peer_that_knows_nobody_earlier_invites_everybody_it_sees() -> None:
-    assert sees(gathering(A), B, C) == [Invite(B, True), Invite(C, True)]
+    assert sees(gathering(A), B, C) == [SendInvite(B, True), SendInvite(C, True)]
 
 
 def test_a_peer_that_can_only_dial_out_never_leads_and_is_never_asked() -> None:
@@ -59,7 +62,7 @@ def test_a_peer_that_can_only_dial_out_never_leads_and_is_never_asked() -> None:
     assert sees(one, C) == [Follow(C, ())]
     other = gathering(B)
     other.saw_slot(Candidate(A, reduces=False), 1, 0.0)
-    assert other.effects() == [Invite(A, False)]
+    assert other.effects() == [SendInvite(A, False)]
 
 
 def test_the_list_is_closed_when_all_expected_have_joined() -> None:
@@ -312,7 +315,7 @@ def test_too_many_become_several_groups_by_order() -> None:
     other = gathering(D, group_size=3)
     sees(other, A)
     other.leader.makes_a_group(A, group, 1.0)
-    assert other.effects() == [Invite(E, True)]
+    assert other.effects() == [SendInvite(E, True)]
     assert joins(other, E, now=1.1) == [Lead({E: ticket(E)})]
 
 
@@ -339,7 +342,7 @@ def test_who_was_here_the_last_time_is_asked_at_once_and_never_waited_for() -> N
     assert follower.effects() == [Follow(A, ())]
     leader = gathering(A)
     assert not leader.remembers([Candidate(B), Candidate(C)], 0.0)
-    assert leader.effects() == [Invite(B, True), Invite(C, True)]
+    assert leader.effects() == [SendInvite(B, True), SendInvite(C, True)]
     joins(leader, B, now=0.01)
     sees(leader, now=0.02)
     assert passes(leader, 0.02 + QUIET_SECONDS) == [Lead({B: ticket(B)})]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld
 from protocols.errors import Busy, PotluckError
 from protocols.identity import PeerId
 from protocols.moshpit.handing_on import (
     LEADER_BYTES,
+    LISTS_KEPT,
     LONGEST_FETCH_SECONDS,
     MARGIN_SECONDS,
     MOST_WAITING_OF_PEER,
@@ -23,6 +24,9 @@ from protocols.moshpit.handing_on import (
 )
 from protocols.moshpit.matchmaking_messages import LIST, ListRequest, MemberList
 from protocols.moshpit.roster import Entry
+from protocols.moshpit.switchboard import SHOW, Show
+from protocols.testing.world import SimulatedWorld
+from tests.moshpit.averagers import SETTINGS, average_all, averagers, check_same_result
 from tests.moshpit.gatherers import Found, Gatherer, find_all, gatherers, in_order, play, simulated
 from tests.moshpit.unsigned_lists import unsigned_list
 
@@ -170,6 +174,19 @@ async def test_a_fetch_ends_although_no_source_answers(world: SimulatedWorld) ->
 
 
 @simulated
+async def test_a_list_that_is_kept_again_is_the_last_to_be_forgotten(world: SimulatedWorld) -> None:
+    holder, asker = await gatherers(world, 2, settle=0.0)
+    lists = [
+        MemberList(unsigned_list([holder.peer, PeerId(f"member {number}")]), ())
+        for number in range(LISTS_KEPT + 1)
+    ]
+    for one in (*lists[:LISTS_KEPT], lists[0], lists[LISTS_KEPT]):
+        holder.matchmaker._lists.keep(one)
+    first = ListRequest(digest_of(lists[0]))
+    assert await asker.rpc.call(holder.peer, LIST, first, timeout=1.0) == lists[0]
+
+
+@simulated
 async def test_calls_for_lists_that_do_not_exist_hold_up_nobody_else(
     world: SimulatedWorld,
 ) -> None:
@@ -195,3 +212,33 @@ async def test_calls_for_lists_that_do_not_exist_hold_up_nobody_else(
         request = ListRequest(digest_of(member_list))
         assert await honest.rpc.call(holder.peer, LIST, request, timeout=1.0) == member_list
     assert refused == 50 - MOST_WAITING_OF_PEER
+
+
+@pytest.mark.parametrize(("count", "bytes_per_second"), [(12, 25_000.0), (24, 50_000.0)])
+def test_a_round_over_slow_uploads_begins_when_its_members_have_their_list(
+    count: int, bytes_per_second: float
+) -> None:
+    """12: the start overtakes the list on its leader's upload; 24: others hand the list on."""
+
+    async def scenario(world: SimulatedWorld) -> None:
+        settings = replace(SETTINGS, matchmaking_seconds=15.0)
+        peers = await averagers(world, count, settings=settings)
+        for one in peers:
+            one.values = 1000
+            world.throttle(one.network, upload_bytes_per_second=bytes_per_second)
+        check_same_result(await average_all(peers), peers)
+        for one in peers:
+            last = one.averager.statistics().recent[-1]
+            assert (last.attempts, last.failures) == (1, ())
+
+    play(scenario)
+
+
+def test_a_list_that_is_shown_when_it_has_come_another_way_is_acknowledged() -> None:
+    async def scenario(world: SimulatedWorld) -> None:
+        one, other = peers = await averagers(world, 2)
+        await average_all(peers)
+        (roster,) = one.averager._matchmaker._started.values()
+        await one.rpc.call(other.peer, SHOW, Show(roster), timeout=5.0)
+
+    play(scenario)

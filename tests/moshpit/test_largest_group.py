@@ -10,7 +10,6 @@ from protocols.accumulation.state_messages import (
     ResultPart,
 )
 from protocols.identity import LONGEST_PEER_ID, PeerId
-from protocols.messages import encode
 from protocols.moshpit.agreement_messages import (
     LARGEST_CUT,
     SUSPICIONS_PER_MESSAGE,
@@ -42,10 +41,10 @@ from protocols.moshpit.matchmaking_messages import (
     Place,
 )
 from protocols.moshpit.roster import LARGEST_RATE, LARGEST_WEIGHT, Entry, Roster, Terms
-from protocols.moshpit.round_messages import AGREE_LIMIT_BYTES, Agree, Show
 from protocols.moshpit.settings import GROUP_SIZE
-from protocols.moshpit.switchboard import MOST_HELD
-from protocols.rpc_state import RpcLimits
+from protocols.moshpit.switchboard import AGREE_LIMIT_BYTES, MOST_HELD, Agree, Show
+from protocols.rpc import encode
+from protocols.rpc.state import RpcLimits
 
 OTHERS = LARGEST_GROUP - 1
 PEERS = tuple(PeerId(f"{number:03}".ljust(LONGEST_PEER_ID, "x")) for number in range(LARGEST_GROUP))

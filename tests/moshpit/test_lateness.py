@@ -4,27 +4,36 @@ takes nothing, is left out soon, and nobody honest with it. A slow link is none 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import trio
 
-from node.simulated_network import (
+from protocols.identity import PeerId
+from protocols.moshpit.attempt import GRACE_SECONDS
+from protocols.moshpit.ballots import Ballot, Suspicion
+from protocols.moshpit.blame import Blame
+from protocols.moshpit.butterfly import Butterfly
+from protocols.moshpit.group_round import Doubts
+from protocols.moshpit.outcome import Committed
+from protocols.moshpit.round import run_round
+from protocols.moshpit.settings import ROUND_SECONDS
+from protocols.testing.world import (
     LinkSettings,
+    NodeSettings,
     SimulatedNetwork,
     SimulatedWorld,
     WorldSettings,
     run_simulation,
 )
-from protocols.identity import PeerId
-from protocols.moshpit.ballots import Ballot, Suspicion
-from protocols.moshpit.blame import Blame
-from protocols.moshpit.butterfly import Butterfly
-from protocols.moshpit.group_round import Doubts
-from protocols.moshpit.lateness import GRACE_SECONDS
-from protocols.moshpit.round import run_round
-from protocols.moshpit.settings import ROUND_SECONDS
 from tests.dht.members import SETTINGS as WORLD
-from tests.moshpit.averagers import averagers, check_same_result, peer_in
+from tests.moshpit.averagers import (
+    SETTINGS,
+    average_all,
+    averagers,
+    check_same_result,
+    peer_in,
+)
 from tests.moshpit.rogues import (
     KeepsItsValues,
     ReadsNothing,
@@ -36,6 +45,10 @@ from tests.moshpit.rogues import (
 from tests.moshpit.rounds import Rogue, RoundEnded, Setting, one_round
 
 MEGABIT = 125_000  # bytes per second
+SLOWER = MEGABIT / 2
+FAST_MACHINE = NodeSettings(
+    upload_bytes_per_second=20 * MEGABIT, download_bytes_per_second=20 * MEGABIT
+)
 FAST = 400 * MEGABIT
 OTHERS_END_SECONDS = 1.2  # of a round of `ROUND` to which nothing happens, at the latest
 SOON_SECONDS = 10.0
@@ -253,3 +266,23 @@ def test_a_doubt_grows_and_ends_with_a_result() -> None:
     doubts.round_begins()
     doubts.was_in([peer])
     assert doubts.held_up(peer) == 1
+
+
+def test_a_peer_whose_link_became_slow_does_not_declare_its_old_rate_again() -> None:
+    async def scenario(world: SimulatedWorld) -> None:
+        settings = replace(SETTINGS, round_seconds=ROUND_SECONDS)
+        peers = await averagers(world, 4, machine=FAST_MACHINE, settings=settings)
+        for one in peers:
+            one.values = 1 << 20  # 4 MiB: three seconds
+        await average_all(peers)
+        slow = peers[1]
+        before = slow.averager.bandwidth.up(trio.current_time())
+        world.throttle(slow.network, upload_bytes_per_second=SLOWER)
+        ended = await average_all(peers, epoch=1, within=200.0)
+        assert isinstance(ended[0].outcome, Committed)
+        assert {one.peer for one in ended[0].outcome.left_out} == {slow.peer}
+        declared = slow.averager.bandwidth.up(trio.current_time())
+        assert before > 10 * SLOWER
+        assert declared < 2 * SLOWER
+
+    run_simulation(scenario, seed=0, settings=WORLD)

@@ -13,8 +13,7 @@ from protocols.moshpit.gathering_effects import (
     NotTogether,
     SendOn,
 )
-from protocols.moshpit.known_peers import Absence
-from protocols.moshpit.waiting_joins import NAME_AGAIN_SECONDS
+from protocols.moshpit.known_peers import NAME_AGAIN_SECONDS, Absence
 from tests.moshpit.one_gathering import (
     SECONDS,
     A,
@@ -118,7 +117,8 @@ def test_a_leader_that_never_closes_is_given_up() -> None:
     one.leader.answers(A, 0.0, 0.1)
     assert one.next_moment == SECONDS + GRACE_SECONDS
     one.tick(SECONDS + GRACE_SECONDS)
-    assert one.effects() == [End(NotTogether(((A, "it did not close its list in time"),)))]
+    reasons = ((A, "it did not close its list in time"),)
+    assert one.effects() == [End(NotTogether(reasons, unlisted_by=A))]
 
 
 def test_a_leader_that_never_closes_is_given_up_also_while_somebody_waits_here() -> None:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld
 from protocols.moshpit.group import Late, NobodyElse, NoGroup
+from protocols.moshpit.group_search import SHORTEST_SILENCE_SECONDS
 from protocols.moshpit.matchmaking import group_key
-from protocols.moshpit.patience import SHORTEST_SILENCE_SECONDS
+from protocols.testing.world import SimulatedWorld
 from tests.moshpit.gatherers import (
     EPOCH,
     LATENCY_SECONDS,

@@ -8,10 +8,8 @@ import msgspec
 import pytest
 import trio
 
-from node.simulated_network import SimulatedWorld
 from protocols.errors import PotluckError
 from protocols.guard import Caller
-from protocols.messages import Empty
 from protocols.moshpit.gathering_effects import Reply
 from protocols.moshpit.matchmaking import Matchmaker, group_key
 from protocols.moshpit.matchmaking_messages import (
@@ -28,19 +26,19 @@ from protocols.moshpit.matchmaking_messages import (
 from protocols.moshpit.roster import (
     NONCE_BYTES,
     Entry,
+    ImpossibleNumber,
+    NotSigned,
     Offer,
+    OtherLayout,
     Roster,
+    StaleEpoch,
     Terms,
+    WrongLeader,
     sign_entry,
     sign_roster,
 )
-from protocols.moshpit.roster_refusals import (
-    ImpossibleNumber,
-    NotSigned,
-    OtherLayout,
-    StaleEpoch,
-    WrongLeader,
-)
+from protocols.rpc import Empty
+from protocols.testing.world import SimulatedWorld
 from tests.moshpit.gatherers import (
     EPOCH,
     KEY,

@@ -8,12 +8,10 @@ import pytest
 import trio
 
 from protocols.errors import PotluckError
-from protocols.messages import Empty
-from protocols.method import Method
-from protocols.moshpit.lateness import STEP_SECONDS
-from protocols.moshpit.opening_time import LONGEST_OPENING_SECONDS, OPEN_SECONDS
+from protocols.moshpit.attempt import LONGEST_OPENING_SECONDS, OPEN_SECONDS, STEP_SECONDS
+from protocols.moshpit.butterfly import BEAT_SECONDS
 from protocols.moshpit.part_messages import STALL_SECONDS
-from protocols.moshpit.pulse import BEAT_SECONDS
+from protocols.rpc import Empty, Method
 from tests.moshpit.exchanges import LONGEST_SECONDS, Exchanging, Peer, among
 
 OTHER = Method("/potluck/test/1.0.0", "other", Empty, Empty)

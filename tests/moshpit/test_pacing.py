@@ -8,13 +8,11 @@ import pytest
 import trio
 
 from protocols.errors import PotluckError
-from protocols.messages import Empty
-from protocols.method import Method
 from protocols.moshpit.exchange import CHUNKS_OF_SMALL_PART
 from protocols.moshpit.layout import Layout, Segment
 from protocols.moshpit.part_messages import PART, STALL_SECONDS, opening_for
-from protocols.moshpit.plan import predicted_seconds
-from protocols.moshpit.plan_shares import Members, best_shares
+from protocols.moshpit.plan import Members, best_shares, predicted_seconds
+from protocols.rpc import Empty, Method
 from tests.moshpit.exchanges import Exchanging, among
 
 OTHER = Method("/potluck/test/1.0.0", "other", Empty, Empty)

@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.errors import ProtocolMisuse
-from protocols.moshpit.plan import fractions_for, predicted_seconds
-from protocols.moshpit.plan_programmes import load_balanced_shares, programmed_shares
-from protocols.moshpit.plan_shares import (
+from protocols.moshpit.plan import (
     Members,
     best_shares,
     equal_shares,
+    fractions_for,
+    predicted_seconds,
     seconds_of,
     shortest_seconds,
 )
+from protocols.moshpit.plan_strategy import programmed_shares
 from tests.moshpit.appendix_b import appendix_b
 from tests.moshpit.collaborations import (
     VECTOR_BYTES,
@@ -135,17 +136,6 @@ def test_the_solver_agrees(members: Members) -> None:
     assert seconds_of(ours, members) == pytest.approx(shortest_seconds(members), rel=1e-9)
     assert seconds_of(solved, members) == pytest.approx(shortest_seconds(members), rel=CLOSE)
     assert solved == pytest.approx(ours, abs=1e-5)
-
-
-@pytest.mark.slow
-@few
-@given(st.lists(st.floats(0.05, 50.0), min_size=2, max_size=12))
-def test_it_balances_load_as_moshpit_sgd_does(bandwidths: list[float]) -> None:
-    n = len(bandwidths)
-    members = Members(bandwidths, [math.inf] * n, [True] * n, [True] * n)
-    theirs = load_balanced_shares(bandwidths)
-    longest = max((1 - w + (n - 1) * w) / b for w, b in zip(theirs, bandwidths, strict=True))
-    assert seconds_of(best_shares(members), members) == pytest.approx(longest, rel=CLOSE)
 
 
 @pytest.mark.slow

@@ -11,21 +11,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from protocols.errors import PotluckError
-from protocols.moshpit.plan_programmes import (
-    limited_seconds,
-    limited_shares,
-    programmed_shares,
-    shortest_limited_seconds,
-)
-from protocols.moshpit.plan_shares import Members, best_shares, equal_shares, seconds_of
+from protocols.moshpit.plan import Members, best_shares, equal_shares, seconds_of
 from protocols.moshpit.plan_strategy import (
-    Collaboration,
     Computes,
     NobodyComputes,
     NobodyReduces,
     PlannedPeer,
+    PlannedPeers,
     Strategy,
     best_strategy,
+    limited_seconds,
+    limited_shares,
+    programmed_shares,
+    shortest_limited_seconds,
 )
 from tests.moshpit.appendix_b import appendix_b
 from tests.moshpit.collaborations import (
@@ -52,7 +50,7 @@ def peer(
     return PlannedPeer(name, samples, speed, speed, computes, dial_out_only)
 
 
-def planned(collaboration: Collaboration) -> Strategy:
+def planned(collaboration: PlannedPeers) -> Strategy:
     """The plan, where there can be one."""
     try:
         return best_strategy(collaboration)
@@ -61,7 +59,7 @@ def planned(collaboration: Collaboration) -> Strategy:
         raise
 
 
-def members_of(collaboration: Collaboration, computes: tuple[bool, ...]) -> Members:
+def members_of(collaboration: PlannedPeers, computes: tuple[bool, ...]) -> Members:
     peers = collaboration.peers
     return Members(
         [peer.up for peer in peers],
@@ -71,7 +69,7 @@ def members_of(collaboration: Collaboration, computes: tuple[bool, ...]) -> Memb
     )
 
 
-def best_of_all_choices(collaboration: Collaboration) -> float:
+def best_of_all_choices(collaboration: PlannedPeers) -> float:
     """The most steps per second, by trying every c."""
     choices = [
         [True]
@@ -111,7 +109,7 @@ def test_the_papers_setups(name: str, all_reduce: float, server: float) -> None:
 @pytest.mark.slow
 @many
 @given(collaborations())
-def test_no_other_choice_of_who_computes_makes_more_steps(collaboration: Collaboration) -> None:
+def test_no_other_choice_of_who_computes_makes_more_steps(collaboration: PlannedPeers) -> None:
     plan = planned(collaboration)
     assert plan.steps_per_second == pytest.approx(best_of_all_choices(collaboration), rel=CLOSE)
 
@@ -119,9 +117,9 @@ def test_no_other_choice_of_who_computes_makes_more_steps(collaboration: Collabo
 @pytest.mark.slow
 @few
 @given(collaborations(most=4), st.data())
-def test_nor_with_pairwise_limits(collaboration: Collaboration, data: st.DataObject) -> None:
+def test_nor_with_pairwise_limits(collaboration: PlannedPeers, data: st.DataObject) -> None:
     limits = data.draw(limits_between(len(collaboration.peers)))
-    limited = Collaboration(
+    limited = PlannedPeers(
         collaboration.vector_bytes, collaboration.batch, collaboration.peers, limits
     )
     plan = planned(limited)
@@ -131,7 +129,7 @@ def test_nor_with_pairwise_limits(collaboration: Collaboration, data: st.DataObj
 @pytest.mark.slow
 @many
 @given(collaborations(most=12))
-def test_a_plan_is_never_worse_than_all_reduce(collaboration: Collaboration) -> None:
+def test_a_plan_is_never_worse_than_all_reduce(collaboration: PlannedPeers) -> None:
     plan = planned(collaboration)
     everybody = tuple(
         peer.computes is Computes.ALWAYS
@@ -153,7 +151,7 @@ def test_a_plan_is_never_worse_than_all_reduce(collaboration: Collaboration) -> 
 @pytest.mark.slow
 @many
 @given(collaborations())
-def test_what_is_told_about_a_peer_is_kept(collaboration: Collaboration) -> None:
+def test_what_is_told_about_a_peer_is_kept(collaboration: PlannedPeers) -> None:
     plan = planned(collaboration)
     for one, computes, fraction in zip(
         collaboration.peers, plan.computes, plan.fractions, strict=True
@@ -168,12 +166,12 @@ def test_what_is_told_about_a_peer_is_kept(collaboration: Collaboration) -> None
 @many
 @given(collaborations(), st.randoms(use_true_random=False))
 def test_the_order_of_the_file_does_not_matter(
-    collaboration: Collaboration, chance: random.Random
+    collaboration: PlannedPeers, chance: random.Random
 ) -> None:
     plan = planned(collaboration)
     order = list(range(len(collaboration.peers)))
     chance.shuffle(order)
-    shuffled = Collaboration(
+    shuffled = PlannedPeers(
         collaboration.vector_bytes, collaboration.batch, [collaboration.peers[i] for i in order]
     )
     again = best_strategy(shuffled)
@@ -185,7 +183,7 @@ def test_the_order_of_the_file_does_not_matter(
 def test_those_who_must_compute_do_so_however_slow_they_are() -> None:
     """The trap: the relaxed c takes a slow sender out of the round, for a hundredth of its work."""
     slow = peer("slow", 0.1, computes=Computes.ALWAYS)
-    plan = best_strategy(Collaboration(1.0, 1e-3, [slow, peer("fast", 10.0), peer("other", 10.0)]))
+    plan = best_strategy(PlannedPeers(1.0, 1e-3, [slow, peer("fast", 10.0), peer("other", 10.0)]))
     assert plan.computes == (True, True, True)
     assert plan.round_seconds == pytest.approx(10.0)
 
@@ -194,32 +192,32 @@ def test_one_who_may_compute_is_left_out_where_it_would_hold_up_the_rest() -> No
     """It still gets the result, and that needs less of its link than sending would."""
     slow = PlannedPeer("slow", 1.0, up=0.1, down=10.0, computes=Computes.AUTO)
     peers = [slow, peer("fast", 10.0), peer("other", 10.0)]
-    assert best_strategy(Collaboration(1.0, 4.0, peers)).computes == (False, True, True)
+    assert best_strategy(PlannedPeers(1.0, 4.0, peers)).computes == (False, True, True)
     # With a batch for which computing is the bottleneck it is welcome.
-    assert best_strategy(Collaboration(1.0, 1e4, peers)).computes == (True, True, True)
+    assert best_strategy(PlannedPeers(1.0, 1e4, peers)).computes == (True, True, True)
 
 
 def test_nobody_idles_where_that_gains_nothing() -> None:
     """The network is the limit in any case: of equally good plans that with more samples."""
     peers = [peer("must", 1.0, computes=Computes.ALWAYS), *(peer(f"{i}", 9.0) for i in range(4))]
-    assert all(best_strategy(Collaboration(1.0, 1e-3, peers)).computes)
+    assert all(best_strategy(PlannedPeers(1.0, 1e-3, peers)).computes)
 
 
 def test_who_has_no_gpu_helps_to_reduce_only() -> None:
     peers = [*(peer(f"{i}", 1.0) for i in range(4)), peer("helper", 100.0, samples=0.0)]
-    plan = best_strategy(Collaboration(1.0, 1.0, peers))
+    plan = best_strategy(PlannedPeers(1.0, 1.0, peers))
     assert plan.computes == (True,) * 4 + (False,)
     assert plan.fractions[4] > 0.5
 
 
 def test_steps_are_as_many_as_the_slower_of_computing_and_averaging_allows() -> None:
     peers = [peer("one", 1.0), peer("two", 1.0)]  # a round of a vector of 1 takes 1 second
-    assert best_strategy(Collaboration(1.0, 40.0, peers)).steps_per_second == 0.5
-    assert best_strategy(Collaboration(1.0, 4.0, peers)).steps_per_second == 1.0
+    assert best_strategy(PlannedPeers(1.0, 40.0, peers)).steps_per_second == 0.5
+    assert best_strategy(PlannedPeers(1.0, 4.0, peers)).steps_per_second == 1.0
 
 
 def test_one_peer_needs_no_round() -> None:
-    plan = best_strategy(Collaboration(1.0, 5.0, [peer("alone", 1.0)]))
+    plan = best_strategy(PlannedPeers(1.0, 5.0, [peer("alone", 1.0)]))
     assert (plan.fractions, plan.computes) == ((1.0,), (True,))
     assert (plan.round_seconds, plan.allreduce_seconds, plan.parameter_server_seconds) == (0, 0, 0)
     assert plan.steps_per_second == 2.0
@@ -238,7 +236,7 @@ def test_what_cannot_be_planned_is_said(
     peers: list[PlannedPeer], error: type[PotluckError]
 ) -> None:
     with pytest.raises(error) as raised:
-        best_strategy(Collaboration(1.0, 1.0, peers))
+        best_strategy(PlannedPeers(1.0, 1.0, peers))
     assert raised.value.exit_code == 2
     assert raised.value.why
     assert raised.value.advice
@@ -294,7 +292,7 @@ def many_peers(n: int, *, seed: int = 5) -> list[PlannedPeer]:
 
 @pytest.mark.parametrize(("n", "bar_ms"), [(24, 20.0), (64, 50.0), (500, 200.0)])
 def test_hundreds_of_peers_are_planned_in_milliseconds(n: int, bar_ms: float) -> None:
-    assert _fastest_ms(Collaboration(10.0, 32_768.0, many_peers(n))) < bar_ms
+    assert _fastest_ms(PlannedPeers(10.0, 32_768.0, many_peers(n))) < bar_ms
 
 
 @pytest.mark.slow
@@ -303,12 +301,12 @@ def test_pairwise_limits_take_some_milliseconds_more() -> None:
     chance = random.Random(6)
     pairs = [(i, j) for i in range(24) for j in range(24) if i != j]
     limits = {pair: chance.uniform(0.2, 10.0) for pair in chance.sample(pairs, 100)}
-    limited = Collaboration(10.0, 32_768.0, many_peers(24), limits)
+    limited = PlannedPeers(10.0, 32_768.0, many_peers(24), limits)
     assert shortest_limited_seconds(members_of(limited, (True,) * 24), limits) > 0
     assert _fastest_ms(limited) < 50.0
 
 
-def _fastest_ms(collaboration: Collaboration) -> float:
+def _fastest_ms(collaboration: PlannedPeers) -> float:
     """Of five, in CPU time: it waits for nothing, and a busy machine does not count."""
     times = []
     for _ in range(5):

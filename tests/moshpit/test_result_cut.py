@@ -8,12 +8,18 @@ import pytest
 import torch
 import trio
 
-from node.simulated_network import SimulatedWorld, run_simulation
-from protocols.moshpit.layout import CodecName, Layout, Segment
+from protocols.moshpit.layout import (
+    Layout,
+    PartCut,
+    PartHash,
+    ResultCut,
+    Segment,
+    Vector,
+    digest_of_parts,
+)
 from protocols.moshpit.outcome import Committed
-from protocols.moshpit.result_cut import PartCut, PartHash, ResultCut, digest_of_parts
-from protocols.moshpit.vector import Vector
-from protocols.tensors import encode_into
+from protocols.tensors import CODECS, CodecName, encode_into
+from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.dht.members import SETTINGS as WORLD
 from tests.moshpit.averagers import SETTINGS, averagers
 
@@ -33,7 +39,7 @@ def digest_of(result: torch.Tensor, layout: Layout, cut: ResultCut) -> bytes:
     return digest_of_parts(digests)
 
 
-@pytest.mark.parametrize("codec", ["none", "float64", "float16", "bfloat16", "blockwise-int8"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_decoded_values_have_the_digest_that_the_group_has_decided_on(codec: CodecName) -> None:
     dtype = torch.float64 if codec == "float64" else torch.float32
     settings = dataclasses.replace(SETTINGS, chunk_bytes=4 << 10)

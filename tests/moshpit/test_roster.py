@@ -13,14 +13,25 @@ from hypothesis import strategies as st
 
 from protocols.errors import MalformedMessage
 from protocols.identity import Identity
-from protocols.messages import decode, encode
 from protocols.moshpit.roster import (
     LARGEST_RATE,
     NONCE_BYTES,
+    ChangedEntry,
     Entry,
+    ImpossibleNumber,
+    NotAMember,
+    NotSigned,
     Offer,
+    OtherKey,
+    OtherLayout,
     Roster,
+    RosterRefused,
+    StaleEpoch,
     Terms,
+    TooMany,
+    TwiceTheSame,
+    WrongLeader,
+    WrongOrder,
     canonical_entry,
     canonical_roster,
     check_entry,
@@ -29,20 +40,7 @@ from protocols.moshpit.roster import (
     sign_entry,
     sign_roster,
 )
-from protocols.moshpit.roster_refusals import (
-    ChangedEntry,
-    ImpossibleNumber,
-    NotAMember,
-    NotSigned,
-    OtherKey,
-    OtherLayout,
-    RosterRefused,
-    StaleEpoch,
-    TooMany,
-    TwiceTheSame,
-    WrongLeader,
-    WrongOrder,
-)
+from protocols.rpc import decode, encode
 
 TERMS = Terms("group/poem/7/0/all", 7, bytes(range(32)))
 OTHER_KEY = Terms("group/poem/7/1/all", 7, TERMS.layout_digest)

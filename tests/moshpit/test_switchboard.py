@@ -9,22 +9,25 @@ import pytest
 import trio
 import trio.testing
 
-from node.simulated_network import SimulatedWorld
 from protocols.errors import Busy, MalformedMessage, PotluckError
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.messages import Empty
-from protocols.moshpit.agreement_messages import AgreementMessage, Query
+from protocols.moshpit.agreement_messages import AgreementMessage, BallotQuery
 from protocols.moshpit.ballots import Ballot
-from protocols.moshpit.outbox import CALL_SECONDS, MOST_WAITING, Outbox
-from protocols.moshpit.round_messages import AGREE, SHOW, Agree, Show, UnknownRound
+from protocols.moshpit.round import CALL_SECONDS, MOST_WAITING, Outbox
 from protocols.moshpit.switchboard import (
+    AGREE,
     HOLD_SECONDS,
     MOST_HELD_OF_A_PEER,
     ROUNDS_REMEMBERED,
+    SHOW,
+    Agree,
+    Show,
     Switchboard,
+    UnknownRound,
 )
-from protocols.rpc import Rpc, open_rpc
+from protocols.rpc import Empty, Rpc, open_rpc
+from protocols.testing.world import SimulatedWorld
 from tests.dht.members import LATENCY_SECONDS, simulated
 from tests.moshpit.unsigned_lists import ROUND, unsigned_group
 
@@ -35,8 +38,8 @@ def silent_as_a_stone(_member: int) -> bool:
     return False
 
 
-def query(number: int = 0) -> Query:
-    return Query(Ballot(number, 0))
+def query(number: int = 0) -> BallotQuery:
+    return BallotQuery(Ballot(number, 0))
 
 
 class Listener:

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from protocols.errors import ProtocolMisuse
-from protocols.moshpit.layout import CodecName, Layout, Segment
-from protocols.moshpit.vector import LARGEST_AVERAGED, Vector
-from protocols.tensor_codecs import NotFinite
-from protocols.tensors import encode
+from protocols.moshpit.layout import LARGEST_AVERAGED, LARGEST_CARRIED, Layout, Segment, Vector
+from protocols.tensors import CODECS, CodecName, NotFinite
+from protocols.tensors.messages import encode
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -52,14 +51,9 @@ def test_a_tensor_that_is_not_contiguous_keeps_its_order() -> None:
 @pytest.mark.parametrize(
     ("codec", "bad"),
     [
-        ("none", NAN),
-        ("none", -INFINITY),
+        *((codec, bad) for codec in CODECS for bad in (NAN, INFINITY, -INFINITY)),
         ("none", LARGEST_AVERAGED * 1.01),
         ("float16", 65_520.0),
-        ("bfloat16", NAN),
-        ("blockwise-int8", INFINITY),
-        ("float64", NAN),
-        ("float64", INFINITY),
         ("float64", 1.76 * 2.0**1023),
     ],
 )
@@ -70,17 +64,9 @@ def test_a_value_that_cannot_be_carried_is_named(codec: CodecName, bad: float) -
         Vector.of(tensors, codec).check_finite()
 
 
-@pytest.mark.parametrize(
-    ("codec", "largest"),
-    [
-        ("none", LARGEST_AVERAGED),
-        ("float16", 65_519.0),
-        ("bfloat16", LARGEST_AVERAGED),
-        ("blockwise-int8", LARGEST_AVERAGED),
-        ("float64", 1.75 * 2.0**1023),
-    ],
-)
-def test_what_passes_the_check_can_be_encoded(codec: CodecName, largest: float) -> None:
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_passes_the_check_can_be_encoded(codec: CodecName) -> None:
+    largest = LARGEST_CARRIED[codec]
     vector = Vector.of({"t": torch.tensor([largest, -largest], dtype=torch.float64)}, codec)
     vector.check_finite()
     encode(vector.values, codec, name="t")

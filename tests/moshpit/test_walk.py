@@ -9,26 +9,23 @@ import pytest
 import torch
 
 from protocols.identity import PeerId
-from protocols.moshpit.buffers import ResultBuffers
-from protocols.moshpit.contribution import Contribution
+from protocols.moshpit.averager import GridWalk, ResultBuffers, RoundContribution
 from protocols.moshpit.grid import Grid, numbered_index
 from protocols.moshpit.group import Group
-from protocols.moshpit.group_round import Step, Wanted
-from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut
-from protocols.moshpit.round_statistics import RoundStatistics, Verdict
-from protocols.moshpit.vector import Vector
-from protocols.moshpit.walk import Walk
+from protocols.moshpit.group_round import GroupResult, WantedGroup
+from protocols.moshpit.layout import Vector
+from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut, RoundStatistics, Verdict
 from tests.moshpit.unsigned_lists import unsigned_group
 
 PEERS = tuple(PeerId(f"peer-{number}") for number in range(16))
 
 
-def walk_of(number: int, grid: Grid, weight: float = 1.0, *, value: float = 0.0) -> Walk:
+def walk_of(number: int, grid: Grid, weight: float = 1.0, *, value: float = 0.0) -> GridWalk:
     vector = Vector.of({"w": torch.full((4,), value or float(number))})
-    contribution = Contribution(
+    contribution = RoundContribution(
         vector, weight, epoch=3, expected=grid.cells, number=number, votes=number % 2
     )
-    return Walk(contribution, grid, numbered_index(number, grid), ResultBuffers())
+    return GridWalk(contribution, grid, numbered_index(number, grid), ResultBuffers())
 
 
 def step(
@@ -36,14 +33,14 @@ def step(
     members: tuple[PeerId, ...] = PEERS[:2],
     group: Group | None = None,
     total_weight: float = 2.0,
-) -> Step:
+) -> GroupResult:
     statistics = RoundStatistics(
         "group/run/3/0/all", 3, verdict, 0.0, 1.0, "a reason", members=members
     )
-    return Step(statistics, group, b"d" * 32, total_weight)
+    return GroupResult(statistics, group, b"d" * 32, total_weight)
 
 
-def average_together(walks: list[Walk], wanted: list[Wanted]) -> None:
+def average_together(walks: list[GridWalk], wanted: list[WantedGroup]) -> None:
     """One round of one group as it would be committed."""
     total = sum(one.weight for one in wanted)
     mean = sum((one.weight / total) * one.source for one in wanted)
@@ -63,7 +60,7 @@ def test_on_a_full_grid_the_weighted_average_is_exact(grid: Grid) -> None:
     weights = [chance.randrange(1, 100) for _ in range(grid.cells)]
     walks = [walk_of(number, grid, weight) for number, weight in enumerate(weights)]
     for _ in range(grid.rounds):
-        groups: dict[str, list[tuple[Walk, Wanted]]] = defaultdict(list)
+        groups: dict[str, list[tuple[GridWalk, WantedGroup]]] = defaultdict(list)
         for walk in walks:
             wanted = walk.next_round()
             groups[wanted.name].append((walk, wanted))

@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from node.key_file import load_or_create_identity
+from node.core.key_file import load_or_create_identity
 from tests.leaving import LEAVE_SECONDS, Leaving
 from tests.processes.children import START_SECONDS, Child, PeerProcess, started
 
@@ -27,10 +27,14 @@ _PYTHON_NEVER_STARTED: Final = "Fatal Python error: init"
 
 
 @asynccontextmanager
-async def running_command(place: Path, *arguments: str, **variables: str) -> AsyncIterator[Child]:
-    """`potluck` with these arguments; its home is place/home, its standard error place/errors."""
+async def running_command(
+    place: Path, *arguments: str, program: str = "node", **variables: str
+) -> AsyncIterator[Child]:
+    """`potluck`, or `scripts/bench`, with these arguments; its home is place/home, its standard
+    error place/errors. `program`: another module in place of `potluck`."""
     home = place / "home"
-    command = [sys.executable, "-m", "node", *arguments]
+    program = "lab" if arguments[0] == "bench" else program
+    command = [sys.executable, "-m", program, *arguments]
     with (place / "errors").open("ab") as errors:
         async with started(
             command, {"POTLUCK_HOME": str(home)} | variables, errors_to=errors.fileno()
@@ -40,10 +44,12 @@ async def running_command(place: Path, *arguments: str, **variables: str) -> Asy
 
 
 @asynccontextmanager
-async def running_listener(place: Path, *arguments: str) -> AsyncIterator[PeerProcess]:
+async def running_listener(
+    place: Path, *arguments: str, program: str = "node"
+) -> AsyncIterator[PeerProcess]:
     """`potluck listen` on loopback, up and listening."""
     listen = ("listen", "--json", "--listen", "/ip4/127.0.0.1/tcp/0", *arguments)
-    async with running_command(place, *listen) as child:
+    async with running_command(place, *listen, program=program) as child:
         with trio.fail_after(START_SECONDS):
             line = await child.read_line()
         if not line:

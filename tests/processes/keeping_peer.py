@@ -21,9 +21,9 @@ import msgspec
 import torch
 from torch import nn
 
-from node.checkpoint_keeper import CheckpointSettings
-from node.checkpoints import KeepPolicy
-from node.training import collaborate
+from node.run.checkpoint_keeper import CheckpointSettings
+from node.run.checkpoints import KeepPolicy
+from node.training.guest import collaborate
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.events import CheckpointMissed, CheckpointSaved
 from protocols.accumulation.optimizer import CollaborativeOptimizer

@@ -20,9 +20,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-from node.control_frames import bindable
-from node.places import find_places
-from node.running_lock import hold_running_lock
+from node.core.control_frames import bindable
+from node.core.places import find_places
+from node.core.running_lock import hold_running_lock
 
 KEPT: Final = re.compile(
     r"identity\.key|access\.pass|revocations|peers\.json|run\.invite"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocols.messages import Empty, Message
-from protocols.method import BulkMethod, Method
+from protocols.rpc import BulkMethod, Empty, Message, Method
 
 PROTOCOL: Final = "/potluck-tests/faults/1.0.0"
 CHUNK_BYTES: Final = 1 << 20

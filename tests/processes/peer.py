@@ -21,17 +21,15 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from node.libp2p.settings import Libp2pSettings
-from node.libp2p_network import open_libp2p_network
-from node.transport import YamuxSettings
-from protocols.bulk import Transfer
+from node.net.libp2p.settings import Libp2pSettings
+from node.net.network import open_libp2p_network
+from node.net.transport import YamuxSettings
 from protocols.guard import Caller
 from protocols.identity import Identity, PeerId
-from protocols.messages import Empty
 from protocols.network import Network
-from protocols.ping import CHUNK_BYTES as PING_CHUNK_BYTES
-from protocols.ping import EXCHANGE, serve_ping
-from protocols.rpc import Rpc, open_rpc
+from protocols.rpc import Empty, Rpc, Transfer, open_rpc
+from protocols.rpc.ping import serve_ping
+from tests.processes import generous
 from tests.processes.methods import (
     BREAK,
     CENSUS,
@@ -253,8 +251,9 @@ async def _dial(peer: TestPeer, address: str) -> PeerId:
 async def _exchange(peer: TestPeer, address: str) -> None:
     """Print a line when the other side's answers fill everything that is between us."""
     other = await _dial(peer, address)
-    chunk = bytes(PING_CHUNK_BYTES)
-    async with peer.rpc.open_bulk(other, EXCHANGE, Empty(), timeout=CALL_SECONDS) as exchange:
+    chunk = bytes(generous.CHUNK_BYTES)
+    method = generous.GIVE_BACK
+    async with peer.rpc.open_bulk(other, method, Empty(), timeout=CALL_SECONDS) as exchange:
         while True:
             with trio.move_on_after(FULL_SECONDS) as patience:
                 await exchange.send_chunk(chunk)

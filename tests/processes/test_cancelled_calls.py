@@ -11,8 +11,8 @@ import trio.testing
 
 from protocols.errors import DeadlineExceeded
 from protocols.identity import PeerId
-from protocols.messages import Empty
-from protocols.rpc_state import RpcLimits
+from protocols.rpc import Empty
+from protocols.rpc.state import RpcLimits
 from tests.processes.children import running_peer
 from tests.processes.methods import CHUNK_BYTES, ECHO, LINGER, SINK, Census, Content, Duration
 from tests.processes.peer import TestPeer, open_test_peer

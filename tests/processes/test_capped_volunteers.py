@@ -1,6 +1,6 @@
 """Volunteers who say what their machines may be used for, in a run of real processes.
 
-That caps hold while a node trains is measured from outside: `potluck bench caps`.
+That caps hold while a node trains is measured from outside: `scripts/bench caps`.
 """
 
 from __future__ import annotations

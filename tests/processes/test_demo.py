@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.demo.definition import BATCH, STEPS
+from node.app.demo.story import BATCH, STEPS
 from tests.demonstrated import DEMO_SECONDS, Played
 from tests.processes.children import Child, started
 

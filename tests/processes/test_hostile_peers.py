@@ -17,12 +17,13 @@ from typing import Final
 import pytest
 import trio
 
-from node.libp2p.settings import Libp2pSettings
+from node.net.libp2p.settings import Libp2pSettings
 from protocols.errors import HandlerFailed, ProtocolNotServed, Unreachable
-from protocols.messages import Empty, OpenHead, RequestHead, encode
 from protocols.network import Stream
-from protocols.rpc_state import RpcLimits
-from protocols.wire import CHUNK, OPEN, REQUEST, RESPONSE, message_frame
+from protocols.rpc import Empty, encode
+from protocols.rpc.frames import CHUNK, OPEN, REQUEST, RESPONSE, message_frame
+from protocols.rpc.messages import OpenHead, RequestHead
+from protocols.rpc.state import RpcLimits
 from tests.processes.children import PeerProcess, running_peer
 from tests.processes.methods import BREAK, ECHO, PROTOCOL, SINK, Content
 from tests.processes.peer import TestPeer, open_test_peer

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import trio
 
-from node.checkpoints import Checkpoints
+from node.run.checkpoints import Checkpoints
 from tests.processes.children import Child, started
 
 ADDRESS: Final = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")

@@ -16,8 +16,8 @@ import trio
 
 from protocols.errors import Unreachable
 from protocols.identity import Identity
-from protocols.messages import Empty
 from protocols.network import Reach
+from protocols.rpc import Empty
 from tests.ports import held_port
 from tests.processes.children import PeerProcess, running_peer
 from tests.processes.methods import (

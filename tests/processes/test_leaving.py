@@ -20,8 +20,8 @@ import trio
 
 from protocols.errors import Unreachable
 from protocols.identity import PeerId
-from protocols.messages import Empty
-from protocols.ping import CHUNK_BYTES, SINK, ping
+from protocols.rpc import Empty
+from protocols.rpc.ping import ping
 from tests.processes.children import START_SECONDS, PeerProcess, running_peer
 from tests.processes.commands import (
     SIGNALS,
@@ -30,6 +30,7 @@ from tests.processes.commands import (
     running_command,
     running_listener,
 )
+from tests.processes.generous import CHUNK_BYTES, TAKE
 from tests.processes.peer import ONLY_TOLD_BY_SOCKETS, TestPeer, open_test_peer
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -95,7 +96,7 @@ async def test_a_node_that_is_told_to_stop_during_calls_leaves_and_its_callers_k
 
 async def upload_slowly(us: TestPeer, peer: PeerId, under_way: trio.Event) -> None:
     """A transfer that can only be interrupted: some 100 MB/s, without an end."""
-    async with us.rpc.open_bulk(peer, SINK, Empty(), timeout=CALL_SECONDS) as transfer:
+    async with us.rpc.open_bulk(peer, TAKE, Empty(), timeout=CALL_SECONDS) as transfer:
         for number in itertools.count():
             await transfer.send_chunk(bytes(CHUNK_BYTES))
             await trio.sleep(0.01)
@@ -108,7 +109,10 @@ async def test_a_node_that_is_told_to_stop_while_it_takes_a_transfer_leaves_at_o
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """F22"""
-    async with running_listener(tmp_path) as node, _that_knows(node) as us:
+    async with (
+        running_listener(tmp_path, program="tests.processes.generous") as node,
+        _that_knows(node) as us,
+    ):
         async with trio.open_nursery() as nursery:
             under_way = trio.Event()
 
@@ -130,7 +134,7 @@ async def test_a_node_that_is_told_to_stop_while_it_sends_to_a_stopped_peer_leav
 ) -> None:
     """F22 with F3: nothing that it has queued can leave, and nobody will answer its farewell."""
     async with (
-        running_listener(tmp_path) as node,
+        running_listener(tmp_path, program="tests.processes.generous") as node,
         running_peer("--exchange-with", node.addresses[0]) as reader,
     ):
         await reader.read_line()  # nothing more fits between the two

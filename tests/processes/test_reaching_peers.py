@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.lowlevel
 
-from node.libp2p.settings import Libp2pSettings
+from node.net.libp2p.settings import Libp2pSettings
 from protocols.errors import PotluckError, Unreachable
 from protocols.identity import Identity, PeerId
 from protocols.network import Reach

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import trio
 
-from node.control_client import ask_once
+from node.core.control_client import ask_once
 from tests.processes.children import START_SECONDS, PeerProcess
 from tests.processes.commands import running_command
 from tests.waiting import PATIENCE_SECONDS, until

@@ -16,10 +16,10 @@ import pytest
 import torch
 import trio
 
-from node.configuration import Configuration
-from node.node import open_real_network
-from node.running_lock import AlreadyRunning
-from node.training import NobodyAnswers, collaborate
+from node.core.configuration import Configuration
+from node.core.node import open_real_network
+from node.core.running_lock import AlreadyRunning
+from node.training.guest import NobodyAnswers, collaborate
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.errors import PotluckError
@@ -146,7 +146,7 @@ def test_what_keeps_the_node_from_starting_is_raised_before_the_block(tmp_path: 
 def test_who_finds_nobody_to_join_does_not_train_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.training.MEETING_SECONDS", 0.5)
+    monkeypatch.setattr("node.training.guest.MEETING_SECONDS", 0.5)
     nobody = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.generate().peer_id}"
 
     def begin() -> None:

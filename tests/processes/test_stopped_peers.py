@@ -13,10 +13,10 @@ from typing import Final
 import pytest
 import trio
 
-from node.transport import YamuxSettings
+from node.net.transport import YamuxSettings
 from protocols.errors import Unreachable
-from protocols.messages import Empty
 from protocols.network import LinkFacts
+from protocols.rpc import Empty
 from tests.processes.children import PeerProcess, running_peer
 from tests.processes.methods import (
     CHUNK_BYTES,

@@ -1,6 +1,6 @@
 """Averaging on real processes of which one is killed or stopped in the middle of it; short.
 
-The long forms are in tests/soak/test_survival.py, and in `potluck bench survival`.
+The long forms are in tests/soak/test_survival.py, and in `scripts/bench survival`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.bench.survival import SurvivalEffort, measure_survival
-from node.bench.survival_churn import ChurnEffort, measure_churn
+from lab.bench.survival import SurvivalEffort, measure_survival
+from lab.bench.survival_churn import ChurnEffort, measure_churn
 from tests.processes.children import START_SECONDS
 from tests.processes.commands import running_command
 

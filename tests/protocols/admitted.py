@@ -11,11 +11,10 @@ from auth.keys import SigningKey, fingerprint
 from auth.revocations import Entry, NameEntry, RevocationList, Revocations, sign_list
 from auth.roles import Role
 from auth.tokens import Token, sign_token
-from protocols.access import Access
+from protocols.access import Access, TokenGuard
 from protocols.guard import Guard
 from protocols.identity import Identity, PeerId
 from protocols.network import Network
-from protocols.token_guard import TokenGuard
 
 RUN = "test-run"
 HOUR_MS = 3_600_000

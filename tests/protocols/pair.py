@@ -8,19 +8,17 @@ from typing import TypeVar
 
 import trio
 
-from node.simulated_network import (
+from protocols.guard import Guard
+from protocols.identity import PeerId
+from protocols.rpc import Message, Method, Rpc, open_rpc
+from protocols.rpc.state import RpcLimits
+from protocols.testing.world import (
     LinkSettings,
     SimulatedNetwork,
     SimulatedWorld,
     WorldSettings,
     run_simulation,
 )
-from protocols.guard import Guard
-from protocols.identity import PeerId
-from protocols.messages import Message
-from protocols.method import Method
-from protocols.rpc import Rpc, open_rpc
-from protocols.rpc_state import RpcLimits
 
 LATENCY_SECONDS = 0.05
 ROUND_TRIP = 2 * LATENCY_SECONDS

@@ -21,10 +21,9 @@ from protocols.errors import (
 )
 from protocols.guard import Caller
 from protocols.identity import Identity
-from protocols.method import Method
 from protocols.network import LinkEvent, Reach
-from protocols.rpc import open_rpc
-from protocols.rpc_state import RpcLimits
+from protocols.rpc import Method, open_rpc
+from protocols.rpc.state import RpcLimits
 from tests.protocols.pair import (
     BLOB,
     DOUBLE,

@@ -16,29 +16,10 @@ from auth.refusals import Reason
 from auth.roles import Role, in_order
 from auth.tokens import CLOCK_TOLERANCE_MS, Token, sign_token
 from auth.tokens import LIMIT_BYTES as TOKEN_LIMIT_BYTES
+from protocols.access.access import MOST_STRANGERS, STRANGER_SECONDS
 from protocols.guard import Part
-from protocols.messages import (
-    ERROR_BODY_LIMIT_BYTES,
-    CancelHead,
-    ErrorBody,
-    ErrorHead,
-    RequestHead,
-    ResponseHead,
-    encode,
-)
-from protocols.method import (
-    DEFAULT_CHUNK_BYTES,
-    DEFAULT_MESSAGE_BYTES,
-    LARGEST_CHUNK_BYTES,
-    LARGEST_UNARY_BYTES,
-)
-from protocols.patience import REFUSED_AT_ONCE, REFUSED_PER_SECOND
-from protocols.ping import EchoRequest, EchoResponse
-from protocols.remote_errors import CODES
-from protocols.rpc_state import RpcLimits
-from protocols.shut_out import LET_IN_EVERY_SECONDS
-from protocols.strangers import MOST_STRANGERS, STRANGER_SECONDS
-from protocols.wire import (
+from protocols.rpc import encode
+from protocols.rpc.frames import (
     CANCEL,
     ERROR,
     HEAD_LIMIT_BYTES,
@@ -47,6 +28,24 @@ from protocols.wire import (
     RESPONSE,
     message_frame,
 )
+from protocols.rpc.messages import (
+    ERROR_BODY_LIMIT_BYTES,
+    CancelHead,
+    ErrorBody,
+    ErrorHead,
+    RequestHead,
+    ResponseHead,
+)
+from protocols.rpc.method import (
+    DEFAULT_CHUNK_BYTES,
+    DEFAULT_MESSAGE_BYTES,
+    LARGEST_CHUNK_BYTES,
+    LARGEST_UNARY_BYTES,
+)
+from protocols.rpc.peers import LET_IN_EVERY_SECONDS, REFUSED_AT_ONCE, REFUSED_PER_SECOND
+from protocols.rpc.ping import EchoRequest, EchoResponse
+from protocols.rpc.remote_errors import CODES
+from protocols.rpc.state import RpcLimits
 
 AUTH, ALICE, BOB = (SigningKey(bytes([number]) * 32) for number in (1, 2, 3))
 ISSUED_MS = 1_700_000_000_000

@@ -8,13 +8,12 @@ import pytest
 import trio
 
 from auth.refusals import Reason
-from protocols.bulk import Transfer
 from protocols.errors import PotluckError, Unreachable
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.method import BulkMethod
 from protocols.not_allowed import NotAllowed
-from protocols.shut_out import LARGEST_COUNT, LET_IN_EVERY_SECONDS, ShutOut
+from protocols.rpc import BulkMethod, Transfer
+from protocols.rpc.peers import LET_IN_EVERY_SECONDS, MOST_PEERS, ShutOut
 from tests.protocols.pair import (
     DOUBLE,
     FIRST_CALL_SECONDS,
@@ -277,8 +276,8 @@ def test_one_stream_is_let_in_now_and_then() -> None:
 
 def test_the_memory_of_who_is_shut_out_is_bounded() -> None:
     shut_out = ShutOut()
-    for number in range(LARGEST_COUNT + 10):
+    for number in range(MOST_PEERS + 10):
         shut_out.shut(PeerId(str(number)), revoked(), 0.0)
-    assert len(shut_out) == LARGEST_COUNT
+    assert len(shut_out) == MOST_PEERS
     assert shut_out.reason(PeerId("9")) is None
     assert shut_out.reason(PeerId("10")) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from protocols.frame_sender import CONGESTED_BYTES, CROWDED_BYTES, FrameSender, QueuedBytes
+from protocols.rpc.frames import CONGESTED_BYTES, CROWDED_BYTES, FrameSender, QueuedBytes
 
 STALL_SECONDS = 30.0
 FRAME = bytes(8 << 10)

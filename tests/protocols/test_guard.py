@@ -11,25 +11,12 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from node.simulated_network import SimulatedNetwork
-from protocols.bulk import Transfer
 from protocols.errors import MalformedMessage, Refused
 from protocols.guard import Caller, Exchange, OpenGuard, Part
 from protocols.identity import PeerId, verify
-from protocols.messages import (
-    CloseHead,
-    ErrorBody,
-    ErrorHead,
-    Message,
-    OpenHead,
-    RequestHead,
-    ResponseHead,
-    decode,
-    encode,
-)
-from protocols.method import BulkMethod
 from protocols.network import Network, Stream
-from protocols.wire import (
+from protocols.rpc import BulkMethod, Message, Transfer, decode, encode
+from protocols.rpc.frames import (
     CHUNK,
     CLOSE,
     ERROR,
@@ -39,6 +26,15 @@ from protocols.wire import (
     message_frame,
     split_payload,
 )
+from protocols.rpc.messages import (
+    CloseHead,
+    ErrorBody,
+    ErrorHead,
+    OpenHead,
+    RequestHead,
+    ResponseHead,
+)
+from protocols.testing.world import SimulatedNetwork
 from tests.protocols.pair import DOUBLE, PROTOCOL, Number, Pair, Text, between_two
 
 DOMAIN = b"potluck toy envelope"

@@ -17,22 +17,14 @@ from protocols.errors import (
     RemoteMisbehaviour,
     Unreachable,
 )
-from protocols.frame_sender import BATCH_BYTES, CONGESTED_BYTES
 from protocols.guard import Caller
-from protocols.messages import (
-    CancelHead,
-    ErrorBody,
-    ErrorHead,
-    RequestHead,
-    ResponseHead,
-    decode,
-    encode,
-)
 from protocols.network import Stream
-from protocols.rpc_state import RpcLimits
-from protocols.wire import (
+from protocols.rpc import decode, encode
+from protocols.rpc.frames import (
+    BATCH_BYTES,
     CANCEL,
     CHUNK,
+    CONGESTED_BYTES,
     ERROR,
     FRAME_HEADER_BYTES,
     REQUEST,
@@ -40,6 +32,8 @@ from protocols.wire import (
     message_frame,
     split_payload,
 )
+from protocols.rpc.messages import CancelHead, ErrorBody, ErrorHead, RequestHead, ResponseHead
+from protocols.rpc.state import RpcLimits
 from tests.protocols.pair import (
     BLOB,
     DOUBLE,

@@ -11,24 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from protocols.errors import MalformedMessage
-from protocols.messages import (
+from protocols.rpc import Empty, Message, decode, encode
+from protocols.rpc.frames import HEAD_LIMIT_BYTES
+from protocols.rpc.messages import (
     ERROR_BODY_LIMIT_BYTES,
     LONGEST_ERROR_TEXT,
     AcceptHead,
     CancelHead,
     CloseHead,
-    Empty,
     ErrorBody,
     ErrorHead,
-    Message,
     OpenHead,
     RequestHead,
     ResponseHead,
-    decode,
-    encode,
 )
-from protocols.ping import EchoRequest, Moved, SourceOpening
-from protocols.wire import HEAD_LIMIT_BYTES
+from protocols.rpc.ping import EchoRequest
 
 EVERY_TYPE: list[type[Any]] = [
     RequestHead,
@@ -41,8 +38,6 @@ EVERY_TYPE: list[type[Any]] = [
     ErrorBody,
     Empty,
     EchoRequest,
-    SourceOpening,
-    Moved,
 ]
 
 

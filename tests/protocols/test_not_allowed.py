@@ -10,13 +10,14 @@ import trio
 from trio.testing import MockClock
 
 from auth.refusals import AccessRefused, Reason
-from protocols.complaints import AGAIN_SECONDS, LARGEST_COUNT, Complaints
+from protocols.access.token_guard import AGAIN_SECONDS, MOST_COMPLAINTS, GuardComplaints
 from protocols.errors import Busy, Refused, RemoteMisbehaviour
 from protocols.guard import Exchange
 from protocols.identity import PeerId
-from protocols.messages import LONGEST_METHOD_NAME, ErrorBody, decode, encode
 from protocols.not_allowed import AnswerNotAllowed, MalformedEnvelope, NotAllowed
-from protocols.remote_errors import again, describe, revive
+from protocols.rpc import again, decode, encode
+from protocols.rpc.messages import LONGEST_METHOD_NAME, ErrorBody
+from protocols.rpc.remote_errors import describe, revive
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -84,7 +85,7 @@ def test_what_is_no_envelope_is_a_refusal_and_a_violation() -> None:
 def test_whoever_is_refused_again_and_again_is_named_rarely(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    complaints = Complaints()
+    complaints = GuardComplaints()
     exchange = Exchange(PeerId("12D3KooWmallory"), "/potluck/test/1.0.0", "do\x1b[2Jit")
 
     async def main() -> None:
@@ -103,8 +104,8 @@ def test_whoever_is_refused_again_and_again_is_named_rarely(
 
 
 async def test_the_memory_of_complaints_is_bounded() -> None:
-    complaints = Complaints()
-    for number in range(LARGEST_COUNT + 100):
+    complaints = GuardComplaints()
+    for number in range(MOST_COMPLAINTS + 100):
         exchange = Exchange(PeerId(str(number)), "/potluck/test/1.0.0", "it")
         complaints.about_answer(exchange, AccessRefused(Reason.TOKEN_MISSING))
-    assert len(complaints) == LARGEST_COUNT
+    assert len(complaints) == MOST_COMPLAINTS

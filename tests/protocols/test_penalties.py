@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from protocols.identity import PeerId
-from protocols.penalties import (
-    FORGIVEN_AFTER_SECONDS,
-    LARGEST_COUNT,
-    LONGEST_DELAY_SECONDS,
-    Penalties,
-)
+from protocols.rpc.peers import FORGIVEN_AFTER_SECONDS, LONGEST_DELAY_SECONDS, MOST_PEERS, Penalties
 
 ALICE, BOB = PeerId("alice"), PeerId("bob")
 
@@ -61,9 +56,9 @@ def test_after_an_hour_without_a_strike_all_is_forgotten() -> None:
 
 def test_a_flood_of_identities_does_not_grow_the_table_beyond_its_limit() -> None:
     penalties = Penalties()
-    for number in range(LARGEST_COUNT + 100):
+    for number in range(MOST_PEERS + 100):
         penalties.strike(PeerId(f"peer {number}"), now=0.0)
-    assert len(penalties) == LARGEST_COUNT
+    assert len(penalties) == MOST_PEERS
     assert penalties.avoided_for(PeerId("peer 99"), now=0.0) == 0.0
     assert penalties.avoided_for(PeerId("peer 100"), now=0.0) == 1.0
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from protocols.accumulation.keeping_up import Demand, TooSlow
-from protocols.dht.refusals import SlotRefusal, SlotRefused
+from protocols.dht import SlotRefused
+from protocols.dht.slots import SlotRefusal
 from protocols.errors import (
     Busy,
     HandlerFailed,
@@ -16,8 +17,9 @@ from protocols.errors import (
     ProtocolMisuse,
     Refused,
 )
-from protocols.messages import ERROR_BODY_LIMIT_BYTES, LONGEST_ERROR_TEXT, ErrorBody, encode
-from protocols.remote_errors import CODES, again, describe, revive
+from protocols.rpc import again, encode
+from protocols.rpc.messages import ERROR_BODY_LIMIT_BYTES, LONGEST_ERROR_TEXT, ErrorBody
+from protocols.rpc.remote_errors import CODES, describe, revive
 
 
 class StaleEpoch(PotluckError):

@@ -7,32 +7,26 @@ import trio
 
 from auth.refusals import Reason
 from auth.roles import Role
-from node.simulated_network import SimulatedNetwork
-from protocols.bulk import Transfer
+from protocols.access import end_refused, hang_up_on_strangers
+from protocols.access.access import LOOK_SECONDS, MOST_STRANGERS, STRANGER_SECONDS
 from protocols.errors import Unreachable
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.messages import OpenHead, RequestHead, encode
-from protocols.method import BulkMethod, Method
 from protocols.network import Stream
 from protocols.not_allowed import NotAllowed
-from protocols.patience import (
-    LARGEST_COUNT,
+from protocols.rpc import BulkMethod, Method, Transfer, encode
+from protocols.rpc.frames import OPEN, REQUEST, message_frame
+from protocols.rpc.messages import OpenHead, RequestHead
+from protocols.rpc.peers import (
+    KNOCK_EVERY_SECONDS,
     LONGEST_PAUSE_SECONDS,
+    MOST_PEERS,
     REFUSED_AT_ONCE,
     REFUSED_PER_SECOND,
-    Patience,
+    RefusalPace,
 )
-from protocols.revoking import end_refused
-from protocols.rpc_state import RpcLimits
-from protocols.shut_out import KNOCK_EVERY_SECONDS
-from protocols.strangers import (
-    LOOK_SECONDS,
-    MOST_STRANGERS,
-    STRANGER_SECONDS,
-    hang_up_on_strangers,
-)
-from protocols.wire import OPEN, REQUEST, message_frame
+from protocols.rpc.state import RpcLimits
+from protocols.testing.world import SimulatedNetwork
 from tests.protocols.admitted import Admission
 from tests.protocols.pair import DOUBLE, PROTOCOL, SLEEP, Number, Pair, between_two
 
@@ -82,7 +76,7 @@ async def send_and_read_everything(stream: Stream, data: bytes) -> None:
 
 
 def test_so_many_are_refused_at_once_and_then_so_many_a_second() -> None:
-    patience, peer = Patience(), PeerId("peer")
+    patience, peer = RefusalPace(), PeerId("peer")
     pauses = [patience.refused(peer, 100.0) for _ in range(REFUSED_AT_ONCE + 1)]
     assert not any(pauses[:-1])
     assert pauses[-1] == pytest.approx(1 / REFUSED_PER_SECOND)
@@ -94,7 +88,7 @@ def test_so_many_are_refused_at_once_and_then_so_many_a_second() -> None:
 
 
 def test_no_pause_is_longer_than_ten_seconds_and_all_is_forgiven_soon() -> None:
-    patience, peer = Patience(), PeerId("peer")
+    patience, peer = RefusalPace(), PeerId("peer")
     for _ in range(10_000):
         assert patience.refused(peer, 0.0) <= LONGEST_PAUSE_SECONDS
     later = REFUSED_AT_ONCE / REFUSED_PER_SECOND + LONGEST_PAUSE_SECONDS
@@ -102,10 +96,10 @@ def test_no_pause_is_longer_than_ten_seconds_and_all_is_forgiven_soon() -> None:
 
 
 def test_the_memory_of_who_was_refused_is_bounded() -> None:
-    patience = Patience()
-    for number in range(LARGEST_COUNT + 10):
+    patience = RefusalPace()
+    for number in range(MOST_PEERS + 10):
         patience.refused(PeerId(str(number)), float(number))
-    assert len(patience) == LARGEST_COUNT
+    assert len(patience) == MOST_PEERS
 
 
 def test_a_flood_of_requests_without_a_token_is_read_slowly_and_members_are_served() -> None:

@@ -13,15 +13,13 @@ from auth.keys import SigningKey
 from auth.refusals import Reason
 from auth.roles import Role
 from auth.tokens import Token
-from protocols.bulk import Transfer
 from protocols.errors import Busy, HandlerFailed, MalformedMessage, ProtocolNotServed, Refused
 from protocols.guard import Caller, Exchange, Part
-from protocols.messages import ErrorBody, ErrorHead, decode, encode
-from protocols.method import BulkMethod, Method
 from protocols.network import Stream
 from protocols.not_allowed import AnswerNotAllowed, NotAllowed
-from protocols.rpc import Rpc
-from protocols.wire import ERROR, message_frame, split_payload
+from protocols.rpc import BulkMethod, Method, Rpc, Transfer, decode, encode
+from protocols.rpc.frames import ERROR, message_frame, split_payload
+from protocols.rpc.messages import ErrorBody, ErrorHead
 from tests.protocols.admitted import (
     HOUR_MS,
     Admission,

@@ -9,7 +9,8 @@ import trio
 
 from auth.refusals import Reason
 from auth.roles import Role
-from node.simulated_network import SimulatedNetwork, SimulatedWorld
+from protocols.access import end_refused
+from protocols.dht import Dht, DhtSettings, open_dht
 from protocols.dht.messages import (
     FIND,
     GREET,
@@ -20,15 +21,12 @@ from protocols.dht.messages import (
     Query,
     StoreRequest,
 )
-from protocols.dht.service import Dht, open_dht
-from protocols.dht.settings import DhtSettings
 from protocols.errors import PotluckError
 from protocols.guard import Guard, OpenGuard
-from protocols.method import Method
 from protocols.not_allowed import AnswerNotAllowed, NotAllowed
-from protocols.ping import ECHO, EchoRequest, serve_ping
-from protocols.revoking import end_refused
-from protocols.rpc import Rpc, open_rpc
+from protocols.rpc import Method, Rpc, open_rpc
+from protocols.rpc.ping import ECHO, EchoRequest, serve_ping
+from protocols.testing.world import SimulatedNetwork, SimulatedWorld
 from tests.dht.members import simulated
 from tests.dht.publishers import note
 from tests.protocols.admitted import Admission

@@ -10,24 +10,14 @@ from blake3 import blake3
 
 from auth.refusals import Reason
 from auth.tokens import CLOCK_TOLERANCE_MS
-from node.simulated_network import SimulatedNetwork
-from protocols.bulk import Transfer
+from protocols.access import TokenGuard
 from protocols.guard import Caller, Exchange, Part
-from protocols.messages import (
-    ErrorBody,
-    ErrorHead,
-    OpenHead,
-    RequestHead,
-    ResponseHead,
-    decode,
-    encode,
-)
-from protocols.method import BulkMethod
 from protocols.network import Network, Stream
 from protocols.not_allowed import AnswerNotAllowed, NotAllowed
-from protocols.rpc import open_rpc
-from protocols.token_guard import TokenGuard
-from protocols.wire import ERROR, OPEN, REQUEST, RESPONSE, message_frame, split_payload
+from protocols.rpc import BulkMethod, Transfer, decode, encode, open_rpc
+from protocols.rpc.frames import ERROR, OPEN, REQUEST, RESPONSE, message_frame, split_payload
+from protocols.rpc.messages import ErrorBody, ErrorHead, OpenHead, RequestHead, ResponseHead
+from protocols.testing.world import SimulatedNetwork
 from tests.protocols.admitted import Admission, clock_of
 from tests.protocols.pair import DOUBLE, PROTOCOL, Number, Pair, Text, between_two
 

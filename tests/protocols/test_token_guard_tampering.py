@@ -10,15 +10,14 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 import trio
 
-from protocols.bulk import Transfer
+from protocols.access import TokenGuard
 from protocols.errors import MalformedMessage, PotluckError
 from protocols.guard import Caller, Exchange, Guard, Part
-from protocols.messages import OpenHead, RequestHead, encode
-from protocols.method import BulkMethod
 from protocols.network import Network
 from protocols.not_allowed import AnswerNotAllowed, NotAllowed
-from protocols.token_guard import TokenGuard
-from protocols.wire import OPEN, REQUEST, message_frame
+from protocols.rpc import BulkMethod, Transfer, encode
+from protocols.rpc.frames import OPEN, REQUEST, message_frame
+from protocols.rpc.messages import OpenHead, RequestHead
 from tests.protocols.admitted import Admission, clock_of
 from tests.protocols.pair import DOUBLE, PROTOCOL, Number, Pair, Text, between_two
 

@@ -10,13 +10,12 @@ import trio
 from auth.refusals import AccessRefused, Reason
 from auth.revocations import PeerEntry, SerialEntry
 from auth.tokens import read_token
-from protocols.bulk import Transfer
+from protocols.access import end_refused
 from protocols.errors import PotluckError, Unreachable
 from protocols.guard import Caller
-from protocols.method import BulkMethod
 from protocols.not_allowed import AnswerNotAllowed, NotAllowed
-from protocols.revoking import end_refused
-from protocols.shut_out import LET_IN_EVERY_SECONDS
+from protocols.rpc import BulkMethod, Transfer
+from protocols.rpc.peers import LET_IN_EVERY_SECONDS
 from tests.protocols.admitted import FOREVER_MS, Admission
 from tests.protocols.pair import DOUBLE, PROTOCOL, SLEEP, Number, Pair, Text, between_two
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 import trio
 
-from protocols.bulk import Transfer
 from protocols.errors import (
     Busy,
     DeadlineExceeded,
@@ -25,20 +24,12 @@ from protocols.errors import (
     Unreachable,
 )
 from protocols.guard import Caller
-from protocols.messages import (
-    AcceptHead,
-    CloseHead,
-    Empty,
-    ErrorBody,
-    ErrorHead,
-    OpenHead,
-    encode,
-)
-from protocols.method import BulkMethod
 from protocols.network import Stream
-from protocols.rpc_state import RpcLimits
+from protocols.rpc import BulkMethod, Empty, Transfer, chunk_header, encode
+from protocols.rpc.frames import ACCEPT, CHUNK, CLOSE, ERROR, OPEN, message_frame
+from protocols.rpc.messages import AcceptHead, CloseHead, ErrorBody, ErrorHead, OpenHead
+from protocols.rpc.state import RpcLimits
 from protocols.tensors import raw_bytes
-from protocols.wire import ACCEPT, CHUNK, CLOSE, ERROR, OPEN, chunk_header, message_frame
 from tests.protocols.pair import (
     LATENCY_SECONDS,
     PROTOCOL,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from protocols.errors import LimitExceeded, MalformedMessage, RemoteMisbehaviour
-from protocols.messages import CancelHead, RequestHead, ResponseHead, encode, message_type
-from protocols.wire import (
+from protocols.rpc import chunk_header, encode
+from protocols.rpc.frames import (
     CANCEL,
     CHUNK,
     FRAME_HEADER_BYTES,
@@ -20,12 +20,12 @@ from protocols.wire import (
     REQUEST,
     RESPONSE,
     FrameParser,
-    chunk_header,
     message_frame,
     message_limit,
     read_frame_header,
     split_payload,
 )
+from protocols.rpc.messages import CancelHead, RequestHead, ResponseHead, message_type
 
 BODY_LIMIT = 2000
 METHOD_LIMITS = {"small": 10, "large": BODY_LIMIT}

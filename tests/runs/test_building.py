@@ -11,13 +11,12 @@ import torch
 
 from models.data.clock import ReadingStopped
 from models.errors import ModelsError
-from node.run.building import RunTask, build_task
+from node.core.wrong_use import WrongUse
+from node.run.building import RunTask, build_task, parts_of, weighted_mean
 from node.run.checking import check
 from node.run.costs import costs_of
 from node.run.definition import WrongDefinition, read_definition
-from node.run.spreading import parts_of, weighted_mean
 from node.run.trusted import BrokenModule, UntrustedModule, trusted_modules
-from node.wrong_use import WrongUse
 from protocols.errors import PotluckError
 from tests.runs.definitions import TEXT, changed, with_line
 

@@ -62,7 +62,7 @@ ONE_MISTAKE = {
     "a list for a table": (TEXT.replace(b"[training]\n", b"[[training]]\n"), "must be a table"),
     "nothing": (b"", "[run] is missing"),
     "no TOML": (b"run = [", "It is not TOML"),
-    "no text": (b"\xff\xfe", "It is not TOML"),
+    "no text": (b"a\xff\xfe", "It is not TOML: byte 2 is no text in UTF-8."),
     "a version that is none": (TEXT + b'[limits]\nleast_version = "one"', "of numbers and dots"),
     "letters that turn the order around": (
         with_line('description = "a\\u202eb"', "run"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from node.joining.newer import ASK_SECONDS, MOST_ASKED
 from node.run.definition import FORMAT
 from node.run.invite import KINDS, SCHEME
 from node.run.mistakes import LARGEST_TEXT_BYTES
 from node.run.signed import DOMAIN
+from node.training.join.newer import ASK_SECONDS, MOST_ASKED
 from protocols.runs.fetching import OTHERS_SECONDS
 from protocols.runs.messages import LARGEST_DEFINITION_BYTES, LONGEST_RUN, PROTOCOL
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from models.data import retrying
 from models.data.clock import ReadingStopped
-from node.main import main
+from node.app.main import main
 from node.run import dry_run
 from node.run.building import RunTask, build_task
 from node.run.definition import read_definition
 from node.run.dry_run import DataTrial, DataUnreadable, NoRoom, check_room, pass_over
 from node.run.trusted import BrokenModule
-from node.trainer.benchmark import measure
+from node.training.batch_size import measure
 from tests.runs.definitions import TEXT, with_line
 from tests.waiting import PATIENCE_SECONDS
 
@@ -183,6 +183,35 @@ def test_run_check_opens_the_data_unless_it_is_told_not_to(
     assert "No mistake was found, as far as was looked" in told
     assert typed(run_of_nowhere, "check", "--samples-per-s", "9", "--offline", "--json") == 0
     assert json.loads(capsys.readouterr().out)["left_out"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "at_once", "volunteers", "expected"),
+    [
+        (64, 4, 8, (62, 66)),
+        (64, 64, 8, (60, 68)),  # nobody takes more than an eighth of the batch at once
+        (4, 4, 8, (4, 4)),
+        (3, 3, 8, (3, 10)),
+    ],
+)
+def test_run_check_says_how_many_samples_a_step_may_have(
+    batch: int,
+    at_once: int,
+    volunteers: int,
+    expected: tuple[int, int],
+    run_of_nowhere: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = TEXT.replace(b"batch = 64", b"batch = %d" % batch)
+    text = text.replace(b"samples_at_once = 4", b"samples_at_once = %d" % at_once)
+    (run_of_nowhere / "run.toml").write_bytes(text)
+    words = ("check", "--samples-per-s", "9", "--offline", "--volunteers", str(volunteers))
+    assert typed(run_of_nowhere, *words, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["step_samples_least"], told["step_samples_most"]) == expected
+    assert typed(run_of_nowhere, *words) == 0
+    is_far = "3 to 10 samples of all" in capsys.readouterr().out
+    assert is_far == (batch == 3)
 
 
 def test_run_check_tells_the_loss_of_the_first_batch(

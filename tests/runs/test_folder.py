@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from node.commands.output import Output
-from node.commands.run_start import listening_as_before
-from node.configuration import Configuration, read_configuration
-from node.places import find_places
+from node.app.commands.output import Output
+from node.app.commands.run_start import listening_as_before
+from node.core.configuration import Configuration, read_configuration
+from node.core.places import find_places
+from node.core.running_lock import AlreadyRunning
+from node.core.wrong_use import WrongUse
 from node.run.folder import RunFolder, organiser_key
-from node.run.remembered import remember, remembered, runs_folder
+from node.run.kept import remember, remembered
 from node.run.signed import SignedDefinition, read_signed, sign_definition
-from node.running_lock import AlreadyRunning
-from node.wrong_use import WrongUse
 from protocols.runs.messages import NotTheDefinition
 from tests.runs.definitions import FINGERPRINT, MALLORY, NAME, NOW_MS, ORGANISER, TEXT
 
@@ -43,7 +43,7 @@ def test_the_newest_definition_that_was_seen_is_remembered(tmp_path: Path) -> No
 def test_what_has_become_unreadable_is_forgotten_and_replaced(tmp_path: Path) -> None:
     places = find_places({}, home=str(tmp_path))
     remember(places, signed(5))
-    (file,) = runs_folder(places).iterdir()
+    (file,) = places.runs_folder.iterdir()
     file.write_bytes(b"half of it")
     assert remembered(places, NAME, FINGERPRINT) is None
     remember(places, signed(1))

@@ -12,8 +12,9 @@ from hypothesis import strategies as some
 from auth.invites import Invite
 from auth.invites import write_invite as write_login_invite
 from auth.keys import peer_id_of
-from node.commands.login_inputs import read_invite as read_login_invite
-from node.commands.run_invite import wants_qr
+from node.app.commands.login_inputs import read_invite as read_login_invite
+from node.app.commands.run_invite import wants_qr
+from node.core.wrong_use import WrongUse
 from node.run.invite import (
     SCHEME,
     InviteExpired,
@@ -23,7 +24,6 @@ from node.run.invite import (
     read_invite,
     write_invite,
 )
-from node.wrong_use import WrongUse
 from protocols.errors import PotluckError
 from tests.runs.definitions import FINGERPRINT, MALLORY, NAME, NOW_MS, ORGANISER
 

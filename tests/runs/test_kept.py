@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from node.commands.leave import kept_in_home, words_of
-from node.places import Places, find_places
+from node.app.commands.leave import kept_in_home, words_of
+from node.core.places import Places, find_places
 from node.run.kept import STATE_FILE, fetching_folder, remove_fetched_in_part
-from node.run.remembered import runs_folder
-from protocols.accumulation.state_kept import FILE_NAME
+from protocols.accumulation.state_download import FILE_NAME
 
 ORGANISER = "imr33rjsn4agqkoesdkkljzaxq"
 
@@ -31,8 +30,8 @@ def test_the_state_of_another_run_is_removed_and_nothing_else(places: Places) ->
     others = fetching_folder(places, "prose", ORGANISER)
     stay = {
         written(own / STATE_FILE, 10),
-        written(runs_folder(places) / f"prose-{ORGANISER}.position", 20),
-        written(runs_folder(places) / f"prose-{ORGANISER}.signed", 30),
+        written(places.runs_folder / f"prose-{ORGANISER}.position", 20),
+        written(places.runs_folder / f"prose-{ORGANISER}.signed", 30),
         written(places.credit_folder / "prose" / "me-0.page", 40),
         written(places.data_folder / "identity.key", 50),
     }
@@ -49,7 +48,7 @@ def test_nothing_is_removed_through_a_link_or_with_another_name(
     places: Places, tmp_path: Path
 ) -> None:
     precious = written(tmp_path / "precious" / STATE_FILE, 9)
-    runs_folder(places).mkdir()
+    places.runs_folder.mkdir()
     fetching_folder(places, "prose", ORGANISER).symlink_to(precious.parent)
     notes = written(fetching_folder(places, "verse", ORGANISER) / "notes.txt", 9)
     assert remove_fetched_in_part(places, but=tmp_path) == 0

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from models.trainable import Trainable, on_device, tensors_in
-from node.failure import REPORT_IT, failure_of
-from node.run.building import RunTask, build_task, task_to_look_at
+from node.core.failure import REPORT_IT, failure_of
+from node.run.building import RunTask, build_task, parts_of, task_to_look_at
 from node.run.checking import check
 from node.run.costs import costs_of
 from node.run.definition import read_definition
 from node.run.dry_run import DataTrial, pass_over
-from node.run.spreading import parts_of
 from node.run.trusted import BrokenModule
-from node.trainer.benchmark import measure
+from node.training.batch_size import measure
 from tests.runs.definitions import TEXT
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_model"

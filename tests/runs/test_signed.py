@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from auth.keys import SigningKey, fingerprint
+from node.net.version import VERSION
 from node.run.definition import NewerPotluckNeeded, WrongDefinition
 from node.run.mistakes import LARGEST_TEXT_BYTES
 from node.run.signed import LIMIT_BYTES, read_signed, sign_definition
-from node.version import VERSION
 from protocols.runs.messages import NotTheDefinition, UnusableDefinition
 from tests.runs.definitions import (
     FINGERPRINT,

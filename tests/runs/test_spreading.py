@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.caps.settings import Caps
-from node.joining import taking_part
-from node.run import spreading
+from node.core.caps.settings import Caps
+from node.run import building
 from node.run.building import RunTask, build_task
 from node.run.definition import read_definition
+from node.training.join import participation
 from tests.runs.definitions import TEXT, changed
 
 TWO = ("cpu", "cpu")
@@ -53,7 +53,7 @@ def processors(monkeypatch: pytest.MonkeyPatch) -> None:
     replicating = importlib.import_module("torch.nn.parallel.replicate")
     monkeypatch.setattr(replicating, "_broadcast_coalesced_reshape", to_processors)
     monkeypatch.setattr(replicating, "_get_device_index", lambda device, _optional: device)
-    monkeypatch.setattr(spreading, "parallel_apply", on_processors)
+    monkeypatch.setattr(building, "parallel_apply", on_processors)
 
 
 def gradients_of(task: RunTask, batch: Any) -> dict[str, Tensor]:
@@ -91,6 +91,6 @@ def test_all_gpus_of_a_machine_are_taken_unless_one_is_named(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: sum("cuda" in one for one in here))
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in here)
-    devices, threads = taking_part._devices_of(Caps(device=wanted))
+    devices, threads = participation._devices_of(Caps(device=wanted))
     assert devices == taken
     assert threads == torch.get_num_threads()

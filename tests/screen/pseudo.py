@@ -8,7 +8,7 @@ import select
 import struct
 import termios
 
-from node.screen.terminal import LOCAL_FLAGS
+from node.app.screen.terminal import LOCAL_FLAGS
 from tests.screen.emulator import Emulator
 from tests.waiting import PATIENCE_SECONDS, until
 

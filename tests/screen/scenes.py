@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from msgspec.structs import replace as changed
 
-from node.screen.scene import Scene, SceneEvent
-from node.trainer.gate import Closed
-from node.trainer.happenings import Failed, Left
-from node.trainer.phases import NETWORK, Facts, told_of
-from node.trainer.view import (
+from node.app.screen.picture import Scene, SceneEvent
+from node.core.training_view import (
     BatchView,
     ContributionView,
-    PeerView,
-    Phase,
+    RunPeerView,
     TrafficView,
+    TrainerPhase,
     TrainerView,
 )
+from node.training.gate import Closed
+from node.training.happenings import Failed, Left
+from node.training.phases import NETWORK, Facts, told_of
 
 LOST = "no peer answers at 3 known addresses: connection refused by the machine at 203.0.113.7"
 DENIED = Failed(
@@ -32,8 +32,8 @@ GAVE = Left(samples=28_160, steps=84, seconds=4210.0, lost_samples=96)
 CHECKPOINT = "/srv/poem/checkpoints/epoch-0000002000-5bbf42dd"
 
 
-def _peer(number: int, name: str, reach: str, milliseconds: float, rate: float) -> PeerView:
-    return PeerView(
+def _peer(number: int, name: str, reach: str, milliseconds: float, rate: float) -> RunPeerView:
+    return RunPeerView(
         peer=f"12D3KooWJ8mQyYcVbZ{number:02d}kfDqWzXn{number:02d}",
         said_name=name,
         role="trains",
@@ -49,7 +49,7 @@ TRAINING = TrainerView(
     run="poem",
     peer="12D3KooWJ8mQyYcVbZ00kfDqWzXn7Rde",
     person="alice",
-    phase=Phase.TRAINING,
+    phase=TrainerPhase.TRAINING,
     phase_seconds=43.2,
     doing="computing samples for the next step",
     session_seconds=4210.0,

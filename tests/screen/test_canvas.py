@@ -7,8 +7,8 @@ import random
 import pytest
 from rich.text import Text
 
-from node.screen.canvas import BEGIN, END, Canvas, Look, Painted, paint
-from node.screen.picture import render
+from node.app.screen.canvas import BEGIN, END, Canvas, Look, Painted, paint
+from node.app.screen.picture import render
 from tests.screen.emulator import AT_REST, Emulator
 from tests.screen.scenes import STATES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from node.screen.cells import clean, clip, fit, pad, time_span, wrap
+from node.app.screen.cells import clean, clip, fit, pad, time_span, wrap
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from node.screen.charts import Scale, curve, scale_of, shares
+from node.app.screen.charts import Scale, curve, scale_of, shares
 
 
 def test_a_curve_goes_from_its_highest_to_its_lowest_value() -> None:

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 from rich.text import Text
 
-from node.screen.canvas import Look, paint
-from node.screen.picture import render
+from node.app.screen.canvas import Look, paint
+from node.app.screen.picture import render
 from tests.screen.scenes import STATES
 
 ROOT = Path(__file__).parents[2]

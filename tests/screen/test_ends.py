@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from node.access.membership_ended import MembershipEnded
-from node.commands.display import Display, LineDisplay, ScreenDisplay, write_folded
-from node.commands.output import Output
-from node.commands.training import happening_of, show_to_the_end
-from node.failure import Failure
-from node.screen.canvas import Look
-from node.screen.terminal import Terminal
-from node.trainer.session import Session
+from node.app.commands.display import Display, LineDisplay, ScreenDisplay, write_folded
+from node.app.commands.output import Output
+from node.app.commands.training import happening_of, show_to_the_end
+from node.app.screen.canvas import Look
+from node.app.screen.terminal import Terminal
+from node.core.access.renewal import MembershipEnded
+from node.core.failure import CommandFailure
+from node.training.session import TrainingSession
 from tests.screen.pseudo import Pseudo
 
 THROWN_OUT = MembershipEnded(
@@ -35,7 +35,7 @@ def pseudo() -> Iterator[Pseudo]:
 
 async def train_until_thrown_out(display: Display) -> int:
     """As a node ends: what its nursery raises is a group, in another one."""
-    session = Session(display.shown)
+    session = TrainingSession(display.shown)
     session.run = "poem"
     session.entered()
 
@@ -43,7 +43,7 @@ async def train_until_thrown_out(display: Display) -> int:
         async with trio.open_nursery(), trio.open_nursery():
             raise THROWN_OUT
 
-    def failed(failure: Failure) -> None:
+    def failed(failure: CommandFailure) -> None:
         session.happened(happening_of(failure))
 
     return await show_to_the_end(display, work, failed, lambda: False)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from node.screen.layout import Block, arrange
+from node.app.screen.layout import ScreenBlock, arrange
 
 
-def block(priority: int, *sizes: int, apart: bool = False, grows_first: bool = False) -> Block:
+def block(
+    priority: int, *sizes: int, apart: bool = False, grows_first: bool = False
+) -> ScreenBlock:
     variants = [[Text(f"{priority}") for _ in range(size)] for size in sizes]
-    return Block(priority, variants, apart=apart, grows_first=grows_first)
+    return ScreenBlock(priority, variants, apart=apart, grows_first=grows_first)
 
 
-def shown(height: int, *blocks: Block) -> str:
+def shown(height: int, *blocks: ScreenBlock) -> str:
     return "".join(line.plain or "-" for line in arrange(blocks, height))
 
 

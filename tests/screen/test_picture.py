@@ -7,10 +7,16 @@ import math
 import pytest
 from msgspec.structs import replace as changed
 
-from node.screen.canvas import Look, paint
-from node.screen.picture import render
-from node.screen.scene import Scene, SceneEvent
-from node.trainer.view import ENDED, BatchView, PeerView, Phase, TrafficView, TrainerView
+from node.app.screen.canvas import Look, paint
+from node.app.screen.picture import Scene, SceneEvent, render
+from node.core.training_view import (
+    ENDED,
+    BatchView,
+    RunPeerView,
+    TrafficView,
+    TrainerPhase,
+    TrainerView,
+)
 from tests.screen.scenes import EVENTS, SIZES, STATES, TRAINING
 
 HOSTILE = (
@@ -51,7 +57,7 @@ def test_every_state_says_in_full_what_it_is_and_what_to_do(
     assert f"poem · {scene.view.phase.value}" in shown
     assert scene.view.doing in shown
     assert scene.view.advice in shown
-    assert "Ctrl-C" in shown or scene.view.phase in (Phase.LEAVING, *ENDED)
+    assert "Ctrl-C" in shown or scene.view.phase in (TrainerPhase.LEAVING, *ENDED)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,7 @@ def _rows(rows: int) -> list[str]:
 @pytest.mark.parametrize("words", HOSTILE, ids=lambda words: repr(words[:8]))
 def test_strangers_words_stay_in_their_line(words: str, size: tuple[int, int]) -> None:
     peers = tuple(
-        PeerView(peer=words, name=words, role=words, reach=words, ignored=words, samples=10**30)
+        RunPeerView(peer=words, name=words, role=words, reach=words, ignored=words, samples=10**30)
         for _ in range(40)
     )
     view = changed(
@@ -125,7 +131,7 @@ def test_strangers_words_stay_in_their_line(words: str, size: tuple[int, int]) -
         checkpoint=words,
         peers=peers,
     )
-    for phase in (Phase.TRAINING, Phase.REFUSED):
+    for phase in (TrainerPhase.TRAINING, TrainerPhase.REFUSED):
         scene = Scene(changed(view, phase=phase), (SceneEvent(words, words, warns=True),) * 8)
         lines = render(scene, *size)
         assert len(lines) <= size[1]
@@ -146,7 +152,7 @@ def test_what_is_no_number_is_a_question_mark_or_left_out(number: float) -> None
         batch=BatchView(
             samples=number, target=8, mine=9, samples_per_second=number, seconds_to_step=number
         ),
-        peers=(PeerView(samples_per_second=number, round_trip_ms=number),),
+        peers=(RunPeerView(samples_per_second=number, round_trip_ms=number),),
     )
     for size in SIZES:
         lines = render(Scene(view), *size)

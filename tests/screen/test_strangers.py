@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 from rich.cells import cell_len
 
-from node.display_name import short, with_names
-from node.screen.canvas import Canvas, Look, paint
-from node.screen.cells import clean
-from node.screen.picture import render
-from node.screen.scene import Scene, SceneEvent
-from node.screen.summary import summary
-from node.trainer.view import PeerView, Phase, named
+from node.app.screen.canvas import Canvas, Look, paint
+from node.app.screen.cells import clean
+from node.app.screen.picture import Scene, SceneEvent, render, summary
+from node.core.display_name import short, with_names
+from node.core.training_view import RunPeerView, TrainerPhase, named
 from tests.screen.emulator import AT_REST, Emulator
 from tests.screen.scenes import TRAINING
 
@@ -43,15 +41,17 @@ LOOKS = (Look(), Look(colour=False, encoding="ascii"), Look(encoding="latin-1"),
     said=words.map("".join),
     columns=st.integers(1, 160),
     rows=st.integers(1, 50),
-    phase=st.sampled_from(Phase),
+    phase=st.sampled_from(TrainerPhase),
     look=st.sampled_from(LOOKS),
 )
-@example(LONGEST, 80, 23, Phase.TRAINING, Look())
-@example(LONGEST, 20, 4, Phase.REFUSED, Look(encoding="ascii"))
+@example(LONGEST, 80, 23, TrainerPhase.TRAINING, Look())
+@example(LONGEST, 20, 4, TrainerPhase.REFUSED, Look(encoding="ascii"))
 def test_nothing_that_is_said_leaves_its_place(
-    said: str, columns: int, rows: int, phase: Phase, look: Look
+    said: str, columns: int, rows: int, phase: TrainerPhase, look: Look
 ) -> None:
-    peer = PeerView(peer=said, name=said, role=said, reach="direct", ignored=said, samples=10**20)
+    peer = RunPeerView(
+        peer=said, name=said, role=said, reach="direct", ignored=said, samples=10**20
+    )
     view = changed(TRAINING, phase=phase, run=said, person=said, doing=said, advice=said)
     view = changed(view, device=said, checkpoint=said, peer=said, peers=(peer,) * 3)
     scene = Scene(view, (SceneEvent("21:00:00", said, warns=True),) * 3)
@@ -78,7 +78,7 @@ def test_a_clean_word_is_clean_and_no_wider_than_it_was(said: str) -> None:
 
 def test_a_peer_is_called_by_its_name_and_by_the_end_of_its_id_without() -> None:
     bob, stranger = ("12D3KooW" + letter * 44 for letter in "bZ")
-    peers = named((PeerView(peer=bob, name="code:bob"), PeerView(peer=stranger)))
+    peers = named((RunPeerView(peer=bob, name="code:bob"), RunPeerView(peer=stranger)))
     said = f"{bob} came; {stranger} did not; {short(bob)} went, and 12D3KooWbb"
     label = f"code:bob …{'b' * 8}"
     assert with_names(said, peers) == (

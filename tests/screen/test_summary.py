@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace as changed
 
-from node.screen.scene import Scene, SceneEvent
-from node.screen.summary import summary
-from node.trainer.view import ENDED, Phase, TrainerView
+from node.app.screen.picture import Scene, SceneEvent, summary
+from node.core.training_view import ENDED, TrainerPhase, TrainerView
 from tests.screen.scenes import EVENTS, SIZES, STATES
 
 AT = "21:05:12"
@@ -64,7 +63,7 @@ def test_a_second_ctrl_c_still_leaves_what_was_given() -> None:
 
 def test_nothing_is_left_of_a_session_that_gave_nothing() -> None:
     assert text(STATES["starting"]) == []
-    left = changed(TrainerView(run="poem"), phase=Phase.LEFT)
+    left = changed(TrainerView(run="poem"), phase=TrainerPhase.LEFT)
     assert text(Scene(left)) == []
 
 

@@ -13,12 +13,12 @@ import trio.testing
 from msgspec.structs import replace as changed
 from rich.text import Text
 
-from node.commands.output import Output
-from node.screen.canvas import BEGIN, Look
-from node.screen.live import Screen
-from node.screen.terminal import Terminal, can_show, look_of
-from node.trainer.happenings import Notice, WillUse
-from node.trainer.view import TrafficView
+from node.app.commands.output import Output
+from node.app.screen.canvas import BEGIN, Look
+from node.app.screen.live import Screen
+from node.app.screen.terminal import Terminal, can_show, look_of
+from node.core.training_view import TrafficView
+from node.training.happenings import Notice, WillUse
 from tests.screen.emulator import Emulator
 from tests.screen.pseudo import Pseudo
 from tests.screen.scenes import STATES, TRAINING

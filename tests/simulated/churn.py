@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 import trio
 import trio.testing
 
-from node.simulated_network import LinkSettings, SimulatedNetwork, SimulatedWorld, WorldSettings
 from protocols.errors import PotluckError, ProtocolMisuse, RemoteMisbehaviour
-from protocols.messages import Empty
-from protocols.ping import ECHO, EchoRequest
-from protocols.rpc import Rpc, open_rpc
+from protocols.rpc import Empty, Rpc, open_rpc
+from protocols.rpc.ping import ECHO, EchoRequest
+from protocols.testing.world import LinkSettings, SimulatedNetwork, SimulatedWorld, WorldSettings
 from tests.simulated.peers import HANG, POUR, Pattern, Server, chunk
 
 SETTINGS = WorldSettings(

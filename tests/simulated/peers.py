@@ -8,13 +8,11 @@ from typing import Any, Final
 
 import trio
 
-from node.simulated_network import SimulatedNetwork, SimulatedWorld
-from protocols.bulk import Transfer
 from protocols.guard import Caller
-from protocols.messages import Empty, Message
-from protocols.method import BulkMethod, Method
-from protocols.ping import ECHO, FOR_BENCHMARKS, EchoRequest, serve_ping
-from protocols.rpc import Rpc, RpcStatistics, open_rpc
+from protocols.rpc import BulkMethod, Empty, Message, Method, Rpc, Transfer, open_rpc
+from protocols.rpc.ping import ECHO, EchoRequest, serve_ping
+from protocols.rpc.rpc import RpcStatistics
+from protocols.testing.world import SimulatedNetwork, SimulatedWorld
 
 PROTOCOL: Final = "/potluck/faults/1.0.0"
 CHUNK_BYTES: Final = 65_536
@@ -68,7 +66,7 @@ class Server:
 
     async def _run(self, network: SimulatedNetwork) -> None:
         async with open_rpc(network) as self.rpc:
-            serve_ping(self.rpc, FOR_BENCHMARKS)
+            serve_ping(self.rpc)
             self.rpc.serve(HANG, self._hang)
             self.rpc.serve(BREAK, self._break)
             self.rpc.serve_bulk(POUR, self._pour)

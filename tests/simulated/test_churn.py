@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from node.simulated_network import run_simulation
+from protocols.testing.world import run_simulation
 from tests.simulated.churn import SETTINGS, Tally, churn
 
 

@@ -11,14 +11,14 @@ import pytest
 import trio
 from trio._core import _run as trio_run
 
-from node.simulated_network import (
+from protocols.network import Stream
+from protocols.testing.world import (
     LinkSettings,
     SimulatedNetwork,
     SimulatedWorld,
     WorldSettings,
     run_simulation,
 )
-from protocols.network import Stream
 
 PROTOCOL = "/potluck/gossip/1.0.0"
 NODES = 12

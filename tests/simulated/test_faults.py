@@ -7,15 +7,15 @@ from contextlib import suppress
 import pytest
 import trio
 
-from node.simulated_network import (
+from protocols.errors import Unreachable
+from protocols.network import Reach, Stream
+from protocols.testing.world import (
     LinkSettings,
     NodeSettings,
     SimulatedNetwork,
     SimulatedWorld,
     run_simulation,
 )
-from protocols.errors import Unreachable
-from protocols.network import Reach, Stream
 from tests.simulated.worlds import (
     LATENCY_SECONDS,
     PROTOCOL,

@@ -12,7 +12,6 @@ from contextlib import suppress
 import pytest
 import trio
 
-from node.simulated_network import NodeSettings, SimulatedNetwork, SimulatedWorld
 from protocols.errors import (
     DeadlineExceeded,
     HandlerFailed,
@@ -21,12 +20,12 @@ from protocols.errors import (
     ProtocolNotServed,
     Unreachable,
 )
-from protocols.messages import Empty, OpenHead, RequestHead, encode
-from protocols.method import BulkMethod
 from protocols.network import Stream
-from protocols.ping import ECHO, EchoRequest
-from protocols.rpc import open_rpc
-from protocols.wire import CHUNK, OPEN, REQUEST, RESPONSE, message_frame
+from protocols.rpc import BulkMethod, Empty, encode, open_rpc
+from protocols.rpc.frames import CHUNK, OPEN, REQUEST, RESPONSE, message_frame
+from protocols.rpc.messages import OpenHead, RequestHead
+from protocols.rpc.ping import ECHO, EchoRequest
+from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
 from tests.simulated.peers import (
     BREAK,
     CALL_SECONDS,

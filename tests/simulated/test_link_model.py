@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.simulation.link_model import (
+from protocols.testing.link import BUSY_BYTES, MEMORY_SECONDS, SliceMeter
+from protocols.testing.link_model import (
     LONGEST_SEGMENT_BYTES,
     LinkSettings,
     Pipe,
     segment_bytes,
 )
-from node.simulation.partition import Cut, cuts_between
-from node.simulation.rate_meter import BUSY_BYTES, MEMORY_SECONDS, RateMeter
+from protocols.testing.world import Cut, cuts_between
 
 times = st.floats(min_value=0, max_value=1000)
 sizes = st.integers(min_value=0, max_value=10_000_000)
@@ -110,14 +110,14 @@ def test_a_partition_separates_exactly_those_of_different_groups(group_of: list[
 
 
 def test_a_quiet_link_has_no_rate() -> None:
-    meter = RateMeter()
+    meter = SliceMeter()
     assert meter.bytes_per_second(0.0) is None
     meter.record(0.0, BUSY_BYTES - 1)
     assert meter.bytes_per_second(5.0) is None
 
 
 def test_the_rate_is_that_of_the_best_second_and_is_forgotten() -> None:
-    meter = RateMeter()
+    meter = SliceMeter()
     for second, size in enumerate([100_000, 900_000, 200_000, 10]):
         for _ in range(10):
             meter.record(float(second), size // 10)

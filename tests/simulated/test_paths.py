@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from node.simulated_network import LinkSettings, NodeSettings, SimulatedWorld
 from protocols.network import Stream
+from protocols.testing.world import LinkSettings, NodeSettings, SimulatedWorld
 from tests.simulated.worlds import (
     LATENCY_SECONDS,
     ROUND_TRIP_SECONDS,

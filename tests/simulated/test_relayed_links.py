@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from node.simulated_network import LinkSettings, NodeSettings, SimulatedNetwork, SimulatedWorld
 from protocols.network import LinkEvent, Reach
+from protocols.testing.world import LinkSettings, NodeSettings, SimulatedNetwork, SimulatedWorld
 from tests.simulated.peers import Server, is_served, open_rpc
 from tests.simulated.worlds import (
     LATENCY_SECONDS,

@@ -7,14 +7,14 @@ import time
 import pytest
 import trio
 
-from node.simulated_network import (
+from protocols.network import Stream
+from protocols.testing.world import (
     LinkSettings,
     SimulatedNetwork,
     SimulatedWorld,
     WorldSettings,
     run_simulation,
 )
-from protocols.network import Stream
 from tests.simulated.worlds import PROTOCOL, echo, simulated
 
 NODES = 1000

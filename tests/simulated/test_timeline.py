@@ -8,8 +8,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from node.simulated_network import SimulatedWorld, run_simulation
-from node.simulation.timeline import Timeline
+from protocols.testing.timeline import Timeline
+from protocols.testing.world import SimulatedWorld, run_simulation
 
 TICK_SECONDS = 0.1
 JUMPS = 1_000  # of the clock, after which it stands still; four are enough

@@ -9,14 +9,14 @@ from typing import Final
 
 import trio
 
-from node.simulated_network import (
+from protocols.network import Stream
+from protocols.testing.world import (
     LinkSettings,
     SimulatedNetwork,
     SimulatedWorld,
     WorldSettings,
     run_simulation,
 )
-from protocols.network import Stream
 
 PROTOCOL: Final = "/potluck/simulated/1.0.0"
 LATENCY_SECONDS: Final = 0.05

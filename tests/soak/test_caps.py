@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from node.bench.caps import CapsEffort, measure_caps
+from lab.bench.caps import CapsEffort, measure_caps
 
 
 @pytest.mark.soak

@@ -17,11 +17,10 @@ from typing import Final
 import pytest
 import trio
 
-from node.bench.link import LinkConditions
-from node.bench.link_proxy import open_link_proxy
+from lab.bench.link_proxy import LinkConditions, open_link_proxy
 from protocols.errors import DeadlineExceeded
-from protocols.messages import Empty
 from protocols.network import LinkFacts
+from protocols.rpc import Empty
 from tests.processes.children import PeerProcess, running_peer
 from tests.processes.methods import CHUNK_BYTES, ECHO, LINGER, SINK, Content, Duration
 from tests.processes.peer import TestPeer, open_test_peer

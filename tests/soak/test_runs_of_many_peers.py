@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.simulation.virtual_run import RunPlan, broken_promises, simulate
+from lab.simulate.virtual_run import RunPlan, broken_promises, simulate
 
 STEPS = 20
 SEED = 7

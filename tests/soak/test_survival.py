@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from node.bench.survival import SurvivalEffort, measure_survival
-from node.bench.survival_churn import ChurnEffort, measure_churn
+from lab.bench.survival import SurvivalEffort, measure_survival
+from lab.bench.survival_churn import ChurnEffort, measure_churn
 from tests.soak.lengths import LONG_SECONDS
 
 KILLS = 50

@@ -25,10 +25,10 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from node.transport import YamuxSettings
+from node.net.transport import YamuxSettings
 from protocols.errors import HandlerFailed, PotluckError
 from protocols.identity import Identity, PeerId
-from protocols.messages import Empty
+from protocols.rpc import Empty
 from tests.processes.methods import BREAK, CHUNK_BYTES, ECHO, LINGER, SINK, Content, Duration
 from tests.processes.peer import SEED_VARIABLE, TestPeer, chunk_of, open_test_peer
 

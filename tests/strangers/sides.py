@@ -14,9 +14,9 @@ from typing import Literal
 import trio
 from trio.abc import HalfCloseableStream
 
-from node.libp2p.settings import Libp2pSettings
-from node.libp2p_network import open_libp2p_network
-from node.transport import YamuxSettings
+from node.net.libp2p.settings import Libp2pSettings
+from node.net.network import open_libp2p_network
+from node.net.transport import YamuxSettings
 from protocols.identity import Identity, PeerId
 from protocols.network import Network, Stream
 from tests.strangers.stranger import Stranger, reset_socket

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from node.trainer.happenings import Happening
-from node.trainer.view import TrainerView
+from node.core.training_view import TrainerView
+from node.training.happenings import Happening
 
 
 @dataclass

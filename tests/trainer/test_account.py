@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from node.trainer.account import Account
+from node.training.account import SessionAccount
 from protocols.accumulation.events import (
     CaughtUp,
     GradientsDropped,
     HeldBack,
     SeenStep,
+    Share,
     StepLoss,
     StepTaken,
 )
-from protocols.accumulation.share import Share
 from protocols.identity import PeerId
 
 ME, OTHER = PeerId("me"), PeerId("other")
@@ -30,7 +30,7 @@ def step(
 
 
 def test_the_first_samples_that_others_accept_are_told_once() -> None:
-    account = Account()
+    account = SessionAccount()
     assert not account.take(step(0, 256, members=()))  # alone: nobody has accepted anything
     assert not account.take(step(1, 0))
     assert account.take(step(2, 64))
@@ -42,7 +42,7 @@ def test_the_first_samples_that_others_accept_are_told_once() -> None:
 
 
 def test_what_is_in_no_step_is_counted_too() -> None:
-    account = Account()
+    account = SessionAccount()
     account.take(GradientsDropped(3, 40, "late"))
     account.take(HeldBack(3, 8, "The loss is nan."))
     assert account.contribution(None).lost_samples == 48
@@ -53,7 +53,7 @@ def test_what_is_in_no_step_is_counted_too() -> None:
 def test_what_the_others_made_a_step_of_was_not_lost(
     peers: tuple[PeerId, ...], given: int, lost: int
 ) -> None:
-    account = Account()
+    account = SessionAccount()
     account.take(GradientsDropped(3, 64, "the others made the step"))
     shares = tuple(Share(one, 64.0, 0) for one in peers)
     seen = SeenStep(3, bytes(16), 256.0, 64, shares)
@@ -62,7 +62,7 @@ def test_what_the_others_made_a_step_of_was_not_lost(
 
 
 def test_what_was_trained_alone_is_counted_as_that() -> None:
-    account = Account()
+    account = SessionAccount()
     for epoch in range(580):
         account.take(step(epoch, 1024, members=()))
     given = account.contribution(None)
@@ -71,7 +71,7 @@ def test_what_was_trained_alone_is_counted_as_that() -> None:
 
 
 def test_what_was_trained_alone_and_given_up_for_the_others_state_is_in_no_step() -> None:
-    account = Account()
+    account = SessionAccount()
     account.take(step(0, 64, members=()))
     account.take(step(1, 32))
     account.take(step(2, 64, members=()))
@@ -84,7 +84,7 @@ def test_what_was_trained_alone_and_given_up_for_the_others_state_is_in_no_step(
 
 
 def test_the_loss_is_that_of_the_newest_step_and_not_smoothed() -> None:
-    account = Account()
+    account = SessionAccount()
     account.take(step(0, 64, loss=4.0))
     account.take(step(1, 64, members=(), loss=2.0))
     assert (account.loss, account.loss_step) == (2.0, 2)
@@ -94,8 +94,20 @@ def test_the_loss_is_that_of_the_newest_step_and_not_smoothed() -> None:
     assert account.curve.points == ((1, 4.0), (2, 2.0), (3, 1.5), (4, 1.0))
 
 
+def test_no_loss_is_shown_of_steps_that_the_run_has_not_made() -> None:
+    """A run that is begun anew in an old home was shown with the former one's curve."""
+    account = SessionAccount()
+    for made in range(1, 9):  # as they were read from the disk
+        account.curve.note(made, 1.0 / made)
+    assert account.losses == ()
+    account.take(CaughtUp(2, bytes(16), 0.1, 0, (), {}))
+    assert account.losses == ((1, 1.0), (2, 0.5))
+    account.take(step(2, 64, loss=0.25))
+    assert account.losses == account.curve.points == ((1, 1.0), (2, 0.5), (3, 0.25))
+
+
 def test_the_end_of_the_run_is_told_by_the_pace_of_its_last_steps() -> None:
-    account = Account()
+    account = SessionAccount()
     assert account.seconds_left(2000, 0.0) is None
     account.epoch = 0
     account.note_moment(-9.0)

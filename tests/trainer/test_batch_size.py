@@ -7,17 +7,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from node.caps.memory import TooLarge
-from node.trainer.batch_size import QUICK_SECONDS, SLOW_SECONDS, STEADY, BatchSize
-from node.trainer.benchmark import (
+from node.core.caps.memory import TooLarge
+from node.run.out_of_memory import is_out_of_memory
+from node.training.batch_size import (
     ENOUGH_SECONDS,
     LONGEST_SECONDS,
     MOST_SECONDS,
+    QUICK_SECONDS,
+    SLOW_SECONDS,
+    STEADY,
     TARGET_SHARE,
+    BatchSize,
     choose,
     limit_of,
 )
-from node.trainer.out_of_memory import is_out_of_memory
 
 
 class Machine:

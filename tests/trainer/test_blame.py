@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from node.trainer.blame import blame_of
-from protocols.dht.bootstrap import AddressState, BootstrapState, Joined
+from node.training.network_watch import blame_of
+from protocols.dht import BootstrapState, Joined
+from protocols.dht.bootstrap import AddressState
 
 PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
 FIRST, SECOND = f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}", f"/dns4/x.example/tcp/4001/p2p/{PEER}"
@@ -25,6 +26,7 @@ def failure(address: str, detail: str) -> tuple[str, str]:
     ("details", "whose"),
     [
         (("connection refused", "timed out"), "at the other end"),
+        (("connection refused",), "The run may be over"),
         (("no route to that address", "the name does not resolve"), "this machine's connection"),
         (("no route to that address", "timed out"), "may be off"),
         (("timed out", "timed out"), "may be off"),

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from node.trainer.compiler_kept_out import StandIn
+from node.training.compiler_kept_out import StandIn
 
 NAME = "colorsys"  # any module that nobody needs
 

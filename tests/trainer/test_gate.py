@@ -7,8 +7,8 @@ import threading
 import trio
 import trio.testing
 
-from node.trainer.departure import Departure
-from node.trainer.gate import Closed, Gate
+from node.training.departure import Departure
+from node.training.gate import Closed, Gate
 from protocols.errors import PotluckError
 from tests.waiting import PATIENCE_SECONDS
 

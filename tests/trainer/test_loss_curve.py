@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from node.trainer.loss_curve import LARGEST_FILE_BYTES, LossCurve, keep
-from node.trainer.view import LOSSES_KEPT
+from node.core.training_view import LOSSES_KEPT
+from node.training.loss_curve import LARGEST_FILE_BYTES, LossCurve, keep
 
 
 def test_it_reaches_back_to_the_first_step_however_many_there_are() -> None:
@@ -34,8 +34,8 @@ def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
     curve, path = LossCurve(), tmp_path / "poem.losses"
     for step in range(1, 3 * LOSSES_KEPT):
         curve.note(step, 1.0 / step)
-    keep(curve.as_bytes(), path)
-    again = LossCurve.read(path)
+    keep(curve.as_bytes("poem"), path)
+    again = LossCurve.read(path, "poem")
     assert again.points == curve.points
     for one in (curve, again):
         one.note(3 * LOSSES_KEPT, 0.5)
@@ -47,11 +47,14 @@ def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
     [
         b"",
         b"{}",
-        b'{"width":0,"points":[]}',
-        b'{"width":1,"points":[[2,1.0,1],[1,1.0,1]]}',
-        b'{"width":1,"points":[[1,1e999,1]]}',
+        b'{"run":"poem","width":0,"points":[]}',
+        b'{"run":"other","width":1,"points":[]}',
+        b'{"run":"poem","width":1,"points":[[2,1.0,1],[1,1.0,1]]}',
+        b'{"run":"poem","width":1,"points":[[1,1e999,1]]}',
         b" " * (LARGEST_FILE_BYTES + 1),
-        b'{"width":1,"points":[' + b",".join(b"[%d,1.0,1]" % one for one in range(600)) + b"]}",
+        b'{"run":"poem","width":1,"points":['
+        + b",".join(b"[%d,1.0,1]" % one for one in range(600))
+        + b"]}",
     ],
     ids=lambda data: repr(data[:30]),
 )
@@ -59,4 +62,4 @@ def test_a_file_that_is_none_is_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "poem.losses"
     path.write_bytes(data)
     with pytest.raises(ValueError):  # noqa: PT011 - msgspec's are of several kinds
-        LossCurve.read(path)
+        LossCurve.read(path, "poem")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import trio
 
-from node.simulated_network import LinkSettings, SimulatedWorld
-from node.trainer.network_watch import FIRST_TRY_SECONDS, LOST_SECONDS, watch_network
-from node.trainer.session import Session
-from node.trainer.view import Phase
+from node.core.training_view import TrainerPhase
+from node.training.network_watch import FIRST_TRY_SECONDS, LOST_SECONDS, watch_network
+from node.training.session import TrainingSession
 from protocols.accumulation.progress_slot import SLOT_SECONDS
-from protocols.dht.settings import DhtSettings
+from protocols.dht import DhtSettings
+from protocols.testing.world import LinkSettings, SimulatedWorld
 from tests.dht.members import Member, joined, member, simulated
 from tests.trainer.recorded import Recorded
 
@@ -20,9 +20,9 @@ BACK_SECONDS = DhtSettings().longest_retry_seconds + 5.0
 
 async def watched(
     world: SimulatedWorld, one: Member, *, begins: bool = False
-) -> tuple[Session, Recorded]:
+) -> tuple[TrainingSession, Recorded]:
     shown = Recorded()
-    session = Session(shown)
+    session = TrainingSession(shown)
     session.entered()
 
     async def watch() -> None:
@@ -48,7 +48,7 @@ async def test_ten_minutes_without_a_network_are_told_and_over_by_themselves(
     await trio.sleep(SLOT_SECONDS + FIRST_TRY_SECONDS)
     assert not session.gate.is_open
     told = session.view()
-    assert told.phase is Phase.NETWORK_LOST
+    assert told.phase is TrainerPhase.NETWORK_LOST
     assert "known address" in told.doing
     assert "goes on by itself" in told.advice
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from node.trainer.giving_back import give_back_memory
-from node.trainer.owners_pause import LONGEST_SECONDS, OwnersPause, time_of_day
+from node.training.loop import give_back_memory
+from node.training.owners_pause import LONGEST_SECONDS, OwnersPause, time_of_day
 
 NOON = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from node.trainer.gate import Closed
-from node.trainer.happenings import Failed, Left
-from node.trainer.phases import NETWORK, Facts, told_of
-from node.trainer.view import Phase
+from node.core.training_view import TrainerPhase
+from node.training.gate import Closed
+from node.training.happenings import Failed, Left
+from node.training.phases import NETWORK, Facts, told_of
 
 PAUSE = Closed("pause", "paused by you")
 LOST = Closed(NETWORK, "none of 2 known addresses answers. They may be off.")
@@ -22,23 +22,23 @@ TRAINS = Facts()
 @pytest.mark.parametrize(
     ("facts", "phase"),
     [
-        (TRAINS, Phase.TRAINING),
-        (Facts(preparing="building the model"), Phase.PREPARING),
-        (Facts(preparing="entering the run", behind=True), Phase.CATCHING_UP),
-        (Facts(places_taken=256, behind=True), Phase.FOLLOWING),
-        (Facts(averaging=True), Phase.AVERAGING),
-        (Facts(keeps_only=True), Phase.KEEPING),
-        (Facts(averaging=True, closed=(PAUSE,)), Phase.PAUSED),
-        (Facts(averaging=True, closed=(PAUSE, LOST)), Phase.NETWORK_LOST),
-        (Facts(closed=(LOST,), leaving=True), Phase.LEAVING),
-        (Facts(complete=True, begins=True), Phase.COMPLETE),
-        (Facts(complete=True, leaving=True), Phase.LEAVING),
-        (Facts(leaving=True, left=LEFT), Phase.LEFT),
-        (Facts(leaving=True, left=LEFT, failed=NOT_LET_IN), Phase.REFUSED),
-        (Facts(preparing="building the model", failed=DISK_FULL), Phase.FAILED),
+        (TRAINS, TrainerPhase.TRAINING),
+        (Facts(preparing="building the model"), TrainerPhase.PREPARING),
+        (Facts(preparing="entering the run", behind=True), TrainerPhase.CATCHING_UP),
+        (Facts(places_taken=256, behind=True), TrainerPhase.FOLLOWING),
+        (Facts(averaging=True), TrainerPhase.AVERAGING),
+        (Facts(keeps_only=True), TrainerPhase.KEEPING),
+        (Facts(averaging=True, closed=(PAUSE,)), TrainerPhase.PAUSED),
+        (Facts(averaging=True, closed=(PAUSE, LOST)), TrainerPhase.NETWORK_LOST),
+        (Facts(closed=(LOST,), leaving=True), TrainerPhase.LEAVING),
+        (Facts(complete=True, begins=True), TrainerPhase.COMPLETE),
+        (Facts(complete=True, leaving=True), TrainerPhase.LEAVING),
+        (Facts(leaving=True, left=LEFT), TrainerPhase.LEFT),
+        (Facts(leaving=True, left=LEFT, failed=NOT_LET_IN), TrainerPhase.REFUSED),
+        (Facts(preparing="building the model", failed=DISK_FULL), TrainerPhase.FAILED),
     ],
 )
-def test_what_matters_more_is_shown(facts: Facts, phase: Phase) -> None:
+def test_what_matters_more_is_shown(facts: Facts, phase: TrainerPhase) -> None:
     told = told_of(facts)
     assert told.phase is phase
     assert told.doing

@@ -13,10 +13,10 @@ import trio
 
 from node.run.building import build_task
 from node.run.definition import read_definition
-from node.simulated_network import SimulatedWorld
-from node.trainer.options import TrainerOptions
+from node.training.trainer import TrainerOptions
 from protocols.accumulation.events import CaughtUp
-from protocols.accumulation.state_kept import FILE_NAME
+from protocols.accumulation.state_download import FILE_NAME
+from protocols.testing.world import SimulatedWorld
 from tests.runs.definitions import TEXT
 from tests.trainer.training_nodes import training_in
 from tests.waiting import PATIENCE_SECONDS, until

@@ -9,11 +9,11 @@ import pytest
 import torch
 import trio
 
-from node.checkpoints import Checkpoints
+from node.run.checkpoints import Checkpoints
 from node.run.definition import read_definition
-from node.simulated_network import SimulatedWorld
-from node.trainer.happenings import RunComplete
-from node.trainer.options import TrainerOptions
+from node.training.happenings import RunComplete
+from node.training.trainer import TrainerOptions
+from protocols.testing.world import SimulatedWorld
 from tests.runs.definitions import with_line
 from tests.trainer.training_nodes import TrainingNode, training_in
 from tests.waiting import PATIENCE_SECONDS, until
@@ -39,7 +39,7 @@ async def test_volunteers_do_not_leave_with_a_last_step_that_the_keeper_is_witho
     checkpoints = DEFINITION.checkpoint_settings(tmp_path / "checkpoints", {})
     keeps = TrainerOptions(begins=True, keeps_only=True, checkpoints=checkpoints)
     volunteer = TrainerOptions(micro_batch=4)
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(2 * PATIENCE_SECONDS):  # it waits four times, and each may be slow
         async with (
             SimulatedWorld(seed=1) as world,
             training_in(world, DEFINITION, "keeper", tmp_path / "keeper", keeps) as keeper,

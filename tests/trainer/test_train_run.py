@@ -13,15 +13,13 @@ import pytest
 import torch
 import trio
 
-from node.caps.memory import MemoryUsedUp
-from node.joining.same_key import KeyInUse
+from node.core.caps.memory import MemoryUsedUp
 from node.run.building import RunTask, build_task
 from node.run.definition import read_definition
-from node.simulated_network import SimulatedWorld
-from node.trainer.happenings import Notice, Preparing
-from node.trainer.options import TrainerOptions
-from node.trainer.stages import ENTERING, MEASURING
-from node.trainer.trainer import train_run
+from node.training.happenings import ENTERING, MEASURING, Notice, Preparing
+from node.training.join.bootstrap import KeyInUse
+from node.training.trainer import TrainerOptions, train_run
+from protocols.testing.world import SimulatedWorld
 from tests.runs.definitions import TEXT
 from tests.trainer.training_nodes import TrainingNode, training_node
 from tests.waiting import PATIENCE_SECONDS, until

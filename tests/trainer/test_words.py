@@ -8,12 +8,12 @@ import typing
 import msgspec
 import pytest
 
-from node.display_name import short
-from node.trainer import happenings
-from node.trainer.happenings import Happening, Left, NetworkBack, Paused
-from node.trainer.words import given_by, object_of, span, words_of
-from protocols.accumulation.events import SeenStep, StepLoss, StepTaken
-from protocols.accumulation.share import Share
+from node.core.display_name import short
+from node.core.duration import span
+from node.training import happenings
+from node.training.happenings import Began, Happening, Left, NetworkBack, Paused
+from node.training.words import given_by, object_of, words_of
+from protocols.accumulation.events import SeenStep, Share, StepLoss, StepTaken
 from protocols.identity import PeerId
 
 EXAMPLES: dict[object, object] = {
@@ -94,3 +94,8 @@ def test_a_span_is_said_in_its_two_largest_units(seconds: float, words: str) -> 
 def test_a_peer_id_is_shortened_from_the_front() -> None:
     assert short("12D3KooWA7YDSPeL") == "…A7YDSPeL"
     assert short("alice") == "alice"
+
+
+def test_a_peer_that_only_keeps_the_run_does_not_say_that_it_trains() -> None:
+    assert words_of(Began("poem", 4, keeps_only=True)) == "keeping poem, from step 4 on"
+    assert words_of(Began("poem", 4)) == "training in poem, from step 4 on"

@@ -18,14 +18,13 @@ from pathlib import Path
 
 import trio
 
-from node.configuration import read_configuration
-from node.node import Node
+from node.core.configuration import read_configuration
+from node.core.node import Node
 from node.run.building import build_task
 from node.run.definition import RunDefinition
-from node.simulated_network import SimulatedNetwork, SimulatedWorld
-from node.trainer.options import TrainerOptions
-from node.trainer.session import Session
-from node.trainer.trainer import train_run
+from node.training.session import TrainingSession
+from node.training.trainer import TrainerOptions, train_run
+from protocols.testing.world import SimulatedNetwork, SimulatedWorld
 from tests.access.members import running_node, write_key
 from tests.trainer.recorded import Recorded
 from tests.waiting import PATIENCE_SECONDS, until
@@ -36,7 +35,7 @@ class TrainingNode:
     """`ended`: it trains no more. `scope`: what a pass that is taken back cancels."""
 
     node: Node
-    session: Session
+    session: TrainingSession
     shown: Recorded
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     ended: trio.Event = field(default_factory=trio.Event)
@@ -63,7 +62,7 @@ async def training_node(
     write_key(configuration.key_file, world.identity_of(name))
     async with running_node(world, name, configuration) as node, trio.open_nursery() as nursery:
         shown = Recorded()
-        one = TrainingNode(node, Session(shown), shown)
+        one = TrainingNode(node, TrainingSession(shown), shown)
         one.session.entered()
 
         async def to_the_end() -> None:

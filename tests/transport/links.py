@@ -25,9 +25,9 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from node.transport import YamuxConnection, YamuxSettings, YamuxStream, security_options
-from node.transport.frames import FrameHeader, FrameParser, encode_header
-from node.transport.noise import NoiseSession
+from node.net.transport import YamuxConnection, YamuxSettings, YamuxStream, security_options
+from node.net.transport.frames import FrameHeader, YamuxFrameParser, encode_header
+from node.net.transport.noise import NoiseSession
 from tests.waiting import PATIENCE_SECONDS
 
 MEBIBYTE = 1024 * 1024
@@ -217,7 +217,7 @@ class HostilePeer:
     def __init__(self, session: NoiseSession, wire: PipeConnection) -> None:
         self.session = session
         self.wire = wire
-        self._parser = FrameParser(2**32 - 1)
+        self._parser = YamuxFrameParser(2**32 - 1)
         self._events: deque[FrameHeader | memoryview] = deque()
 
     async def send(self, *frames: bytes) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 COUNT_PAGE_FAULTS = """
 import resource
-from node.transport.allocator import keep_freed_memory_at_hand
+from node.net.transport.plugin import keep_freed_memory_at_hand
 if {is_told}:
     keep_freed_memory_at_hand()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import trio
 
-from node.transport.beats import PARTS, Beats
+from node.net.transport.keep_alive import PARTS, Beats
 
 
 class Calls:

@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.transport import YamuxConnection, YamuxStream
+from node.net.transport import YamuxConnection, YamuxStream
 from tests.transport.links import (
     joined_pair,
     read_exactly,

@@ -12,9 +12,8 @@ import trio
 import trio.testing
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 
-from node.transport import YamuxConnection, YamuxSettings, YamuxStream
-from node.transport.empty_frames import MOST_EMPTY_FRAMES_PER_SECOND
-from node.transport.frames import (
+from node.net.transport import YamuxConnection, YamuxSettings, YamuxStream
+from node.net.transport.frames import (
     ACK,
     DATA,
     FIN,
@@ -28,8 +27,9 @@ from node.transport.frames import (
     WINDOW_UPDATE,
     encode_header,
 )
-from node.transport.outgoing import REFUSALS_AT_ONCE
-from node.transport.settings import INITIAL_WINDOW_BYTES
+from node.net.transport.incoming import MOST_EMPTY_FRAMES_PER_SECOND
+from node.net.transport.outgoing import REFUSALS_AT_ONCE
+from node.net.transport.settings import INITIAL_WINDOW_BYTES
 from tests.transport.links import (
     MEBIBYTE,
     HostilePeer,

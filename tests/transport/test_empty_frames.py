@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.transport.empty_frames import MOST_EMPTY_FRAMES_PER_SECOND, EmptyFrames
+from node.net.transport.incoming import MOST_EMPTY_FRAMES_PER_SECOND, EmptyFrames
 from protocols.errors import LimitExceeded
 
 

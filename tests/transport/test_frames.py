@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.transport.frames import (
+from node.net.transport.frames import (
     ACK,
     DATA,
     FIN,
@@ -19,7 +19,7 @@ from node.transport.frames import (
     SYN,
     WINDOW_UPDATE,
     FrameHeader,
-    FrameParser,
+    YamuxFrameParser,
     decode_header,
     encode_header,
 )
@@ -41,7 +41,7 @@ CONVERSATION_BYTES = b"".join(encode_header(*header) + payload for header, paylo
 
 
 def parse(*chunks: bytes) -> list[tuple[FrameHeader, bytes]]:
-    parser = FrameParser(PAYLOAD_LIMIT)
+    parser = YamuxFrameParser(PAYLOAD_LIMIT)
     frames: list[tuple[FrameHeader, bytes]] = []
     for chunk in chunks:
         for event in parser.feed(chunk):
@@ -51,7 +51,6 @@ def parse(*chunks: bytes) -> list[tuple[FrameHeader, bytes]]:
                 assert len(event) > 0
                 header, payload = frames[-1]
                 frames[-1] = (header, payload + bytes(event))
-    assert parser.is_between_frames
     return frames
 
 
@@ -92,18 +91,18 @@ def test_flags_that_are_not_in_the_specification_are_left_to_the_future() -> Non
 )
 def test_a_header_that_no_yamux_sends_is_malformed(header: bytes) -> None:
     with pytest.raises(MalformedMessage):
-        list(FrameParser(PAYLOAD_LIMIT).feed(header))
+        list(YamuxFrameParser(PAYLOAD_LIMIT).feed(header))
 
 
 @pytest.mark.parametrize("length", [PAYLOAD_LIMIT + 1, 2**31, 2**32 - 1])
 def test_a_payload_above_the_limit_is_refused_at_its_header(length: int) -> None:
-    parser = FrameParser(PAYLOAD_LIMIT)
+    parser = YamuxFrameParser(PAYLOAD_LIMIT)
     with pytest.raises(LimitExceeded):
         list(parser.feed(encode_header(DATA, 0, 1, length)))
 
 
 def test_a_payload_is_not_gathered() -> None:
-    parser = FrameParser(2**32 - 1)
+    parser = YamuxFrameParser(2**32 - 1)
     list(parser.feed(encode_header(DATA, 0, 1, 2**32 - 1)))
     chunk = bytes(1000)
     for _ in range(100):
@@ -114,12 +113,10 @@ def test_a_payload_is_not_gathered() -> None:
 
 
 def test_what_a_caller_does_on_a_header_comes_before_the_payload_is_taken() -> None:
-    parser = FrameParser(PAYLOAD_LIMIT)
+    parser = YamuxFrameParser(PAYLOAD_LIMIT)
     events = parser.feed(encode_header(DATA, 0, 1, 3) + b"abc")
     assert next(events) == FrameHeader(DATA, 0, 1, 3)
-    assert not parser.is_between_frames
     assert next(events) == b"abc"
-    assert parser.is_between_frames
 
 
 frames = st.tuples(
@@ -150,7 +147,7 @@ def test_any_frames_survive_any_cuts(
 
 def feed_and_measure(data: bytes, step: int) -> None:
     """Only the two documented errors may come out, and no more may be held than a header."""
-    parser = FrameParser(PAYLOAD_LIMIT)
+    parser = YamuxFrameParser(PAYLOAD_LIMIT)
     for start in range(0, len(data), step):
         try:
             for event in parser.feed(data[start : start + step]):

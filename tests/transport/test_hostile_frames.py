@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 
-from node.transport import YamuxConnection, YamuxSettings
-from node.transport.frames import DATA, PING, SYN, encode_header
-from node.transport.settings import INITIAL_WINDOW_BYTES
+from node.net.transport import YamuxConnection, YamuxSettings
+from node.net.transport.frames import DATA, PING, SYN, encode_header
+from node.net.transport.settings import INITIAL_WINDOW_BYTES
 from tests.transport.links import HostilePeer, hostile_pair
 
 LIMITS = YamuxSettings(
@@ -41,7 +41,7 @@ def no_fault_of_ours() -> Iterator[None]:
             faults.append(self.format(record))
 
     catcher = Catcher(level=logging.ERROR)
-    logger = logging.getLogger("node.transport")
+    logger = logging.getLogger("node.net.transport")
     logger.addHandler(catcher)
     try:
         yield

@@ -18,9 +18,9 @@ from libp2p.security.noise.transport import PROTOCOL_ID, Transport
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
-from node.transport import YamuxConnection, install_muxer, security_options
-from node.transport.noise import NoiseSession
-from node.transport.wires import SocketWire
+from node.net.transport import YamuxConnection, install_muxer, security_options
+from node.net.transport.noise import NoiseSession
+from node.net.transport.wires import SocketWire
 from tests.waiting import PATIENCE_SECONDS, until
 
 ECHO = "/test/echo/1.0.0"

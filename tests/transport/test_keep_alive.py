@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from node.transport.keep_alive import EARLY_MEASUREMENTS, MEASURE_EVERY_SECONDS, KeepAlive, Verdict
+from node.net.transport.keep_alive import (
+    EARLY_MEASUREMENTS,
+    MEASURE_EVERY_SECONDS,
+    KeepAlive,
+    LifeVerdict,
+)
 
 
-def beats_until(keep_alive: KeepAlive, verdict: Verdict, slowest: float | None = None) -> int:
+def beats_until(keep_alive: KeepAlive, verdict: LifeVerdict, slowest: float | None = None) -> int:
     """How many beats of silence until this verdict."""
     for count in range(1, 10_000):
         if keep_alive.beat(100, slowest) is verdict:
@@ -17,15 +22,15 @@ def settled() -> KeepAlive:
     """A keep-alive of 5 and 8 seconds behind its early measurements."""
     keep_alive = KeepAlive(5.0, 8.0)
     for count in range(EARLY_MEASUREMENTS):
-        assert keep_alive.beat(count + 1, None) is Verdict.PING
-    assert keep_alive.beat(100, None) is Verdict.FINE
+        assert keep_alive.beat(count + 1, None) is LifeVerdict.PING
+    assert keep_alive.beat(100, None) is LifeVerdict.FINE
     return keep_alive
 
 
 def test_a_silent_peer_is_pinged_and_then_given_up_within_ten_odd_seconds() -> None:
     keep_alive = settled()
-    pinged_after = beats_until(keep_alive, Verdict.PING) * keep_alive.beat_seconds
-    given_up_after = beats_until(keep_alive, Verdict.GONE) * keep_alive.beat_seconds
+    pinged_after = beats_until(keep_alive, LifeVerdict.PING) * keep_alive.beat_seconds
+    given_up_after = beats_until(keep_alive, LifeVerdict.GONE) * keep_alive.beat_seconds
     assert 4.0 <= pinged_after <= 6.0
     assert pinged_after + given_up_after <= 14.0
 
@@ -33,27 +38,29 @@ def test_a_silent_peer_is_pinged_and_then_given_up_within_ten_odd_seconds() -> N
 def test_any_byte_is_a_sign_of_life() -> None:
     keep_alive = settled()
     for count in range(1000):
-        assert keep_alive.beat(100 + count // 10, None) is not Verdict.GONE
+        assert keep_alive.beat(100 + count // 10, None) is not LifeVerdict.GONE
 
 
 def test_a_slow_link_gets_a_longer_deadline() -> None:
     keep_alive = settled()
-    beats_until(keep_alive, Verdict.PING)
-    given_up_after = beats_until(keep_alive, Verdict.GONE, slowest=5.0) * keep_alive.beat_seconds
+    beats_until(keep_alive, LifeVerdict.PING)
+    given_up_after = (
+        beats_until(keep_alive, LifeVerdict.GONE, slowest=5.0) * keep_alive.beat_seconds
+    )
     assert given_up_after >= 19.0
 
 
 def test_a_busy_connection_is_measured_now_and_then() -> None:
     keep_alive = settled()
     beats = int(60 / keep_alive.beat_seconds)
-    pings = sum(keep_alive.beat(1000 + beat, None) is Verdict.PING for beat in range(beats))
+    pings = sum(keep_alive.beat(1000 + beat, None) is LifeVerdict.PING for beat in range(beats))
     assert pings == 60 // MEASURE_EVERY_SECONDS
 
 
 def test_shorter_settings_beat_faster() -> None:
     keep_alive = KeepAlive(0.2, 0.4)
     keep_alive.beat(100, None)
-    beats = beats_until(keep_alive, Verdict.GONE)
+    beats = beats_until(keep_alive, LifeVerdict.GONE)
     assert 0.5 <= beats * keep_alive.beat_seconds <= 0.7
 
 
@@ -64,10 +71,10 @@ def test_of_two_that_hear_the_same_only_the_one_that_leads_pings() -> None:
         following.beat(count + 1, None)
     heard, pings = 100, {"leading": 0, "following": 0}
     for _ in range(600):  # beats; an answer is there by the next one
-        if leading.beat(heard, 0.1) is Verdict.PING:
+        if leading.beat(heard, 0.1) is LifeVerdict.PING:
             pings["leading"] += 1
             heard += 12
-        if following.beat(heard, 0.1) is Verdict.PING:
+        if following.beat(heard, 0.1) is LifeVerdict.PING:
             pings["following"] += 1
             heard += 12
     assert 80 <= pings["leading"] <= 100
@@ -79,5 +86,5 @@ def test_the_one_that_does_not_lead_notices_silence_by_itself_two_beats_later() 
     for count in range(EARLY_MEASUREMENTS):
         keep_alive.beat(count + 1, None)
     keep_alive.beat(100, None)
-    assert beats_until(keep_alive, Verdict.PING) == 5 + 2
-    assert beats_until(keep_alive, Verdict.GONE) == 8
+    assert beats_until(keep_alive, LifeVerdict.PING) == 5 + 2
+    assert beats_until(keep_alive, LifeVerdict.GONE) == 8

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from node.transport.measurement import REMEMBERED_ROUND_TRIPS, RateMeter, RoundTrips
+from node.net.transport.measurement import REMEMBERED_ROUND_TRIPS, LinkRateMeter, RoundTrips
 
 MEGABYTE = 1_000_000
 
 
-def carry(meter: RateMeter, rate: float, seconds: float, start: float = 0.0) -> float:
+def carry(meter: LinkRateMeter, rate: float, seconds: float, start: float = 0.0) -> float:
     """A busy link: pieces of ten milliseconds at `rate`; returns when it ended."""
     for step in range(round(seconds / 0.01)):
         began = start + step * 0.01
@@ -18,20 +18,20 @@ def carry(meter: RateMeter, rate: float, seconds: float, start: float = 0.0) -> 
 
 
 def test_nothing_is_known_before_anything_was_measured() -> None:
-    assert RateMeter().bytes_per_second is None
+    assert LinkRateMeter().bytes_per_second is None
     assert RoundTrips().shortest_seconds is None
     assert RoundTrips().slowest_seconds is None
 
 
 def test_a_busy_link_shows_its_rate() -> None:
-    meter = RateMeter()
+    meter = LinkRateMeter()
     carry(meter, 12.5 * MEGABYTE, 2.0)
     assert meter.bytes_per_second == pytest.approx(12.5 * MEGABYTE, rel=0.01)
     assert meter.total_bytes == 25 * MEGABYTE
 
 
 def test_a_burst_into_the_kernels_buffer_is_no_measurement() -> None:
-    meter = RateMeter()
+    meter = LinkRateMeter()
     for step in range(100):
         meter.sent(MEGABYTE, step * 0.001, step * 0.001 + 0.0001)
     assert meter.bytes_per_second is None
@@ -39,7 +39,7 @@ def test_a_burst_into_the_kernels_buffer_is_no_measurement() -> None:
 
 
 def test_what_the_kernels_buffer_takes_before_it_is_full_does_not_count() -> None:
-    meter = RateMeter()
+    meter = LinkRateMeter()
     meter.sent(4 * MEGABYTE, 0.0, 0.0001)
     for step in range(50):
         meter.sent(MEGABYTE, step * 0.1, (step + 1) * 0.1)
@@ -47,7 +47,7 @@ def test_what_the_kernels_buffer_takes_before_it_is_full_does_not_count() -> Non
 
 
 def test_chatter_is_no_measurement() -> None:
-    meter = RateMeter()
+    meter = LinkRateMeter()
     for step in range(10_000):
         meter.received(100, step * 0.001, 0.01)
     assert meter.bytes_per_second is None
@@ -55,7 +55,7 @@ def test_chatter_is_no_measurement() -> None:
 
 
 def test_the_best_of_late_counts() -> None:
-    meter = RateMeter()
+    meter = LinkRateMeter()
     now = carry(meter, 10 * MEGABYTE, 1.0)
     now = carry(meter, 2 * MEGABYTE, 1.0, now)
     assert meter.bytes_per_second == pytest.approx(10 * MEGABYTE, rel=0.01)
@@ -65,14 +65,14 @@ def test_the_best_of_late_counts() -> None:
 
 
 def test_a_link_that_rests_keeps_its_last_reading() -> None:
-    meter = RateMeter()
+    meter = LinkRateMeter()
     carry(meter, 10 * MEGABYTE, 1.0)
     meter.received(10, 1e6, None)
     assert meter.bytes_per_second == pytest.approx(10 * MEGABYTE, rel=0.01)
 
 
 def test_a_receiver_guesses_spells_from_the_pauses() -> None:
-    meter = RateMeter()
+    meter = LinkRateMeter()
     now = 0.0
     for _ in range(10):
         for _ in range(50):

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from node.transport.frames import (
+from node.net.transport.frames import (
     ACK,
     DATA,
     FIN,
@@ -20,14 +20,14 @@ from node.transport.frames import (
     decode_header,
     encode_header,
 )
-from node.transport.outgoing import (
+from node.net.transport.outgoing import (
     FRAME_PAYLOAD_BYTES,
     PINGS_ANSWERED_AT_ONCE,
     REFUSALS_AT_ONCE,
     Outgoing,
     StreamQueue,
 )
-from node.transport.settings import MIB, YamuxSettings
+from node.net.transport.settings import MIB, YamuxSettings
 from protocols.errors import LimitExceeded
 
 BATCH = 512 * 1024

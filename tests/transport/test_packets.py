@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.transport.packets import (
+from node.net.transport.packets import (
     CALM_READS,
     LARGE_BUFFER_BYTES,
     LAST_NONCE,

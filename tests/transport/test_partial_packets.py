@@ -10,7 +10,7 @@ import sys
 import pytest
 import trio
 
-from node.transport.wires import SocketWire
+from node.net.transport.wires import SocketWire
 from tests.transport.links import PipeConnection, joined_pair, stream_pair, wire_pair
 
 SENT_BYTES = 16_384

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.transport.pings import LARGEST_PING, Pings
+from node.net.transport.connection import LARGEST_PING, Pings
 
 
 def test_an_answer_gives_the_round_trip_once() -> None:

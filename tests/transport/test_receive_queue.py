@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.transport.receive_queue import ReceiveQueue
+from node.net.transport.channel import ReceiveQueue
 
 PACKET_BYTES = 65_519
 

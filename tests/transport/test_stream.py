@@ -8,7 +8,7 @@ import trio
 import trio.testing
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 
-from node.transport import YamuxConnection, YamuxSettings, YamuxStream
+from node.net.transport import YamuxConnection, YamuxSettings, YamuxStream
 from tests.transport.links import (
     MEBIBYTE,
     joined_pair,

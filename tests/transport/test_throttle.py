@@ -6,9 +6,8 @@ from __future__ import annotations
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from node.transport import YamuxConnection
-from node.transport.throttle import SMALL_BYTES, Throttle
-from node.transport.traffic import HEADERS_BYTES, Traffic
+from node.net.transport import YamuxConnection
+from node.net.transport.traffic import HEADERS_BYTES, SMALL_BYTES, Throttle, Traffic
 from tests.transport.links import joined_pair_of, read_exactly, session_pair, stream_pair, wire_pair
 
 RATE = 200_000.0

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.caps.units import LEAST_RATE
-from node.transport.throttle import BATCH_SECONDS, LEAST_BATCH_BYTES, SMALL_BYTES
-from node.transport.token_bucket import BURST_SECONDS, TokenBucket
+from node.core.caps.units import LEAST_RATE
+from node.net.transport.traffic import (
+    BATCH_SECONDS,
+    BURST_SECONDS,
+    LEAST_BATCH_BYTES,
+    SMALL_BYTES,
+    TokenBucket,
+)
 
 WINDOW_SECONDS = 10.0
 ALLOWED = 1.05

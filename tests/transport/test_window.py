@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.transport.settings import INITIAL_WINDOW_BYTES, MIB
-from node.transport.window import ReceiveWindow, SendWindow, WindowBudget
+from node.net.transport.settings import INITIAL_WINDOW_BYTES, MIB
+from node.net.transport.window import ReceiveWindow, SendWindow, WindowBudget
 from protocols.errors import LimitExceeded
 
 LIMIT = 16 * MIB

@@ -1,11 +1,11 @@
 """Ids that nobody guesses, and the confirmation word that a person compares.
 
 The word is shown in the terminal that began a login and on the page that the browser shows: a
-person who was sent somebody else's page sees a word that stands in no terminal of theirs. It is
-a proquint (five letters for sixteen bits, consonants and vowels by turns), so it can be read aloud.
+person who was sent somebody else's page sees a word that is in no terminal of theirs. It is a
+proquint (five letters for sixteen bits, consonants and vowels in turn), so it can be read aloud.
 
-Easy to get wrong: the word is no secret and proves nothing by itself. What ties a browser to a
-login is the cookie; the word is for the person's eyes.
+The word is no secret and proves nothing by itself. A cookie ties a browser to a login; the word is
+for the person's eyes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def proquint(number: int) -> str:
 
 
 def form_token(secret: bytes, cookie: str, page_id: str) -> str:
-    """What a form must bring back: only a browser that holds the cookie was ever given it."""
+    """The value that a form must return: only a browser with the cookie was given it."""
     mark = hmac.digest(secret, f"{len(cookie)}:{cookie}{page_id}".encode(), "sha256")
     return base64.urlsafe_b64encode(mark).rstrip(b"=").decode()
 
@@ -56,7 +56,7 @@ def is_same(given: str | None, expected: str) -> bool:
 
 
 def looks_like_an_id(text: str | None) -> bool:
-    """Whether this could be one of ours; a browser's cookie may be anything."""
+    """Whether this could be one of our ids; a browser's cookie may be anything."""
     return (
         text is not None
         and len(text) == ID_CHARACTERS

@@ -1,10 +1,10 @@
-"""What a provider may answer in the device flow (RFC 8628), and what each answer means for a login.
+"""A provider's answers in the device flow (RFC 8628), and their meaning for a login.
 
-OpenID providers and GitHub share this. GitHub says its errors with status 200, Google with 428, and
-several have names of their own for some: the status decides little here, the names everything.
+OpenID providers and GitHub share this. GitHub sends its errors with status 200, Google with 428,
+and several have names of their own for some. So the names decide, and hardly the status.
 
-Easy to get wrong: the address and the code are shown in a volunteer's terminal. They are held to
-what an address and a code look like, so that nothing in them can steer the terminal.
+The address and the code are shown in a volunteer's terminal. They must have the form of an address
+and a code, so that nothing in them can control the terminal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from auth.server.providers.errors import (
     LoginRefused,
     words_of_a_stranger,
 )
-from auth.server.providers.fetching import Answer, Fetcher
+from auth.server.providers.fetching import Fetcher, ProviderAnswer
 from auth.server.providers.flows import DeviceGrant, NotYet, TokenAnswer
 from auth.server.providers.web_addresses import fault_in
 
@@ -32,7 +32,7 @@ DEFAULT_INTERVAL_SECONDS: Final = 5
 SLOW_DOWN_SECONDS: Final = 5
 LONGEST_INTERVAL_SECONDS: Final = 60
 
-# A person who needs longer begins again; a session must not be kept for as long as a provider says.
+# A person who needs longer begins again; a provider cannot make us keep a session for longer.
 LONGEST_DEVICE_SECONDS: Final = 1800
 
 LONGEST_USER_CODE_CHARACTERS: Final = 40
@@ -40,7 +40,7 @@ LONGEST_SECRET_CHARACTERS: Final = 16_384  # tokens and codes; some providers' a
 
 _CODE_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "- .")
 
-# Error names that mean "you asked in a way that cannot work": the settings must be mended.
+# Error names that mean that the request cannot work: the settings must be corrected.
 _OURS: Final = frozenset(
     {
         "device_flow_disabled",
@@ -67,7 +67,9 @@ class _Start(msgspec.Struct, frozen=True):
     error_description: str = ""
 
 
-def read_start(answer: Answer, fetcher: Fetcher, url: str, *, loopback_http: bool) -> DeviceGrant:
+def read_start(
+    answer: ProviderAnswer, fetcher: Fetcher, url: str, *, loopback_http: bool
+) -> DeviceGrant:
     """The grant in a device authorisation answer; ProviderUnavailable when there is none."""
     start = answer.read(_Start, strict=False)  # Microsoft sends some numbers as text
     if start is None:
@@ -97,9 +99,9 @@ def read_start(answer: Answer, fetcher: Fetcher, url: str, *, loopback_http: boo
 
 
 def read_token(
-    answer: Answer, fetcher: Fetcher, url: str, *, title: str, interval: int
+    answer: ProviderAnswer, fetcher: Fetcher, url: str, *, title: str, interval: int
 ) -> TokenAnswer | NotYet:
-    """The tokens, or that the person has not answered yet; raises what else it can mean."""
+    """The tokens, or that the person has not answered yet; raises for all other answers."""
     token = answer.read(TokenAnswer, strict=False)
     if token is None:
         raise fetcher.unavailable("it did not answer in the form of OAuth 2.0", url)
@@ -129,7 +131,7 @@ def read_token(
 
 
 def checked_tokens(token: TokenAnswer, fetcher: Fetcher, url: str) -> TokenAnswer:
-    """A good answer, with an access token that can stand in a header."""
+    """A good answer, with an access token that is valid in a header."""
     access = token.access_token
     if not 0 < len(access) <= LONGEST_SECRET_CHARACTERS or not (
         access.isascii() and access.isprintable()
@@ -148,7 +150,7 @@ def denied(title: str) -> LoginRefused:
 
 
 def trouble(error: str, description: str, status: int, fetcher: Fetcher, url: str) -> LoginError:
-    """An error that no person at the provider caused: passing, or for a moderator to mend."""
+    """An error that the person did not cause: passing, or for a moderator to fix."""
     said = words_of_a_stranger(f"{error}: {description}" if description else error)
     if error in _NOT_NOW:
         return fetcher.unavailable(f"it answered {said}", url)

@@ -1,11 +1,11 @@
-"""How a login can fail, each kind with the HTTP status that tells the volunteer's node what it is.
+"""The errors of a login, each with the HTTP status that tells the volunteer's node what it is.
 
 A refusal means "you, no": it is final for that login, is signed by the server, and is audited. An
 outage means "not now": the same login can go on when the provider is back. The two must never be
 mixed up, because a node stops on the first and waits on the second.
 
-Easy to get wrong: a provider's words end up in terminals and in the audit log. They come through
-`words_of_a_stranger`, which leaves nothing in them that a terminal would obey.
+A provider's words end up in terminals and in the audit log. They pass through
+`words_of_a_stranger`, which removes everything that controls a terminal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from auth.errors import AuthError
 # A sentence or two: enough to find the cause, too little to fill a log or a screen.
 LONGEST_QUOTE_CHARACTERS: Final = 200
 
-# What a volunteer's node waits before it asks again, where the provider gave no figure.
+# How long a volunteer's node waits before it asks again, if the provider gave no figure.
 RETRY_SECONDS: Final = 10
 
 
@@ -34,7 +34,7 @@ class LoginReason(enum.Enum):
 
 
 class LoginError(AuthError):
-    """Root of what goes wrong in a login."""
+    """Root of the errors of a login."""
 
     code: ClassVar[str] = "login_failed"
     status: ClassVar[int] = 500
@@ -42,9 +42,9 @@ class LoginError(AuthError):
 
 @dataclass(slots=True)
 class RefusalRecord:
-    """Whether a refusal is in the audit log, shared by all tellings of it: it stands there once.
+    """Whether a refusal is in the audit log, shared by all copies of it: it is recorded once.
 
-    Whoever was told first may have hung up before it could be written, so telling is not enough.
+    The first caller may have hung up before it could be written, so answering is not enough.
     """
 
     is_logged: bool = False
@@ -65,7 +65,7 @@ class LoginRefused(LoginError):
         self.record = RefusalRecord()
 
     def again(self) -> LoginRefused:
-        """The same refusal for the next who asks."""
+        """The same refusal for the next caller."""
         copy = LoginRefused(self.what, reason=self.reason, why=self.why, advice=self.advice)
         copy.provider, copy.peer, copy.record = self.provider, self.peer, self.record
         return copy
@@ -79,7 +79,7 @@ class LoginExpired(LoginError):
 
 
 class TooManyLogins(LoginError):
-    """More logins are open than are kept, in all or for this address."""
+    """The limit of open logins is reached, in all or for this address."""
 
     code = "too_many_logins"
     status = 429
@@ -104,13 +104,13 @@ class ProviderUnavailable(LoginError):
 
 
 class ProviderMisconfigured(ProviderUnavailable):
-    """The provider answers, and what it says shows that a moderator must mend the settings."""
+    """The provider's answer shows that a moderator must correct the settings."""
 
     code = "provider_misconfigured"
 
 
 class LoginMisuse(LoginError):
-    """The request cannot be meant: a bug or an experiment on the asking side."""
+    """An impossible request: a bug or an experiment of the caller."""
 
     code = "login_misuse"
     status = 400

@@ -1,14 +1,13 @@
-"""Asking a provider over HTTPS, so that whatever it answers costs us little and is understood.
+"""Requests to a provider over HTTPS, bounded in time and size whatever it answers.
 
-Each question has one deadline for all of it, each answer a size after which reading stops. No
-redirect is followed: a provider's document names its addresses, and a secret sent on to another
-address is a secret lost. Cookies are not kept, since one client serves every person's login.
+Each request has one deadline for all of it, and each answer a size after which reading stops. No
+redirect is followed: a provider's document names its addresses, and a secret must not be sent to
+another address. Cookies are not kept, since one client serves every person's login.
 
-What comes out is an answer below 500, or ProviderUnavailable: everything that is not a provider's
-considered answer is an outage, and never a refusal.
+The result is an answer below 500, or ProviderUnavailable: anything that is not a provider's
+deliberate answer is an outage, and never a refusal.
 
-Easy to get wrong: a compressed answer is small on the wire and huge in memory. We ask for none and
-take none.
+A compressed answer can be small on the wire and huge in memory. We ask for none and accept none.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ ANSWER_SECONDS: Final = 10.0
 # The longest documents are key sets with certificate chains in them, some tens of kilobytes.
 LONGEST_ANSWER_BYTES: Final = 262_144
 
-# Over all providers: what a flood of logins can make us ask at the same time.
+# Over all providers: the most requests at the same time during a flood of logins.
 QUESTIONS_AT_ONCE: Final = 32
 
 # Longest wait that we believe a provider that says Retry-After.
@@ -57,14 +56,14 @@ _log = logging.getLogger("potluck.auth.providers")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProviderAnswer:
     status: int
     body: bytes
 
     def read(self, kind: type[T], *, strict: bool = True) -> T | None:
-        """The body as this type, or None when it is not: not JSON, other fields, too deep.
+        """The body as this type, or None if it is something else: not JSON, other fields, too deep.
 
-        Not strict: a number may also stand there as text.
+        Not strict: a number may also be a text.
         """
         try:
             return msgspec.json.decode(self.body, type=kind, strict=strict)
@@ -73,7 +72,7 @@ class Answer:
 
 
 class Fetcher:
-    """Questions to one provider. `trouble` is its last outage in words, empty after an answer."""
+    """Requests to one provider. `trouble` is its last outage in words, empty after an answer."""
 
     def __init__(self, title: str, client: httpx2.AsyncClient, limiter: trio.CapacityLimiter):
         self.title = title
@@ -82,25 +81,25 @@ class Fetcher:
         self._client = client
         self._limiter = limiter
 
-    async def get(self, url: str, *, bearer: str | None = None) -> Answer:
+    async def get(self, url: str, *, bearer: str | None = None) -> ProviderAnswer:
         headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
         return await self._ask("GET", url, headers, None)
 
     async def post(
         self, url: str, form: Mapping[str, str], *, headers: Mapping[str, str] | None = None
-    ) -> Answer:
+    ) -> ProviderAnswer:
         return await self._ask("POST", url, headers or {}, form)
 
     async def _ask(
         self, method: str, url: str, headers: Mapping[str, str], form: Mapping[str, str] | None
-    ) -> Answer:
+    ) -> ProviderAnswer:
         answer = await self._answer(method, url, headers, form)
         self._note("")
         return answer
 
     async def _answer(
         self, method: str, url: str, headers: Mapping[str, str], form: Mapping[str, str] | None
-    ) -> Answer:
+    ) -> ProviderAnswer:
         try:
             with trio.fail_after(ANSWER_SECONDS):
                 async with (
@@ -108,7 +107,7 @@ class Fetcher:
                     self._client.stream(method, url, headers=headers, data=form) as response,
                 ):
                     self._check_head(response, url)
-                    return Answer(response.status_code, await self._body(response, url))
+                    return ProviderAnswer(response.status_code, await self._body(response, url))
         except trio.TooSlowError:
             raise self.unavailable(
                 f"it gave no whole answer within {ANSWER_SECONDS:g} s", url
@@ -144,7 +143,7 @@ class Fetcher:
         return bytes(body)
 
     def _note(self, trouble: str) -> None:
-        # A line in the log when it changes: not one for each login that meets the same outage.
+        # A log line when it changes, not one for each login during the same outage.
         if trouble and trouble != self.trouble:
             _log.warning("%s cannot be used: %s", self.title, trouble)
         elif self.trouble and not trouble:
@@ -153,7 +152,7 @@ class Fetcher:
         self.outages += bool(trouble)
 
     def unavailable(self, why: str, url: str, retry: int = RETRY_SECONDS) -> ProviderUnavailable:
-        """The error for an answer that is none. Raise it: it is counted as an outage."""
+        """The error for an unusable answer. Raise it: it is counted as an outage."""
         where = f"At {words_of_a_stranger(url)}: {why}."
         self._note(where)
         return ProviderUnavailable(
@@ -164,7 +163,7 @@ class Fetcher:
         )
 
     def misconfigured(self, why: str, url: str) -> ProviderMisconfigured:
-        """The same for an answer that a moderator must do something about."""
+        """The same for an answer that needs a moderator's correction."""
         where = f"At {words_of_a_stranger(url)}: {why}."
         self._note(where)
         return ProviderMisconfigured(

@@ -1,6 +1,6 @@
-"""What a provider of any kind does for a login: the two flows, as the login sessions see them.
+"""The interface of a provider of any kind: the two flows, as the login sessions use them.
 
-A device flow is begun and then asked about until it has an answer; a browser flow is an address to
+A device flow is begun and then asked about until it has an answer. A browser flow is an address to
 send a browser to and a code that the browser brings back. Errors are those of errors.py.
 """
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from auth.server.providers.identity import Identity
+from auth.server.providers.identity import ProviderIdentity
 
 
 class TokenAnswer(msgspec.Struct, frozen=True):
@@ -27,9 +27,9 @@ class TokenAnswer(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class DeviceGrant:
-    """A device flow under way. What the provider gave for it stays in this process.
+    """A device flow under way. The provider's data for it stays in this process.
 
-    `token` is set once the person said yes, and is used up by the question that follows. An outage
+    `token` is set once the person said yes, and is used up by the request that follows. An outage
     between the two must not cost the login: the provider gives a token once.
     """
 
@@ -44,13 +44,13 @@ class DeviceGrant:
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """The person has not answered. `interval` is what to wait from now on, in seconds."""
+    """The person has not answered. `interval`: the seconds to wait from now on."""
 
     interval: int
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class LoginAttempt:
     """One trip of one browser to the provider; each secret is used once.
 
     `state` finds the login again, `nonce` ties the ID token to it, `verifier` ties the code to us.
@@ -62,7 +62,7 @@ class Attempt:
 
 
 class Provider(Protocol):
-    """What all have in common."""
+    """The common part of all providers."""
 
     @property
     def id(self) -> str: ...
@@ -76,7 +76,7 @@ class Provider(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Its last outage in words; empty when it answered last."""
+        """Its last outage in words; empty if its last request was answered."""
 
     @property
     def outages(self) -> int: ...
@@ -85,15 +85,15 @@ class Provider(Protocol):
 class DeviceProvider(Provider, Protocol):
     async def start_device(self) -> DeviceGrant: ...
 
-    async def ask_device(self, grant: DeviceGrant, interval: int) -> Identity | NotYet:
+    async def ask_device(self, grant: DeviceGrant, interval: int) -> ProviderIdentity | NotYet:
         """Ask once. LoginRefused and LoginExpired are final; ProviderUnavailable is not."""
 
 
 class BrowserProvider(Provider, Protocol):
-    async def browser_url(self, attempt: Attempt, redirect_uri: str) -> str:
-        """Where to send the browser."""
+    async def browser_url(self, attempt: LoginAttempt, redirect_uri: str) -> str:
+        """The address to send the browser to."""
 
     async def finish_browser(
-        self, attempt: Attempt, query: Mapping[str, str], redirect_uri: str
-    ) -> Identity:
-        """What the browser brought back, turned into the person."""
+        self, attempt: LoginAttempt, query: Mapping[str, str], redirect_uri: str
+    ) -> ProviderIdentity:
+        """The person's identity, from the browser's query."""

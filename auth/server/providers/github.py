@@ -1,11 +1,11 @@
-"""GitHub's device flow: OAuth without OpenID, so who it is comes from its API.
+"""GitHub's device flow: OAuth without OpenID, so the identity comes from its API.
 
-GitHub follows RFC 8628 with quirks: it answers in forms unless JSON is asked for, says its errors
+GitHub follows RFC 8628 with quirks: it answers in forms unless JSON is asked for, sends its errors
 with status 200, and names a few of them in its own way. There is no ID token: the access token,
-which GitHub gave to our client id over a connection of ours, is shown to its API once and dropped.
+which GitHub gave to our client id over a connection of ours, is sent to its API once and dropped.
 
-Easy to get wrong: a GitHub login can be changed and taken by somebody else. The subject is the
-numeric id, which is never given away twice.
+A GitHub login can be changed and taken by somebody else. The subject is the numeric id, which is
+never reused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from auth.server.providers.device_answers import GRANT_TYPE, read_start, read_token
 from auth.server.providers.fetching import Fetcher
 from auth.server.providers.flows import DeviceGrant, NotYet
-from auth.server.providers.identity import Identity, is_safe_login, unsafe_login
+from auth.server.providers.identity import ProviderIdentity, is_safe_login, unsafe_login
 from auth.server.providers.settings import GithubSettings
 from auth.server.providers.web_addresses import is_loopback_http
 
@@ -61,7 +61,7 @@ class GithubProvider:
         local = is_loopback_http(self._settings.login_url)
         return read_start(answer, self._fetcher, self._start_url, loopback_http=local)
 
-    async def ask_device(self, grant: DeviceGrant, interval: int) -> Identity | NotYet:
+    async def ask_device(self, grant: DeviceGrant, interval: int) -> ProviderIdentity | NotYet:
         if grant.token is None:
             url = self._token_url
             form = {
@@ -76,7 +76,7 @@ class GithubProvider:
             grant.token = token
         return await self._identity(grant.token.access_token)
 
-    async def _identity(self, access_token: str) -> Identity:
+    async def _identity(self, access_token: str) -> ProviderIdentity:
         answer = await self._fetcher.get(self._user_url, bearer=access_token)
         status = f"it answered with status {answer.status}"
         if answer.status == 403:  # what it also says when its rate limit is used up
@@ -89,4 +89,4 @@ class GithubProvider:
         login = user.login.lower()  # to GitHub, Alice and alice are one
         if not is_safe_login(login):
             raise unsafe_login("login", user.login)
-        return Identity(self.id, str(user.id), login)
+        return ProviderIdentity(self.id, str(user.id), login)

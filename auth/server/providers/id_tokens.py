@@ -1,11 +1,12 @@
-"""An ID token verified: who the provider says this is, to us, now (OpenID Connect Core, 3.1.3.7).
+"""Verifies an ID token: the person's identity, issued by the provider for us, now (OpenID Connect
+Core, 3.1.3.7).
 
-Pure: keys and the time are arguments. Checked are the algorithm (key_sets.py), the signature, the
-issuer, the audience and the authorised party, the times with some leeway, the nonce where we sent
-one, and the access token's hash where it is there. What fails is a LoginRefused that says which.
+Pure: keys and the time are arguments. It checks the algorithm (key_sets.py), the signature, the
+issuer, the audience and the authorised party, the times with some leeway, the nonce if we sent one,
+and the access token's hash if it is there. A failure is a LoginRefused that names the check.
 
-Easy to get wrong: a token that is valid in every respect, but was made for another program. The
-audience is the check that keeps another site from logging in here as its visitors.
+Easy to get wrong: a token may be valid in every respect, but made for another program. The check of
+the audience keeps another site from logging in here as its visitors.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def verify_id_token(
     nonce: str | None,
     access_token: str | None,
 ) -> dict[str, Any]:
-    """The claims of a token that is good in every respect; LoginRefused, or UnknownKey."""
+    """The claims of a token that passes all checks; LoginRefused, or UnknownKey."""
     algorithm, key_id = _header(token)
     claims = _signed_claims(token, keys, algorithm, key_id, issuer=issuer, client_id=client_id)
     _check_party(claims, client_id)
@@ -61,7 +62,7 @@ def verify_id_token(
 
 
 def half_hash(access_token: str, algorithm: str) -> str:
-    """What at_hash holds: the left half of a hash as strong as the signature's (Core, 3.1.3.6)."""
+    """The value of at_hash: the left half of a hash as strong as the signature's (3.1.3.6)."""
     size = "512" if algorithm == "EdDSA" else algorithm[2:]
     digest = hashlib.new(f"sha{size}", access_token.encode()).digest()
     return base64.urlsafe_b64encode(digest[: len(digest) // 2]).rstrip(b"=").decode()

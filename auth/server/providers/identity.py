@@ -1,11 +1,11 @@
-"""Who logged in, and the name by which moderators know them.
+"""The identity of a person who logged in, and the name by which moderators know them.
 
-An identity is (provider, subject, login). The subject is the provider's own, never reused handle
-for the person: it is what an account is bound to. The login is what a moderator types in
+An identity is (provider, subject, login). The subject is the provider's own handle for the person,
+which is never reused; an account is bound to it. The login is the name that a moderator types in
 `potluck auth allow`; people can often change it, and at some providers choose it freely.
 
-Easy to get wrong: an e-mail address counts only where the provider says that it verified it.
-Otherwise anybody becomes anybody by typing an address into a form.
+An e-mail address counts only if the provider says that it verified it. Otherwise anybody could
+become anybody by typing an address into a form.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_CLAIMS: Final = ("preferred_username", "email", "sub")
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProviderIdentity:
     provider: str
     subject: str
     login: str
@@ -45,16 +45,16 @@ def is_safe_subject(text: str) -> bool:
 
 
 def holds_preferred(claims: Mapping[str, Any], username_claim: str | None) -> bool:
-    """Whether the claim that we would rather have than any other is among these."""
+    """Whether the preferred claim is among these."""
     preferred = _claims_wanted(username_claim)[0]
     return preferred in claims and (preferred != "email" or _verified(claims))
 
 
 def login_from(claims: Mapping[str, Any], username_claim: str | None) -> str:
-    """The login that these claims give; LoginRefused when they give none.
+    """The login in these claims; LoginRefused if there is none.
 
-    The first claim that is there decides: a name that is there but unsafe is refused, since quietly
-    taking the next one would let a person choose under which name they come.
+    The first claim that is there decides: a name that is there but unsafe is refused. If the next
+    claim were used, a person could choose their name.
     """
     for claim in _claims_wanted(username_claim):
         value = claims.get(claim)

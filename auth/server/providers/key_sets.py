@@ -1,11 +1,11 @@
 """A provider's public keys, and which of them may have signed a token.
 
-The algorithms are a list of ours: signatures with a public key only. With `none` anybody signs,
-and with the HS family the provider's public key, which everybody has, would be the secret. Each
-algorithm takes keys of one kind, so no header can make a key serve for what it was not made for.
+Only the algorithms in our list are used: signatures with a public key. With `none` anybody could
+sign, and with the HS family the provider's public key, which everybody has, would be the secret.
+Each algorithm takes keys of one kind, so no header can use a key for another purpose.
 
-Easy to get wrong: only the public numbers are handed to the JWT library. A key set that also holds
-private ones, or a symmetric key, gives nothing usable here.
+Only the public numbers are passed to the JWT library. A key set that also holds private keys, or a
+symmetric key, gives nothing usable here.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ RSA_BITS: Final = (2048, 8192)
 LONGEST_NUMBER_CHARACTERS: Final = 1400
 
 
-class Key(msgspec.Struct, frozen=True):
-    """One key as it is published (RFC 7517), without whatever is not public in it."""
+class PublishedKey(msgspec.Struct, frozen=True):
+    """One key as it is published (RFC 7517), public parts only."""
 
     kty: str
     kid: str | None = None
@@ -66,7 +66,7 @@ class _Document(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    keys: tuple[Key, ...]
+    keys: tuple[PublishedKey, ...]
 
     def candidates(self, algorithm: str, key_id: str | None) -> Iterator[jwt.PyJWK]:
         """The keys that may verify a signature by this algorithm with this key id."""
@@ -88,17 +88,17 @@ async def fetch_keys(fetcher: Fetcher, url: str) -> KeySet:
     return KeySet(tuple(read_keys(document.keys[:MOST_KEYS])))
 
 
-def read_keys(members: list[msgspec.Raw]) -> Iterator[Key]:
-    """The members of a key set that are keys in form; what they are good for is asked later."""
+def read_keys(members: list[msgspec.Raw]) -> Iterator[PublishedKey]:
+    """The members of a key set that have the form of a key; their use is checked later."""
     # One by one: a key of a kind that we do not know must not cost us the others.
     for member in members:
         try:
-            yield msgspec.json.decode(member, type=Key)
+            yield msgspec.json.decode(member, type=PublishedKey)
         except (ValueError, RecursionError):
             continue
 
 
-def _fits(key: Key, algorithm: str, key_id: str | None) -> bool:
+def _fits(key: PublishedKey, algorithm: str, key_id: str | None) -> bool:
     kind, curve = ALGORITHMS[algorithm]
     return (
         key.kty == kind
@@ -109,7 +109,7 @@ def _fits(key: Key, algorithm: str, key_id: str | None) -> bool:
     )
 
 
-def _usable(key: Key, algorithm: str) -> jwt.PyJWK | None:
+def _usable(key: PublishedKey, algorithm: str) -> jwt.PyJWK | None:
     numbers = {name: getattr(key, name) for name in ("n", "e", "x", "y")}
     given = {name: text for name, text in numbers.items() if text is not None}
     if any(len(text) > LONGEST_NUMBER_CHARACTERS for text in given.values()):

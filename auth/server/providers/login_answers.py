@@ -1,14 +1,14 @@
-"""What logins.py answers, one struct for each question. Times are whole seconds.
+"""The answers of logins.py, one struct for each request. Times are whole seconds.
 
-Easy to get wrong: `session` is the terminal's secret and `page_id` the browser's; neither may be
-shown where the other goes, and neither stands in a log.
+`session` is the terminal's secret and `page_id` the browser's. Neither may be shown to the other,
+and neither may be logged.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from auth.server.providers.identity import Identity
+from auth.server.providers.identity import ProviderIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class LoggedIn:
 
     session: str
     peer: bytes
-    identity: Identity
+    identity: ProviderIdentity
 
 
 @dataclass(frozen=True, slots=True)

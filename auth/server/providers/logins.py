@@ -1,19 +1,20 @@
-"""Logging in: what the routes of the auth server call, from the first request to the identity.
+"""Logging in, from the first request to the identity, as the auth server's routes call it.
 
     start           a peer that has proven its key begins a login with a provider
-    poll            its terminal asks how it stands; at the end it gets the identity, once
-    page, continue_to_provider, callback      what the person's browser does in between
+    poll            its terminal asks for the state; at the end it gets the identity, once
+    page, continue_to_provider, callback      the steps of the person's browser in between
 
-Who logged in is not yet who may take part: that is the allowlist's to say, with the identity that
-comes out here and the peer key that the session was begun with.
+A login only gives an identity. The allowlist then decides about it and about the peer key with
+which the session was begun.
 
-Two attacks shape the browser's part. Somebody may send a victim their own login page: the page
-shows a word that must stand in the victim's terminal, and nothing goes to the provider before a
-form of that page is sent. Or somebody may skip the page and send the victim straight to the
-provider, or back from it: the answer counts only in the browser that sent the form, by its cookie.
+Two attacks shape the browser's part. An attacker may send a victim the page of the attacker's own
+login. So the page shows a word that must be in the victim's terminal, and nothing goes to the
+provider before the form of that page is sent. Or an attacker may skip the page and send the victim
+straight to the provider, or back from it. So the answer counts only in the browser that sent the
+form, by its cookie.
 
-Easy to get wrong: between any question to a provider and its answer the session may have ended: its
-time is over, or its peer has begun another. What comes then must not bring it back to life.
+Easy to get wrong: while a provider is asked, the session may end, because its time is over or its
+peer has begun another. A late answer must not revive it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -29,10 +30,10 @@ from typing import Final, cast
 
 import trio
 
-from auth.server.providers.codes import CodeProvider
 from auth.server.providers.confirmation import form_token, is_same, looks_like_an_id, new_id
 from auth.server.providers.device_answers import LONGEST_INTERVAL_SECONDS
 from auth.server.providers.errors import (
+    LoginError,
     LoginExpired,
     LoginMisuse,
     LoginReason,
@@ -41,11 +42,10 @@ from auth.server.providers.errors import (
     words_of_a_stranger,
 )
 from auth.server.providers.fetching import QUESTIONS_AT_ONCE, Fetcher, open_client
-from auth.server.providers.finishing import finishing
 from auth.server.providers.flows import (
-    Attempt,
     BrowserProvider,
     DeviceProvider,
+    LoginAttempt,
     NotYet,
     Provider,
 )
@@ -85,9 +85,9 @@ async def open_logins(
     *,
     wall_clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[Logins]:
-    """The providers of these settings, ready to be asked; AuthError when a file cannot be read.
+    """The providers of these settings, ready for use; AuthError if a file cannot be read.
 
-    Nobody is asked yet: a provider that is down does not keep the server from starting.
+    No provider is contacted yet: one that is down does not keep the server from starting.
     """
     ids = [each.id for each in settings]
     if len(set(ids)) != len(ids):
@@ -152,7 +152,7 @@ class Logins:
     ) -> DeviceStarted | BrowserStarted:
         """Begin a login of this peer, which has just proven that it holds the key.
 
-        `address` is what logins are counted by. An older login of the same peer ends.
+        Logins are counted by `address`. An older login of the same peer ends.
         """
         provider = self._providers.get(provider_id)
         if provider is None or kind not in provider.flows or kind == "code":
@@ -177,7 +177,7 @@ class Logins:
         return started
 
     async def poll(self, session_id: str) -> Pending | LoggedIn:
-        """How a login stands. Raises LoginRefused, LoginExpired, or ProviderUnavailable."""
+        """The state of a login. Raises LoginRefused, LoginExpired, or ProviderUnavailable."""
         session = self._sessions.found(session_id, trio.current_time())
         if session.flow == "device" and not session.is_answered:
             wait = session.next_question - trio.current_time()
@@ -197,12 +197,12 @@ class Logins:
     def give_back(self, session_id: str) -> bool:
         """No pass could be written, through no fault of the volunteer: the next poll tries again.
 
-        False where the login cannot go on: its time is over, or its peer has begun another.
+        False if the login cannot go on: its time is over, or its peer has begun another.
         """
         return self._sessions.give_back(session_id, trio.current_time())
 
     def page(self, page_id: str, cookie: str | None) -> LoginPage:
-        """What the browser shows before it goes anywhere; LoginExpired when there is no such page.
+        """The page to show before the browser goes anywhere; LoginExpired if there is no such page.
 
         The cookie must be set with the page: the form counts only together with it.
         """
@@ -233,7 +233,7 @@ class Logins:
         ):
             raise _other_browser()
         provider = cast(BrowserProvider, session.provider)
-        attempt = Attempt(state=new_id(), nonce=new_id(), verifier=new_id())
+        attempt = LoginAttempt(state=new_id(), nonce=new_id(), verifier=new_id())
         url = await provider.browser_url(attempt, self._redirect_uri)
         if session.over:
             raise expired()
@@ -241,7 +241,8 @@ class Logins:
         return url
 
     async def callback(self, query: Mapping[str, str], cookie: str | None) -> CallbackDone:
-        """The browser is back from the provider. What it says counts once, and from it only."""
+        """The browser is back from the provider. Its query counts once, and only from this
+        browser."""
         state = query.get("state")
         if state is None:
             raise LoginMisuse(
@@ -260,7 +261,7 @@ class Logins:
         return CallbackDone(session.provider.title, session.confirmation, session.identity.login)
 
     def troubles(self) -> dict[str, str]:
-        """The last outage of each that is asked, in words; empty where it answered last."""
+        """The last outage of each provider in words; empty if its last request was answered."""
         return {
             provider.id: provider.trouble
             for provider in self._providers.values()
@@ -309,7 +310,7 @@ class Logins:
         )
 
     async def _ask_device(self, session: Session) -> None:
-        """One question to the provider; the session then says what came of it."""
+        """Ask the provider once, and store the result in the session."""
         assert session.grant is not None
         provider = cast(DeviceProvider, session.provider)
         session.asking = True
@@ -337,9 +338,9 @@ class Logins:
             session.identity = answer
 
     async def _finish_browser(
-        self, session: Session, attempt: Attempt, query: Mapping[str, str]
+        self, session: Session, attempt: LoginAttempt, query: Mapping[str, str]
     ) -> None:
-        """Turn what the browser brought into the session's identity, or its refusal."""
+        """Turn the browser's query into the session's identity, or its refusal."""
         provider = cast(BrowserProvider, session.provider)
         try:
             identity = await provider.finish_browser(attempt, query, self._redirect_uri)
@@ -373,3 +374,58 @@ def _other_browser() -> LoginRefused:
         advice="If your own terminal shows a login, open the address that it shows, and allow"
         " cookies there. Otherwise close this page: nothing has happened.",
     )
+
+
+# Enrolment codes as a provider: without an identity provider, a moderator's word is the identity.
+#
+# The store looks up a code, counts it and makes a pass in one transaction. So nothing is asked here
+# and no session is kept; this class only lists such a provider among the others.
+
+
+DEFAULT_TITLE: Final = "Enrolment code"
+
+
+class CodeProvider:
+    flows: tuple[str, ...] = ("code",)
+    trouble = ""
+    outages = 0
+
+    def __init__(self, settings: CodeSettings) -> None:
+        self.id = settings.id
+        self.title = settings.title or DEFAULT_TITLE
+
+
+# Finishing an exchange with a provider although its caller has left.
+#
+# A provider gives a token once. When a client hangs up while it is on its way, the exchange goes on
+# for a moment, so that the next caller can finish the login. It is the same when the server is
+# stopped, so the moment must be short.
+#
+# The exchange itself has to store its result, because nothing can be returned to a caller that has
+# left.
+
+
+# Providers answer in a tenth of a second or two; a stopped server has 1.5 s for everything.
+LAST_MOMENTS_SECONDS: Final = 0.3
+
+
+async def finishing(exchange: Callable[[], Awaitable[None]]) -> None:
+    """Run it to its end, or for LAST_MOMENTS_SECONDS once cancelled. Raises its LoginError."""
+    failure: LoginError | None = None
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope(shield=True) as scope:
+            nursery.start_soon(_hurry_when_cancelled, scope)
+            try:
+                await exchange()
+            except LoginError as error:
+                failure = error  # not through the nursery, which would wrap it
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _hurry_when_cancelled(scope: trio.CancelScope) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        scope.deadline = trio.current_time() + LAST_MOMENTS_SECONDS

@@ -1,24 +1,25 @@
-"""The logins that are open, bounded in all and per address, each found by ids that nobody guesses.
+"""The open logins, bounded in all and per address, each found by ids that nobody guesses.
 
-A session is begun by a peer that has proven its key, and whatever comes of it is for that key: the
-peer stands in the session and nowhere in a later request. It ends in one of three ways: an identity
-that is handed out once, a refusal that is told to whoever asks again, or its time being over.
+A session is begun by a peer that has proven its key, and its result is for that key: the peer is in
+the session and in no later request. It ends in one of three ways: an identity that is handed out
+once, a refusal that is repeated to later callers, or its time being over.
 
-Easy to get wrong: a place is taken before the provider is asked, and freed when that fails.
-Counting afterwards would let a thousand requests through at once.
+A place is taken before the provider is asked, and freed if that fails. Counting afterwards would
+let a thousand requests through at once.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from auth.bounded_map import BoundedMap
 from auth.server.providers.confirmation import new_id, new_word
 from auth.server.providers.errors import LoginExpired, LoginRefused, TooManyLogins
-from auth.server.providers.flows import Attempt, DeviceGrant, Provider
-from auth.server.providers.identity import Identity
+from auth.server.providers.flows import DeviceGrant, LoginAttempt, Provider
+from auth.server.providers.identity import ProviderIdentity
 
 # A session is a kilobyte and the provider's codes: 10,000 are ten to fifty megabytes. A run that
 # a whole lecture joins in one minute has hundreds open.
@@ -36,7 +37,7 @@ STARTING_SECONDS: Final = 60
 # A refusal is told again for as long: the volunteer's side may have missed the first answer.
 REFUSAL_KEPT_SECONDS: Final = 120
 
-# Moments in the heap below which it is not worth tidying.
+# With fewer entries than this, the heap is not worth tidying.
 FEW_ENDS: Final = 1000
 
 # Identities handed out, which may have to be taken back because no pass could be written.
@@ -59,11 +60,11 @@ class Session:
     asking: bool = False  # somebody's poll is at the provider now
     page_id: str = field(default_factory=new_id)
     confirmation: str = field(default_factory=new_word)
-    attempt: Attempt | None = None  # a browser's trip under way
+    attempt: LoginAttempt | None = None  # a browser's trip under way
     cookie: str = ""  # of the browser that is on that trip
-    identity: Identity | None = None
+    identity: ProviderIdentity | None = None
     refusal: LoginRefused | None = None
-    over: bool = False  # no longer in the table: whoever still holds it must not use it
+    over: bool = False  # no longer in the table: a caller that still holds it must not use it
 
     @property
     def is_answered(self) -> bool:
@@ -72,7 +73,7 @@ class Session:
 
 
 class Sessions:
-    """The table of them. Every look-up first forgets those whose time is over."""
+    """The table of sessions. Every look-up first drops those whose time is over."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Session] = {}
@@ -81,7 +82,7 @@ class Sessions:
         self._by_peer: dict[bytes, Session] = {}
         self._per_address: Counter[str] = Counter()
         self._ends: list[tuple[float, str]] = []  # a heap; a session may stand in it several times
-        self._handed_out: OrderedDict[str, Session] = OrderedDict()
+        self._handed_out = BoundedMap[str, Session](MOST_HANDED_OUT)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -129,7 +130,7 @@ class Sessions:
         return session
 
     def at_page(self, page_id: str, now: float) -> Session:
-        """The session whose page this is; LoginExpired when there is none."""
+        """The session of this page; LoginExpired if there is none."""
         self.forget_old(now)
         session = self._by_page.get(page_id)
         if session is None or session.flow != "browser":
@@ -144,14 +145,14 @@ class Sessions:
             raise expired()
         return session
 
-    def send_out(self, session: Session, attempt: Attempt, cookie: str) -> None:
-        """A browser goes to the provider; an earlier trip for this login counts no more."""
+    def send_out(self, session: Session, attempt: LoginAttempt, cookie: str) -> None:
+        """A browser goes to the provider; an earlier trip for this login is no longer valid."""
         self.take_attempt(session)
         session.attempt, session.cookie = attempt, cookie
         self._by_state[attempt.state] = session
 
-    def take_attempt(self, session: Session) -> Attempt | None:
-        """End the trip: its state is used up, whatever comes of it."""
+    def take_attempt(self, session: Session) -> LoginAttempt | None:
+        """End the trip: its state is used up, whatever the result."""
         attempt, session.attempt, session.cookie = session.attempt, None, ""
         if attempt is not None:
             self._by_state.pop(attempt.state, None)
@@ -162,20 +163,18 @@ class Sessions:
         self._will_end(session)
 
     def refuse(self, session: Session, refusal: LoginRefused, now: float) -> None:
-        """The login ended with a no, which is kept for a while."""
+        """The login was refused; the refusal is kept for a while."""
         refusal.provider, refusal.peer = session.provider.id, session.peer
         self.take_attempt(session)
         # a copy: what was raised holds on to its frames, and so to the connection of its request
         session.refusal, session.identity, session.grant = refusal.again(), None, None
         self.lasts_until(session, min(session.expires, now + REFUSAL_KEPT_SECONDS))
 
-    def hand_out(self, session: Session) -> Identity:
+    def hand_out(self, session: Session) -> ProviderIdentity:
         """The identity, once; the session leaves the table and its place is free."""
         assert session.identity is not None
         self.end(session)
         self._handed_out[session.id] = session
-        while len(self._handed_out) > MOST_HANDED_OUT:
-            self._handed_out.popitem(last=False)
         return session.identity
 
     def give_back(self, session_id: str, now: float) -> bool:
@@ -191,7 +190,7 @@ class Sessions:
         return True
 
     def end(self, session: Session) -> None:
-        """Out of the table, whatever state it is in."""
+        """Remove it from the table, whatever state it is in."""
         if session.over:
             return
         session.over = True

@@ -1,10 +1,10 @@
-"""What a moderator says about a provider: one [[provider]] table of auth.toml.
+"""The settings of a provider: one [[provider]] table of auth.toml.
 
 Three kinds: "oidc" (any OpenID Connect issuer), "github" (its device flow), and "code" (enrolment
-codes that moderators make). Several of each may stand side by side, told apart by their ids.
+codes that moderators make). There may be several of each, with different ids.
 
-Easy to get wrong: an id is part of every account's name (`id:login`) and of the audit log. Changing
-one makes strangers of everybody who came in by it.
+An id is part of every account's name (`id:login`) and of the audit log. After a change of the id,
+nobody who came in by it is recognized.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from auth.server.providers.errors import words_of_a_stranger
 from auth.server.providers.web_addresses import fault_in
 
 LONGEST_ID_CHARACTERS: Final = 32
-CODE_ID: Final = "code"  # what the names of accounts begin with that codes have made
+CODE_ID: Final = "code"  # the names of accounts that codes have made begin with this
 LONGEST_TITLE_CHARACTERS: Final = 60
 LONGEST_SECRET_BYTES: Final = 4096
 
@@ -121,7 +121,7 @@ PROVIDER_KEYS: Final[tuple[ProviderKey, ...]] = (
 
 
 def provider_settings(table: Mapping[str, object], where: str, folder: Path) -> ProviderSettings:
-    """One table read and checked. Files that it names are taken from `folder`."""
+    """Read and check one table. Files that it names are relative to `folder`."""
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise _wrong(where, f"its kind is {kind!r}", "Write kind = one of: " + ", ".join(KINDS))
@@ -151,7 +151,7 @@ def provider_settings(table: Mapping[str, object], where: str, folder: Path) -> 
 
 
 def read_secret(file: Path) -> str:
-    """The client secret in a file that only its owner reads; AuthError when it is not so."""
+    """The client secret in a file that only its owner can read; AuthError otherwise."""
     advice = "Write the secret that the provider gave you into it, and chmod 600 it."
     try:
         with file.open("rb") as opened:

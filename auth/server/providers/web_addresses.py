@@ -1,9 +1,9 @@
-"""Which web addresses this server talks to or shows to people: https, or http to itself.
+"""Checks the web addresses that this server uses or shows: https, or http to itself.
 
-A discovery document names the addresses that secrets are sent to, so each is checked as strictly
-as the issuer that a moderator typed. Plain http is for a provider on this very machine, and only
-where the issuer is one: otherwise a provider's document could point our requests at services
-that trust whoever comes from loopback.
+Secrets are sent to the addresses in a discovery document, so each is checked as strictly as the
+issuer that a moderator typed. Plain http is for a provider on this very machine, and only if the
+issuer is one. Otherwise a provider's document could point our requests at services that trust
+every caller from loopback.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LONGEST_ADDRESS_CHARACTERS: Final = 2048
 
 
 def fault_in(address: str, *, loopback_http: bool) -> str | None:
-    """What is wrong with this address, as the end of a sentence; None when nothing is."""
+    """The fault of this address, as the end of a sentence; None if there is none."""
     if len(address) > LONGEST_ADDRESS_CHARACTERS:
         return f"is longer than {LONGEST_ADDRESS_CHARACTERS} characters"
     if not address.isascii() or not address.isprintable() or " " in address or "\\" in address:

@@ -94,7 +94,6 @@ def test_forgetting_goes_in_small_steps_and_is_exact_nevertheless() -> None:
     take(window, BOB, 1, later)
     assert len(window) == 1_000 - FORGET_AT_ONCE + 1
     take(window, ALICE, 999, later)  # due, though not yet forgotten
-    assert window.kept_of(ALICE) == 1
     assert len(window) == 2
 
 
@@ -103,7 +102,7 @@ def test_a_clock_that_is_set_forward_and_back_opens_no_door() -> None:
     window.check(ALICE, nonce(1), NOW + N, NOW)
     window.remember(ALICE, nonce(1), NOW)
     take(window, BOB, 1, NOW + 10 * MEMORY_MS)  # everything before is forgotten
-    assert window.kept_of(ALICE) == 0
+    assert len(window) == 1
     for now_ms in (NOW, NOW + N, NOW + 2 * N):
         with refused(Reason.REPLAY):
             window.check(ALICE, nonce(1), NOW + N, now_ms)

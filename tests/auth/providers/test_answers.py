@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from auth.server.providers.device_answers import read_start, read_token
 from auth.server.providers.errors import LoginError
-from auth.server.providers.fetching import Answer, Fetcher
+from auth.server.providers.fetching import Fetcher, ProviderAnswer
 from auth.server.providers.flows import DeviceGrant, NotYet, TokenAnswer
 from auth.server.providers.identity import is_safe_login, login_from
 from auth.server.providers.key_sets import ALGORITHMS, KeySet, read_keys
@@ -56,7 +56,7 @@ def test_a_device_answer_is_a_grant_or_an_outage(
 ) -> None:
     body = json.dumps(content).encode()
     with contextlib.suppress(LoginError):
-        grant = read_start(Answer(status, body), fetcher, URL, loopback_http=False)
+        grant = read_start(ProviderAnswer(status, body), fetcher, URL, loopback_http=False)
         assert isinstance(grant, DeviceGrant)
         assert grant.user_code.isascii()
         assert grant.verification_uri.startswith("https://")
@@ -74,7 +74,7 @@ def test_a_device_answer_is_a_grant_or_an_outage(
 def test_a_token_answer_is_a_token_a_wait_a_no_or_an_outage(
     fetcher: Fetcher, content: dict[str, Any], status: int, interval: int
 ) -> None:
-    answer = Answer(status, json.dumps(content).encode())
+    answer = ProviderAnswer(status, json.dumps(content).encode())
     with contextlib.suppress(LoginError):
         read = read_token(answer, fetcher, URL, title="Corp", interval=interval)
         if isinstance(read, NotYet):

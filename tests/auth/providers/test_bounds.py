@@ -11,11 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from auth.server.providers.codes import CodeProvider
 from auth.server.providers.errors import LoginExpired, LoginReason, LoginRefused, TooManyLogins
-from auth.server.providers.flows import Attempt
-from auth.server.providers.identity import Identity
-from auth.server.providers.logins import Logins
+from auth.server.providers.flows import LoginAttempt
+from auth.server.providers.identity import ProviderIdentity
+from auth.server.providers.logins import CodeProvider, Logins
 from auth.server.providers.sessions import (
     BROWSER_SECONDS,
     FEW_ENDS,
@@ -31,7 +30,7 @@ from tests.auth.providers.conftest import ADDRESS, ask_again, start_device
 from tests.auth.providers.openid_imitation import OpenIdImitation
 
 PROVIDER = CodeProvider(CodeSettings(id="any"))
-SOMEBODY = Identity("any", "1", "alice")
+SOMEBODY = ProviderIdentity("any", "1", "alice")
 
 
 def begin(table: Sessions, number: int, *, address: str | None = None, now: float = 0) -> Session:
@@ -111,7 +110,7 @@ def test_a_session_with_a_longer_life_outlives_its_first_end() -> None:
 def test_an_end_forgets_every_way_to_the_session() -> None:
     table = Sessions()
     session = begin(table, 1)
-    attempt = Attempt("state", "nonce", "verifier")
+    attempt = LoginAttempt("state", "nonce", "verifier")
     table.send_out(session, attempt, "cookie")
     assert table.on_the_way("state", 0) is session
     table.end(session)
@@ -189,7 +188,7 @@ class SessionsMachine(RuleBasedStateMachine):
                 self.table.refuse(session, refusal, self.now)
             elif what == "go":
                 state = f"state {len(self.ever)}"
-                self.table.send_out(session, Attempt(state, "nonce", "verifier"), "cookie")
+                self.table.send_out(session, LoginAttempt(state, "nonce", "verifier"), "cookie")
             elif what == "longer":
                 self.table.lasts_until(session, self.now + 1800)
             elif session.refusal is None:

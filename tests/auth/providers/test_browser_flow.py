@@ -18,7 +18,7 @@ from auth.server.providers.errors import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from auth.server.providers.identity import Identity
+from auth.server.providers.identity import ProviderIdentity
 from auth.server.providers.login_answers import BrowserStarted, LoggedIn, Pending
 from auth.server.providers.logins import Logins
 from tests.auth.providers.conftest import ADDRESS, PEER, PUBLIC_URL
@@ -56,7 +56,7 @@ async def test_a_person_who_confirms_comes_back_as_an_identity(
     done = await logins.callback(back, browser.cookie)
     assert (done.login, done.confirmation) == ("alice", started.confirmation)
     assert await logins.poll(started.session) == LoggedIn(
-        started.session, PEER, Identity("corp", "subject-1", "alice")
+        started.session, PEER, ProviderIdentity("corp", "subject-1", "alice")
     )
     with pytest.raises(LoginExpired):
         await logins.poll(started.session)

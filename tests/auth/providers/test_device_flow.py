@@ -16,7 +16,7 @@ from auth.server.providers.errors import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from auth.server.providers.identity import Identity
+from auth.server.providers.identity import ProviderIdentity
 from auth.server.providers.login_answers import LoggedIn, Pending
 from auth.server.providers.logins import Logins
 from tests.auth.providers.conftest import (
@@ -52,7 +52,7 @@ async def test_after_the_person_said_yes_the_identity_is_for_the_peer_that_began
     assert await ask_again(logins, clock, started) == Pending(5)
     imitation.person = None
     assert await ask_again(logins, clock, started) == LoggedIn(
-        started.session, PEER, Identity("corp", "subject-1", "alice")
+        started.session, PEER, ProviderIdentity("corp", "subject-1", "alice")
     )
 
 

@@ -15,7 +15,7 @@ from auth.server.providers.errors import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from auth.server.providers.identity import Identity
+from auth.server.providers.identity import ProviderIdentity
 from auth.server.providers.login_answers import DeviceStarted, LoggedIn, Pending, ProviderEntry
 from auth.server.providers.logins import Logins, open_logins
 from auth.server.providers.settings import GithubSettings
@@ -55,7 +55,7 @@ async def test_a_person_is_known_by_number_and_called_by_login(
     assert await ask_again(logins, clock, started) == Pending(5)
     github.error = None
     assert await ask_again(logins, clock, started) == LoggedIn(
-        started.session, PEER, Identity("github", "583231", "octocat")
+        started.session, PEER, ProviderIdentity("github", "583231", "octocat")
     )
 
 

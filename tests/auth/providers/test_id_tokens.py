@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from auth.server.providers.errors import LoginReason, LoginRefused
 from auth.server.providers.id_tokens import UnknownKey, half_hash, verify_id_token
-from auth.server.providers.key_sets import ALGORITHMS, Key, KeySet
+from auth.server.providers.key_sets import ALGORITHMS, KeySet, PublishedKey
 from tests.auth.providers.openid_imitation import (
     CLIENT,
     NOW,
@@ -36,9 +36,9 @@ def published(*keys: SigningKey) -> KeySet:
     return KeySet(tuple(_key(key.published()) for key in keys))
 
 
-def _key(document: dict[str, Any]) -> Key:
-    known = {name: document.get(name) for name in Key.__struct_fields__}
-    return Key(**known)
+def _key(document: dict[str, Any]) -> PublishedKey:
+    known = {name: document.get(name) for name in PublishedKey.__struct_fields__}
+    return PublishedKey(**known)
 
 
 def verify(token: str, keys: KeySet, **changes: Any) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def test_signatures_that_anybody_can_make_are_refused(
 
 def test_a_symmetric_key_in_the_set_gives_nothing() -> None:
     secret = b"k" * 32
-    keys = KeySet((Key(kty="oct", kid="one", alg="HS256"),))
+    keys = KeySet((PublishedKey(kty="oct", kid="one", alg="HS256"),))
     token = jwt.encode({"iss": ISSUER}, secret, "HS256", headers={"kid": "one"})
     assert "not accepted" in why_refused(token, keys)
 
@@ -185,11 +185,11 @@ def test_rsa_keys_too_short_or_too_long_are_not_tried() -> None:
     document = json.loads(jwt.get_algorithm_by_name("RS256").to_jwk(weak.public_key()))
     token = imitation(key=SigningKey(algorithm="RS256")).id_token()
     for key in (
-        Key(kty="RSA", kid="one", n=document["n"], e="AQAB"),
-        Key(kty="RSA", kid="one", n="_" * 1400, e="AQAB"),
-        Key(kty="RSA", kid="one", n="_" * 100_000, e="AQAB"),
-        Key(kty="RSA", kid="one", n=document["n"]),
-        Key(kty="RSA", kid="one", n="!", e="AQAB"),
+        PublishedKey(kty="RSA", kid="one", n=document["n"], e="AQAB"),
+        PublishedKey(kty="RSA", kid="one", n="_" * 1400, e="AQAB"),
+        PublishedKey(kty="RSA", kid="one", n="_" * 100_000, e="AQAB"),
+        PublishedKey(kty="RSA", kid="one", n=document["n"]),
+        PublishedKey(kty="RSA", kid="one", n="!", e="AQAB"),
     ):
         with pytest.raises(UnknownKey):
             verify(token, KeySet((key,)))

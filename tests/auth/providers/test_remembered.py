@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from auth.server.providers.errors import ProviderMisconfigured, ProviderUnavailable
-from auth.server.providers.remembered import AT_LEAST_APART_SECONDS, KEPT_SECONDS, Remembered
+from auth.server.providers.oidc import AT_LEAST_APART_SECONDS, KEPT_SECONDS, Remembered
 
 
 class Source:

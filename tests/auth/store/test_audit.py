@@ -13,8 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from auth.server import audit
-from auth.server.audit import Act, AuditHash, Chain, Entry
-from auth.server.audit_head import AuditVerdict, read_head_file, verify_log
+from auth.server.audit import (
+    Act,
+    AuditEntry,
+    AuditHash,
+    AuditVerdict,
+    Chain,
+    read_head_file,
+    verify_log,
+)
 from auth.server.moderation import NotDone
 from auth.server.store import Reader
 from auth.server.store_errors import StoreFailed
@@ -61,10 +68,9 @@ def copied(original: Path) -> Iterator[Path]:
 
 def verdict_of(folder: Path, noted: tuple[int, bytes] | None = None) -> AuditVerdict:
     reader = Reader(folder)
+    keys = reader.published().keys.verifying()
     with reader.reading() as connection:
-        return verify_log(
-            connection, RUN, reader.verifying_keys(connection), reader.paths.head, noted
-        )
+        return verify_log(connection, RUN, keys, reader.paths.head, noted)
 
 
 def tamper(folder: Path, edit: Callable[[sqlite3.Connection], object]) -> None:
@@ -373,7 +379,7 @@ def test_the_hash_covers_every_field_and_the_row_before() -> None:
     connection.execute(f"CREATE TABLE audit ({', '.join(COLUMNS)})")
 
     def hashed(before: str = RUN, at_ms: int = 1, **fields: object) -> bytes:
-        entry = Entry(**{"act": Act.JOINED, "actor": "a", **fields})  # type: ignore[arg-type]
+        entry = AuditEntry(**{"act": Act.JOINED, "actor": "a", **fields})  # type: ignore[arg-type]
         chain = Chain(0, audit.first_hash(before))
         chain.append(connection, at_ms, entry)
         return chain.hash
@@ -393,7 +399,7 @@ def test_a_long_log_is_walked_without_holding_it(tmp_path: Path) -> None:
         for _ in range(10):
             server.store.writer.run(
                 lambda transaction: [
-                    transaction.log(Entry(act=Act.REFUSED, actor="peer", reason=str(number)))
+                    transaction.log(AuditEntry(act=Act.REFUSED, actor="peer", reason=str(number)))
                     for number in range(300)
                 ]
             )

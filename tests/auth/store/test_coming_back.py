@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from auth.server.acting import NotDone
+from auth.server.acts import NotDone
 from auth.server.join_refused import JoinReason
 from auth.tokens import read_token
 from tests.auth.store.stores import HOUR_MS, ROOT, Node, Person, Server

@@ -13,7 +13,7 @@ import pytest
 
 from auth.errors import AuthError
 from auth.server import database
-from auth.server.schema import MIGRATIONS
+from auth.server.database import MIGRATIONS
 from auth.server.store import Reader, create_store, open_store
 from auth.server.store_errors import (
     StoreDamaged,

@@ -8,8 +8,7 @@ import pytest
 from auth.errors import AuthError
 from auth.keyring import Keyring
 from auth.revocations import Revocations, read_list
-from auth.server.account_names import NotAName
-from auth.server.accounts import AmbiguousName, UnknownName
+from auth.server.accounts import AmbiguousName, NotAName, UnknownName
 from auth.server.join_refused import JoinReason
 from auth.server.moderation import NotDone
 from auth.tokens import CLOCK_TOLERANCE_MS, Token, read_token

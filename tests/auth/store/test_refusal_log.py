@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from auth.server.audit import Entry
 from auth.server.join_refused import JoinReason, JoinRefused
-from auth.server.refusal_log import (
+from auth.server.store import (
     MINUTE_MS,
     MOST_ADDRESSES,
     OTHERS,
     WRITTEN_EACH,
     WRITTEN_IN_ALL,
+    AuditEntry,
     RefusalLog,
 )
 from auth.server.store_errors import StoreFailed
-from auth.server.transaction import Transaction
+from auth.server.writer import Transaction
 from tests.auth.store.stores import Clock, Node, Person, Server, running
 
 NOBODY = Person("nobody")
@@ -28,9 +28,9 @@ class Told:
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms
-        self.entries: list[Entry] = []
+        self.entries: list[AuditEntry] = []
 
-    def log(self, entry: Entry) -> int:
+    def log(self, entry: AuditEntry) -> int:
         self.entries.append(entry)
         return len(self.entries)
 

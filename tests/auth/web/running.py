@@ -9,7 +9,6 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -201,9 +200,3 @@ def metric(text: str, name: str, **labels: str) -> float:
         if line.startswith(start):
             return float(line.removeprefix(start))
     return 0.0
-
-
-def audit_acts(running: RunningServer) -> list[Any]:
-    """The acts in the audit log, the oldest first."""
-    rows = running.moderation.audit(limit=1000).rows
-    return [row.act for row in reversed(rows)]

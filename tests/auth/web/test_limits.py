@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from auth.challenges import RENEW
-from auth.server.bodies import BODY_SECONDS, LARGEST_BODY_BYTES
+from auth.server.boundary import BODY_SECONDS, LARGEST_BODY_BYTES
 from tests.auth.web.http_client import request
 from tests.auth.web.running import RunningServer, Volunteer, auth_server, encoded, metric
 from tests.waiting import PATIENCE_SECONDS

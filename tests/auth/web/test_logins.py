@@ -18,8 +18,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from auth.server.browser import confirmation_page, done_page, failed_page
 from auth.server.join_refused import JoinRefused
-from auth.server.pages import confirmation_page, done_page, failed_page
 from auth.server.providers.errors import LoginRefused
 from auth.server.store_errors import DiskFull
 from tests.auth.providers.openid_imitation import CLIENT, OpenIdImitation, openid_imitation

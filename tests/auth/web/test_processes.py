@@ -15,9 +15,9 @@ import trio
 
 from auth.server.moderation import Moderation
 from auth.server.store import Reader, create_store, open_store
-from node.auth_places import AuthPlaces, find_auth_places, hold_auth_lock
-from node.control_client import ControlFailure, ask_once
-from node.running_lock import AlreadyRunning
+from node.app.auth_places import AuthPlaces, find_auth_places, hold_auth_lock
+from node.core.control_client import ControlFailure, ask_once
+from node.core.running_lock import AlreadyRunning
 from tests.auth.web.authority import Authority
 from tests.auth.web.http_client import connect
 from tests.auth.web.running import ACTOR, RUN, Volunteer

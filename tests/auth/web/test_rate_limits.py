@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from auth.server.rate_limits import Network, Rate, RateLimit, asker, site_of
+from auth.server.rate_limits import AllowedRate, Network, RateLimit, asker, site_of
 
 PROXIES: tuple[Network, ...] = (
     ipaddress.ip_network("10.0.0.0/8"),
@@ -13,7 +13,7 @@ PROXIES: tuple[Network, ...] = (
 
 
 def test_a_burst_is_allowed_and_then_the_steady_rate() -> None:
-    limit = RateLimit(Rate(burst=3, per_second=0.5))
+    limit = RateLimit(AllowedRate(burst=3, per_second=0.5))
     assert [limit.wait_seconds("a", 0.0) for _ in range(4)] == [0, 0, 0, 2]
     assert limit.wait_seconds("a", 1.9) == 1
     assert limit.wait_seconds("a", 2.0) == 0
@@ -21,7 +21,7 @@ def test_a_burst_is_allowed_and_then_the_steady_rate() -> None:
 
 
 def test_whoever_is_told_to_wait_and_waits_is_let_in() -> None:
-    limit = RateLimit(Rate.per_hour(7))
+    limit = RateLimit(AllowedRate.per_hour(7))
     now = 0.0
     for _ in range(50):
         now += limit.wait_seconds("a", now)
@@ -30,27 +30,27 @@ def test_whoever_is_told_to_wait_and_waits_is_let_in() -> None:
 
 
 def test_asking_while_it_is_empty_does_not_keep_it_empty() -> None:
-    limit = RateLimit(Rate(burst=1, per_second=1.0))
+    limit = RateLimit(AllowedRate(burst=1, per_second=1.0))
     assert limit.wait_seconds("a", 0.0) == 0
     assert [limit.wait_seconds("a", tenth / 10) for tenth in range(1, 10)] == [1] * 9
     assert limit.wait_seconds("a", 1.0) == 0
 
 
 def test_one_does_not_pay_for_another() -> None:
-    limit = RateLimit(Rate(burst=1, per_second=0.1))
+    limit = RateLimit(AllowedRate(burst=1, per_second=0.1))
     assert limit.wait_seconds("a", 0.0) == 0
     assert limit.wait_seconds("b", 0.0) == 0
     assert limit.wait_seconds("a", 0.0) == 10
 
 
 def test_a_bucket_never_holds_more_than_its_burst() -> None:
-    limit = RateLimit(Rate(burst=2, per_second=100.0))
+    limit = RateLimit(AllowedRate(burst=2, per_second=100.0))
     limit.wait_seconds("a", 0.0)
     assert [limit.wait_seconds("a", 1e6) for _ in range(3)] == [0, 0, 1]
 
 
 def test_a_flood_from_many_addresses_takes_bounded_memory() -> None:
-    limit = RateLimit(Rate(burst=1, per_second=0.001), most_buckets=100)
+    limit = RateLimit(AllowedRate(burst=1, per_second=0.001), most_buckets=100)
     for number in range(10_000):
         limit.wait_seconds(number, 0.0)
     assert len(limit) == 100

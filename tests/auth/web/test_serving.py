@@ -19,11 +19,11 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 from trio.testing import MockClock
 
-from auth.server import connections, serving
+from auth.server import serving
 from auth.server.answers import json_answer
-from auth.server.bodies import read_body
+from auth.server.boundary import read_body
 from auth.server.certificates import LOOK_SECONDS, Certificate
-from auth.server.rate_limits import Network, Rate
+from auth.server.rate_limits import AllowedRate, Network
 from auth.server.serving import HttpServer
 from tests.auth.web.authority import LOOPBACK, Authority
 from tests.auth.web.http_client import HttpClient, connect, request
@@ -69,7 +69,7 @@ async def listening(
     *,
     most: int = 50,
     most_per_address: int = 50,
-    handshakes: Rate = Rate.per_minute(6000),  # noqa: B008 - it is frozen
+    handshakes: AllowedRate = AllowedRate.per_minute(6000),  # noqa: B008 - it is frozen
     proxies: tuple[Network, ...] = (),
 ) -> AsyncIterator[Listening]:
     refused: list[str] = []
@@ -208,7 +208,7 @@ async def test_who_connects_and_says_nothing_is_dropped(
     ):
         if words:
             await client.send(words)
-        with trio.fail_after(connections.IDLE_SECONDS + PATIENCE_SECONDS * hurried.rate):
+        with trio.fail_after(serving.IDLE_SECONDS + PATIENCE_SECONDS * hurried.rate):
             await client.is_closed()
 
 
@@ -309,7 +309,7 @@ async def test_who_is_being_answered_makes_way_for_nobody() -> None:
 
 
 async def test_so_many_handshakes_of_one_address_and_no_more() -> None:
-    async with listening(handshakes=Rate(burst=3, per_second=0.001)) as here:
+    async with listening(handshakes=AllowedRate(burst=3, per_second=0.001)) as here:
         for _ in range(3):
             async with connect(here.port, None) as client:
                 await client.ask("GET", "/")
@@ -320,7 +320,7 @@ async def test_so_many_handshakes_of_one_address_and_no_more() -> None:
 
 async def test_a_proxy_of_ours_has_as_many_connections_as_there_are() -> None:
     loopback = (ipaddress.ip_network("127.0.0.0/8"),)
-    few = Rate(burst=1, per_second=0.001)
+    few = AllowedRate(burst=1, per_second=0.001)
     async with (
         listening(most_per_address=1, handshakes=few, proxies=loopback) as here,
         contextlib.AsyncExitStack() as stack,
@@ -348,7 +348,7 @@ async def test_who_asks_and_never_reads_is_dropped(hurried: MockClock) -> None:
         client = await trio.open_tcp_stream(LOOPBACK, here.port)
         with contextlib.suppress(trio.BrokenResourceError):
             await client.send_all(GET * 100)
-        patience = connections.WRITE_SECONDS + PATIENCE_SECONDS * hurried.rate
+        patience = serving.WRITE_SECONDS + PATIENCE_SECONDS * hurried.rate
         await until(lambda: here.server.connections == 0, patience)
         await trio.aclose_forcefully(client)
 

@@ -21,25 +21,26 @@ from auth.server.listings import AuditRow
 from auth.server.moderation import Moderation
 from auth.server.settings import read_settings
 from auth.server.store import Store, create_store, open_store
-from node.access.auth_client import (
+from node.core.access.auth_client import (
     AccessDenied,
     AuthClient,
-    Granted,
-    LoginExpired,
+    GrantedPass,
+    LoginNotFinished,
+    OfferedProvider,
     PendingLogin,
-    ProviderEntry,
     open_auth_client,
 )
-from node.access.auth_http import Outage
-from node.access.server_time import ServerTime, machine_clocks
+from node.core.access.auth_http import Outage
+from node.core.access.server_time import ServerTime
+from node.net.clocks import machine_clocks
 from protocols.identity import Identity
 from tests.strangers.oidc.browser import Browser, Page
 from tests.strangers.oidc.process import OpenIdStranger
 
 RUN = "demo"
 ME = Identity.from_seed(b"\x07" * 32)
-DEVICE = ProviderEntry("corp", "device")
-IN_BROWSER = ProviderEntry("corp", "browser")
+DEVICE = OfferedProvider("corp", "device")
+IN_BROWSER = OfferedProvider("corp", "browser")
 NOWHERE = "https://nowhere.invalid/"  # an address that no redirect leads to
 
 
@@ -93,7 +94,7 @@ client_id = "{client}"
             nursery.cancel_scope.cancel()
 
 
-async def begin(here: Running, entry: ProviderEntry) -> PendingLogin:
+async def begin(here: Running, entry: OfferedProvider) -> PendingLogin:
     pending = await here.client.log_in(entry)
     assert isinstance(pending, PendingLogin)
     return pending
@@ -101,7 +102,7 @@ async def begin(here: Running, entry: ProviderEntry) -> PendingLogin:
 
 async def poll(
     here: Running, clock: trio.testing.MockClock, login: PendingLogin
-) -> Granted | float:
+) -> GrantedPass | float:
     await here.client.meet()  # so that the connection is not idle, which the jump would lengthen
     clock.jump(login.interval)
     return await here.client.poll_login(login)
@@ -124,11 +125,11 @@ async def test_a_device_login_ends_in_a_pass(
         page = await browser.send(page, page.forms[0], {"user_code": login.user_code})
         await browser.log_in(page, "alice")
         granted = await poll(here, clock, login)
-        assert isinstance(granted, Granted)
+        assert isinstance(granted, GrantedPass)
         token = granted.opened.token
         assert (token.username, token.peer) == ("corp:alice-online", ME.public_key)
         again = await here.client.poll_login(login)  # the answer may have been lost
-        assert isinstance(again, Granted)
+        assert isinstance(again, GrantedPass)
         assert again.signed == granted.signed
 
 
@@ -143,7 +144,7 @@ async def test_a_browser_login_ends_in_a_pass(
         assert "alice-online" in page.text
         assert login.confirmation in page.text
         granted = await poll(here, clock, login)
-        assert isinstance(granted, Granted)
+        assert isinstance(granted, GrantedPass)
         assert granted.opened.token.username == "corp:alice-online"
 
 
@@ -163,7 +164,7 @@ async def test_somebody_who_is_not_on_the_list_is_refused_under_the_servers_sign
 
 @pytest.mark.parametrize("entry", [DEVICE, IN_BROWSER], ids=["device", "browser"])
 async def test_a_person_who_says_no_is_a_refusal_that_is_signed_and_logged(
-    tmp_path: Path, provider: OpenIdStranger, clock: trio.testing.MockClock, entry: ProviderEntry
+    tmp_path: Path, provider: OpenIdStranger, clock: trio.testing.MockClock, entry: OfferedProvider
 ) -> None:
     async with running(tmp_path, provider) as here, Browser(NOWHERE) as browser:
         login = await begin(here, entry)
@@ -190,7 +191,7 @@ async def test_a_code_that_expires_is_neither_a_pass_nor_a_refusal(
 ) -> None:
     async with running(tmp_path, provider, "hurried") as here:
         login = await begin(here, DEVICE)
-        with pytest.raises(LoginExpired):
+        with pytest.raises(LoginNotFinished):
             await poll(here, clock, login)
 
 
@@ -214,7 +215,7 @@ async def test_a_provider_that_is_down_is_an_outage_and_its_return_ends_it(
         mortal_provider.stop()
         with pytest.raises(Outage) as outage:
             await here.client.log_in(DEVICE)
-        assert not isinstance(outage.value, LoginExpired)
+        assert not isinstance(outage.value, LoginNotFinished)
         assert here.server.status()["provider_troubles"]["corp"]
         mortal_provider.start("second")
         clock.jump(6)  # a failure is remembered for five seconds
@@ -222,7 +223,7 @@ async def test_a_provider_that_is_down_is_an_outage_and_its_return_ends_it(
         page = await browser.open(login.verification_uri)
         page = await browser.send(page, page.forms[0], {"user_code": login.user_code})
         await browser.log_in(page, "alice")
-        assert isinstance(await poll(here, clock, login), Granted)
+        assert isinstance(await poll(here, clock, login), GrantedPass)
 
 
 async def test_a_link_sent_to_a_victim_leads_nowhere_without_our_page(

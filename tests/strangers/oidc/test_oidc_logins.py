@@ -18,7 +18,7 @@ from auth.server.providers.errors import (
 )
 from auth.server.providers.fetching import Fetcher, open_client
 from auth.server.providers.flows import NotYet
-from auth.server.providers.identity import Identity
+from auth.server.providers.identity import ProviderIdentity
 from auth.server.providers.login_answers import (
     BrowserStarted,
     DeviceStarted,
@@ -36,7 +36,7 @@ PUBLIC_URL = "https://auth.example.org"
 CALLBACK = f"{PUBLIC_URL}/login/callback"
 PEER = bytes(range(32))
 ADDRESS = "192.0.2.7"
-ALICE = Identity("corp", "alice", "alice-online")
+ALICE = ProviderIdentity("corp", "alice", "alice-online")
 
 
 def logins_at(
@@ -305,4 +305,4 @@ async def test_the_claim_that_is_configured_becomes_the_login(
         await browser.log_in(await open_device_page(browser, started), "alice")
         answer = await poll(logins, clock, started)
         assert isinstance(answer, LoggedIn)
-        assert answer.identity == Identity("corp", "alice", login)
+        assert answer.identity == ProviderIdentity("corp", "alice", login)

@@ -1,1 +1,0 @@
-"""The node's side of who may take part: its pass, the auth server, renewal, and the revoked."""

@@ -1,0 +1,68 @@
+"""`potluck demo`: a whole run on this machine, to see everything without setting anything up.
+
+The demo is many processes and a folder. After Ctrl-C all of them are gone when the prompt is back:
+first the processes, then their files.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from node.app.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.app.commands.parser import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "demo",
+        help="see a whole run on this machine, in about a minute",
+        description="Play a whole run on this machine, with the commands that people type: an auth "
+        "server with a fresh key, a backbone peer, and three volunteers in processes of their own, "
+        "over real libp2p. They train a small GPT on the source code of Python's standard library; "
+        "one of them is killed in the middle, and a fourth joins late and catches up. The end "
+        "shows the loss, who contributed what, that all hold the same parameters, and what the "
+        "model writes. Nothing is asked, nothing is downloaded, and nothing of this machine's own "
+        "potluck is touched: it all happens in a temporary folder, which is removed at the end.\n\n"
+        "It needs two processor cores, 3 GB of memory, and about a minute. Exit code 1 if "
+        "something in it did not go as it must. Ctrl-C ends all of it.",
+        example="potluck demo\npotluck demo --keep\npotluck demo --json | tail -n 1",
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave the folder with homes, logs, definition and checkpoints there, and say where",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.app.commands.interruption import run_until_signal
+
+    output = Output.of(arguments)
+    return run_until_signal(lambda: _play(output, keep=arguments.keep))
+
+
+async def _play(output: Output, *, keep: bool) -> int:
+    from node.app.commands.exit_codes import DONE, FAILED
+    from node.app.commands.interruption import at_hard_exit
+    from node.app.demo import Demo, demo_folder, page_of, remove
+
+    with demo_folder(keep=keep) as folder:
+        demo = Demo(folder, output.data)
+
+        def clear() -> None:
+            demo.kill_all()
+            if not keep:
+                remove(folder)
+
+        with at_hard_exit(clear):
+            try:
+                summary = await demo.play()
+            finally:
+                if keep and not output.json:
+                    output.say(f"everything is in {folder}")
+    summary["folder"] = str(folder) if keep else None
+    output.data(summary, page_of(summary, keep=keep))
+    return FAILED if summary["failures"] else DONE

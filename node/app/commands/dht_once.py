@@ -1,0 +1,118 @@
+"""`potluck dht … --bootstrap ADDRESS`: a client of the swarm for one question.
+
+It does not listen, keeps nothing, and no other node remembers it. It uses this machine's own key if
+there is one and no node runs with it; then the slots that it writes are this node's. Otherwise it
+has a new key, and nobody can change its slots before they expire.
+
+If there is an access pass, it takes part in that run with it, and renews an expired one first. The
+pass is not valid for another key, so if a node runs here, the command asks that node (dht.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import trio
+
+from node.app.commands.dht import show
+from node.app.commands.interruption import run_until_signal
+from node.app.commands.log_output import log_to_stderr
+from node.app.commands.output import Output
+from node.core.access.membership import Membership, open_membership
+from node.core.access.one_shot import renew_if_over
+from node.core.configuration import Configuration
+from node.core.control_client import a_node_answers
+from node.core.dht_questions import Asked, answer
+from node.core.directory import FAMILIES
+from node.core.key_file import load_identity
+from node.core.peer_address import PeerAddress, parse_peer_address
+from node.net import Libp2pSettings, open_libp2p_network
+from protocols.dht import Dht, DhtSettings, open_dht
+from protocols.errors import PotluckError, Unreachable
+from protocols.identity import Identity
+from protocols.network import Network
+from protocols.not_allowed import NotAllowed
+from protocols.rpc import open_rpc
+
+
+def ask_swarm(
+    configuration: Configuration,
+    action: str,
+    question: Mapping[str, Any],
+    seconds: float,
+    output: Output,
+) -> int:
+    """Join, ask, print the answer, leave. Returns the exit code."""
+    log_to_stderr(debug=output.debug)
+    identity, member = _identity(configuration)
+
+    async def main() -> int:
+        if member is not None:
+            await renew_if_over(member)
+        network_settings = Libp2pSettings(
+            listen_addresses=(), dial_seconds=min(configuration.dial_seconds, seconds)
+        )
+        settings = DhtSettings(bootstrap=configuration.bootstrap_addresses, client=True)
+        async with (
+            open_libp2p_network(identity, network_settings) as network,
+            open_rpc(network, member.guard(network) if member else None) as rpc,
+            open_dht(network, rpc, families=FAMILIES, settings=settings) as dht,
+        ):
+            deadline = trio.current_time() + seconds
+            await join_swarm(network, dht, configuration.bootstrap_addresses, deadline)
+            left = deadline - trio.current_time()
+            found = await answer(Asked(dht, network), action, {**question, "timeout_seconds": left})
+        show(action, msgspec.to_builtins(found), output)
+        return 0
+
+    return run_until_signal(main)
+
+
+def _identity(configuration: Configuration) -> tuple[Identity, Membership | None]:
+    own = load_identity(configuration.key_file)
+    if own is None or a_node_answers(configuration.places.control_socket):
+        return Identity.generate(), None
+    return own, open_membership(configuration, own)
+
+
+async def join_swarm(network: Network, dht: Dht, addresses: Sequence[str], deadline: float) -> None:
+    """Join the swarm. Unreachable at once when every address fails, and after the deadline;
+    NotAllowed when all nodes there refuse this node."""
+    failures: dict[str, str] = {}
+    refusals: list[NotAllowed] = []
+
+    async def connect(address: PeerAddress) -> None:
+        try:
+            await network.connect(address.peer)
+        except PotluckError as error:
+            failures[address.text] = str(error)
+
+    with trio.move_on_at(deadline):
+        async with trio.open_nursery() as nursery:
+            for text in addresses:
+                address = parse_peer_address(text)
+                network.learn_addresses(address.peer, [address.text])
+                nursery.start_soon(connect, address)
+        if len(failures) < len(addresses):
+            async with trio.open_nursery() as nursery:
+
+                async def hear_refusal() -> None:
+                    refusals.append(await dht.turned_away())
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(hear_refusal)
+                await dht.joined()
+                nursery.cancel_scope.cancel()
+            if not refusals:
+                return
+    if refusals:
+        raise refusals[0]
+    failures |= {one.address: one.failure for one in dht.bootstrap_state().addresses if one.failure}
+    raise Unreachable(
+        "The swarm cannot be joined.",
+        why=" ".join(failures.values()) or "No node there has answered in time.",
+        advice="Take the address of a node that runs: `potluck listen` and `potluck status` over "
+        "there print it.",
+    )

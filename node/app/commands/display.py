@@ -1,0 +1,153 @@
+"""How the training is shown: as a screen on a terminal, else as lines, or objects with `--json`.
+
+    with display_for(output) as display:
+        nursery.start_soon(display.run)
+        with display.logging(): ...
+        await display.finish(seconds)
+
+Each line begins with the time of day, except the three lines about what will be used: a person
+reads them as one.
+
+The screen has to end before an error is printed, whatever ends the training: call `finish` in a
+`finally`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+import trio
+
+from node.app.commands.interruption import at_hard_exit
+from node.app.commands.line_queue import STDERR, STDOUT, LineQueue, write_line
+from node.app.commands.output import Output, folded
+from node.app.screen import Screen, Terminal, can_show, look_of
+from node.core.display_name import with_names
+from node.core.training_view import TrainerView, named
+from node.training.happenings import Happening, Shown, WillUse
+from node.training.words import object_of, words_of
+
+
+class PlainView:
+    """`Shown` (node/training/happenings.py) on a queue of lines."""
+
+    def __init__(self, lines: LineQueue) -> None:
+        self._lines = lines
+        self._view = TrainerView()
+
+    def happened(self, happening: Happening) -> None:
+        words = with_names(words_of(happening), named(self._view.peers))
+        if not isinstance(happening, WillUse):
+            words = f"{time.strftime('%H:%M:%S')} {words}"
+        self._lines.data({**object_of(happening), "time": round(time.time(), 3)}, words)
+
+    def show(self, view: TrainerView) -> None:
+        """Prints nothing: `potluck status` shows the state. Takes the peers' names from the
+        view."""
+        self._view = view
+
+
+class Display(Protocol):
+    lines: LineQueue
+    shown: Shown
+
+    async def run(self) -> None:
+        """Show until finished; a picture until cancelled."""
+
+    def logging(self) -> contextlib.AbstractContextManager[None]:
+        """While this is entered, the log is shown here."""
+
+    async def finish(self, seconds: float) -> bool:
+        """There are no more events: show the rest within `seconds`, also when cancelled. Returns
+        whether a person has seen the end with its advice; if not, the error has to be printed.
+        """
+
+
+@contextlib.contextmanager
+def display_for(output: Output) -> Iterator[Display]:
+    """The screen needs a capable terminal, and none of the flags for lines: --plain, --json, or
+    --debug, which has a long log."""
+    wants_lines = output.json or output.plain or output.debug
+    if wants_lines or not can_show(STDOUT, os.environ):
+        yield LineDisplay(output)
+        return
+    terminal = Terminal(STDOUT, look_of(os.environ, sys.stdout.encoding))
+    with at_hard_exit(terminal.restore):
+        try:
+            yield ScreenDisplay(output, terminal)
+        finally:
+            terminal.restore()
+
+
+class LineDisplay:
+    """A terminal with --plain gets lines broken between words; a pipe or a program, whole lines."""
+
+    def __init__(self, output: Output) -> None:
+        self.lines = LineQueue(output, None if output.json else write_folded)
+        self.shown: Shown = PlainView(self.lines)
+
+    async def run(self) -> None:
+        await self.lines.run()
+
+    def logging(self) -> contextlib.AbstractContextManager[None]:
+        return self.lines.logging()
+
+    async def finish(self, seconds: float) -> bool:
+        await self.lines.finish(seconds)
+        return False
+
+
+def write_folded(descriptor: int, line: str) -> None:
+    try:
+        columns = os.get_terminal_size(descriptor).columns or None
+    except OSError:
+        columns = None
+    write_line(descriptor, folded(line, columns))
+
+
+class ScreenDisplay:
+    """Printed text stays above the picture. A log line is an event in it, and also goes to stderr
+    if that is a file."""
+
+    def __init__(self, output: Output, terminal: Terminal, stderr: int = STDERR) -> None:
+        self._terminal = terminal
+        self._stderr_is_elsewhere = not os.isatty(stderr)
+        self.lines = LineQueue(output, self._print)
+        self._screen = Screen(terminal, lambda text: self.lines.data({}, text))
+        self.shown: Shown = self._screen
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.lines.run)
+            nursery.start_soon(self._screen.run)
+
+    @contextlib.contextmanager
+    def logging(self) -> Iterator[None]:
+        logging.captureWarnings(True)  # Python's own would be printed over the picture
+        try:
+            with self.lines.logging(self._warn):
+                yield
+        finally:
+            logging.captureWarnings(False)
+
+    async def finish(self, seconds: float) -> bool:
+        await self.lines.finish(seconds)
+        has_ended = await self._screen.end(seconds)
+        return has_ended and not self._stderr_is_elsewhere
+
+    def _warn(self, line: str) -> None:
+        self._screen.warn(line)
+        if self._stderr_is_elsewhere:
+            self.lines.say(line)
+
+    def _print(self, descriptor: int, line: str) -> None:
+        if descriptor == STDERR and self._stderr_is_elsewhere:
+            write_line(descriptor, line)
+        else:
+            self._terminal.print_above(line)

@@ -1,0 +1,67 @@
+"""The file that an invite of either kind is written into (`auth invite`, `run invite`), or a code.
+
+Only its owner may read it, since it may hold an enrolment code. An existing file is never
+overwritten, not even if it appeared after the check.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from node.app.commands.auth_moments import utc
+from node.core.disk_trouble import disk_trouble
+from node.core.private_file import FILE_MODE, UnusableFile
+from node.core.wrong_use import WrongUse
+
+
+def check_flags(name: str | None, *, new_code: bool, file: Path | None) -> None:
+    """WrongUse for a name without a code, and for a file that exists."""
+    if name and not new_code:
+        raise WrongUse(
+            "--name says who a new code is for, and no code was asked for.",
+            advice="Add --new-code, or leave --name out: an invite is the same for everybody.",
+        )
+    if file is not None:
+        check_new(file)
+
+
+def check_new(file: Path) -> None:
+    """WrongUse if it exists, or could not be made."""
+    if file.exists():
+        raise WrongUse(
+            f"{file} is there already.",
+            why="There may be a code in it that is nowhere else.",
+            advice="Remove it, or choose another name.",
+        )
+    if not file.absolute().parent.is_dir():
+        raise WrongUse(
+            f"There is no folder {file.absolute().parent} to write {file.name} into.",
+            advice="Make it, or choose another place.",
+        )
+    if not os.access(file.absolute().parent, os.W_OK):  # before a code is made for it
+        raise WrongUse(
+            f"{file} cannot be written.",
+            why="You may not write into its folder, or its disk can only be read.",
+            advice="Choose another place.",
+        )
+
+
+def with_words(words: Sequence[str], text: str, code: Mapping[str, Any] | None) -> str:
+    """The invite under these comment lines, and under one more if a code is in it."""
+    lines = list(words)
+    if code:
+        lines.append(f"# A code is in it, good for one, until {utc(code['view']['expires_ms'])}.")
+    return "\n".join([*lines, text, ""])
+
+
+def write_new(file: Path, content: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with open(os.open(file, flags, FILE_MODE), "w", encoding="utf-8") as opened:
+            opened.write(content)
+    except OSError as error:
+        why, advice = disk_trouble(error, file.absolute().parent)
+        raise UnusableFile(f"{file} could not be written.", why=why, advice=advice) from None

@@ -1,0 +1,183 @@
+"""`potluck join`: the one command of a volunteer, from an invite to training and leaving.
+
+The work is in node/training/join/. Here are the flags, and the checks before anything is done: the
+invite, the key, that no other node runs here, and whether a person has to log in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import TYPE_CHECKING
+
+from node.app.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.app.commands.parser import Subparsers
+    from node.core.configuration import Configuration
+    from node.run.invite import RunInvite
+
+CODE_IN_SIGHT = (
+    "warning: There is a code in this invite, and everybody on this machine can read a command "
+    "line. Give such an invite as a file (--invite-file), or in POTLUCK_INVITE."
+)
+LOGIN_SECONDS = 900.0  # a person goes to another device, and finds the second factor
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    from node.app.commands.configured import add_setting_flag
+    from node.app.commands.run import add_trust
+    from node.core.caps.settings import CAP_KEYS
+
+    parser = subparsers.add_parser(
+        "join",
+        help="train in a run with an invite, until you say stop",
+        description="Take part in a run: make what is missing (this node's key, a login), fetch "
+        "the run's definition and verify its signature, say in three lines what will be used, "
+        "measure this machine for a few seconds, catch up with the others, and train. Nothing is "
+        "executed that came over the network. It is safe to repeat: without an INVITE it goes on "
+        "in the run of last time.\n\n"
+        "On a terminal a picture of any size shows the run, the loss, the batch that all fill "
+        "together, what you gave, the peers and what happened last; the summary stays when you "
+        "leave. NO_COLOR takes its colours away.\n\n"
+        "Ctrl-C leaves after the round that is under way, a second one at once; both within five "
+        "seconds. From another terminal: potluck status, peers, pause, resume, leave, logs.\n\n"
+        "An invite with an enrolment code is a secret: give it as a file or in POTLUCK_INVITE, "
+        "because a command line can be read by every user of the machine. Exit code 3: not "
+        "allowed, or too large for this machine; 130: Ctrl-C.",
+        example="potluck join potluck-run:…\n"
+        "potluck join --invite-file alice.invite --upload-limit 2MB/s\n"
+        "POTLUCK_INVITE=potluck-run:… potluck join --plain\n"
+        "potluck join --schedule 22:00-07:00 --max-memory 4GB",
+    )
+    parser.add_argument(
+        "invite",
+        metavar="INVITE",
+        nargs="*",
+        help="the invite (potluck-run:…), or a file with it; left out, POTLUCK_INVITE or the run "
+        "of last time",
+    )
+    parser.add_argument(
+        "--invite-file", metavar="FILE", help="the invite is in this file (- for standard input)"
+    )
+    parser.add_argument(
+        "--code-file",
+        metavar="FILE",
+        help="an enrolment code is in this file (- for standard input); also POTLUCK_LOGIN_CODE",
+    )
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="one line for each thing that happens instead of the screen; so it is anyway where "
+        "stdout is no terminal",
+    )
+    add_trust(parser)
+    for key in CAP_KEYS:
+        add_setting_flag(parser, key)
+    for key in ("network.listen", "network.announce", "dht.bootstrap", "dht.client"):
+        add_setting_flag(parser, key)
+    for key in ("identity.name", "identity.key_file"):
+        add_setting_flag(parser, key)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.app.commands.configured import configuration_for
+    from node.app.commands.login_inputs import read_code
+    from node.core.caps.settings import caps_of
+    from node.core.disk_trouble import kept_in
+    from node.core.named_text import STANDARD_INPUT
+    from node.core.running_lock import hold_running_lock
+    from node.core.stopping_signals import undisturbed
+    from node.core.wrong_use import WrongUse
+    from node.net import check_listening
+    from node.run.trusted import trusted_modules
+    from node.training.join import (
+        Need,
+        check_any_fits,
+        check_home,
+        check_still_good,
+        keep_invite,
+        other_run_before,
+        own_identity,
+        pass_needed,
+        read_invited,
+        shows_a_code,
+    )
+
+    output = Output.of(arguments)
+    configuration = configuration_for(arguments)
+    trusted = trusted_modules(arguments.trust_module)
+    places = configuration.places
+    if arguments.invite_file == arguments.code_file == STANDARD_INPUT:
+        raise WrongUse(
+            "Invite and code cannot both come from standard input.",
+            advice="Put one of them into a file, or into POTLUCK_INVITE or POTLUCK_LOGIN_CODE.",
+        )
+    # several words are one invite: it was copied in several lines, or something broke it
+    typed = " ".join(arguments.invite) if arguments.invite else None
+    invite = read_invited(places, typed, arguments.invite_file, os.environ)
+    code = read_code(arguments.code_file)
+    check_still_good(places, invite, int(1000 * time.time()))
+    check_any_fits(caps_of(configuration), invite.run)
+    with undisturbed():
+        check_home(configuration)
+        own_identity(configuration)
+        with kept_in(places.run_folder), hold_running_lock(places, configuration.key_file):
+            pass  # before anybody is asked to log in, who could not join then
+        check_listening(configuration.listen_addresses)  # also before a code is spent in vain
+    need = pass_needed(configuration, invite, code)
+    if need is not Need.NOTHING and shows_a_code(typed, invite):
+        output.say(CODE_IN_SIGHT)
+    if need is Need.PERSON:
+        exit_code = _log_in(configuration, invite, code, output)
+        if exit_code:
+            return exit_code
+        need = Need.NOTHING
+
+    from node.app.commands.training import train_in_foreground
+    from node.training.happenings import LOGGING_IN, STARTING, Notice, Preparing
+    from node.training.join import Participation, enrol_with_code
+    from node.training.session import TrainingSession
+
+    async def get_in(session: TrainingSession) -> None:
+        if need is Need.CODE:
+            session.happened(Preparing(LOGGING_IN))
+            await enrol_with_code(configuration, invite, code)
+        before = other_run_before(places, invite)
+        keep_invite(places, invite)
+        if before:
+            words = f"This home was in the run {before}; from now on it is in {invite.run}."
+            session.happened(Notice(words))
+        session.happened(Preparing(STARTING))
+
+    part = Participation(invite.run, invite.organiser, trusted=trusted)
+    return train_in_foreground(_with_places(configuration, invite), part, output, before=get_in)
+
+
+def _log_in(configuration: Configuration, invite: RunInvite, code: str, output: Output) -> int:
+    """A person logs in, as with `potluck login`."""
+    from node.app.commands.log_output import log_to_stderr
+    from node.app.commands.login_flow import Wishes, log_in
+    from node.training.join import access_of
+
+    log_to_stderr(debug=output.debug)
+    wishes = Wishes(
+        invite=access_of(invite, code),
+        code=code,
+        provider=None,
+        kind=None,
+        again=False,
+        wait_seconds=LOGIN_SECONDS,
+    )
+    return log_in(configuration, wishes, output)
+
+
+def _with_places(configuration: Configuration, invite: RunInvite) -> Configuration:
+    """The same configuration, joining at the invite's addresses beside its own."""
+    import dataclasses
+
+    own = configuration.bootstrap_addresses
+    places = tuple(dict.fromkeys([*invite.bootstrap, *own]))
+    values = {**configuration.values, "dht.bootstrap": places}
+    return dataclasses.replace(configuration, values=values)

@@ -1,0 +1,214 @@
+"""`potluck leaderboard`: the contributions to the run, as the others confirm them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from node.app.commands.exit_codes import DONE, FAILED
+from node.app.commands.output import (
+    Output,
+    as_json,
+    columns_of,
+    counted,
+    folded,
+    one_line,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from node.app.commands.parser import Subparsers
+
+GATHERING_SECONDS = 60.0  # asking others takes up to 15, and adding up a long run some more
+CHECKING_SECONDS = 240.0  # up to 15 for each of a few keepers on top
+
+ALONE = "alone"  # this column is only there if somebody has made steps alone
+COLUMNS = ("", "who", "samples", ALONE, "averaged", "service", "longest", "devices")
+WHO = 1  # the column that is shortened if the terminal is narrow
+LONGEST_NAME = 40  # characters; a username may have a hundred
+SHORTEST_NAME = 12  # below this, lines instead of a table
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "leaderboard",
+        help="show who gave what to the run",
+        description="What everybody gave to the run in which the node of this home trains: samples "
+        "that are in steps of the run, bytes averaged for others, time of service, and the "
+        "longest service without a break. The devices of one person are added up. Who brings no "
+        "samples and helps the others is listed in a table of its own; samples in steps that "
+        "somebody made alone, from which the run went on, have a column of their own.\n\n"
+        "Nobody's own word counts: every peer signs a record of the steps that it was in, and of "
+        "each step that is taken which most of the others confirm, and no more than this node has "
+        "seen where it was there. The node asks the peers that are there for their records, and "
+        "for those that they keep of others who have left.\n\n"
+        "With --check it also asks the peers that keep the run (`potluck backbone`, `potluck run "
+        "start`) for what they have added up and from which records, adds up the same, and says "
+        "what differs: exit code 1 if anything does, or if there is nobody to check. A node that "
+        "keeps the run itself, with no other here that does, says so, with exit code 0: its table "
+        "is added up from the records. Exit code 4 when no node trains here.",
+        example="potluck leaderboard\npotluck leaderboard --check\npotluck leaderboard --json",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare what the run's keepers have added up with the signed records",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.app.commands.trainer_client import asking
+
+    details = {"check": arguments.check}
+    patience = CHECKING_SECONDS if arguments.check else GATHERING_SECONDS
+    with asking(arguments, "trainer leaderboard", details, silence_seconds=patience) as answers:
+        board = next(answers)
+    if Output.of(arguments).json:
+        print(as_json(board), flush=True)
+    else:
+        columns = columns_of(sys.stdout)
+        for line in board_lines(board, columns):
+            print(folded(printable(line), columns, "  "))
+        for line in check_lines(board) if arguments.check else ():
+            print(folded(printable(line), columns, "  "))
+    return DONE if not arguments.check or is_proven(board) else FAILED
+
+
+def is_proven(board: dict[str, Any]) -> bool:
+    """Whether all the run's keepers agree with the records, and there was at least one. This node
+    counts as one if it keeps records, since it has added them up itself."""
+    checks = board["checks"]
+    return bool(checks or board["keeps"]) and all(map(_agrees, checks))
+
+
+def board_lines(board: dict[str, Any], columns: int | None = None) -> Iterator[str]:
+    """For a person, on a terminal with this many columns."""
+    records = "1 record" if board["records"] == 1 else f"{board['records']:,} records"
+    seen = f"{board['seen_steps']:,} of them seen by this node"
+    yield f"{board['run']}: {board['steps']:,} steps, {seen}; from {records}"
+    if not (board["people"] or board["helpers"]):
+        yield "Nothing can be credited yet: as far as this node knows, no step of this run was made"
+        yield "by several people. If it has not entered the run yet, ask again when it has."
+    if board["people"]:
+        yield ""
+        yield from _table(board["people"], columns)
+    if _any_alone(board["people"]):
+        yield ""
+        yield "Alone: samples in steps that nobody else was there for, by their maker's own word;"
+        yield "the run went on from those steps."
+    if board["helpers"]:
+        yield ""
+        yield "Helpers, who bring no samples:"
+        yield from _table(board["helpers"], columns)
+    if board["unheard"]:
+        yield ""
+        count = len(board["unheard"])
+        asked = counted(board["asked"], "peer")
+        yield f"{count} of {asked} gave no record; what they saw may be missing."
+
+
+def check_lines(board: dict[str, Any]) -> Iterator[str]:
+    """The results of checking the keepers."""
+    from node.core.display_name import short
+
+    yield ""
+    if board["keeps"] and not board["checks"]:
+        yield (
+            "Checked: nothing. This node keeps the run's records itself, and no other peer here "
+            "does. What is above is what the signed records come to."
+        )
+    elif not board["checks"]:
+        yield "Checked: nothing. No other peer that keeps this run's records is here."
+    for check in board["checks"]:
+        who = f"the keeper {short(check['keeper'])}"
+        if check["trouble"]:
+            yield f"Not checked: {who}. {one_line(check['trouble'])}"
+            continue
+        what = f"{check['steps']:,} steps, {check['pages']:,} pages of records"
+        if _agrees(check):
+            people = (
+                "1 person's sum is" if check["people"] == 1 else f"{check['people']:,} sums are"
+            )
+            yield f"Checked: {who} ({what}): {people} what the signed records come to."
+        else:
+            yield f"WRONG: {who} ({what}) says otherwise than the signed records:"
+            for words in check["differences"]:
+                yield f"  {one_line(words)}"
+            if check["without"]:
+                yield f"  it cannot show {check['without']:,} of the pages that it has added up"
+        if check["left_out"]:
+            yield f"  {check['left_out']:,} pages that are here, it has not added up (yet)"
+
+
+def _agrees(check: dict[str, Any]) -> bool:
+    return not (check["trouble"] or check["differences"] or check["without"])
+
+
+def _table(ranks: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
+    rows = [_row(one) for one in ranks]
+    shown = [place for place, name in enumerate(COLUMNS) if name != ALONE or _any_alone(ranks)]
+    table = [[row[place] for place in shown] for row in (COLUMNS, *rows)]
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    if columns is not None:
+        others = sum(widths) - widths[WHO] + 2 * (len(widths) - 1)
+        widths[WHO] = min(widths[WHO], columns - others)
+        if widths[WHO] < min(SHORTEST_NAME, max(len(row[WHO]) for row in table)):
+            yield from _list(rows)
+            return
+    for row in table:
+        cells = [
+            _who(cell, width).ljust(width) if place == WHO else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _list(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """For a terminal with no room for a table."""
+    for rank, name, *figures in rows:
+        yield f"{rank}. {name}"
+        told = zip(COLUMNS[2:], figures, strict=True)
+        yield "  " + ", ".join(f"{what} {figure}" for what, figure in told if figure)
+
+
+def _any_alone(ranks: list[dict[str, Any]]) -> bool:
+    return any(one["alone_steps"] for one in ranks)
+
+
+def _row(one: dict[str, Any]) -> tuple[str, ...]:
+    from node.core.caps.units import in_words
+
+    return (
+        f"{one['rank']:,}",
+        _name(one) + (" (you)" if one["is_me"] else ""),
+        f"{one['samples']:,}",
+        f"{one['alone_samples']:,}" if one["alone_steps"] else "",
+        in_words(one["averaged_bytes"]),
+        _hours(one["service_seconds"]),
+        _hours(one["longest_seconds"]),
+        f"{one['devices']:,}",
+    )
+
+
+def _name(one: dict[str, Any]) -> str:
+    """A person's name has a provider and a colon; in an open run it is a peer."""
+    from node.core.display_name import label
+
+    person, peer = one["person"], one["peer"]
+    is_peer = ":" not in person and len(person) > LONGEST_NAME
+    verified = "" if is_peer else person
+    return label(person if is_peer else peer, verified, one["name"], LONGEST_NAME)
+
+
+def _who(text: str, width: int) -> str:
+    """Shorten the names, and keep the end of the key."""
+    if len(text) <= width:
+        return text
+    names, _, key = text.rpartition(" …")
+    return f"{names[: max(width - len(key) - 3, 0)]}… …{key}" if names else text[:width]
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600.0:,.1f} h" if seconds >= 360.0 else f"{seconds / 60.0:.1f} min"

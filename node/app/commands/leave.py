@@ -1,0 +1,73 @@
+"""`potluck leave`: have the node that trains here leave its run and end."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from node.app.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.app.commands.parser import Subparsers
+    from node.core.places import Places
+
+ENDING_SECONDS = 8.0  # five are promised
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "leave",
+        help="leave the run, and end the node that trains",
+        description="Have the node that trains in this home leave after the round that is under "
+        "way, as the first Ctrl-C does, and wait until it has ended: five seconds at most. It says "
+        "how much of the disk its home keeps for the next time: pass, records, what was seen of "
+        "runs, and of a state that was being fetched what is there of it; joining another run "
+        "removes that. "
+        "Exit code 4 when no node trains here.",
+        example="potluck leave\npotluck leave --now",
+    )
+    parser.add_argument("--now", action="store_true", help="at once, without waiting for the round")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.app.commands.configured import configuration_for
+    from node.app.commands.trainer_client import asking
+    from node.core.control_client import NodeWentAway
+    from node.training.questions import LEAVE
+
+    output = Output.of(arguments)
+    details = {"at_once": arguments.now}
+    with asking(arguments, LEAVE, details, silence_seconds=ENDING_SECONDS) as answers:
+        next(answers)
+        if not output.json:
+            output.say("Leaving.")
+        gave: dict[str, Any] = {}
+        with suppress(NodeWentAway):  # the node's connection closes when it has ended
+            while True:
+                gave = next(answers)
+    kept = kept_in_home(configuration_for(arguments).places)
+    samples = f", having given {gave['samples']:,} samples" if gave.get("samples") else ""
+    output.data({"left": True, **gave, **kept}, f"It has left{samples}, and ended.{words_of(kept)}")
+    return 0
+
+
+def kept_in_home(places: Places) -> dict[str, Any]:
+    from node.run.kept import fetched_in_part_bytes, kept_bytes
+
+    return {
+        "kept_in": str(places.data_folder),
+        "kept_bytes": kept_bytes(places),
+        "fetched_in_part_bytes": fetched_in_part_bytes(places),
+    }
+
+
+def words_of(kept: dict[str, Any]) -> str:
+    """The last line: the size of the kept files."""
+    from node.core.caps.units import in_words
+
+    words = f" {in_words(kept['kept_bytes'])} stay in {kept['kept_in']} for the next time"
+    in_part = kept["fetched_in_part_bytes"]
+    if in_part:
+        words += f", {in_words(in_part)} of them of a state that was being fetched"
+    return f"{words}."

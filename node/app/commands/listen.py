@@ -1,0 +1,62 @@
+"""`potluck listen`: a bare node in the foreground, for trying things out. Ctrl-C ends it.
+
+Its work is in link_report.py; here are its flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from node.app.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.app.commands.parser import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    from node.app.commands.configured import add_setting_flag
+
+    parser = subparsers.add_parser(
+        "listen",
+        help="run a bare node that is part of a swarm",
+        description="Run a bare node in the foreground: it prints its addresses ready to paste, "
+        "joins the swarm, keeps its share of the directory, answers pings, and tells of its "
+        "connections. Without --bootstrap it finds back through the nodes it has known; a node "
+        "that has known none waits for others to come. Ctrl-C ends it (exit code 130); SIGTERM "
+        "does, too (exit code 0, so that systemd is content).",
+        example="potluck listen\npotluck listen --listen /ip4/0.0.0.0/tcp/4001 "
+        "--announce /dns4/node.example/tcp/4001\n"
+        "potluck listen --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
+    )
+    for key in (
+        "network.listen",
+        "network.announce",
+        "network.dial_seconds",
+        "network.inbound_connections",
+        "network.inbound_connections_per_address",
+        "dht.bootstrap",
+        "dht.client",
+        "dht.keep_slots",
+        "identity.key_file",
+        "limits.upload_limit",
+        "limits.download_limit",
+    ):
+        add_setting_flag(parser, key)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.app.commands.configured import configuration_for
+
+    configuration = configuration_for(arguments)
+
+    from node.app.commands.descriptor_limit import raise_descriptor_limit
+    from node.app.commands.exit_codes import DONE
+    from node.app.commands.interruption import run_until_signal
+    from node.app.commands.link_report import listen
+    from node.app.commands.log_output import log_to_stderr
+
+    output = Output.of(arguments)
+    log_to_stderr(debug=output.debug)
+    raise_descriptor_limit()
+    return run_until_signal(lambda: listen(configuration, output), terminated=DONE)

@@ -1,0 +1,82 @@
+"""`potluck plan FILE.toml|-`: who should compute and who should reduce what, and how fast it is."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+from node.app.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.app.commands.parser import Subparsers
+    from protocols.moshpit.plan_strategy import PlannedPeers, Strategy
+
+_FILE = """\
+  values = 25_600_000      # of the vector that is averaged
+  bytes_per_value = 4      # on the wire: 4, 2 for float16, about 1 for int8
+  batch = 32_768           # samples per step
+  [[peer]]
+  name = "alice"
+  samples_per_s = 40       # 0 for a peer without a GPU
+  up_mbps = 200
+  down_mbps = 200
+  computes = true          # true, false, or "auto" for the plan to say
+  dial_out_only = false    # true for a peer that nobody can dial: it reduces nothing
+  [[link]]                 # optional, as many as there are: one direction between two peers
+  from = "alice"
+  to = "bob"
+  mbps = 10"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "plan",
+        help="plan who computes and who averages what",
+        description="Say for given peers and links who should compute gradients and who should "
+        "reduce which share of them, so that as many steps as possible are made; and how long a "
+        "round then takes, beside plain all-reduce and the best single parameter server. Nothing "
+        "is sent to anybody.\n\n"
+        f"{_FILE}\n\n"
+        "solve_ms is the time that the plan took, without reading the file and, where [[link]] "
+        "asks for a solver, without loading it.",
+        example="potluck plan docs/plans/d.toml\npotluck plan --json - < docs/plans/d.toml",
+    )
+    parser.add_argument("file", metavar="FILE", help="the peers and links; - reads stdin")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.app.commands.plan_view import plan_lines
+    from node.app.plan_file import read_plan_file
+
+    collaboration = read_plan_file(arguments.file)
+    strategy, solve_ms = _solve(collaboration)
+    output = Output.of(arguments)
+    text = "" if output.json else plan_lines(collaboration, strategy, solve_ms)
+    output.data(_mapping(strategy, solve_ms), text)
+    return 0
+
+
+def _solve(collaboration: PlannedPeers) -> tuple[Strategy, float]:
+    from protocols.moshpit.plan_strategy import best_strategy
+
+    if collaboration.limits:
+        # Not counted: a running node loads it once.
+        import scipy.optimize
+        import scipy.sparse  # noqa: F401
+
+    began = time.perf_counter()
+    strategy = best_strategy(collaboration)
+    return strategy, (time.perf_counter() - began) * 1000
+
+
+def _mapping(strategy: Strategy, solve_ms: float) -> dict[str, Any]:
+    return {
+        "fractions": list(strategy.fractions),
+        "computes": list(strategy.computes),
+        "round_seconds": strategy.round_seconds,
+        "allreduce_seconds": strategy.allreduce_seconds,
+        "parameter_server_seconds": strategy.parameter_server_seconds,
+        "steps_per_second": strategy.steps_per_second,
+        "solve_ms": solve_ms,
+    }

@@ -1,0 +1,403 @@
+"""`potluck run start`: the organiser's first peer of a run, which keeps its checkpoints.
+
+It is `potluck join` with a head start (node/training/join/): the definition comes from the folder,
+this peer may begin the run, and it continues from the newest checkpoint. While it runs, others are
+invited to it; it listens on the same ports again, so that invites outlive a restart.
+
+run.toml may have been changed since it was signed. The first start signs it; later starts refuse to
+guess whether a change was meant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.app.commands.output import Output
+from node.core.wrong_use import WrongUse
+from node.run.folder import RunFolder, organiser_here, organiser_key
+
+if TYPE_CHECKING:
+    from node.app.commands.line_queue import LineQueue
+    from node.app.commands.parser import CommandParser, Subparsers
+    from node.app.commands.training import Beside
+    from node.core.configuration import Configuration
+    from node.core.node import Node
+    from node.run.invite import RunInvite
+    from node.run.signed import SignedDefinition
+    from node.training.join import Participation
+    from node.training.session import TrainingSession
+
+ORGANISERS_NAME = "organiser"  # of the account that a first start makes at the run's auth server
+
+
+def add_start(actions: Subparsers) -> None:
+    from node.app.commands.run import add_folder
+
+    start = actions.add_parser(
+        "start",
+        help="start the run's first peer, which keeps its checkpoints",
+        description="Start a run, or go on with it from its newest checkpoint: this is its first "
+        "peer, gives the signed definition and the state to others, keeps checkpoints in "
+        "DIR/checkpoints and, unless --keep-only says otherwise, trains as well. run.toml is "
+        "signed if it never was. What volunteers paste is printed when it listens, with a QR code "
+        "on a terminal; `potluck run invite` prints it again.\n\n"
+        "Keep it running, or start it again: volunteers who were alone meanwhile find it where it "
+        "was before, since its port is remembered. If the run is closed, and its auth server in "
+        "this home, the first start lets this node in by itself.\n\n"
+        "Ctrl-C leaves after the round that is under way and writes a last checkpoint, a second "
+        "one leaves at once.",
+        example="potluck run start poem\n"
+        "potluck run start poem --keep-only --listen /ip4/0.0.0.0/tcp/4001\n"
+        "potluck run start poem --announce /dns4/poem.example.org/tcp/4001 --threads 2",
+    )
+    add_folder(start)
+    start.add_argument(
+        "--keep-only",
+        action="store_true",
+        help="bring no samples: keep checkpoints, help to average, and serve the state",
+    )
+    add_flags(start)
+
+
+def add_flags(start: CommandParser) -> None:
+    """The flags of an organiser's peer, whether it trains or only keeps."""
+    from node.app.commands.configured import add_setting_flag
+    from node.app.commands.run import add_trust
+    from node.core.caps.settings import CAP_KEYS
+
+    start.add_argument(
+        "--plain",
+        action="store_true",
+        help="one line for each thing that happens instead of the screen; so it is anyway where "
+        "stdout is no terminal",
+    )
+    start.add_argument(
+        "--qr",
+        action=argparse.BooleanOptionalAction,
+        help="draw a QR code of the invite, or not (if this is a terminal)",
+    )
+    start.add_argument(
+        "--from-peers",
+        action="store_true",
+        help="begin nothing: where no checkpoint is whole, take the run's state from the "
+        "volunteers who have it, and wait until one of them is there",
+    )
+    add_trust(start)
+    for key in CAP_KEYS:
+        add_setting_flag(start, key)
+    for key in ("network.listen", "network.announce", "dht.bootstrap"):
+        add_setting_flag(start, key)
+    for key in ("identity.name", "identity.key_file"):
+        add_setting_flag(start, key)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    command = "potluck run start --keep-only" if arguments.keep_only else "potluck run start"
+    return start_peer(arguments, command, keeps_only=arguments.keep_only)
+
+
+def start_peer(
+    arguments: argparse.Namespace,
+    command: str,
+    *,
+    keeps_only: bool,
+    beside: Beside | None = None,
+) -> int:
+    """The work of `run start` and `potluck backbone`, which has its own task `beside`.
+    `command`: the typed words before the folder."""
+    from node.app.commands.configured import configuration_for
+    from node.core.running_lock import hold_running_lock
+    from node.core.stopping_signals import undisturbed
+    from node.net import check_listening
+    from node.run.trusted import trusted_modules
+    from node.training.join import Participation, own_identity
+
+    output = Output.of(arguments)
+    configuration = configuration_for(arguments)
+    trusted = trusted_modules(arguments.trust_module)
+    folder = RunFolder(Path(arguments.folder).expanduser().absolute())
+    signed = _signed(folder, configuration, trusted, shlex.quote(arguments.folder), output)
+    with undisturbed():
+        own_identity(configuration)
+        with hold_running_lock(configuration.places, configuration.key_file):
+            pass  # before a code is spent
+    part = Participation(
+        signed.definition.name,
+        signed.organiser,
+        signed=signed,
+        signed_file=folder.signed_file,
+        trusted=trusted,
+        checkpoints=folder.checkpoints,
+        keeps_only=keeps_only,
+        begins=True,
+        from_peers=arguments.from_peers,
+    )
+    with folder.held():
+        configuration = listening_as_before(configuration, folder, output)
+        check_listening(configuration.listen_addresses)  # before a code is made and spent
+        way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
+        return _run(configuration, folder, part, way_in, arguments, command, output, beside)
+
+
+def _run(
+    configuration: Configuration,
+    folder: RunFolder,
+    part: Participation,
+    way_in: RunInvite | None,
+    arguments: argparse.Namespace,
+    command: str,
+    output: Output,
+    beside: Beside | None,
+) -> int:
+    """Run until told to leave. Returns the exit code."""
+    from node.app.commands.training import nothing_beside, train_in_foreground
+
+    assert part.signed is not None
+    signed = part.signed
+
+    async def get_in(session: TrainingSession) -> None:
+        from node.training.happenings import STARTING, Preparing
+        from node.training.join import enrol_with_code
+
+        await _try_out(part, session)
+        if way_in is not None:
+            session.happened(Preparing("logging in at this machine's auth server"))
+            await enrol_with_code(configuration, way_in, "")
+        session.happened(Preparing(STARTING))
+
+    def introduce(node: Node, lines: LineQueue) -> None:
+        _introduce(node, folder, signed, arguments, lines)
+
+    return train_in_foreground(
+        configuration,
+        part,
+        output,
+        before=get_in,
+        started=introduce,
+        beside=beside or nothing_beside,
+        again=f"{command} {shlex.quote(arguments.folder)}",
+    )
+
+
+async def _try_out(part: Participation, session: TrainingSession) -> None:
+    """Check that the checkpoints have room and the data can be read, before anybody is invited. A
+    peer that only keeps the run reads no data."""
+    import trio
+
+    from models.data.clock import ReadingStopped
+    from node.run.dry_run import DataTrial, DataUnreadable, check_room
+    from node.training.happenings import READING, WORKING_OUT, Notice, Preparing
+
+    assert part.signed is not None
+    assert part.checkpoints is not None
+    definition, checkpoints, trusted = part.signed.definition, part.checkpoints, part.trusted
+    token = trio.lowlevel.current_trio_token()
+
+    def tell(words: str) -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(session.happened, Notice(words))
+
+    session.happened(Preparing(WORKING_OUT))
+    await trio.to_thread.run_sync(check_room, definition, trusted, checkpoints, tell)
+    if part.keeps_only and any(checkpoints.glob("epoch-*")):
+        return
+    session.happened(Preparing(READING))
+    trial = DataTrial(definition, trusted, tell)
+
+    def read() -> None:
+        with suppress(ReadingStopped):  # nobody waits for it any more
+            trial.read()
+
+    try:
+        await trio.to_thread.run_sync(read, abandon_on_cancel=True)  # type: ignore[call-arg] # older stubs
+    except DataUnreadable as error:
+        if not part.keeps_only:
+            raise
+        session.happened(Notice(f"warning: {error.what} {error.why} This peer needs none."))
+    finally:
+        trial.stop()
+
+
+def _signed(
+    folder: RunFolder,
+    configuration: Configuration,
+    trusted: dict[str, Path],
+    typed: str,
+    output: Output,
+) -> SignedDefinition:
+    """The last signed definition, if run.toml still matches it; if none was, sign it now."""
+    from node.app.commands.run_sign import sign
+
+    text, places = folder.text(), configuration.places
+    if not folder.signed_file.exists():
+        signed = sign(folder, organiser_key(places, make=True), None, trusted)
+        output.say(f"signed {folder.definition_file} with the organiser's key")
+        return signed
+    organiser = organiser_here(places, folder)
+    before = folder.signed(organiser)
+    assert before is not None, "it was there a moment ago"
+    if before.text != text:
+        signs = f"`potluck run sign {typed}` makes the change binding for everybody who starts "
+        raise WrongUse(
+            "run.toml is not what was signed.",
+            why=f"It was changed, and {folder.signed_file.name} has the definition of before.",
+            advice="The organiser's key is not here: take both files from the organiser again."
+            if organiser is None
+            else f"{signs}after that; or take the change back.",
+        )
+    if organiser is None:
+        output.say("the organiser's key is not here: this peer keeps the run, and cannot change it")
+    return before
+
+
+def _way_in(
+    configuration: Configuration, signed: SignedDefinition, home: str | None
+) -> RunInvite | None:
+    """An invite of this node's own, with a code, into a closed run that it has no pass for yet.
+
+    WrongUse if this home is in another run, or its auth server does not run.
+    """
+    from node.app.commands.run_invite import auth_server_of
+    from node.core.access.pass_file import load_pass
+    from node.training.join import ANOTHER_HOME
+
+    name = signed.definition.name
+    kept = load_pass(configuration.places.pass_file)
+    if kept is not None and kept.run != name:
+        raise WrongUse(
+            f"This home is in the run {kept.run}, and {name} is to be started.",
+            why="One home is one node in one run.",
+            advice=ANOTHER_HOME,
+        )
+    here = auth_server_of(name, home)
+    if here is None or kept is not None:
+        return None
+    from node.app.commands.auth_acts import perform_act
+    from node.app.commands.run_invite import local_access
+    from node.run.invite import RunInvite
+
+    places, settings = here
+    _, nobody_serves = perform_act(places, "keys-list", {})
+    if nobody_serves:
+        raise WrongUse(
+            f"The auth server of {name} is in this home, and does not run.",
+            why="The run is closed: this peer needs a pass like everybody else.",
+            advice="Start `potluck auth serve` first, in another terminal.",
+        )
+    access, _ = local_access(places, settings, ORGANISERS_NAME, with_code=True)
+    return RunInvite(name, (), signed.organiser, 0, access)
+
+
+def listening_as_before(
+    configuration: Configuration, folder: RunFolder, output: Output
+) -> Configuration:
+    """The configuration with the last start's ports in place of any free port. Each port is used
+    once, because two addresses may overlap (0.0.0.0 includes every other)."""
+    before = folder.ports()
+    addresses = []
+    for address in configuration.listen_addresses:
+        kind, host, port = _parts(address)
+        wanted = before.pop(kind, 0) if port == 0 else 0
+        if wanted and not _is_free(kind, host, wanted):
+            output.say(
+                f"warning: another program uses port {wanted}, to which earlier invites lead. "
+                "Make new ones, or end it and start again."
+            )
+            wanted = 0
+        addresses.append(f"/{kind}/{host}/tcp/{wanted or port}")
+    values = {**configuration.values, "network.listen": tuple(addresses)}
+    return dataclasses.replace(configuration, values=values)
+
+
+def _parts(address: str) -> tuple[str, str, int]:
+    _, kind, host, _, port = address.split("/")
+    return kind, host, int(port)
+
+
+def _is_free(kind: str, host: str, port: int) -> bool:
+    family = socket.AF_INET6 if kind == "ip6" else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind((host, port))
+    except OSError:
+        return False
+    return True
+
+
+def _introduce(
+    node: Node,
+    folder: RunFolder,
+    signed: SignedDefinition,
+    arguments: argparse.Namespace,
+    lines: LineQueue,
+) -> None:
+    """The node listens: remember the ports, and print the invite."""
+    from auth.invites import Invite
+    from node.app.commands.qr import lines_that_fit
+    from node.app.commands.run_invite import auth_server_of, wants_qr, worth_naming
+    from node.run.invite import RunInvite, write_invite
+
+    addresses = node.network.addresses()
+    try:
+        folder.keep_ports(addresses)
+    except OSError as error:
+        lines.say(
+            f"warning: this run's ports cannot be remembered ({error.strerror}: {folder.path}). "
+            "After a restart the invite may lead nowhere: name a port with --listen."
+        )
+    access = None
+    if node.membership is not None:
+        kept = node.membership.kept
+        access = Invite(kept.run, (), kept.auth_url, kept.fingerprint, "", kept.pin)
+    bootstrap = worth_naming(addresses)
+    invite = RunInvite(signed.definition.name, bootstrap, signed.organiser, 0, access)
+    text = write_invite(invite)
+    to_people = not getattr(arguments, "json", False)
+    if to_people:  # before the text: a code can fill a terminal, and the text must stay visible
+        wanted = wants_qr(arguments.qr, bootstrap)
+        for line in lines_that_fit(text, wanted=wanted, colour=False):
+            lines.say(line)
+    lines.data(
+        {
+            "event": "started",
+            "run": invite.run,
+            "organiser": invite.organiser,
+            "peer_id": node.network.peer_id,
+            "addresses": list(addresses),
+            "closed": access is not None,
+            "invite": text,
+        },
+        text,
+    )
+    if to_people:
+        makes_codes = auth_server_of(invite.run, getattr(arguments, "home", None)) is not None
+        for line in for_people(access is not None, makes_codes, shlex.quote(arguments.folder)):
+            lines.say(line)
+
+
+def for_people(is_closed: bool, makes_codes: bool, folder: str) -> Iterator[str]:
+    """How to use the invite. `makes_codes`: the run's auth server is in this home."""
+    if is_closed:
+        yield "The run is closed: who can log in takes part with `potluck join INVITE`."
+        yield (
+            f"For the others: `potluck run invite {folder} --new-code --name NAME "
+            "--file NAME.invite`."
+            if makes_codes
+            else "The others need a code from its moderators (`potluck auth codes new`), and type "
+            "`potluck join INVITE --code-file FILE`."
+        )
+    else:
+        yield (
+            "The run is open: with `potluck join INVITE` everybody who has this invite takes part. "
+            "docs/moderators.md says how to close it."
+        )

@@ -1,0 +1,238 @@
+"""`potluck service`: have systemd run this home's `potluck join`, in the background.
+
+A unit has an environment of its own. Of this shell's variables it gets only those for the home and
+the settings file, and never a secret.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.app.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.app.commands.parser import CommandParser, Subparsers
+    from node.app.systemd import ServiceUnit
+    from node.core.configuration import Configuration
+
+PLACES = ("POTLUCK_HOME", "POTLUCK_CONFIG")  # copied into the unit with their present values
+LINGER = "It ends when you log out, and begins when you log in. `loginctl enable-linger` keeps it."
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    from node.app.commands.parser import CommandParser
+
+    parser = subparsers.add_parser(
+        "service",
+        help="train in the background, from login (or from boot) on",
+        description="Have systemd run `potluck join` for you: in the run of last time, started "
+        "again when it fails, and told to leave when you log out or shut down. Caps and other "
+        "settings come from the settings file (`potluck config show --origin`).",
+        example="potluck service install\npotluck service uninstall",
+    )
+    actions: argparse._SubParsersAction[CommandParser] = parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=CommandParser
+    )
+    install = actions.add_parser(
+        "install",
+        help="write a user unit for systemd, and start it",
+        description="Write a unit for your own systemd (~/.config/systemd/user), have it begin "
+        "with your session, and start it now unless a node runs in this home. Safe to repeat: "
+        "what was written before is replaced. Nothing secret is in it: join the run once by hand "
+        "first, so that there is a key and, in a closed run, a pass.\n\n"
+        "It is not started again after exit code 2 (wrong use) or 3 (not allowed, too large), "
+        "and given ten seconds to leave. `potluck status`, `pause`, `leave` and `logs` work as "
+        "ever; `journalctl --user -u potluck` has what it printed.",
+        example="potluck service install\npotluck service install --show\n"
+        "potluck service install --home ~/poem --name potluck-poem",
+    )
+    install.add_argument(
+        "--show", action="store_true", help="print the unit, and neither write nor start anything"
+    )
+    install.add_argument(
+        "--no-start", action="store_true", help="have it begin with your next session, not now"
+    )
+    uninstall = actions.add_parser(
+        "uninstall",
+        help="stop the unit, and remove it",
+        description="Have the node leave, and remove the unit. The home stays as it is.",
+        example="potluck service uninstall",
+    )
+    for action in (install, uninstall):
+        action.add_argument(
+            "--name", metavar="NAME", help="of the unit (potluck, or after the home's folder)"
+        )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.action == "install":
+        return _install(arguments, Output.of(arguments))
+    return _uninstall(arguments, Output.of(arguments))
+
+
+def _install(arguments: argparse.Namespace, output: Output) -> int:
+    from node.app.commands.configured import configuration_for
+    from node.app.systemd import ask_manager, lingers, require_systemd, unit_folder
+
+    configuration = configuration_for(arguments)
+    unit = _unit(arguments, configuration)
+    file = unit_folder(os.environ) / f"{unit.name}.service"
+    if arguments.show:
+        output.data({"unit": unit.name, "file": str(file), "text": unit.text()}, unit.text())
+        return 0
+    require_systemd()
+    _refuse_another_home(file, unit)
+    _tell_what_is_left_out(output)
+    runs = _runs_here(configuration)
+    starts = not (arguments.no_start or runs)
+    with _as_before_if_it_fails(file):
+        _write(file, unit.text())
+        ask_manager("daemon-reload")
+        ask_manager("enable", f"{unit.name}.service")
+        if starts:
+            ask_manager("start", f"{unit.name}.service")
+    said = [f"{file} is written; it begins with your session{', and now' if starts else ''}."]
+    if runs:
+        said.append("A node runs in this home now, so it was not started.")
+    if not lingers():
+        said.append(LINGER)
+    said.append(
+        f"`potluck status` shows it; `journalctl --user -u {unit.name}` has what it printed."
+    )
+    value = {"unit": unit.name, "file": str(file), "started": starts, "lingers": lingers()}
+    output.data(value, "\n".join(said))
+    return 0
+
+
+def _uninstall(arguments: argparse.Namespace, output: Output) -> int:
+    from node.app.systemd import ask_manager, require_systemd, unit_folder, unit_name
+    from node.core.wrong_use import WrongUse
+
+    require_systemd()
+    name = unit_name(arguments.name, _chosen_home(arguments))
+    file = unit_folder(os.environ) / f"{name}.service"
+    if not file.exists():
+        raise WrongUse(
+            f"There is no unit {file}.",
+            why="It was not installed, or under another name.",
+            advice="`potluck service uninstall --name NAME`, or with the --home of `install`.",
+        )
+    ask_manager("disable", "--now", f"{name}.service")
+    file.unlink(missing_ok=True)
+    ask_manager("daemon-reload")
+    output.data({"unit": name, "file": str(file), "removed": True}, f"{file} is removed.")
+    return 0
+
+
+def _unit(arguments: argparse.Namespace, configuration: Configuration) -> ServiceUnit:
+    """WrongUse if this home cannot continue a run without an invite."""
+    from node.app.systemd import ServiceUnit, unit_name
+    from node.core.wrong_use import WrongUse
+    from node.training.join import Need, pass_needed, read_invited
+
+    invite = read_invited(configuration.places, None, None, {})
+    if (
+        not configuration.key_file.exists()
+        or pass_needed(configuration, invite, "") is not Need.NOTHING
+    ):
+        raise WrongUse(
+            f"This node has no key or pass for {invite.run}, and a service can ask nobody for one.",
+            advice="`potluck join` once by hand (or `potluck login`), then again.",
+        )
+    home, variables = _chosen_home(arguments), {}
+    if home is not None:
+        variables["POTLUCK_HOME"] = home
+    config = getattr(arguments, "config", None) or os.environ.get("POTLUCK_CONFIG")
+    if config:
+        variables["POTLUCK_CONFIG"] = str(Path(config).expanduser().absolute())
+    return ServiceUnit(
+        unit_name(arguments.name, home), invite.run, (*_program(), "join", "--plain"), variables
+    )
+
+
+def _program() -> tuple[str, ...]:
+    """This installation of potluck, by its absolute path."""
+    python = Path(sys.executable).absolute()
+    script = python.parent / "potluck"
+    return (str(script),) if script.is_file() else (str(python), "-m", "node")
+
+
+def _chosen_home(arguments: argparse.Namespace) -> str | None:
+    home = getattr(arguments, "home", None) or os.environ.get("POTLUCK_HOME")
+    return str(Path(home).expanduser().absolute()) if home else None
+
+
+def _tell_what_is_left_out(output: Output) -> None:
+    """By name: a value may be a secret."""
+    names = sorted(one for one in os.environ if one.startswith("POTLUCK_") and one not in PLACES)
+    if names:
+        output.say(
+            f"warning: {', '.join(names)} of this shell will not hold in the service; what it is "
+            "to keep has to be in the settings file (`potluck config show --origin`)."
+        )
+
+
+def _refuse_another_home(file: Path, unit: ServiceUnit) -> None:
+    """Two homes may have folders of the same name."""
+    from node.core.wrong_use import WrongUse
+
+    home = [line for line in unit.text().splitlines() if "POTLUCK_HOME=" in line]
+    try:
+        before = file.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    if [line for line in before if "POTLUCK_HOME=" in line] != home:
+        raise WrongUse(
+            f"{file} is for another home.",
+            advice="Give this one a name of its own: --name NAME.",
+        )
+
+
+@contextmanager
+def _as_before_if_it_fails(file: Path) -> Iterator[None]:
+    """If a unit could not be enabled or started, remove it, so that it does not start at a later
+    login; restore an earlier one."""
+    from node.app.systemd import NoServices, ask_manager
+
+    before = file.read_text("utf-8") if file.exists() else None
+    try:
+        yield
+    except NoServices:
+        if before is not None:
+            _write(file, before)
+        else:
+            with suppress(NoServices):  # it removes the links of `enable`, if there are any
+                ask_manager("disable", file.name)
+            file.unlink(missing_ok=True)
+        with suppress(NoServices):
+            ask_manager("daemon-reload")
+        raise
+
+
+def _write(file: Path, text: str) -> None:
+    from node.core.disk_trouble import disk_trouble
+    from node.core.private_file import replace_private_file
+    from protocols.errors import PotluckError
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_private_file(file, text.encode())
+    except OSError as error:
+        why, advice = disk_trouble(error, file.parent)
+        raise PotluckError(f"{file} cannot be written.", why=why, advice=advice) from None
+
+
+def _runs_here(configuration: Configuration) -> bool:
+    from node.core.running_lock import AlreadyRunning, hold_running_lock
+
+    try:
+        with hold_running_lock(configuration.places, configuration.key_file):
+            return False
+    except AlreadyRunning:
+        return True

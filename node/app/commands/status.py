@@ -1,0 +1,61 @@
+"""`potluck status`: the state of the node that runs on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from node.app.commands.output import Output, as_json
+
+if TYPE_CHECKING:
+    from node.app.commands.parser import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    from node.app.commands.parser import positive_seconds
+
+    parser = subparsers.add_parser(
+        "status",
+        help="show how the running node is",
+        description="Ask the node that runs in this home how it is. Exit code 4 when none runs.",
+        example="potluck status\npotluck status --watch\npotluck status --json --watch",
+    )
+    parser.add_argument("--watch", action="store_true", help="show it again and again")
+    parser.add_argument(
+        "--interval",
+        type=positive_seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="time between two looks with --watch (1)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.app.commands.configured import configuration_for
+    from node.core.control_client import ANSWER_SECONDS, ask, ask_once
+
+    output = Output.of(arguments)
+    socket = configuration_for(arguments).places.control_socket
+    if not arguments.watch:
+        _show(ask_once(socket, "status"), output)
+        return 0
+    every = {"every_seconds": arguments.interval}
+    patience = arguments.interval + ANSWER_SECONDS
+    with ask(socket, "status", every, silence_seconds=patience) as statuses:
+        if output.json:
+            for status in statuses:
+                _show(status, output)
+        else:
+            from node.app.commands.status_view import watch
+
+            watch(statuses)
+    return 0
+
+
+def _show(status: dict[str, Any], output: Output) -> None:
+    if output.json:
+        print(as_json(status), flush=True)
+        return
+    from node.app.commands.status_view import show
+
+    show(status)

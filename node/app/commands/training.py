@@ -1,0 +1,167 @@
+"""Train in the foreground until told to leave, for `potluck join` and `potluck run start`.
+
+    return train_in_foreground(configuration, part, output)
+
+The first Ctrl-C (or SIGTERM, or `potluck leave`) leaves after the current round, the second at
+once; either way everything is released within five seconds. Before training has begun there is no
+round, and the first one is enough.
+
+Events are shown on a screen, or as lines or objects (display.py), so that a reader who pauses does
+not stop the training. The error that ends a session (thrown out, a full disk) is shown last.
+
+The five seconds hold for `potluck leave`, too, where no signal sets the alarm. Nurseries raise
+groups of errors, which `except PotluckError` does not catch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from node.app.commands.descriptor_limit import raise_descriptor_limit
+from node.app.commands.display import Display, display_for
+from node.app.commands.exit_codes import BROKEN_PIPE, DONE, REFUSED
+from node.app.commands.interruption import at_hard_exit, bound_the_end, run_until_signal
+from node.app.commands.line_queue import LAST_LINES_SECONDS, LineQueue
+from node.app.commands.log_output import log_to_stderr
+from node.app.commands.output import Output
+from node.core.configuration import Configuration
+from node.core.failure import CommandFailure, failure_of
+from node.core.node import Node
+from node.training.happenings import Failed
+from node.training.join import Participation, take_part
+from node.training.session import TrainingSession
+from protocols.errors import PotluckError
+
+Before = Callable[[TrainingSession], Awaitable[None]]
+Started = Callable[[Node, LineQueue], None]
+Beside = Callable[[Node, TrainingSession, LineQueue], Awaitable[None]]
+
+
+async def _nothing(_session: TrainingSession) -> None:
+    """Nothing to do before the node runs."""
+
+
+def _say_nothing(_node: Node, _lines: LineQueue) -> None:
+    """Nothing to say when the node listens."""
+
+
+async def nothing_beside(_node: Node, _session: TrainingSession, _lines: LineQueue) -> None:
+    """Nothing to run beside the training."""
+
+
+def train_in_foreground(
+    configuration: Configuration,
+    part: Participation,
+    output: Output,
+    *,
+    before: Before = _nothing,
+    started: Started = _say_nothing,
+    beside: Beside = nothing_beside,
+    again: str = "potluck join",
+) -> int:
+    """Returns the exit code: 0 also after SIGTERM and `potluck leave`, 130 after Ctrl-C.
+    BrokenPipeError when the reader of the output has gone. `before` is done first, and shown like
+    everything else; `started` is called when the node listens; `beside` runs as long as the node
+    takes part, and ends it if it fails. `again`: the command that continues the run after this."""
+    log_to_stderr(debug=output.debug)
+    raise_descriptor_limit()
+    sessions: list[TrainingSession] = []
+    signals = 0
+
+    async def main() -> int:
+        session = TrainingSession(
+            display.shown, begins=part.begins, keeps_only=part.keeps_only, again=again
+        )
+        session.run = part.run
+        sessions.append(session)
+        session.entered()
+        session.departure.watch(lambda: _bound_the_end(session.departure.error))
+
+        async def accompany(node: Node) -> None:
+            started(node, display.lines)
+            await beside(node, session, display.lines)
+
+        async def train() -> None:
+            await before(session)
+            await _train(configuration, part, session, accompany)
+
+        def failed(failure: CommandFailure) -> None:
+            if not signals:  # else it failed because it was told to end
+                session.happened(happening_of(failure))
+
+        return await show_to_the_end(display, train, failed, leave)
+
+    def leave() -> bool:
+        nonlocal signals
+        signals += 1
+        for session in sessions:
+            session.departure.leave()
+        return any(session.trains for session in sessions)
+
+    with display_for(output) as display:
+        return run_until_signal(main, terminated=DONE, leave=leave)
+
+
+async def show_to_the_end(
+    display: Display,
+    work: Callable[[], Awaitable[None]],
+    failed: Callable[[CommandFailure], None],
+    leave: Callable[[], bool],
+) -> int:
+    """Run it while the display runs. Returns the exit code. An error is passed to `failed`, and
+    raised if the display has not shown it in full. `leave` is called when the reader has gone."""
+    error: Exception | None = None
+
+    async def show() -> None:
+        nonlocal error
+        try:
+            await display.run()
+        except BrokenPipeError as gone:
+            error = gone
+            bound_the_end(BROKEN_PIPE)
+            if not leave():
+                showing.cancel_scope.cancel()
+
+    async with trio.open_nursery() as showing:
+        showing.start_soon(show)
+        try:
+            with display.logging():
+                await work()
+        except Exception as raised:  # noqa: BLE001 - shown, and raised below
+            error = raised
+            failed(failure_of(error))
+        finally:
+            has_shown = await display.finish(LAST_LINES_SECONDS)
+        showing.cancel_scope.cancel()
+    if error is None:
+        return DONE
+    if has_shown:
+        return failure_of(error).exit_code
+    raise error
+
+
+def happening_of(failure: CommandFailure) -> Failed:
+    return Failed(failure.what, failure.why, failure.advice, failure.exit_code == REFUSED)
+
+
+async def _train(
+    configuration: Configuration,
+    part: Participation,
+    session: TrainingSession,
+    accompany: Callable[[Node], Awaitable[None]],
+) -> None:
+    node = Node(configuration)
+    with at_hard_exit(node.remove_run_files):
+        async with node, trio.open_nursery() as nursery:
+            nursery.start_soon(accompany, node)
+            await take_part(node, part, session)
+            nursery.cancel_scope.cancel()
+
+
+def _bound_the_end(error: PotluckError | None) -> None:
+    """After a signal the alarm is set already; this is for `potluck leave` and forced leaving."""
+    if threading.current_thread() is threading.main_thread():
+        bound_the_end(DONE if error is None else error.exit_code)

@@ -1,0 +1,34 @@
+"""`potluck demo`: a whole run on this machine, told while it happens.
+
+`driver` plays it, `processes` has the children and their folder, `story` the claims at the end, and
+`judging` the losses that decide them.
+"""
+
+from __future__ import annotations
+
+from node.faces import lazily
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from node.app.demo.driver import Demo
+    from node.app.demo.processes import Child, Event, demo_folder, free_port, remove
+    from node.app.demo.story import page_of
+
+__all__ = [
+    "Child",
+    "Demo",
+    "Event",
+    "demo_folder",
+    "free_port",
+    "page_of",
+    "remove",
+]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "driver": ("Demo",),
+        "processes": ("Child", "Event", "demo_folder", "free_port", "remove"),
+        "story": ("page_of",),
+    },
+)

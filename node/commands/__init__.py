@@ -1,5 +1,0 @@
-"""One module per command, each with `add_parser(subparsers)` and `run(arguments) -> int`.
-
-`catalogue` finds them, `output` speaks to people and machines, `failure` turns errors into exit
-codes, `interruption` runs trio under signals, `reference` writes docs/cli.md.
-"""

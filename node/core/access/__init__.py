@@ -1,0 +1,1 @@
+"""The node's side of access: its pass, the auth server, renewal, and revocations."""

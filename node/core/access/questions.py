@@ -1,0 +1,70 @@
+"""The commands for the membership of a running node, through the control socket.
+
+    access reload               take the pass that `potluck login` has just put on disk
+    access revocations LIST     take a signed revocation list, and spread it through the directory
+
+The second is for an outage of the auth server: its moderator signs a list (`potluck auth revoke`),
+and any node of the run can spread it. The node trusts the signature, not the person who brings the
+list.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from auth.errors import AuthError
+from node.core.access.membership import Membership
+from node.core.control import Answering, ControlServer
+from node.core.wrong_use import WrongUse
+from protocols.dht import Dht
+from protocols.errors import PotluckError
+
+RELOAD = "access reload"
+REVOCATIONS = "access revocations"
+
+
+class NotInARun(PotluckError):
+    """The running node has no membership that could be changed."""
+
+
+def add_access_questions(control: ControlServer, membership: Membership | None, dht: Dht) -> None:
+    """Answer both commands from now on."""
+
+    async def reload(_arguments: Mapping[str, Any], answer: Answering) -> None:
+        changed = await _member(membership).reload()
+        await answer({"changed": changed, "run": _member(membership).run_name})
+
+    async def revocations(arguments: Mapping[str, Any], answer: Answering) -> None:
+        following = _member(membership).following
+        try:
+            is_news = following.take(_bytes_of(arguments.get("list")))
+        except AuthError as error:
+            raise PotluckError(error.what, why=error.why, advice=error.advice) from None
+        await following.save()
+        await following.publish(dht)
+        await answer({"news": is_news, "number": following.revocations.number})
+
+    control.add(RELOAD, reload)
+    control.add(REVOCATIONS, revocations)
+
+
+def _member(membership: Membership | None) -> Membership:
+    if membership is None:
+        raise NotInARun(
+            "The running node is in an open run, where nobody is let in or kept out.",
+            why="There was no access pass when it was started.",
+            advice="Start it anew: it takes up the pass that is there then.",
+        )
+    return membership
+
+
+def _bytes_of(value: object) -> bytes:
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except binascii.Error:
+            pass
+    raise WrongUse("A revocation list is given as base64.")

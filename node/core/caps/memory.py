@@ -1,0 +1,155 @@
+"""The memory limit of this process: checked before joining, and watched while training.
+
+    refuse_above(caps.memory_bytes, needed_bytes, run)    # before any download; TooLarge in words
+    watch = MemoryWatch(caps.memory_bytes)
+    watch.look(memory_in_use(), now)                      # every half a second
+    watch.batch_share, watch.must_leave
+
+There are three lines of defence. The estimate refuses runs that cannot fit. A process that comes
+near the cap computes smaller batches, and leaves with a message if that does not help. And on Linux
+the kernel allows only a little more than the cap (`BackStop`), in case memory grows within one
+look.
+
+Memory that was used once is not always given back, so a smaller batch may not show at once. The
+share is halved only as often as it can take effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from node.core.caps.units import in_words
+from protocols.errors import PotluckError
+
+SHRINK_ABOVE = 0.85
+LEAVE_ABOVE = 0.97
+LEAST_BATCH_SHARE = 1 / 8
+SHRINK_SECONDS = 10.0
+"""So much time for batches of the smaller size before the result is judged."""
+
+LOOK_SECONDS = 0.5
+BACK_STOP_SHARE = 1.04
+"""Less than the twentieth by which a cap may be exceeded, and more than where leaving begins."""
+
+
+class TooLarge(PotluckError):
+    """A run that needs more memory than the owner allows."""
+
+    exit_code = 3
+
+
+class MemoryUsedUp(PotluckError):
+    """This process reached the memory that its owner allows, and left."""
+
+    exit_code = 3
+
+
+def refuse_above(memory_bytes: int | None, needed_bytes: int, run: str) -> None:
+    """TooLarge if the run (by the estimate of node/run/costs.py) needs more than the cap."""
+    if memory_bytes is None or needed_bytes <= memory_bytes:
+        return
+    raise TooLarge(
+        f"{run} needs about {in_words(needed_bytes)} of memory; this node may hold "
+        f"{in_words(memory_bytes)}.",
+        why="limits.max_memory (--max-memory) says so.",
+        advice=f"Allow {in_words(needed_bytes)} or more, or join from a larger machine. "
+        "Nothing was downloaded.",
+    )
+
+
+class MemoryWatch:
+    """Invariant: `batch_share` only shrinks, and `must_leave` is set once."""
+
+    def __init__(self, memory_bytes: int | None) -> None:
+        self.memory_bytes = memory_bytes
+        self.batch_share = 1.0
+        self.must_leave: PotluckError | None = None
+        self.batches_are_here = True
+        """False if they are in a GPU's memory: smaller ones would free nothing here."""
+        self._shrunk_at = float("-inf")
+
+    def look(self, held_bytes: int | None, now: float) -> str:
+        """Takes the process's memory now; returns a message to the owner, if any."""
+        if self.memory_bytes is None or held_bytes is None or self.must_leave is not None:
+            return ""
+        share = held_bytes / self.memory_bytes
+        if share >= LEAVE_ABOVE:
+            self.must_leave = MemoryUsedUp(
+                f"This node holds {in_words(held_bytes)} of memory, and may hold "
+                f"{in_words(self.memory_bytes)}.",
+                why="limits.max_memory (--max-memory) says so, and smaller batches did not help."
+                if self.batch_share < 1.0
+                else "limits.max_memory (--max-memory) says so.",
+                advice="It left the run before the limit. Allow more, or take part in a smaller "
+                "run.",
+            )
+            return str(self.must_leave)
+        if (
+            not self.batches_are_here
+            or share < SHRINK_ABOVE
+            or now - self._shrunk_at < SHRINK_SECONDS
+        ):
+            return ""
+        if self.batch_share <= LEAST_BATCH_SHARE:
+            return ""
+        self.batch_share /= 2
+        self._shrunk_at = now
+        return (
+            f"{in_words(held_bytes)} of the {in_words(self.memory_bytes)} of memory are in use: "
+            f"batches have {self.batch_share:.0%} of their size from now on"
+        )
+
+
+class BackStop:
+    """During the block the kernel refuses this process memory above the cap (Linux).
+
+    It counts memory that a process may write to (RLIMIT_DATA). A part of that was never touched and
+    is not really used (stacks of threads, for one), so the limit is raised by that part at each
+    look. An allocation above it fails as if there were no memory, with torch's own error, and harms
+    no other program.
+    """
+
+    def __init__(self, memory_bytes: int | None) -> None:
+        self._memory_bytes = memory_bytes if _data_bytes() is not None else None
+        self._before = (-1, -1)
+
+    def __enter__(self) -> BackStop:
+        if self._memory_bytes is not None:
+            import resource
+
+            self._before = resource.getrlimit(resource.RLIMIT_DATA)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._memory_bytes is not None:
+            self._limit(self._before[0])
+
+    def look(self, held_bytes: int | None) -> None:
+        """Takes the process's memory now."""
+        asked = _data_bytes()
+        if self._memory_bytes is None or held_bytes is None or asked is None:
+            return
+        untouched = max(0, asked - held_bytes)
+        self._limit(int(BACK_STOP_SHARE * self._memory_bytes) + untouched)
+
+    def _limit(self, data_bytes: int) -> None:
+        import resource
+
+        soft, hard = self._before
+        least = min((one for one in (soft, hard) if one >= 0), default=resource.RLIM_INFINITY)
+        if data_bytes >= 0 and least >= 0:
+            data_bytes = min(data_bytes, least)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, hard))
+
+
+def _data_bytes() -> int | None:
+    """The memory that this process may write to (VmData); None if it is unknown."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None

@@ -1,0 +1,144 @@
+"""The state of a running node: the answer to `potluck status`.
+
+Plain data, collected in one place from all parts, so that this module defines the JSON of `status
+--json`. Every field has a default, because a newer command must be able to show the status of an
+older node. Fields are only ever added.
+
+Times inside the node are on trio's clock, which means nothing outside. A time here is either a
+duration until now or wall-clock time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import msgspec
+
+from node.core.caps.used import CapsUsed
+from node.core.training_view import TrainerView
+from protocols.dht import Dht
+from protocols.network import LinkFacts
+
+
+class LinkStatus(msgspec.Struct, frozen=True):
+    """One link. None means not measured yet."""
+
+    peer: str = ""
+    reach: str = "none"
+    direction: str = "out"
+    address: str = ""
+    connected_seconds: float = 0.0
+    round_trip_ms: float | None = None
+    send_bytes_per_second: float | None = None
+    receive_bytes_per_second: float | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    streams: int = 0
+
+
+class DirectoryStatus(msgspec.Struct, frozen=True):
+    """A summary of the directory; `potluck dht stats` has the rest."""
+
+    joined: str = ""  # alone, trying or joined
+    cannot_join: dict[str, str] = {}  # bootstrap addresses that do not answer, with the reason
+    peers_known: int = 0
+    slots_stored: int = 0
+    bytes_stored: int = 0
+    slots_published: int = 0
+    clock_offset_ms: int = 0
+
+
+class MembershipStatus(msgspec.Struct, frozen=True):
+    """Whether the run is open, and this node's own membership in a closed one."""
+
+    open: bool = True  # everybody with a key may take part; there is no auth server
+    run: str = ""
+    username: str = ""
+    roles: tuple[str, ...] = ()
+    standing: str = ""  # valid, grace (expired while the auth server is away) or over
+    expires_in_seconds: float = 0.0  # negative once expired
+    grace_seconds: float = 0.0  # how long an expired token is accepted while the server is away
+    renewed_in_seconds: float = 0.0
+    trouble: str = ""  # why the last request to the auth server failed
+    clock_offset_ms: int = 0  # server time less this machine's clock
+    clock_measured: bool = False  # False: the offset is that of the last run of this node
+    auth_url: str = ""
+    fingerprint: str = ""
+    revocations: int = 0  # the number of the newest known revocation list
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """One node at one moment."""
+
+    peer_id: str = ""
+    version: str = ""
+    pid: int = 0
+    started_at: float = 0.0  # seconds since 1970, by this machine's clock
+    uptime_seconds: float = 0.0
+    addresses: tuple[str, ...] = ()
+    links: tuple[LinkStatus, ...] = ()
+    rpc: dict[str, int] = {}
+    directory: DirectoryStatus = DirectoryStatus()
+    membership: MembershipStatus = MembershipStatus()
+    memory_bytes: int | None = None
+    config_file: str | None = None
+    key_file: str = ""
+    warnings: tuple[str, ...] = ()
+    training: TrainerView | None = None  # None in a node that does not train
+    caps: CapsUsed | None = None  # None in a node that does not train
+
+
+def link_status(link: LinkFacts, now: float) -> LinkStatus:
+    """A link as it is shown; `now` is `trio.current_time()`."""
+    round_trip = link.round_trip_seconds
+    return LinkStatus(
+        peer=link.peer,
+        reach=link.reach.value,
+        direction="in" if link.inbound else "out",
+        address=link.remote_address,
+        connected_seconds=round(max(0.0, now - link.connected_at), 3),
+        round_trip_ms=None if round_trip is None else round(round_trip * 1000, 3),
+        send_bytes_per_second=_whole(link.send_bytes_per_second),
+        receive_bytes_per_second=_whole(link.receive_bytes_per_second),
+        bytes_sent=link.bytes_sent,
+        bytes_received=link.bytes_received,
+        streams=link.open_streams,
+    )
+
+
+def link_statuses(links: Iterable[LinkFacts], now: float) -> tuple[LinkStatus, ...]:
+    """All links, the longest-lived first, so that a list on a screen stays in order."""
+    by_age = sorted(links, key=lambda link: link.connected_at)
+    return tuple(link_status(link, now) for link in by_age)
+
+
+def directory_status(dht: Dht) -> DirectoryStatus:
+    """The directory as `potluck status` shows it."""
+    joining = dht.bootstrap_state()
+    statistics = dht.statistics()
+    return DirectoryStatus(
+        joined=joining.joined.value,
+        cannot_join={one.address: one.failure for one in joining.addresses if one.failure},
+        peers_known=statistics.peers_in_table,
+        slots_stored=statistics.slots_stored,
+        bytes_stored=statistics.bytes_stored,
+        slots_published=statistics.slots_published,
+        clock_offset_ms=statistics.clock_offset_ms,
+    )
+
+
+def memory_in_use() -> int | None:
+    """The memory of this process in bytes.
+
+    None if the system does not tell, or if there is no descriptor left to read it with.
+    """
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
+
+
+def _whole(rate: float | None) -> float | None:
+    return None if rate is None else round(rate)

@@ -1,1 +1,0 @@
-"""What `potluck join` does, in order, from an invite to training."""

@@ -1,0 +1,107 @@
+"""From a TCP connection to one that is encrypted, authenticated and carries streams.
+
+Only Noise is offered as security and only Yamux as muxer. The library's defaults also offer
+plaintext and secio (libp2p/__init__.py, the `sec_opt or {…}` of `new_swarm`), which a man in the
+middle would choose. So `make_upgrader` names exactly what is offered.
+
+On any error, and on cancellation at any point, the socket is closed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import trio
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.transport.upgrader import TransportUpgrader
+
+from node.net.libp2p.dial_failure import DialFailure, DialReason
+from node.net.transport import YamuxConnection
+from node.net.transport.traffic import Traffic
+from node.net.transport.wires import CountedTcpStream
+from protocols.errors import MalformedMessage
+
+
+class TcpStream(CountedTcpStream):
+    """The library's wrapper, which also knows the other side's address if it is IPv6.
+
+    The library wants `getpeername` to return two values (libp2p/io/trio.py:104), and for IPv6 it
+    returns four: in the library an IPv6 connection has no remote address.
+    """
+
+    _remote_address: tuple[str, int] | None = None
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        if self._remote_address is None:
+            try:
+                host, port = self.stream.socket.getpeername()[:2]
+            except OSError:
+                return None
+            self._remote_address = (host, port)
+        return self._remote_address
+
+
+@dataclass(frozen=True)
+class Upgraded:
+    """A connection after its handshakes, not yet running, with its socket."""
+
+    muxed: YamuxConnection
+    tcp: trio.SocketStream
+
+
+async def upgrade(
+    upgrader: TransportUpgrader,
+    stream: trio.SocketStream,
+    traffic: Traffic,
+    *,
+    initiator: bool,
+    peer: ID | None,
+) -> Upgraded:
+    """Do the handshakes on a new TCP connection. The result owns it; on an error it is closed.
+
+    With a `peer` the other side must prove to be that peer. The bytes count in `traffic`. The
+    caller sets the deadline. Raises the library's errors.
+    """
+    try:
+        raw = RawConnection(TcpStream(stream, traffic), initiator)
+        secured = await upgrader.upgrade_security(raw, initiator, peer)
+        muxed = await upgrader.upgrade_connection(secured, secured.get_remote_peer())
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return Upgraded(cast(YamuxConnection, cast(Any, muxed)), stream)
+
+
+async def prove(
+    upgrader: TransportUpgrader, stream: trio.SocketStream, traffic: Traffic, peer: ID
+) -> None:
+    """Let the other side of a new TCP connection prove that it is this peer, and close it.
+
+    It stops before the muxer is negotiated, so the other side never has a second link.
+    """
+    try:
+        raw = RawConnection(TcpStream(stream, traffic), True)
+        await upgrader.upgrade_security(raw, True, peer)
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+def handshake_failure(address: str, error: Exception) -> DialFailure:
+    """Why a handshake at this address failed."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    said = " ".join(f"{type(each).__name__} {each}" for each in chain)
+    # The library has several errors for this: its Noise raises one kind
+    # (security/noise/patterns.py:349), its upgrader another with these words
+    # (transport/upgrader.py:69).
+    if "PeerIDMismatch" in said or "Peer ID mismatch" in said:
+        return DialFailure(address, DialReason.WRONG_PEER, "another node answers there")
+    if any(isinstance(each, MalformedMessage) for each in chain):
+        return DialFailure(address, DialReason.NOT_LIBP2P, "what answers there is no potluck node")
+    detail = f"the handshake failed ({type(chain[-1]).__name__})"
+    return DialFailure(address, DialReason.NOT_LIBP2P, detail)

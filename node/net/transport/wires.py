@@ -1,0 +1,254 @@
+"""The layer below the encryption: where ciphertext comes from and goes to.
+
+A TCP connection is read and written directly on its socket. A connection through a relay has no
+socket of its own. It uses the library's RawConnection, and behaves the same but is slower.
+
+For both, receiving returns 0 if the other side has ended; any other end of a connection raises
+ConnectionClosedError. Wires do not count bytes. Only the library's handshake is counted here,
+because it goes through the library's stream. The session counts everything after it (noise.py).
+
+The number of a file descriptor may belong to another file as soon as the socket is closed. So it is
+read before each use, and never kept over a wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+from typing import Protocol
+
+import trio
+from libp2p.abc import IRawConnection
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+
+from node.net.transport.traffic import ETHERNET_SEGMENT_BYTES, Traffic
+
+try:
+    import fcntl
+    import termios
+
+    _UNREAD: int | None = termios.FIONREAD
+except ImportError:  # on Windows
+    _UNREAD = None
+
+_UNSENT_LIMIT = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS; 0: the default
+_WINDOW_LIMIT = getattr(socket, "TCP_WINDOW_CLAMP", None)  # Linux
+_TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
+_RESENT_AT = 208  # tcpi_bytes_retrans in linux/tcp.h's tcp_info, since Linux 4.19; else nothing
+_HAS_VECTORS = hasattr(os, "readv")  # not on Windows, where a socket is no file descriptor
+
+
+class Wire(Protocol):
+    """A source and sink of ciphertext. Raises ConnectionClosedError when the connection is over."""
+
+    async def receive_into(self, buffer: memoryview, least: int) -> int:
+        """Wait for bytes and return their number; fewer than `least` are of no use yet."""
+
+    async def send(self, data: memoryview) -> None: ...
+
+    def unread_bytes(self) -> int:
+        """How many bytes have arrived and were not read, as far as known."""
+
+    def limit_unsent(self, limit_bytes: int | None) -> None:
+        """Limit the bytes that wait below to be sent; None: the system's default."""
+
+    def limit_unread(self, limit_bytes: int) -> None:
+        """Limit the unread bytes that have arrived below."""
+
+    def segment_bytes(self) -> int:
+        """The payload of one segment."""
+
+    def resent_bytes(self) -> int:
+        """How many bytes were resent so far because they were lost below."""
+
+
+class SocketWire:
+    """A TCP connection, directly on the socket.
+
+    trio's own methods try first and yield after each success. Here the reader waits first, since it
+    has just read everything, and a sender yields once. That saves three turns of the event loop and
+    a useless system call for each batch.
+    """
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._socket = stream.socket
+        self._least = 1
+
+    async def receive_into(self, buffer: memoryview, least: int) -> int:
+        try:
+            if least != self._least:
+                self._wake_at(least)
+            if not _HAS_VECTORS:
+                return await self._socket.recv_into(buffer)
+            while True:
+                await trio.lowlevel.wait_readable(self._descriptor())
+                try:
+                    return os.readv(self._descriptor(), [buffer])
+                except BlockingIOError:
+                    continue
+        except (OSError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError(f"reading failed: {error}", transport="tcp") from error
+
+    async def send(self, data: memoryview) -> None:
+        try:
+            if not _HAS_VECTORS:
+                await self._stream.send_all(data)
+                return
+            await trio.lowlevel.checkpoint()
+            sent = 0
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    sent += os.writev(self._descriptor(), [data[sent:]])
+                if sent == len(data):
+                    return
+                await trio.lowlevel.wait_writable(self._descriptor())
+        except (OSError, trio.ClosedResourceError, trio.BrokenResourceError) as error:
+            raise ConnectionClosedError(f"sending failed: {error}", transport="tcp") from error
+
+    def _wake_at(self, least: int) -> None:
+        """On a slow link a packet comes in dozens of segments: sleep until most have arrived."""
+        self._least = least
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+
+    def unread_bytes(self) -> int:
+        if _UNREAD is None:
+            return 0
+        count = bytearray(struct.calcsize("i"))
+        try:
+            fcntl.ioctl(self._socket.fileno(), _UNREAD, count)
+        except (OSError, ValueError):  # it was closed
+            return 0
+        unread: int = struct.unpack("i", count)[0]
+        return unread
+
+    def limit_unsent(self, limit_bytes: int | None) -> None:
+        if _UNSENT_LIMIT is not None:
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.IPPROTO_TCP, _UNSENT_LIMIT, limit_bytes or 0)
+
+    def limit_unread(self, limit_bytes: int) -> None:
+        """Limit both the buffer and the window.
+
+        A fixed buffer size stops its automatic growth. The window is what the other side is
+        promised; the buffer size alone can lower it but not raise it.
+        """
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limit_bytes)
+            if _WINDOW_LIMIT is not None:
+                self._socket.setsockopt(socket.IPPROTO_TCP, _WINDOW_LIMIT, limit_bytes)
+
+    def segment_bytes(self) -> int:
+        try:
+            found: int = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+        except (OSError, AttributeError):
+            return ETHERNET_SEGMENT_BYTES
+        return max(found, 1)
+
+    def resent_bytes(self) -> int:
+        if _TCP_INFO is None:
+            return 0
+        try:
+            facts = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _RESENT_AT + 8)
+        except OSError:
+            return 0
+        resent: int = int.from_bytes(facts[_RESENT_AT : _RESENT_AT + 8], sys.byteorder)
+        return resent
+
+    def _descriptor(self) -> int:
+        """Read before each use: after a close the number may belong to another file."""
+        descriptor = self._socket.fileno()
+        if descriptor < 0:
+            raise trio.ClosedResourceError("the socket has been closed")
+        return descriptor
+
+    def remote_address(self) -> tuple[str, int] | None:
+        try:
+            address = self._stream.socket.getpeername()
+        except OSError:
+            return None
+        return str(address[0]), int(address[1])
+
+
+class RawConnectionWire:
+    """Any other connection of py-libp2p, for instance one through a relay."""
+
+    def __init__(self, connection: IRawConnection) -> None:
+        self._connection = connection
+
+    async def receive_into(self, buffer: memoryview, least: int) -> int:
+        del least  # there is no wake-up for each segment here
+        try:
+            data = await self._connection.read(len(buffer))
+        except (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as e:
+            raise ConnectionClosedError(f"reading failed: {e}") from e
+        if not data:
+            return 0
+        if len(data) > len(buffer):
+            raise ConnectionClosedError("a raw connection returned more than it was asked for")
+        buffer[: len(data)] = data
+        return len(data)
+
+    async def send(self, data: memoryview) -> None:
+        try:
+            await self._connection.write(bytes(data))
+        except (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as e:
+            raise ConnectionClosedError(f"sending failed: {e}") from e
+
+    def unread_bytes(self) -> int:
+        return 0
+
+    def limit_unsent(self, limit_bytes: int | None) -> None:
+        """Does nothing: only the relay's connection knows what waits."""
+
+    def limit_unread(self, limit_bytes: int) -> None:
+        """Does nothing: the connection below has the limit."""
+
+    def segment_bytes(self) -> int:
+        return ETHERNET_SEGMENT_BYTES
+
+    def resent_bytes(self) -> int:
+        return 0
+
+
+def socket_of(connection: IRawConnection) -> trio.SocketStream | None:
+    """The trio socket under a plain TCP connection; None for any other."""
+    if type(connection) is not RawConnection:
+        return None
+    if not isinstance(connection.stream, TrioTCPStream):
+        return None
+    stream = connection.stream.stream
+    return stream if isinstance(stream, trio.SocketStream) else None
+
+
+class CountedTcpStream(TrioTCPStream):  # type: ignore[misc]  # the library is untyped here
+    """The library's TCP stream; it counts its bytes in a node's traffic.
+
+    Only the handshake goes through its methods; afterwards the session has the socket.
+    """
+
+    def __init__(self, stream: trio.SocketStream, traffic: Traffic | None = None) -> None:
+        super().__init__(stream)
+        self.traffic = Traffic() if traffic is None else traffic
+
+    async def write(self, data: bytes) -> None:
+        await super().write(data)
+        self.traffic.sent(len(data))
+
+    async def read(self, n: int | None = None) -> bytes:
+        data: bytes = await super().read(n)
+        self.traffic.received(len(data))
+        return data
+
+
+def traffic_of(connection: IRawConnection) -> Traffic | None:
+    """The traffic that counts a connection's own socket; None without one."""
+    stream = getattr(connection, "stream", None)
+    return stream.traffic if isinstance(stream, CountedTcpStream) else None

@@ -1,0 +1,229 @@
+"""Writes a run's checkpoints while it trains, and starts training from the newest one.
+
+    with collaborate(run=…, batch=…, checkpoints=folder) as bridge:         # usual use
+    with collaborate(…, checkpoints=CheckpointSettings(folder, every_seconds=60)) as bridge:
+
+At the start the newest whole checkpoint is read, and the optimizer begins from it. If the run is
+further by now, the optimizer takes the run's state then. After steps the state is copied and
+written in a worker thread at intervals, and once more when the block ends, unless by a kill.
+
+Promises: training waits at most for the copy (60 ms for 100 MB), and only if it steps just then.
+If the disk fills, the log and an event (`CheckpointMissed`) say so. Older checkpoints stay,
+training goes on, and the keeper tries again when the next one is due.
+
+A keeper that has checkpoints but can read none of them must not start from scratch: all others
+would follow it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.core.wrong_use import WrongUse
+from node.run.checkpoint_file import FOLDER_MODE, Checkpoint, CheckpointBroken, CheckpointFailed
+from node.run.checkpoints import Checkpoints, KeepPolicy
+from protocols.accumulation.events import CheckpointMissed, CheckpointSaved, Event
+from protocols.accumulation.keeping import StateHolder
+from protocols.accumulation.lineage import HISTORY_BYTES
+from protocols.accumulation.training_state import TrainingState
+from protocols.blocking import in_thread
+
+log = logging.getLogger("potluck.checkpoints")
+
+EVERY_SECONDS = 300.0
+"""The most training that is lost when all peers are killed at once. Writing a gigabyte takes one
+disk a few seconds, so this costs about a hundredth of its time."""
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Where checkpoints are kept, and which.
+
+    - `folder`: for this run and this process only.
+    - `every_seconds`: how often one is written, if there was a step; 0 is after every step.
+    - `policy`: which ones stay. An epoch that `keep_every` divides is written at once.
+    - `last_epoch`: the run is complete with this epoch, which is also written at once. 0: no end.
+    - `passes_over_broken`: if no checkpoint is whole, go on without one. Only for a peer that
+      may not begin the run (`begins=False`), and so waits for others who have its state.
+    - `model`: the settings that build the model, for `potluck export --format hf`.
+    """
+
+    folder: Path
+    every_seconds: float = EVERY_SECONDS
+    policy: KeepPolicy = field(default_factory=KeepPolicy)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    last_epoch: int = 0
+    passes_over_broken: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.every_seconds >= 0.0:
+            raise WrongUse(f"Checkpoints every {self.every_seconds} seconds cannot be written.")
+
+
+@asynccontextmanager
+async def open_keeper(settings: CheckpointSettings, run: str) -> AsyncIterator[CheckpointKeeper]:
+    """Read the newest checkpoint, and write others until the block ends. Errors of the block come
+    out unwrapped.
+
+    WrongUse if the checkpoints are another run's; CheckpointBroken if there are some, none whole.
+    """
+    checkpoints = Checkpoints(settings.folder, settings.policy)
+    found = await in_thread(_newest_of, checkpoints, run, settings.passes_over_broken)
+    keeper = CheckpointKeeper(checkpoints, settings, found)
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.write_on)
+            try:
+                yield keeper
+            except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+                failure = error
+            nursery.cancel_scope.cancel()
+    finally:  # if the block was cancelled from outside, the nursery raises Cancelled here
+        with trio.CancelScope(shield=True):
+            await keeper.write_last()
+    if failure is not None:
+        raise failure
+
+
+class CheckpointKeeper:
+    """`Keeper` (protocols/accumulation/keeping.py) for one folder. Made by `open_keeper`.
+
+    Invariant: the state at `_written` is on the disk, or was the state when this peer entered.
+    """
+
+    def __init__(
+        self, checkpoints: Checkpoints, settings: CheckpointSettings, found: TrainingState | None
+    ) -> None:
+        self._checkpoints, self._settings, self._found = checkpoints, settings, found
+        self._token = trio.lowlevel.current_trio_token()
+        self._advanced = trio.Event()
+        self._holder: StateHolder | None = None
+        self._tell: Callable[[Event], None] | None = None
+        self._written = (0, b"")
+        self._tried_at = trio.current_time()
+
+    # -- for the optimizer, in its thread
+
+    def newest(self) -> TrainingState | None:
+        found, self._found = self._found, None  # the memory is freed when the optimizer has read it
+        return found
+
+    def entered(self, holder: StateHolder, tell: Callable[[Event], None]) -> None:
+        self._written, self._tell, self._holder = holder.at, tell, holder
+
+    def advanced(self) -> None:
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._note, idempotent=True)
+
+    # -- in trio's thread
+
+    def _note(self) -> None:
+        self._advanced.set()
+
+    async def write_on(self) -> None:
+        """Write each checkpoint when it is due, forever."""
+        while True:
+            await self._until_due()
+            await self._write()
+
+    async def write_last(self) -> None:
+        """Write the state if it is not written yet. This is the last call."""
+        await self._write()
+
+    async def _until_due(self) -> None:
+        while True:
+            await self._advanced.wait()
+            self._advanced = trio.Event()
+            if self._is_marked():
+                return
+            with trio.move_on_at(self._tried_at + self._settings.every_seconds):
+                while not self._is_marked():
+                    await self._advanced.wait()
+                    self._advanced = trio.Event()
+            return
+
+    def _is_marked(self) -> bool:
+        """Whether this epoch is kept forever, or is the run's last."""
+        if self._holder is None:
+            return False
+        epoch, every = self._holder.at[0], self._settings.policy.keep_every
+        return bool(every and epoch % every == 0) or 0 < self._settings.last_epoch <= epoch
+
+    async def _write(self) -> None:
+        holder, tell = self._holder, self._tell
+        if holder is None or tell is None or holder.at == self._written:
+            return
+        began, epoch = trio.current_time(), holder.at[0]
+        self._tried_at = began
+        try:
+            state = await in_thread(_copy_of, holder)
+            epoch = state.epoch
+            path = await in_thread(self._checkpoints.save, state, self._settings.model)
+        except CheckpointFailed as error:
+            log.warning("%s Training goes on.", error)
+            tell(CheckpointMissed(epoch, str(error)))
+        except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory is out
+            log.warning("The checkpoint of epoch %d was not written: %s", epoch, error)
+            tell(CheckpointMissed(epoch, str(error)))
+        else:
+            self._written = (state.epoch, state.history)
+            seconds = trio.current_time() - began
+            log.info("the checkpoint of epoch %d is at %s", epoch, path)
+            tell(CheckpointSaved(epoch, str(path), len(state.memory), seconds))
+
+
+def _copy_of(holder: StateHolder) -> TrainingState:
+    with holder.lock.reading():
+        return holder.look().copy()
+
+
+def _newest_of(
+    checkpoints: Checkpoints, run: str, passes_over_broken: bool
+) -> TrainingState | None:
+    with suppress(OSError):  # the first checkpoint reports the reason
+        checkpoints.folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    checkpoints.clean_up()
+    found = checkpoints.newest()
+    if found is None:
+        broken = checkpoints.paths()
+        if broken and passes_over_broken:
+            log.warning("no checkpoint is whole; the run's state has to come from other peers")
+            return None
+        if broken:
+            raise CheckpointBroken(
+                f"None of the {len(broken)} checkpoints in {checkpoints.folder} is whole.",
+                why="The lines above say of each what is wrong with it.",
+                advice="Every volunteer who trains has the run's state: start with --from-peers "
+                "(in a script: begins=False, and the broken ones moved away) to take it from them. "
+                "Or copy a whole checkpoint there. To begin the run anew, take another folder.",
+            )
+        log.info("there is no checkpoint in %s yet", checkpoints.folder)
+        return None
+    _check(found, run)
+    log.info("the run goes on from epoch %d: %s", found.state.epoch, found.path)
+    return found.state
+
+
+def _check(found: Checkpoint, run: str) -> None:
+    state = found.state
+    if state.run != run:
+        raise WrongUse(
+            f"The checkpoint {found.path} is of the run {state.run}, not of {run}.",
+            advice="Keep each run's checkpoints in a folder of their own. To begin a new run from "
+            "an old one's state, call optimizer.restore(read_checkpoint(path).state).",
+        )
+    if len(state.history) != HISTORY_BYTES:
+        raise WrongUse(
+            f"The checkpoint {found.path} says nothing of the steps that its state has had.",
+            why="It was not written by a collaborative optimizer.",
+            advice="Call optimizer.load_state_dict or torch's own on the model, and take another "
+            "folder.",
+        )

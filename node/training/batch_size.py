@@ -1,0 +1,188 @@
+"""How many samples this machine computes at once: measured before joining, adjusted in training.
+
+    measured = measure(task, most=training.samples_at_once, target=training.batch)
+    size = BatchSize(measured.samples, limit=32)
+    size.took(seconds)                       # after each batch; size.size is the next one's
+
+`measure` doubles the batch from one sample. It stops when a batch takes so long that the overhead
+is negligible (`ENOUGH_SECONDS`), when the next one would take too long (`LONGEST_SECONDS`: a peer
+can leave or join a round only between two batches), when memory runs out, or when a batch would be
+a large part of the run's. Nothing is learnt: gradients are dropped and buffers (batch norm's)
+restored.
+
+The machine may be busy during the measurement. So `BatchSize` (pure) follows the batches
+themselves: it doubles the size after `STEADY` quick batches in a row, and halves it after as many
+slow ones. A size that did not fit into memory sets the limit for good: half of it is the largest
+from then on.
+
+The first pass on any device is many times slower than the second, so each size is tried twice and
+the second time counts. Going up and down costs more than staying at either size, so `QUICK_SECONDS`
+is far below the time that halves the size again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from node.core.caps.memory import TooLarge
+from node.run.out_of_memory import is_out_of_memory
+
+if TYPE_CHECKING:
+    from node.run.building import RunTask
+
+
+ENOUGH_SECONDS: Final = 0.2
+LONGEST_SECONDS: Final = 1.0
+MOST_SECONDS: Final = 4.0  # of the whole benchmark; then the best so far is taken
+
+TARGET_SHARE: Final = 8
+"""The run's batch divided by this is the largest here: a step is late by half a batch of every
+peer, and samples beyond the target are wasted."""
+
+
+@dataclass(frozen=True)
+class MeasuredBatch:
+    """`fits`: the most samples at once that fit into memory, as far as that was tried."""
+
+    micro_batch: int
+    batch_seconds: float
+    fits: int
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.micro_batch / self.batch_seconds if self.batch_seconds > 0.0 else 0.0
+
+
+def measure(
+    task: RunTask,
+    *,
+    most: int,
+    target: int,
+    goes_on: Callable[[], bool] = lambda: True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> MeasuredBatch:
+    """Call this in a worker thread. `most`: by the definition and memory; `target`: samples of the
+    run's step.
+
+    TooLarge if there is no room for one sample.
+    """
+    limit = limit_of(most, target)
+    kept = [(buffer, buffer.clone()) for _name, buffer in task.buffers]
+    try:
+        return choose(lambda size: _seconds(task, size, clock), limit, goes_on, clock)
+    finally:
+        for buffer, value in kept:
+            buffer.copy_(value)
+
+
+def limit_of(most: int, target: int) -> int:
+    """The most samples at once: `most` by the definition and memory, of a run with this target."""
+    return max(1, min(most, target // TARGET_SHARE))
+
+
+def choose(
+    seconds_of: Callable[[int], float],
+    limit: int,
+    goes_on: Callable[[], bool] = lambda: True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> MeasuredBatch:
+    """The size to take, by trying sizes up to `limit`. `seconds_of` raises an error for which
+    is_out_of_memory is true if a size does not fit; TooLarge if that is the first."""
+    began = clock()
+    first = _tried(seconds_of, 1)
+    if first is None:
+        raise TooLarge(
+            "There is no room for one sample of this run in memory.",
+            why="The model fits, and computing with it does not.",
+            advice="Join from a larger machine; if a GPU's memory is too small, --device cpu takes "
+            "the machine's own.",
+        )
+    best = MeasuredBatch(1, first, limit)
+    while best.batch_seconds < ENOUGH_SECONDS and best.micro_batch < limit and goes_on():
+        size = min(limit, 2 * best.micro_batch)
+        if best.batch_seconds * size / best.micro_batch > LONGEST_SECONDS:
+            break
+        seconds = _tried(seconds_of, size)
+        if seconds is None:
+            return replace(best, fits=best.micro_batch)
+        if seconds > LONGEST_SECONDS:
+            break
+        best = MeasuredBatch(size, seconds, limit)
+        if clock() - began > MOST_SECONDS:
+            break
+    return best
+
+
+def _tried(seconds_of: Callable[[int], float], size: int) -> float | None:
+    """How long a batch of this size takes; None if it does not fit."""
+    try:
+        return seconds_of(size)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+
+
+def _seconds(task: RunTask, size: int, clock: Callable[[], float]) -> float:
+    """The time of one forward and backward pass in the run's precision, the second of two."""
+    began = 0.0
+    try:
+        batch = task.made_up_batch(size)  # once: a module's data may take long to open
+        for _ in range(2):
+            began = clock()
+            with task.autocast():
+                loss = task.loss(batch)
+            task.backward(loss)
+            _wait_for_device(task)
+        return clock() - began
+    finally:
+        for _name, one in task.named_parameters:
+            one.grad = None
+
+
+def _wait_for_device(task: RunTask) -> None:
+    """A GPU computes asynchronously; the time is known only when it is done."""
+    for device in task.devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()
+
+
+QUICK_SECONDS: Final = 0.1
+SLOW_SECONDS: Final = 2.0 * LONGEST_SECONDS
+STEADY: Final = 8
+
+
+class BatchSize:
+    """Invariant: 1 <= size <= limit. `measured_seconds`: the time of a batch of the first size in
+    the benchmark; 0 if there was none."""
+
+    def __init__(self, size: int, limit: int, measured_seconds: float = 0.0) -> None:
+        self.size = max(1, min(size, limit))
+        self.measured_seconds = measured_seconds
+        self._limit = max(1, limit)
+        self._quick = self._slow = 0
+
+    def took(self, seconds: float) -> None:
+        """A batch of this size took this many seconds."""
+        self._quick = self._quick + 1 if seconds < QUICK_SECONDS else 0
+        self._slow = self._slow + 1 if seconds > SLOW_SECONDS else 0
+        if self._quick >= STEADY and self.size < self._limit:
+            self._become(min(self._limit, 2 * self.size))
+        elif self._slow >= STEADY and self.size > 1:
+            self._become(self.size // 2)
+
+    def did_not_fit(self, size: int) -> None:
+        """Memory had no room for this many samples at once."""
+        self._limit = max(1, size // 2)
+        self._become(min(self.size, self._limit))
+
+    def _become(self, size: int) -> None:
+        self.size = size
+        self._quick = self._slow = 0

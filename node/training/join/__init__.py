@@ -1,0 +1,70 @@
+"""`potluck join`, from an invite to training.
+
+In order: `admission` (the invite, and the pass of a closed run), `participation` (all later steps,
+in order), `bootstrap` (reaching other peers, and getting the run's definition from them), `fit`
+(does the run fit this machine, and how much will it use). `newer` watches for a later definition
+while the peer trains.
+"""
+
+from __future__ import annotations
+
+from node.faces import lazily
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from node.training.join.admission import (
+        ANOTHER_HOME,
+        Need,
+        access_of,
+        check_home,
+        check_still_good,
+        enrol_with_code,
+        keep_invite,
+        other_run_before,
+        own_identity,
+        pass_needed,
+        read_invited,
+        shows_a_code,
+    )
+    from node.training.join.fit import check_any_fits
+    from node.training.join.participation import Participation, take_part
+
+__all__ = [
+    "ANOTHER_HOME",
+    "Need",
+    "Participation",
+    "access_of",
+    "check_any_fits",
+    "check_home",
+    "check_still_good",
+    "enrol_with_code",
+    "keep_invite",
+    "other_run_before",
+    "own_identity",
+    "pass_needed",
+    "read_invited",
+    "shows_a_code",
+    "take_part",
+]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "admission": (
+            "ANOTHER_HOME",
+            "Need",
+            "access_of",
+            "check_home",
+            "check_still_good",
+            "enrol_with_code",
+            "keep_invite",
+            "other_run_before",
+            "own_identity",
+            "pass_needed",
+            "read_invited",
+            "shows_a_code",
+        ),
+        "fit": ("check_any_fits",),
+        "participation": ("Participation", "take_part"),
+    },
+)

@@ -1,0 +1,181 @@
+"""Does the run fit this machine, and how much will it use? Decided before anything but the run's
+definition is downloaded.
+
+    check_any_fits(caps, run)                                         # before torch is loaded
+    fit = check_fits(costs, caps, devices, definition)                # TooLarge, in words
+    three_lines(Use(...))                                             # for the owner to read
+
+A run above the owner's cap is refused. Without a cap the machine's memory is the limit: a
+definition is a few lines of text, and may ask for a model of terabytes. Both limits are about the
+machine's memory: on a CPU the whole estimate counts, on a GPU the part that is not in its memory.
+The benchmark (node/training/batch_size.py) finds how many samples fit. They share the memory with
+the results of steps, which a peer keeps while others follow the run by them. A peer that keeps a
+run alive without training needs no memory for samples.
+
+The three lines say what this machine will give, and how to stop. Memory, disk and traffic are
+estimated from the run's definition (node/run/costs.py), not measured. Unknown figures are left out.
+
+A container may have less memory than its machine. Loading torch alone comes near a small cap, and
+must not be taken for memory that this process computed with.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from node.core.caps.memory import TooLarge, refuse_above
+from node.core.caps.units import in_words
+from node.run.costs import PROCESS_BYTES
+
+if TYPE_CHECKING:
+    from node.core.caps.settings import Caps
+    from node.run.costs import Costs
+    from node.run.definition import RunDefinition
+
+
+CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # of a container, with version 2
+SHARE_OF_RESULTS: Final = 0.5
+"""The largest part of a cap's memory above the run's minimum; the rest is for samples."""
+
+IN_MACHINES_MEMORY: Final = ("cpu", "mps")
+"""Devices that compute in the machine's own memory: Apple's GPU shares it."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """- `most_samples`: the most that fit at once.
+    - `most_kept_bytes`: the memory that the owner's cap leaves, beside these samples, for results
+      of steps that others follow the run by; infinite without a cap.
+    - `most_followed_bytes`: the same for the results by which this peer itself follows the run,
+      before it computes.
+    """
+
+    most_samples: int
+    most_kept_bytes: float = math.inf
+    most_followed_bytes: float = math.inf
+
+
+def check_any_fits(caps: Caps, run: str) -> None:
+    """TooLarge if the owner allows less memory than any run takes."""
+    if caps.memory_bytes is not None and caps.memory_bytes < PROCESS_BYTES:
+        raise TooLarge(
+            f"{run} needs more than {in_words(PROCESS_BYTES)} of memory, as every run does; this "
+            f"node may hold {in_words(caps.memory_bytes)}.",
+            why="limits.max_memory (--max-memory) says so.",
+            advice="Allow more, or join from a larger machine. Nothing was downloaded.",
+        )
+
+
+def check_fits(
+    costs: Costs,
+    caps: Caps,
+    devices: Sequence[str],
+    definition: RunDefinition,
+    *,
+    computes: bool = True,
+    machine_bytes: int | None,
+) -> Fit:
+    """The fit. TooLarge if not even one sample fits, or the run itself where none are computed."""
+    run, most = definition.name, definition.training.samples_at_once
+    on_gpu = has_own_memory(devices)
+    least = costs.memory_bytes(1 if computes else 0, on_gpu=on_gpu)
+    if caps.memory_bytes is not None:
+        refuse_above(caps.memory_bytes, least, run)
+    elif machine_bytes is not None and least > machine_bytes:
+        raise TooLarge(
+            f"{run} needs about {in_words(least)} of memory; this machine has "
+            f"{in_words(machine_bytes)}.",
+            why="It is worked out from the run's definition.",
+            advice="Join from a larger machine. --max-memory says how much it may hold instead. "
+            "Nothing was downloaded.",
+        )
+    cap, room = caps.memory_bytes, machine_bytes
+    kept = followed = math.inf
+    if cap is not None:
+        kept = min(costs.results_bytes, SHARE_OF_RESULTS * (cap - least))
+        followed = cap - costs.memory_bytes(0, on_gpu=on_gpu)
+        room = int(cap - kept)
+    samples = most if on_gpu or room is None else max(1, min(most, costs.most_samples(room)))
+    return Fit(samples, kept, followed)
+
+
+def has_own_memory(devices: Sequence[str]) -> bool:
+    """Whether these devices compute in memory of their own."""
+    return not any(one.startswith(IN_MACHINES_MEMORY) for one in devices)
+
+
+def machine_memory() -> int | None:
+    """Bytes of memory of this machine (or container); None if the system does not say."""
+    try:
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+    try:
+        limit = CGROUP_LIMIT.read_text("ascii").strip()
+    except (OSError, ValueError):
+        limit = ""
+    return min(found, int(limit)) if limit.isdigit() else found
+
+
+@dataclass(frozen=True)
+class Use:
+    """- `devices`: such as ("cpu",). - `threads`: torch's.
+    - `memory_bytes`: the machine's memory for the process. - `gpu_bytes`: the (first) GPU's memory,
+      if one computes. - `state_bytes`: fetched first.
+    - `round_bytes`: each way, for one step of the run. - `caps`: by flag, in words."""
+
+    run: str
+    description: str
+    devices: tuple[str, ...]
+    threads: int
+    memory_bytes: int
+    state_bytes: int
+    disk_bytes: int
+    round_bytes: int
+    caps: Mapping[str, str]
+    begins: bool = False
+    gpu_bytes: int = 0
+
+
+def three_lines(use: Use) -> tuple[str, str, str]:
+    """The device and memory; the network traffic; how to stop."""
+    about = f" ({use.description})" if use.description else ""
+    machine = (
+        f"{use.run}{about}: trains on {_devices(use)}, with about {in_words(use.memory_bytes)} of "
+        f"memory{_said(use, 'max-memory')}{_on_gpu(use)} and {in_words(use.disk_bytes)} of disk"
+    )
+    first = f"{in_words(use.state_bytes)} to begin with, then about "
+    each = f"{in_words(use.round_bytes)} each way for every step of the run"
+    network = f"network: {'' if use.begins else first}{each}"
+    network += _said(use, "upload-limit", "up ") + _said(use, "download-limit", "down ")
+    network += _said(use, "quota")
+    when = [use.caps[name] for name in ("schedule", "when-idle") if name in use.caps]
+    times = f" It trains {' and '.join(when)}." if when else ""
+    stop = (
+        "Ctrl-C leaves within five seconds (twice: at once); from another terminal `potluck "
+        f"pause`, `resume`, `leave` and `status`.{times}"
+    )
+    return machine, network, stop
+
+
+def _devices(use: Use) -> str:
+    names = ", ".join(use.devices)
+    if use.devices == ("cpu",):
+        return f"the processor with {use.threads} {'thread' if use.threads == 1 else 'threads'}"
+    return f"{names} (one peer)" if len(use.devices) > 1 else names
+
+
+def _on_gpu(use: Use) -> str:
+    if not use.gpu_bytes:
+        return ""
+    whose = "the first GPU's" if len(use.devices) > 1 else "the GPU's"
+    return f", {in_words(use.gpu_bytes)} of {whose}"
+
+
+def _said(use: Use, flag: str, before: str = "") -> str:
+    return f" ({before}{use.caps[flag]})" if flag in use.caps else ""

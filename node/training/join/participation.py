@@ -1,0 +1,365 @@
+"""Takes part in a run with a running node: from its definition to the last sample.
+
+    async with Node(configuration) as node:
+        left = await take_part(node, Participation(run="poem", organiser=fingerprint), session)
+
+In order, as a volunteer sees it: reach other peers, fetch and verify the definition, compare its
+costs with the owner's caps, show three lines about the machine's use, build the model, measure for
+a few seconds, fetch the run's state, and start the loop.
+
+Promises: nothing but the definition is downloaded before the run is known to fit. Leaving before
+the loop has begun takes no longer than leaving the loop.
+
+Importing torch takes seconds, so it starts at once, in a thread, while the node looks for peers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
+
+import trio
+
+from models.errors import ModelsError
+from node.core.caps.devices import AUTO, check_threads, choose_device, devices_here, use_threads
+from node.core.caps.settings import Caps, caps_of
+from node.core.caps.units import in_words
+from node.core.disk_trouble import disk_trouble
+from node.core.node import Node
+from node.run.kept import fetching_folder, remember, remove_fetched_in_part
+from node.training.caps_watch import WatchedCaps, open_caps
+from node.training.credit import CreditTerms, open_credit
+from node.training.happenings import (
+    BUILDING,
+    LOADING,
+    WORKING_OUT,
+    Left,
+    Notice,
+    Preparing,
+    WillUse,
+)
+from node.training.join.bootstrap import definition_of, meet, refuse_if_in_use
+from node.training.join.fit import (
+    Fit,
+    Use,
+    check_any_fits,
+    check_fits,
+    has_own_memory,
+    machine_memory,
+    three_lines,
+)
+from node.training.join.newer import NewerDefinition
+from node.training.owners_pause import OwnersPause
+from node.training.questions import TrainerQuestions
+from node.training.session import TrainingSession
+from protocols.errors import PotluckError
+from protocols.runs.serving import ServedDefinitions, serve_definitions
+
+if TYPE_CHECKING:
+    from node.run.building import RunTask
+    from node.run.costs import Costs
+    from node.run.definition import RunDefinition
+    from node.run.signed import SignedDefinition
+    from node.training.trainer import TrainerOptions
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+OTHERS_IN_PART = "another run's state, which this home had fetched in part, is removed."
+MEMORY_SECONDS = 1.0  # between two looks at whether memory forces this peer to leave
+
+
+@dataclass(frozen=True)
+class Participation:
+    """- `run`, `organiser`: the run, and the fingerprint of the key that defines it.
+    - `signed`: its definition, if this is the organiser's own peer; otherwise it is fetched.
+    - `signed_file`: where the organiser signs a later one, if this is the organiser's own peer.
+    - `trusted`: modules from this machine's disk (--trust-module).
+    - `checkpoints`: the folder in which this peer keeps the run's.
+    - `begins`: this peer may begin the run: the organiser's first one.
+    - `from_peers`: it may not begin it, since it has lost the run's checkpoints; others have the
+      state.
+    - `keeps_only`: it brings no samples; it reduces, serves the state and keeps the checkpoints.
+    """
+
+    run: str
+    organiser: str
+    signed: SignedDefinition | None = None
+    signed_file: Path | None = None
+    trusted: Mapping[str, Path] = field(default_factory=dict)
+    checkpoints: Path | None = None
+    begins: bool = False
+    from_peers: bool = False
+    keeps_only: bool = False
+
+
+async def take_part(node: Node, part: Participation, session: TrainingSession) -> Left | None:
+    """The session's result; None if it ended before training began. Once in a node's life.
+
+    Call TrainingSession.entered first. Raises errors that waiting cannot fix: TooLarge, ...
+    """
+
+    def tell(words: str) -> None:
+        session.happened(Notice(words))
+
+    session.run, session.peer = part.run, node.network.peer_id
+    session.name = node.configuration.display_name
+    session.person = "" if node.membership is None else node.membership.status().username
+    node.training = session.view
+    node.machine.follow(tell)
+    pause = OwnersPause(node.configuration.places.pause_file)
+    questions = TrainerQuestions(node.control, session, pause)
+    await questions.take_up()
+    caps, places = caps_of(node.configuration), node.configuration.places
+    check_threads(caps.threads)
+    left: Left | None = None
+    prepared: _Prepared | None = None
+    async with (
+        open_caps(caps, session.gate, places, traffic=node.network.traffic, told=tell) as watched,
+        trio.open_nursery() as nursery,
+    ):
+        node.caps = watched.used
+        session.follow(watched.hear)
+        nursery.start_soon(questions.run)
+        nursery.start_soon(session.show_on)
+        nursery.start_soon(_leave_when_memory_is_short, watched, session)
+        async with session.departure.cuts_short():
+            prepared = await _prepare(node, part, session, watched)
+        if prepared is not None:
+            nursery.start_soon(prepared.newer.run, part.signed_file)
+            left = await _train(node, part, session, prepared, watched)
+        nursery.cancel_scope.cancel()
+    if watched.must_leave is not None:
+        raise watched.must_leave
+    return left
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    definition: RunDefinition
+    task: RunTask
+    fit: Fit
+    newer: NewerDefinition
+
+
+async def _prepare(
+    node: Node, part: Participation, session: TrainingSession, watched: WatchedCaps
+) -> _Prepared:
+    """Everything up to the built model."""
+    served, caps = serve_definitions(node.rpc), watched.caps
+    check_any_fits(caps, part.run)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_import_torch)
+        signed = part.signed
+        if signed is None:
+            await meet(node, session)
+            signed = await definition_of(node, session, part.run, part.organiser)
+        served.keep(part.run, signed.data)
+        session.happened(Preparing(LOADING))
+    session.happened(Preparing(WORKING_OUT))
+    definition = signed.definition
+    costs = await _in_thread_to_let_go(_costs_of, signed, part.trusted)
+    devices, threads = await _in_thread_to_let_go(_devices_of, caps)
+    fit = check_fits(
+        costs,
+        caps,
+        devices,
+        definition,
+        computes=not part.keeps_only,
+        machine_bytes=machine_memory(),
+    )
+    if has_own_memory(devices):
+        watched.leave_batches_alone()
+    if not part.begins:
+        watched.expect(costs.state_bytes, part.run)
+    most = fit.most_samples
+    session.happened(WillUse(_lines(part, definition, costs, caps, devices, threads, most)))
+    freed = await _in_thread_to_let_go(_room_made, node, part)
+    if freed:
+        session.happened(Notice(f"{in_words(freed)} of disk are free again: {OTHERS_IN_PART}"))
+    session.happened(Preparing(BUILDING))
+    task = await _in_thread_to_let_go(_built, part, signed, devices, node.network.peer_id)
+    await refuse_if_in_use(node, session, part.run)
+    newer = _newer_than(signed, served, node, session)
+    return _Prepared(definition, task, fit, newer)
+
+
+def _newer_than(
+    signed: SignedDefinition, served: ServedDefinitions, node: Node, session: TrainingSession
+) -> NewerDefinition:
+    def tell(words: str) -> None:
+        session.happened(Notice(words))
+
+    async def keep(found: SignedDefinition) -> None:
+        with suppress(OSError):  # the disk may be full; then the next start asks for it again
+            await trio.to_thread.run_sync(remember, node.configuration.places, found)
+
+    return NewerDefinition(node.network, node.rpc, served, signed, tell=tell, keep=keep)
+
+
+async def _train(
+    node: Node,
+    part: Participation,
+    session: TrainingSession,
+    prepared: _Prepared,
+    watched: WatchedCaps,
+) -> Left | None:
+    from node.training.trainer import train_run
+
+    training = prepared.definition.training
+    session.steps = training.steps
+    samples = training.batch * training.local_steps  # of a round, which is a step here
+    terms = CreditTerms(f"{part.run}/{part.organiser}", samples, training.steps)
+    async with open_credit(node, session, terms, keeps=part.checkpoints is not None):
+        options = _options(node, part, session, prepared, watched)
+        return await train_run(node, prepared.definition, prepared.task, options, session)
+
+
+def _options(
+    node: Node,
+    part: Participation,
+    session: TrainingSession,
+    prepared: _Prepared,
+    watched: WatchedCaps,
+) -> TrainerOptions:
+    from node.training.trainer import TrainerOptions
+
+    caps, definition = watched.caps, prepared.definition
+    rates = caps.planner_rates()
+    folder = _made(node.configuration.places.runs_folder)
+    checkpoints = None
+    if part.checkpoints is not None:
+        checkpoints = replace(
+            definition.checkpoint_settings(part.checkpoints, prepared.task.plain_model),
+            passes_over_broken=part.from_peers,
+        )
+    return TrainerOptions(
+        most_samples=prepared.fit.most_samples,
+        most_kept_bytes=prepared.fit.most_kept_bytes,
+        most_followed_bytes=prepared.fit.most_followed_bytes,
+        batch_share=lambda: watched.batch_share,
+        make_sure=lambda: refuse_if_in_use(node, session, part.run),
+        client=node.configuration.is_client,
+        name=node.configuration.display_name,
+        begins=part.begins,
+        from_peers=part.from_peers,
+        keeps_only=part.keeps_only,
+        checkpoints=checkpoints,
+        up_bytes_per_second=rates.up_bytes_per_second,
+        down_bytes_per_second=rates.down_bytes_per_second,
+        upload_limit=caps.upload_bytes_per_second,
+        download_limit=caps.download_bytes_per_second,
+        fetching_folder=fetching_folder(node.configuration.places, part.run, part.organiser),
+        position_file=folder / f"{part.run}-{part.organiser}.position",
+        losses_file=folder / f"{part.run}-{part.organiser}.losses",
+    )
+
+
+def _room_made(node: Node, part: Participation) -> int:
+    places = node.configuration.places
+    return remove_fetched_in_part(places, but=fetching_folder(places, part.run, part.organiser))
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        why, advice = disk_trouble(error, folder)
+        raise PotluckError(f"{folder} cannot be made.", why=why, advice=advice) from None
+    return folder
+
+
+async def _leave_when_memory_is_short(watched: WatchedCaps, session: TrainingSession) -> None:
+    while True:
+        await trio.sleep(MEMORY_SECONDS)
+        if watched.must_leave is not None:
+            break
+    session.departure.leave(error=watched.must_leave)
+
+
+# -- slow work, in threads that are abandoned on cancellation: nothing waits for them
+
+
+async def _in_thread_to_let_go(
+    function: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments
+) -> Result:
+    result: Result = await trio.to_thread.run_sync(
+        function,
+        *arguments,
+        abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
+    )
+    return result
+
+
+async def _import_torch() -> None:
+    await _in_thread_to_let_go(importlib.import_module, "node.training.trainer")
+
+
+def _costs_of(signed: SignedDefinition, trusted: Mapping[str, Path]) -> Costs:
+    from node.run.costs import costs_of
+
+    with _told_as_the_definitions(signed):
+        return costs_of(signed.definition, trusted)
+
+
+@contextmanager
+def _told_as_the_definitions(signed: SignedDefinition) -> Iterator[None]:
+    """Models' errors about the tables are for the organiser: raise UnusableDefinition here."""
+    from node.run.mistakes import WrongDefinition
+    from node.run.signed import unusable
+
+    try:
+        yield
+    except (ModelsError, WrongDefinition) as error:
+        raise unusable(error, signed.version, signed.signed_ms) from None
+
+
+def _devices_of(caps: Caps) -> tuple[tuple[str, ...], int]:
+    """All GPUs of this machine are one peer, unless the owner named one."""
+    threads = use_threads(caps.threads)
+    if caps.device == AUTO:
+        gpus = tuple(one for one in devices_here() if one.startswith("cuda"))
+        if len(gpus) > 1:
+            return gpus, threads
+    return (str(choose_device(caps.device)),), threads
+
+
+def _built(
+    part: Participation, signed: SignedDefinition, devices: tuple[str, ...], peer: str
+) -> RunTask:
+    from node.run.building import build_task
+
+    with _told_as_the_definitions(signed):
+        return build_task(signed.definition, device=devices, peer=peer, trusted=part.trusted)
+
+
+def _lines(
+    part: Participation,
+    definition: RunDefinition,
+    costs: Costs,
+    caps: Caps,
+    devices: tuple[str, ...],
+    threads: int,
+    most: int,
+) -> tuple[str, str, str]:
+    on_gpu = has_own_memory(devices)
+    each = -(-most // len(devices))  # each of several GPUs computes a part
+    return three_lines(
+        Use(
+            run=definition.name,
+            description=definition.run.description,
+            devices=devices,
+            threads=threads,
+            memory_bytes=costs.memory_bytes(most, on_gpu=on_gpu),
+            gpu_bytes=costs.gpu_bytes(each) if on_gpu else 0,
+            state_bytes=costs.state_bytes,
+            disk_bytes=costs.disk_bytes if part.checkpoints is None else costs.keeper_disk_bytes,
+            round_bytes=costs.round_bytes,
+            caps=caps.words(),
+            begins=part.begins,
+        )
+    )

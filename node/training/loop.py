@@ -1,0 +1,340 @@
+"""The training loop: ordinary PyTorch, in a worker thread, until it is told to leave.
+
+    loop = Loop(definition, task, session, batch_size=BatchSize(8, limit=32))
+    loop.run(bridge)                            # the training thread
+    loop.stop_reading()                         # any thread: it may be waiting for data
+
+Between two batches it checks the gate (pause, schedule, quota, network), the departure, and the
+free memory. `Resting` is the part of the gate that the owner wants: a pause, the schedule, the
+quota, or a machine in use. At the start of a rest the loop frees the memory that only computing
+needs: activations, gradients, batches read ahead, and torch's cache on a GPU. Allocators keep freed
+memory, so both C's and torch's are told to release it.
+
+Promises: the optimizer holds back a loss that is not finite and reports it; training goes on with
+the next batch. The position in the data is stored, so that the next session continues there.
+
+A lost network closes the same gate, but is no rest. It may be back at any moment, so nothing is
+freed, and a state is still fetched. When leaving, the accumulated samples are worth one more check
+whether the round is near. trainer.py bounds the time after that, because a round may hang.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from models.data.clock import ReadingStopped
+from models.data.errors import PositionError
+from models.data.position import Position, read_position, write_position
+from node.core.caps.memory import MemoryUsedUp
+from node.run.out_of_memory import is_out_of_memory
+from node.training.batch_size import BatchSize
+from node.training.compiler_kept_out import keep_the_compiler_out
+from node.training.departure import ROUND_PATIENCE_SECONDS
+from node.training.happenings import Began, Notice, Paused, Resumed, RunComplete
+from node.training.parameters_digest import digest_of
+from node.training.phases import NETWORK
+from node.training.session import TrainingSession
+from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.events import GradientsDropped
+from protocols.accumulation.optimizer import CollaborativeOptimizer
+
+if TYPE_CHECKING:
+    from node.run.batches import TrainingBatches
+    from node.run.building import RunTask
+    from node.run.definition import RunDefinition
+
+
+def give_back_memory() -> None:
+    """Return this process's free memory to the system. Takes some tens of milliseconds."""
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing if no GPU was used
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    """malloc_trim, if the C library has it: glibc's does."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except OSError:
+        return None
+    return found
+
+
+class Resting:
+    """The bridge's `Rest`, of one session."""
+
+    def __init__(self, session: TrainingSession) -> None:
+        self._session = session
+
+    def is_wanted(self) -> bool:
+        return bool(self.reasons())
+
+    def reasons(self) -> tuple[str, ...]:
+        """In words, the oldest first."""
+        closed = self._session.gate.reasons()
+        return tuple(one.words for one in closed if one.name != NETWORK)
+
+    def see_out(self) -> None:
+        with self.told() as is_rest:
+            if is_rest:
+                give_back_memory()
+            self._session.gate.wait()
+
+    @contextmanager
+    def told(self) -> Iterator[bool]:
+        """Report the start and end of the block, unless only the network is gone. Gives whether it
+        is a rest."""
+        reasons, began = self.reasons(), time.monotonic()
+        if reasons:
+            self._session.happened(Paused(reasons))
+        yield bool(reasons)
+        if reasons:
+            self._session.happened(Resumed(round(time.monotonic() - began, 3)))
+
+
+logger = logging.getLogger("potluck.trainer")
+
+NEWS_SECONDS = 5.0  # between two checks of a peer that only waits, if nothing happens
+GATE_SECONDS = 0.5  # between two checks of the gate by a peer that only helps
+KEPT_SECONDS = 60.0  # that a volunteer waits until the run's keeper has the last step, too
+POSITION_SECONDS = 60.0  # how many seconds of data a kill makes this peer read again
+
+
+class Loop:
+    """For one session. All but `stop_reading` is for the training thread."""
+
+    def __init__(
+        self,
+        definition: RunDefinition,
+        task: RunTask,
+        session: TrainingSession,
+        *,
+        batch_size: BatchSize,
+        keeps_only: bool = False,
+        share: Callable[[], float] = lambda: 1.0,
+        position_file: Path | None = None,
+    ) -> None:
+        self._definition, self._task, self._session = definition, task, session
+        self._batch_size, self._share = batch_size, share
+        self._keeps_only = keeps_only
+        self._resting = Resting(session)
+        self._position_file = position_file
+        self._batches: TrainingBatches | None = None
+        self._position_kept = time.monotonic()
+        self._counted = 0
+
+    def stop_reading(self) -> None:
+        """Wake the loop if it waits for data. Any thread."""
+        batches = self._batches
+        if batches is not None:
+            batches.stop()
+
+    def run(self, bridge: Bridge) -> None:
+        """Train until told to leave, or until the run is complete and this peer is not its keeper.
+
+        CollaborationEnded when the collaboration ends first.
+        """
+        if self._resting.is_wanted():  # it may just have begun; nothing is fetched during a rest
+            self._session.gate.wait()
+        bridge.rest = self._resting
+        self._session.gate.watch(bridge.rest_changed)
+        optimizer = self._enter(bridge)
+        began = Began(self._definition.name, optimizer.epoch, self._keeps_only)
+        self._session.happened(began)
+        if self._keeps_only:
+            self._assist(optimizer, bridge)
+            return
+        with suppress(ReadingStopped):
+            while self._goes_on(optimizer):
+                if self._resting.is_wanted():
+                    self._rest(optimizer)
+                else:
+                    self._read_with(optimizer, self._size())
+        if self._is_complete(optimizer):
+            self._drop("The run was complete before the step that they were for.", optimizer)
+            self._wait_for_the_end(optimizer, bridge)
+        elif not optimizer.see_out(ROUND_PATIENCE_SECONDS):
+            self._drop("This peer left before the step that they were for.", optimizer)
+
+    def _drop(self, reason: str, optimizer: CollaborativeOptimizer) -> None:
+        if self._counted:
+            self._session.happened(GradientsDropped(optimizer.epoch, self._counted, reason))
+
+    def _enter(self, bridge: Bridge) -> CollaborativeOptimizer:
+        """Check the run's progress, and fetch its state if it is further."""
+        task, options = self._task, self._definition.optimizer_options()
+        if self._keeps_only:
+            options |= {"auxiliary": True, "delayed": False}
+        keep_the_compiler_out()
+        return CollaborativeOptimizer(
+            task.named_parameters,
+            task.optimizer_factory,
+            bridge,
+            scheduler=task.schedule_factory,
+            buffers=task.buffers,
+            batch=0 if self._keeps_only else self._size(),
+            batch_seconds=self._batch_size.measured_seconds * self._size() / self._batch_size.size,
+            **options,
+        )
+
+    def _assist(self, optimizer: CollaborativeOptimizer, bridge: Bridge) -> None:
+        """Help with the others' rounds until told to leave, or until the run is complete."""
+        while self._goes_on(optimizer):
+            if self._session.gate.is_open:
+                optimizer.assist(epochs=1, seconds=GATE_SECONDS)
+            else:
+                self._rest(optimizer)
+        if self._is_complete(optimizer):
+            self._wait_for_the_end(optimizer, bridge)
+
+    def _read_with(self, optimizer: CollaborativeOptimizer, size: int) -> None:
+        """Read batches of this size until another size is wanted, or a pause. If reading can
+        continue at the same position later, nothing is read ahead during a pause."""
+        with self._task.open_batches(samples=size, position=self._kept_position()) as batches:
+            self._batches = batches
+            try:
+                while self._goes_on(optimizer) and self._size() == size:
+                    if self._session.gate.is_open:
+                        self._batch(optimizer, next(batches))
+                    elif self._resting.is_wanted() and batches.position() is not None:
+                        break
+                    else:
+                        self._rest(optimizer)
+                    self._keep_position(batches)
+            finally:
+                self._batches = None
+                self._keep_position(batches, at_once=True)
+
+    def _batch(self, optimizer: CollaborativeOptimizer, batch: Any) -> None:
+        samples, began = self._task.samples_in(batch), time.monotonic()
+        optimizer.zero_grad()
+        value = self._computed(optimizer, batch)
+        if value is None:
+            self._make_room(optimizer)
+            return
+        if math.isfinite(value):
+            self._counted += samples
+        self._batch_size.took(time.monotonic() - began)
+        before = optimizer.epoch
+        optimizer.step(samples=samples, loss=value)
+        if optimizer.epoch != before:  # they are in a step; or were dropped, which was reported
+            self._counted = 0
+
+    def _computed(self, optimizer: CollaborativeOptimizer, batch: Any) -> float | None:
+        """The loss, with its gradients computed; None if memory has no room for it. Then everything
+        computed so far is freed when this function ends."""
+        try:
+            with self._task.autocast():
+                loss = self._task.loss(batch)
+            self._task.backward(optimizer.scaled(loss))
+            return float(loss.detach())
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+
+    def _make_room(self, optimizer: CollaborativeOptimizer) -> None:
+        """Another program took memory, or this one has grown: smaller batches from now on."""
+        optimizer.zero_grad()
+        give_back_memory()
+        size = self._size()
+        if size == 1:
+            raise MemoryUsedUp(
+                "There is no room in memory for one more sample.",
+                why="It had room before: another program may have taken it since.",
+                advice="Join again when there is more, or from a larger machine.",
+            )
+        self._batch_size.did_not_fit(size)
+        words = f"{size:,} samples at once do not fit into memory now: {self._size():,} from now on"
+        self._session.happened(Notice(words))
+
+    def _rest(self, optimizer: CollaborativeOptimizer) -> None:
+        """The gate is closed: tell the others not to count on this peer until it opens."""
+        session = self._session
+        closed = session.gate.reasons()
+        if not any(one.name == NETWORK for one in closed):  # without a network nothing can be sent
+            before = optimizer.epoch
+            optimizer.see_out(ROUND_PATIENCE_SECONDS)  # or the others would wait for it in vain
+            if optimizer.epoch != before:
+                self._counted = 0
+            if session.gate.is_open:  # the rest ended before a state was fetched
+                return
+        with self._resting.told() as is_rest, optimizer.away():
+            if is_rest:
+                optimizer.zero_grad()
+                give_back_memory()
+            session.gate.wait()
+
+    def _wait_for_the_end(self, optimizer: CollaborativeOptimizer, bridge: Bridge) -> None:
+        """The run is complete. The keeper stays for peers that want the result. Volunteers leave,
+        but not while they have the last step and the keeper does not."""
+        optimizer.finish()  # with delayed steps, the model still has to take over the last one
+        self._session.happened(RunComplete(optimizer.epoch, self._parameters()))
+        until = math.inf if bridge.keeper is not None else time.monotonic() + KEPT_SECONDS
+        while not (self._session.departure.wanted or time.monotonic() > until):
+            found = bridge.estimate
+            is_kept = found.keepers_here or not found.keepers
+            if bridge.keeper is None and found.epoch == optimizer.epoch and is_kept:
+                return
+            with bridge.waiting():
+                bridge.wait_for_news(NEWS_SECONDS).wait()
+
+    def _parameters(self) -> str:
+        return digest_of(dict([*self._task.named_parameters, *self._task.buffers]))
+
+    def _goes_on(self, optimizer: CollaborativeOptimizer) -> bool:
+        return not self._session.departure.wanted and not self._is_complete(optimizer)
+
+    def _is_complete(self, optimizer: CollaborativeOptimizer) -> bool:
+        steps = self._definition.training.steps
+        return 0 < steps <= optimizer.epoch
+
+    def _size(self) -> int:
+        """Samples at once: by the batches' times, and fewer if memory runs short."""
+        return max(1, int(self._batch_size.size * self._share()))
+
+    # -- this peer's position in the data
+
+    def _kept_position(self) -> Position | None:
+        if self._position_file is None:
+            return None
+        try:
+            return read_position(self._position_file)
+        except FileNotFoundError:
+            return None
+        except (PositionError, OSError) as error:
+            logger.warning("the data is read from its beginning: %s", error)
+            return None
+
+    def _keep_position(self, batches: TrainingBatches, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if self._position_file is None:
+            return
+        if at_once or now - self._position_kept > POSITION_SECONDS:
+            self._position_kept = now
+            position = batches.position()
+            if position is not None:
+                try:
+                    write_position(position, self._position_file)
+                except OSError as error:  # training does not need it
+                    why = error.strerror or error
+                    logger.warning("where in the data this peer is, is not kept: %s", why)

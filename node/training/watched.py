@@ -1,0 +1,155 @@
+"""The figures of a training node for its view: the swarm's batch, the peers, the traffic. Read
+only.
+
+Figures that other peers give about themselves are unverified claims. Peers whose claims do not
+count are marked (`ignored`). Links and traffic are this node's own measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from node.core.display_name import cleaned
+from node.core.node import Node
+from node.core.training_view import BatchView, RunPeerView, TrafficView
+from protocols.accumulation.collaboration import Collaboration
+from protocols.accumulation.events import Share, StepTaken, reduced_by
+from protocols.accumulation.progress import Estimate
+from protocols.accumulation.progress_slot import ProgressSlot
+from protocols.errors import PotluckError
+from protocols.identity import PeerId
+
+RATE_SECONDS: Final = 10.0  # traffic is averaged over this long; limits hold over ten, too
+
+
+class TrafficMeter:
+    """Bytes since the start, and their rate. Takes the totals, about once a second."""
+
+    def __init__(self, upload_limit: float | None, download_limit: float | None) -> None:
+        self._limits = upload_limit, download_limit
+        self._seen: deque[tuple[float, int, int]] = deque()
+
+    def note(self, now: float, sent: int, received: int) -> None:
+        self._seen.append((now, sent, received))
+        while now - self._seen[0][0] > RATE_SECONDS:
+            self._seen.popleft()
+
+    def view(self) -> TrafficView:
+        if not self._seen:
+            return TrafficView(upload_limit=self._limits[0], download_limit=self._limits[1])
+        first, last = self._seen[0], self._seen[-1]
+        seconds = max(last[0] - first[0], 1e-9)
+        return TrafficView(
+            sent_bytes=last[1],
+            received_bytes=last[2],
+            sent_bytes_per_second=round((last[1] - first[1]) / seconds),
+            received_bytes_per_second=round((last[2] - first[2]) / seconds),
+            upload_limit=self._limits[0],
+            download_limit=self._limits[1],
+        )
+
+
+class WatchedTraining:
+    """`Watched` (session.py) of one collaboration. trio's thread only."""
+
+    def __init__(self, node: Node, collaboration: Collaboration, meter: TrafficMeter) -> None:
+        self._node, self._collaboration, self._meter = node, collaboration, meter
+
+    def batch(self) -> BatchView:
+        found, mine = self._estimate(), self._collaboration.mine()
+        if found is None or mine is None:
+            return BatchView()
+        due_in = found.due_in_seconds_with(mine.samples)
+        return BatchView(
+            samples=round(found.others_samples + mine.samples, 1),
+            target=found.target_samples,
+            mine=mine.samples,
+            samples_per_second=round(found.rate, 3),
+            seconds_to_step=round(due_in, 3) if math.isfinite(due_in) else None,
+        )
+
+    def peers(self) -> tuple[RunPeerView, ...]:
+        """Peers that say they take part, then those whose word does not count."""
+        found, slots = self._estimate(), self._collaboration.peers()
+        ignored = {} if found is None else {one.peer: one.reason for one in found.ignored}
+        names = sorted([*slots, *(peer for peer in ignored if peer not in slots)])
+        views = [self._peer(one, slots.get(one), ignored.get(one, "")) for one in names]
+        return tuple(with_parts(views, self._last_shares()))
+
+    def traffic(self) -> TrafficView:
+        return self._meter.view()
+
+    def averaging(self) -> bool:
+        mine = self._collaboration.mine()
+        return mine is not None and mine.averaging
+
+    def alone(self) -> bool:
+        found = self._estimate()
+        return found is not None and found.number > 0 and not found.peers
+
+    def samples_per_second(self) -> float | None:
+        mine = self._collaboration.mine()
+        return None if mine is None else round(mine.samples_per_second, 3)
+
+    def _last_shares(self) -> tuple[Share, ...]:
+        """The shares of the newest step that was made with others."""
+        for event in reversed(self._collaboration.last_events()):
+            if isinstance(event, StepTaken) and event.shares:
+                return event.shares
+        return ()
+
+    def _estimate(self) -> Estimate | None:
+        try:
+            return self._collaboration.bridge.estimate
+        except PotluckError:  # nothing has entered yet, or it has ended
+            return None
+
+    def _peer(self, peer: PeerId, slot: ProgressSlot | None, ignored: str) -> RunPeerView:
+        link = self._node.network.link(peer)
+        reach = "none" if link is None else link.reach.value
+        trip = None if link is None else link.round_trip_seconds
+        view = RunPeerView(
+            peer=peer,
+            name=self._name(peer),
+            reach=reach,
+            round_trip_ms=None if trip is None else round(trip * 1000, 1),
+            ignored=ignored,
+        )
+        if slot is None:
+            return view
+        return msgspec.structs.replace(
+            view,
+            said_name=cleaned(slot.name),
+            role=slot.role,
+            keeps=slot.keeps,
+            epoch=slot.epoch,
+            samples=slot.samples,
+            samples_per_second=round(slot.samples_per_second, 3),
+        )
+
+    def _name(self, peer: PeerId) -> str:
+        """The peer's person, by the token it has shown us; empty in an open run, or before that."""
+        member = self._node.membership
+        shown = None if member is None else member.access.shown_by(peer)
+        return "" if shown is None else shown.username
+
+
+def with_parts(views: Sequence[RunPeerView], shares: Sequence[Share]) -> Iterator[RunPeerView]:
+    """The views, with each peer's part in the round of these shares."""
+    parts, said = reduced_by(shares), {one.peer: one for one in shares}
+    for view in views:
+        one = said.get(PeerId(view.peer))
+        if one is None:
+            yield view
+            continue
+        yield msgspec.structs.replace(
+            view,
+            up_bytes_per_second=one.up_bytes_per_second or None,
+            down_bytes_per_second=one.down_bytes_per_second or None,
+            reduces=round(parts[one.peer], 4),
+        )

@@ -1,0 +1,377 @@
+"""One node of a simulated world: the contract of `protocols.network`, in memory.
+
+Everything that it does to others goes through a link (`link`), and everything that takes time is a
+call on the world's timeline. Its only own tasks are the running handlers.
+
+A crash is not a close. A crashed node must not say goodbye. Its tasks must find everything closed
+before they are cancelled; otherwise their clean-up would still send.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocols.errors import ProtocolMisuse, Unreachable
+from protocols.identity import Identity, PeerId
+from protocols.network import LinkEvent, LinkFacts, Network, Reach, StreamHandler
+from protocols.testing.dialling import check, dial
+from protocols.testing.link import Link, LinkEnd
+from protocols.testing.link_model import Pipe, segment_bytes
+from protocols.testing.settings import NodeSettings
+from protocols.testing.stream import SimulatedStream
+from protocols.testing.timeline import Timeline
+
+if TYPE_CHECKING:
+    from protocols.testing.link import LinkEnd, WireMessage
+    from protocols.testing.world import SimulatedWorld
+
+logger = logging.getLogger(__name__)
+
+ADDRESSES_PER_PEER = 16  # a home has two or three; more are stale or false
+REPLACED_LINK_SECONDS = 60.0  # as py-libp2p does after a hole punch
+EVENTS_PER_SUBSCRIBER = 256  # a subscriber further behind than this misses the oldest
+
+_ADDRESS = re.compile(
+    r"/(ip4/\d+\.\d+\.\d+\.\d+|ip6/[0-9a-f:]+|dns[46]?/[\w.-]+)/tcp/\d+(/p2p/(?P<owner>\w+))?"
+)
+
+EventSender = trio.MemorySendChannel[LinkEvent]
+EventReceiver = trio.MemoryReceiveChannel[LinkEvent]
+
+
+class SimulatedNetwork(Network):
+    """A node in a `SimulatedWorld`, from `add_node` until `aclose`, a crash or the world's end."""
+
+    def __init__(
+        self,
+        world: SimulatedWorld,
+        index: int,
+        name: str,
+        identity: Identity,
+        settings: NodeSettings,
+    ) -> None:
+        self.world = world
+        self.index = index
+        self.name = name
+        self.settings = settings
+        self.upload = Pipe(settings.upload_bytes_per_second)
+        self.download = SimulatedDownload(world.timeline, settings.download_bytes_per_second)
+        self.clock_skew_seconds = settings.clock_skew_seconds
+        self.stopped_at: float | None = None
+        self.closed = False  # the process has ended
+        self.silent = False  # and so has the machine: nothing answers
+        self.handlers: dict[str, StreamHandler] = {}
+        self._identity = identity
+        self._peer_id = identity.peer_id
+        self._random = random.Random(f"{world.seed} {name}")
+        self._links: dict[PeerId, LinkEnd] = {}
+        self._replaced: dict[int, LinkEnd] = {}  # relayed links that a direct one replaced
+        self._addresses: dict[PeerId, dict[str, None]] = {}  # oldest first
+        self._subscribers: dict[int, tuple[EventSender, EventReceiver]] = {}
+        self._subscriptions = 0
+        self._running: dict[int, trio.CancelScope] = {}
+        self._runs = 0
+        self.messages_sent = 0  # onto the wire, without goodbyes
+        self.bytes_sent = 0  # on all links, ended ones too
+        self._fates: dict[int, Callable[[], None]] = {}  # by message number: what happens instead
+
+    def __repr__(self) -> str:
+        return f"<simulated node {self.name}>"
+
+    # -- who and where ---------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._peer_id
+
+    @property
+    def random(self) -> random.Random:
+        return self._random
+
+    def wall_time(self) -> float:
+        return self.world.honest_time() + self.clock_skew_seconds
+
+    def time_seen(self) -> float:
+        """trio's time as this process sees it.
+
+        A stopped process reads no clock, and sees how late it is when it goes on.
+        """
+        return trio.current_time() if self.stopped_at is None else self.stopped_at
+
+    @property
+    def address(self) -> str:
+        """The one address of this node in its world."""
+        return f"{self.world.place_of(self.index)}/p2p/{self._peer_id}"
+
+    def addresses(self) -> tuple[str, ...]:
+        return (self.address,)
+
+    def learn_addresses(self, peer: PeerId, addresses: Iterable[str]) -> None:
+        known = self._addresses.setdefault(peer, {})  # oldest first
+        for address in addresses:
+            if not _is_address_of(peer, address):
+                continue
+            known.pop(address, None)
+            known[address] = None
+            if len(known) > ADDRESSES_PER_PEER:
+                del known[next(iter(known))]
+
+    def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
+        return tuple(self._addresses.get(peer, {}))
+
+    # -- links -----------------------------------------------------------------------------
+
+    def link(self, peer: PeerId) -> LinkFacts | None:
+        end = self._links.get(peer)
+        return None if end is None else end.facts()
+
+    def links(self) -> tuple[LinkFacts, ...]:
+        return tuple(end.facts() for end in self._links.values())
+
+    def link_end(self, peer: PeerId) -> LinkEnd | None:
+        return self._links.get(peer)
+
+    def link_ends(self) -> tuple[LinkEnd, ...]:
+        """All ends that are alive: the link to each peer, and replaced relayed links."""
+        return (*self._links.values(), *self._replaced.values())
+
+    def link_up(self, end: LinkEnd) -> None:
+        """Register a new link. A direct one gives a relayed one some time to end its streams."""
+        old = self._links.get(end.peer)
+        if old is not None and (old.reach, end.reach) == (Reach.RELAYED, Reach.DIRECT):
+            self._replaced[old.link.number] = old
+            self.world.timeline.at(
+                trio.current_time() + REPLACED_LINK_SECONDS, old.close, "a direct link took over"
+            )
+        elif old is not None:
+            old.break_now("the same peer connected anew")
+            old = None
+        self._links[end.peer] = end
+        was = Reach.NONE if old is None else old.reach
+        self._announce(LinkEvent(end.peer, reach=end.reach, was=was))
+
+    def link_down(self, end: LinkEnd) -> None:
+        self._replaced.pop(end.link.number, None)
+        if self._links.get(end.peer) is end:
+            del self._links[end.peer]
+            self._announce(LinkEvent(end.peer, reach=Reach.NONE, was=end.reach))
+
+    def inbound_links(self) -> int:
+        return sum(end.inbound for end in self._links.values())
+
+    def link_events(self) -> AbstractContextManager[trio.MemoryReceiveChannel[LinkEvent]]:
+        return self._subscription()
+
+    @contextmanager
+    def _subscription(self) -> Iterator[trio.MemoryReceiveChannel[LinkEvent]]:
+        send, receive = trio.open_memory_channel[LinkEvent](EVENTS_PER_SUBSCRIBER)
+        # this end drops the oldest event if the channel is full
+        with send, receive, receive.clone() as dropping:
+            self._subscriptions += 1
+            number = self._subscriptions
+            self._subscribers[number] = (send, dropping)
+            try:
+                yield receive
+            finally:
+                del self._subscribers[number]
+
+    def _announce(self, event: LinkEvent) -> None:
+        for send, dropping in self._subscribers.values():
+            try:
+                send.send_nowait(event)
+            except trio.WouldBlock:
+                dropping.receive_nowait()
+                send.send_nowait(event)
+
+    async def connect(self, peer: PeerId) -> LinkFacts:
+        return (await self._linked(peer)).facts()
+
+    async def _linked(self, peer: PeerId) -> LinkEnd:
+        await trio.lowlevel.checkpoint()
+        self._check_open()
+        if peer == self._peer_id:
+            raise ProtocolMisuse("A node cannot connect to itself.")
+        end = self._links.get(peer)
+        if end is not None:
+            return end
+        return await dial(self, peer)
+
+    async def check_dialable(self, peer: PeerId, addresses: Iterable[str]) -> str:
+        await trio.lowlevel.checkpoint()
+        self._check_open()
+        if peer == self._peer_id:
+            raise ProtocolMisuse("A node cannot connect to itself.")
+        own = [address for address in addresses if _is_address_of(peer, address)]
+        return await check(self, peer, own)
+
+    async def disconnect(self, peer: PeerId) -> None:
+        await trio.lowlevel.checkpoint()
+        for end in self.link_ends():
+            if end.peer == peer:
+                end.close("disconnected")
+
+    async def ping(self, peer: PeerId) -> float:
+        await trio.lowlevel.checkpoint()
+        self._check_open()
+        end = self._links.get(peer)
+        if end is None:
+            raise Unreachable(f"There is no link to {peer}.", advice="Connect first, then measure.")
+        return await end.round_trip()
+
+    # -- streams ---------------------------------------------------------------------------
+
+    async def open(self, peer: PeerId, protocol: str) -> SimulatedStream:
+        end = await self._linked(peer)
+        return await end.open_stream(protocol)
+
+    def serve(self, protocol: str, handler: StreamHandler) -> None:
+        self._check_open()
+        if protocol in self.handlers:
+            raise ProtocolMisuse(
+                f"{protocol} is already served by this node.",
+                advice="Call stop_serving first, or serve under another name.",
+            )
+        self.handlers[protocol] = handler
+
+    def stop_serving(self, protocol: str) -> None:
+        self.handlers.pop(protocol, None)
+
+    def run_handler(self, handler: StreamHandler, stream: SimulatedStream) -> None:
+        self.world.nursery.start_soon(self._handle, handler, stream)
+
+    async def _handle(self, handler: StreamHandler, stream: SimulatedStream) -> None:
+        with self.running():
+            try:
+                await handler(stream)
+            except Exception:
+                stream.reset()
+                logger.exception("the handler of %s failed; its stream was reset", stream.protocol)
+            else:
+                await stream.aclose()
+        # if it is cancelled, the node has ended: its links are gone, and the streams with them
+
+    # -- the end ---------------------------------------------------------------------------
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the block as part of this node: it is cancelled when the node ends."""
+        self._runs += 1
+        number = self._runs
+        with trio.CancelScope() as scope:
+            self._running[number] = scope
+            if self.closed:
+                scope.cancel()
+            try:
+                yield
+            finally:
+                del self._running[number]
+
+    def befall(self, message: int, what: Callable[[], None]) -> None:
+        """Call `what` when the node is about to send its message of that number, counted from 1."""
+        self._fates[message] = what
+
+    def about_to_send(self) -> None:
+        """The link ends call this before each message."""
+        self.messages_sent += 1
+        what = self._fates.pop(self.messages_sent, None)
+        if what is not None:
+            what()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise trio.ClosedResourceError("this network has ended")
+
+    async def aclose(self) -> None:
+        """End this node gracefully: links say goodbye, handlers are cancelled."""
+        self.end(politely=True)
+        await trio.lowlevel.checkpoint()
+
+    def end(self, *, politely: bool) -> None:
+        """End this node now. Whatever it still tries finds everything closed."""
+        if self.closed:
+            return
+        self.closed = True
+        for end in self.link_ends():
+            if politely:
+                end.close("the node ended")
+            else:
+                end.break_now("the node crashed")
+        self.handlers.clear()
+        for send, _ in self._subscribers.values():
+            send.close()
+        for scope in tuple(self._running.values()):
+            scope.cancel()
+
+
+def _is_address_of(peer: PeerId, address: str) -> bool:
+    match = _ADDRESS.fullmatch(address)
+    return match is not None and match["owner"] in (None, peer)
+
+
+def linked(dialler: SimulatedNetwork, listener: SimulatedNetwork, address: str) -> LinkEnd:
+    """Make a link between two nodes that accept it; both learn each other's address."""
+    link = Link(dialler.world.next_link_number(), dialler, listener, address)
+    near, far = link.ends
+    dialler.world.remember_link(link)
+    dialler.learn_addresses(listener.peer_id, listener.addresses())
+    listener.learn_addresses(dialler.peer_id, dialler.addresses())
+    listener.link_up(far)
+    dialler.link_up(near)
+    return near
+
+
+# A node's download: everything that arrives passes here, in order of arrival.
+#
+# Without a limit it costs nothing. With one, a message is delivered in slices as its bytes arrive,
+# so a reader of one byte a second gets one byte each second. The senders' stream windows limit how
+# much waits here.
+
+
+class SimulatedDownload:
+    """Invariant: exactly one call on the timeline is pending while anything waits."""
+
+    def __init__(self, timeline: Timeline, bytes_per_second: float | None) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._timeline = timeline
+        self._waiting: deque[tuple[LinkEnd, WireMessage]] = deque()
+
+    def take(self, sender: LinkEnd, message: WireMessage) -> None:
+        """Deliver this message when all its bytes, and all before it, have passed."""
+        if self.bytes_per_second is None and not self._waiting:
+            sender.deliver(message)
+            return
+        self._waiting.append((sender, message))
+        if len(self._waiting) == 1:
+            self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting:
+            sender, message = self._waiting[0]
+            limit = segment_bytes(self.bytes_per_second)
+            if message.size and self.bytes_per_second is not None and limit is not None:
+                size = min(limit, message.size)
+                done = self._timeline.now() + size / self.bytes_per_second
+                self._timeline.at(done, self._served, size)
+                return
+            self._waiting.popleft()
+            sender.deliver(message)
+
+    def _served(self, size: int) -> None:
+        sender, message = self._waiting.popleft()
+        if size < message.size:
+            message, rest = message.split(size)
+            self._waiting.appendleft((sender, rest))
+        sender.deliver(message)
+        self._serve()

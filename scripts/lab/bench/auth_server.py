@@ -1,0 +1,251 @@
+"""`scripts/bench auth-server`: how many passes a second the auth server gives, and how promptly.
+
+A server process as it is in use (`potluck auth serve`: TLS, SQLite on disk, each commit synced)
+and a process of volunteers with a key and a kept connection each. Every pass is a whole renewal:
+a signed challenge, a token checked, its row and the log's row on the disk, token and pass signed.
+
+"100 clients" is measured in two ways, because they answer two questions:
+
+- `passes_per_s`, `saturated_ms_*`: each renews again as soon as it has its pass. What is the
+  throughput? Latency at saturation is just clients divided by passes per second.
+- `paced_ms_*`: all together PACED_PER_SECOND, evenly. How long does a volunteer wait under the
+  required load? A request's time counts from when it was due.
+
+A fast disk flatters, and a temporary folder may be memory. So the time of a synced write to this
+disk is measured, too, and printed with the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import ipaddress
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from auth.server.moderation import Moderation
+from auth.server.store import create_store, open_store
+from lab.bench.machine import machine_facts
+from lab.bench.processes import BenchProcess, open_process
+from node.app.auth_places import find_auth_places
+from node.app.commands.output import Output
+
+if TYPE_CHECKING:
+    from node.app.commands.parser import Subparsers
+
+RUN = "bench"
+PACED_PER_SECOND = 300.0  # the bar
+WARM_UP_SECONDS = 1.0
+ACTOR = "local:bench"
+SYNCED_WRITES = 50
+NO_LIMIT = 1_000_000  # all volunteers of the bench share one address
+
+Talk = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AuthServerEffort:
+    """How much is measured."""
+
+    clients: int = 100
+    seconds: float = 10.0
+
+    @staticmethod
+    def of(*, clients: int, quick: bool) -> AuthServerEffort:
+        return AuthServerEffort(clients, 2.0 if quick else 10.0)
+
+
+async def measure_auth_server(
+    effort: AuthServerEffort, folder: Path | None = None, say: Talk = lambda _line: None
+) -> dict[str, Any]:
+    """The figures, and what they were measured on. `folder` says on which disk."""
+    machine = machine_facts()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="potluck-bench-", dir=folder) as name:
+        home = Path(name)
+        synced_ms = await trio.to_thread.run_sync(_synced_write_ms, home)
+        target = await trio.to_thread.run_sync(_prepare, home, effort.clients)
+        words = ["-m", "node", "auth", "serve", "--json", "--home", str(home)]
+        environment = {**os.environ, "POTLUCK_HOME": str(home)}
+        async with (
+            open_process("the auth server", words, environment) as server,
+            open_process("the volunteers", ["-m", "lab.bench.auth_volunteers"]) as volunteers,
+        ):
+            port = int(server.introduction["listening"][0].rsplit(":", 1)[1])
+            say(f"{effort.clients} volunteers join")
+            await volunteers.ask("join", count=effort.clients, port=port, **target)
+            await volunteers.ask("renew_without_pause", seconds=WARM_UP_SECONDS)
+            say(f"as fast as it goes, for {effort.seconds:g} s")
+            before = _cpu_seconds(server)
+            fast = await volunteers.ask("renew_without_pause", seconds=effort.seconds)
+            spent = _cpu_seconds(server) - before
+            say(f"{PACED_PER_SECOND:g} a second, for {effort.seconds:g} s")
+            before = _cpu_seconds(server)
+            paced = await volunteers.ask(
+                "renew_at_pace", seconds=effort.seconds, per_second=PACED_PER_SECOND
+            )
+            paced_spent = _cpu_seconds(server) - before
+    return {
+        "passes_per_s": round(fast["per_second"]),
+        "saturated_ms_p50": fast["ms"]["p50"],
+        "saturated_ms_p99": fast["ms"]["p99"],
+        "paced_ms_p50": paced["ms"]["p50"],
+        "paced_ms_p99": paced["ms"]["p99"],
+        "cpu_ms_per_pass": round(1000 * spent / fast["passes"], 3),
+        "paced_server_cpu_share": round(paced_spent / effort.seconds, 2),
+        "synced_write_ms": synced_ms,
+        "passes_verified": paced["verified"],
+        "spread": {"saturated_ms": fast["ms"], "paced_ms": paced["ms"]},
+        "settings": {**vars(effort), "paced_per_second": PACED_PER_SECOND},
+        "machine": machine,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def _prepare(home: Path, clients: int) -> dict[str, Any]:
+    """A server's settings, state and certificate; returns what volunteers need to know."""
+    places = find_auth_places({"POTLUCK_HOME": str(home)})
+    made = create_store(places.folder, RUN, actor=ACTOR)
+    with open_store(places.folder) as store:
+        code = Moderation(store).code_new(uses=clients, actor=ACTOR).code
+    certificate, key = _write_certificate(home)
+    text = (
+        f'run = "{RUN}"\npublic_url = "https://127.0.0.1:8443"\n'
+        '[server]\nlisten = ["127.0.0.1:0"]\n'
+        f'certificate = "{certificate.name}"\ncertificate_key = "{key.name}"\n'
+        f"connections = {2 * clients}\nconnections_per_address = {2 * clients}\n"
+        f"[limits]\nconnections_per_minute_per_address = {NO_LIMIT}\n"
+        f"requests_per_minute_per_address = {NO_LIMIT}\n"
+        f"logins_per_hour_per_address = {NO_LIMIT}\nrenewals_per_hour_per_account = {NO_LIMIT}\n"
+    )
+    places.settings_file.write_text(text, encoding="utf-8")
+    return {
+        "authority": str(certificate),
+        "run": RUN,
+        "fingerprint": made.fingerprint,
+        "code": code,
+    }
+
+
+def _write_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for loopback that signs itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "scripts/bench")])
+    now = datetime.datetime.now(datetime.UTC)
+    loopback = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=30))
+        .add_extension(loopback, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certificate_file, key_file = folder / "certificate.pem", folder / "key.pem"
+    certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    key_file.chmod(0o600)
+    return certificate_file, key_file
+
+
+def _synced_write_ms(folder: Path) -> float:
+    """The median time of a small synced write to this disk."""
+    milliseconds = []
+    with (folder / "synced").open("wb", buffering=0) as file:
+        for _ in range(SYNCED_WRITES):
+            began = time.perf_counter()
+            file.write(bytes(4096))
+            os.fsync(file.fileno())
+            milliseconds.append((time.perf_counter() - began) * 1000)
+    return round(statistics.median(milliseconds), 3)
+
+
+def _cpu_seconds(process: BenchProcess) -> float:
+    """The process's CPU time so far; 0.0 if the system does not report it."""
+    if sys.platform != "linux":
+        return 0.0
+    fields = Path(f"/proc/{process.process_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def lines_of(result: Mapping[str, Any]) -> str:
+    """The figures for a person."""
+    words = {
+        "passes_per_s": "passes a second, each client renewing without a pause",
+        "saturated_ms_p50": "from request to pass, meanwhile",
+        "saturated_ms_p99": "",
+        "paced_ms_p50": f"from request to pass at {PACED_PER_SECOND:g} a second",
+        "paced_ms_p99": "",
+        "cpu_ms_per_pass": "of a processor, in the server",
+        "synced_write_ms": "until a small write is on this disk",
+    }
+    return "\n".join(
+        f"{name:18}  {result[name]:>9,}  {what}".rstrip() for name, what in words.items()
+    )
+
+
+# Flags and output
+
+
+def add_parser(kinds: Subparsers) -> None:
+    from node.app.commands.parser import add_flag, positive_count
+
+    parser = kinds.add_parser(
+        "auth-server",
+        help="access passes from an auth server on this machine",
+        description="Start an auth server in a process of its own, with TLS, SQLite on disk and "
+        "each commit synced, and many clients in another, each with a key and a connection; and "
+        "measure what renewing takes. Each pass is a whole renewal; some are verified as a node "
+        "does it.\n\n"
+        "  passes_per_s      each client renews again as soon as it has its pass\n"
+        "  saturated_ms_p99  from request to pass, meanwhile: mostly waiting for the others\n"
+        "  paced_ms_p99      from request to pass at 300 passes a second, all clients together\n"
+        "  cpu_ms_per_pass   of a processor, in the server",
+        example="scripts/bench auth-server --json\nscripts/bench auth-server --quick --clients 10",
+    )
+    parser.set_defaults(measure=run)
+    add_flag(parser, "--clients", positive_count, 100, "how many clients")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIRECTORY",
+        help="where the database lies meanwhile: choose the disk (the temporary folder)",
+    )
+    parser.add_argument("--quick", action="store_true", help="less of everything, rough figures")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from node.app.commands.interruption import run_until_signal
+
+    output = Output.of(arguments)
+    effort = AuthServerEffort.of(clients=arguments.clients, quick=arguments.quick)
+
+    async def measure() -> int:
+        result = await measure_auth_server(effort, arguments.folder, output.say)
+        output.data(result, lines_of(result))
+        return 0
+
+    return run_until_signal(measure)

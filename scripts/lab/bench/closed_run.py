@@ -1,0 +1,297 @@
+"""A whole run of real processes, for benches that watch it from outside, as its users do.
+
+    async with open_closed_run(folder, definition) as run:      # auth server, organiser's peer
+        ann = run.join("ann", await run.code_for("ann"))        # potluck join, in a home of its own
+        await run.until(lambda: has(ann, "began"), "ann's start", ann)
+
+All are the commands that people type, over real libp2p: `auth serve`, `run start --keep-only`,
+`join`. The output of each is read as it comes, with the moment at which it came (`Heard`).
+
+Promises: no process that was started here outlives the block. If a part ends although it should
+not, the error names it, with its last output.
+
+A machine of two cores plays all of the volunteers' machines at once, and the measured peer would
+wait for the others' computing. With `one_is_alone` all the others share one core, if there are
+several, and the peer that joins with `alone` has the rest.
+
+`write_certificate` makes the auth server's own certificate as docs/moderators.md describes it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from lab.bench.processes import BenchFailed
+from node.app.demo import Child, Event, free_port
+
+LIFE: Final = datetime.timedelta(days=1)
+
+
+def write_certificate(home: Path, host: str) -> None:
+    """certificate.pem and key.pem, where `potluck auth serve` looks for them."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "scripts/bench")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - LIFE)
+        .not_valid_after(now + LIFE)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (home / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    key_file = home / "key.pem"
+    key_file.touch(mode=0o600)
+    key_file.write_bytes(key.private_bytes(encoding, form, plain))
+
+
+RUN: Final = "bench"
+ORGANISER: Final = "organiser"
+PART_SECONDS: Final = 180.0  # for one thing to happen: ten times what the longest takes
+
+DEFINITION: Final = """
+[run]
+name = "bench"
+[model]
+name = "gpt"
+size = "tiny"
+context = {context}
+width = {width}
+layers = {layers}
+heads = 4
+[optimizer]
+name = "adamw"
+lr = 0.001
+[training]
+batch = {batch}
+samples_at_once = 32
+max_norm = 1.0
+[averaging]
+codec = "float16"
+"""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the model, and of a step. By default a state (parameters and optimizer) of 25 MB."""
+
+    width: int = 204
+    layers: int = 4
+    context: int = 64
+    batch: int = 128
+
+    def definition(self) -> str:
+        return DEFINITION.format(
+            context=self.context, width=self.width, layers=self.layers, batch=self.batch
+        )
+
+
+@dataclass(frozen=True)
+class VolunteerPlace:
+    """Where a process runs: `host` is the address that it listens at, `through` what puts it
+    there (such as `nsenter --net=…`)."""
+
+    host: str = "127.0.0.1"
+    through: tuple[str, ...] = ()
+
+
+HERE: Final = VolunteerPlace()
+
+
+@dataclass
+class Heard:
+    """One process of the run, what it has printed, and when."""
+
+    child: Child
+    began: float
+    events: list[tuple[float, Event]] = field(default_factory=list)
+
+    def all(self, kind: str, after: int = 0) -> list[tuple[float, Event]]:
+        return [one for one in self.events[after:] if one[1].get("event") == kind]
+
+
+def has(one: Heard, kind: str, after: int = 0) -> bool:
+    """Whether it has told of such a thing, beyond so many that it told before."""
+    return bool(one.all(kind, after))
+
+
+def accepted(one: Heard, after: int = 0) -> tuple[float, Event] | None:
+    """The first step that others have made with samples of this peer, and when it was told."""
+    for at, event in one.all("step_taken", after):
+        if event["own_samples"] and len(event["members"]) > 1:
+            return at, event
+    return None
+
+
+class ClosedRun:
+    """Made by `open_closed_run`."""
+
+    def __init__(
+        self, folder: Path, nursery: trio.Nursery, hub: VolunteerPlace, *, one_is_alone: bool
+    ) -> None:
+        self.invite = ""
+        self._folder, self._nursery, self._hub = folder, nursery, hub
+        self._one_is_alone = one_is_alone
+        self._heard: list[Heard] = []
+        self._changed = trio.Event()
+
+    async def open(self, definition: str) -> None:
+        plain = () if self._hub.through else ("--insecure-http",)  # it never leaves this machine
+        url = f"http{'' if plain else 's'}://{self._hub.host}:{free_port()}"
+        if not plain:
+            write_certificate(self._folder / ORGANISER, self._hub.host)
+        await self._do("auth", "init", "--run", RUN, "--public-url", url)
+        server = self._start("auth", ("auth", "serve", *plain, "--json"))
+        await self.until(lambda: has(server, "serving"), "the auth server's start", server)
+        run = self._folder / "run"
+        run.mkdir()
+        (run / "run.toml").write_text(definition)
+        places = ("--listen", f"/ip4/{self._hub.host}/tcp/0")
+        words = ("run", "start", str(run), "--keep-only", "--threads", "1", "--json", *places)
+        organiser = self._start(ORGANISER, words)
+        await self.until(lambda: has(organiser, "began"), "the organiser's start", organiser)
+        self.invite = str(organiser.all("started")[0][1]["invite"])
+
+    @property
+    def organiser(self) -> Heard:
+        return next(one for one in self._heard if one.child.name == ORGANISER)
+
+    async def code_for(self, name: str) -> str:
+        """An enrolment code for somebody."""
+        return str((await self._do("auth", "codes", "new", "--name", name))["code"])
+
+    def join(
+        self, name: str, code: str, *words: str, place: VolunteerPlace = HERE, alone: bool = False
+    ) -> Heard:
+        """`potluck join` in a home that is named like this. `alone`: on a processor that the others
+        leave to it."""
+        variables = {"POTLUCK_INVITE": self.invite, "POTLUCK_LOGIN_CODE": code}
+        listen = f"/ip4/{place.host}/tcp/0"
+        return self._start(
+            name,
+            ("join", "--json", "--threads", "1", "--listen", listen, *words),
+            home=self._folder / name,
+            variables=variables,
+            through=(*place.through, *self._processors(alone=alone)),
+        )
+
+    async def ask(self, name: str, *words: str, place: VolunteerPlace = HERE) -> Event:
+        """A command in somebody's home, which ends by itself; what it printed last."""
+        return await self._do(*words, home=self._folder / name, through=place.through)
+
+    async def until(self, holds: Callable[[], bool], part: str, *needed: Heard) -> None:
+        """Wait for a condition. BenchFailed after a timeout, or if a needed process ends."""
+        with trio.move_on_after(PART_SECONDS) as patience:
+            while not holds():
+                for one in needed:
+                    if one.child.exit_code is not None:
+                        raise BenchFailed(
+                            f"{one.child.name} ended before {part} was over.",
+                            why=f"{one.child.ended_by()}. It said last: {one.child.last_lines()}",
+                        )
+                await self._changed.wait()
+        if patience.cancelled_caught:
+            said = "; ".join(f"{one.child.name}: {one.child.last_lines()}" for one in needed)
+            raise BenchFailed(f"{part} took more than {PART_SECONDS:.0f} seconds.", why=said)
+
+    async def end(self, one: Heard) -> None:
+        """Have it leave, and wait until it has."""
+        one.child.terminate()
+        await self.until(lambda: one.child.exit_code is not None, f"the end of {one.child.name}")
+
+    def kill_all(self) -> None:
+        for one in self._heard:
+            one.child.kill()
+
+    def _start(
+        self,
+        name: str,
+        words: Sequence[str],
+        *,
+        home: Path | None = None,
+        variables: dict[str, str] | None = None,
+        through: tuple[str, ...] | None = None,
+    ) -> Heard:
+        child = Child(
+            name,
+            words,
+            home=home or self._folder / ORGANISER,
+            folder=self._folder,
+            variables={"OMP_NUM_THREADS": "1", **(variables or {})},
+            through=(*self._hub.through, *self._processors()) if through is None else through,
+        )
+        one = Heard(child, time.monotonic())
+        self._heard.append(one)
+        child.start()
+        self._nursery.start_soon(self._follow, one)
+        return one
+
+    async def _follow(self, one: Heard) -> None:
+        def take(_child: Child, event: Event) -> None:
+            one.events.append((time.monotonic(), event))
+            self._wake()
+
+        await one.child.read(take)
+        self._wake()
+
+    async def _do(
+        self, *words: str, home: Path | None = None, through: tuple[str, ...] | None = None
+    ) -> dict[str, Any]:
+        one = self._start(" ".join(words[:2]), [*words, "--json"], home=home, through=through)
+        await self.until(lambda: one.child.exit_code is not None, f"`potluck {' '.join(words)}`")
+        if one.child.exit_code or not one.events:
+            raise BenchFailed(f"`{one.child.command}` failed.", why=one.child.last_lines())
+        return one.events[-1][1]
+
+    def _processors(self, *, alone: bool = False) -> tuple[str, ...]:
+        """The command that keeps a process on the first processor, or on the others, if it can."""
+        usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        if not self._one_is_alone or len(usable) < 2 or shutil.which("taskset") is None:
+            return ()
+        which = usable[1:] if alone else usable[:1]
+        return ("taskset", "-c", ",".join(map(str, which)))
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+@asynccontextmanager
+async def open_closed_run(
+    folder: Path, definition: str, hub: VolunteerPlace = HERE, *, one_is_alone: bool = False
+) -> AsyncIterator[ClosedRun]:
+    """The run in a folder that is there and empty; its auth server and its organiser's peer run at
+    `hub` until the block is left. `one_is_alone`: somebody joins `alone`, see there."""
+    async with trio.open_nursery() as nursery:
+        run = ClosedRun(folder, nursery, hub, one_is_alone=one_is_alone)
+        try:
+            await run.open(definition)
+            yield run
+        finally:
+            run.kill_all()
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,65 @@
+"""`scripts/bench KIND`: measure this machine.
+
+`KINDS` names the module of each kind. Its `add_parser(kinds)` also names what runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+from typing import Final
+
+from lab import NOTHING_MEASURED
+from node.app.commands.exit_codes import INTERRUPTED, TERMINATED
+from node.app.commands.interruption import at_hard_exit
+from node.app.commands.output import Output
+from node.app.commands.parser import CommandParser
+
+KINDS: Final = {
+    "transport": "transport",
+    "dht": "dht",
+    "auth-server": "auth_server",
+    "revocation": "revocation",
+    "averaging": "averaging",
+    "survival": "survival",
+    "shaped": "shaped",
+    "interference": "interference",
+    "state": "state",
+    "caps": "caps",
+    "join": "join",
+    "outage": "outage",
+    "training": "training",
+    "training-churn": "training",
+}
+
+
+def parser(kinds: Iterable[str] = KINDS) -> CommandParser:
+    """Of these kinds. Only their modules are loaded, for some load torch."""
+    program = CommandParser(
+        prog="scripts/bench",
+        description="Measure what potluck can do on this machine.",
+        example="scripts/bench transport --quick",
+    )
+    subparsers = program.add_subparsers(
+        dest="kind", metavar="KIND", required=True, parser_class=CommandParser
+    )
+    for module in dict.fromkeys(KINDS[kind] for kind in kinds):
+        importlib.import_module(f"lab.bench.{module}").add_parser(subparsers)
+    return program
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with at_hard_exit(_say_it_at_once):  # some processes of a bench take long to end
+        code: int = arguments.measure(arguments)
+    if code in (INTERRUPTED, TERMINATED):
+        Output.of(arguments).say(NOTHING_MEASURED)
+    return code
+
+
+def _say_it_at_once() -> None:
+    """From a signal handler, which must not wait for a reader of a full pipe."""
+    os.set_blocking(sys.stderr.fileno(), False)
+    os.write(sys.stderr.fileno(), f"{NOTHING_MEASURED}\n".encode())

@@ -1,0 +1,311 @@
+"""A peer that trains, in a process of its own: `python -m lab.bench.training_peer [fork]`.
+
+It is a whole node, with a home, and takes part in a run like a guest's loop
+(node/training/guest.py). Every sample has a number that no other peer and no other life of this
+peer uses, and all its events are logged (training_log.py). The orders are in `TrainingPeer`
+(orders.py has their format).
+
+COMPUTING on the time sheet is the wall-clock time of the loop's own forward and backward passes,
+without the optimizer's work.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import time
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import trio
+from torch import Tensor
+
+from lab.bench.orders import run_or_fork
+from lab.bench.slow_uplink import open_slow_network
+from lab.bench.time_sheet import ADDING, COMPUTING, RECORDING, TURNING, WAITING, TimeSheet
+from lab.bench.training_log import TrainingLog
+from lab.bench.training_task import BenchTask, TextSamples
+from models.gpt import GPT
+from node.core.configuration import Configuration, read_configuration
+from node.core.node import Node
+from node.core.status import memory_in_use
+from node.training.guest import train_in_thread
+from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.collaboration import CollaborationSettings
+from protocols.accumulation.ended import CollaborationEnded
+from protocols.accumulation.optimizer import CollaborativeOptimizer
+from protocols.identity import Identity
+from protocols.network import Network
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+JOIN_SECONDS = 60.0
+NEWS_SECONDS = 1.0  # between two looks at who is there, if nothing is heard
+LEAVE_SECONDS = 20.0  # for a loop that waits for a round; then it is woken
+
+
+@dataclass(frozen=True)
+class PeerManner:
+    """How this peer trains: the options of its optimizer, and what it writes down beside."""
+
+    delayed: bool = False
+    local_steps: int = 1
+    max_norm: float | None = None
+    held_out: bool = False
+    """Whether it measures the loss on samples that nobody trains on, after every step."""
+    auxiliary: bool = False
+    """Whether it comes to the rounds without samples, as a backbone does."""
+    company: int = 0
+    """How many others it waits to see before its first batch. Who began alone could step so often
+    that the others, with a state to fetch now, never catch up."""
+    idle_seconds: float = 0.0
+    """How much longer each pass takes, with the processor left alone: it stands for a device that
+    computes while the host's thread waits, and for a machine that is not shared."""
+    pass_seconds: float = 0.0
+    """How long each pass takes at least, the processor left alone for the rest of it."""
+    digests: bool = True
+    """Whether the digest of its state is written down after every step, for the audit."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Guest:
+    """The objects of the training thread."""
+
+    task: BenchTask
+    manner: PeerManner
+    model: GPT
+    samples: TextSamples
+    optimizer: CollaborativeOptimizer
+    bridge: Bridge
+    log: TrainingLog
+
+
+class TrainingPeer:
+    """The orders of this process: each public coroutine is one."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._node: Node | None = None
+        self._over = threading.Event()
+        self._ended = trio.Event()
+        self._leaving = trio.CancelScope()
+        self._sheet = TimeSheet()
+        self._epoch = -1
+        self._failure = ""
+        self._catching_up: tuple[Bridge, TrainingLog] | None = None
+        self._writing = threading.Lock()
+
+    def introduction(self) -> dict[str, Any]:
+        return {}
+
+    async def join(
+        self, home: str, addresses: list[str], up_bytes_per_second: float = 0.0
+    ) -> dict[str, Any]:
+        """Start a node that joins through these; who and where it is."""
+        flags = {"network.listen": (LOOPBACK,), "dht.bootstrap": tuple(addresses)}
+        configuration = read_configuration(flags, environment={}, home=home)
+        with trio.fail_after(JOIN_SECONDS):
+            node: Node = await self._nursery.start(
+                self._run_node, configuration, up_bytes_per_second
+            )
+        self._node = node
+        return {"peer": node.network.peer_id, "address": node.network.addresses()[0]}
+
+    async def train(
+        self,
+        settings: dict[str, Any],
+        task: dict[str, Any],
+        manner: dict[str, Any],
+        first_number: int,
+        log: str,
+    ) -> None:
+        """Begin to train in a thread, with samples from this number on; `epoch` says how far."""
+        train = partial(
+            self._train, BenchTask(**task), PeerManner(**manner), first_number, Path(log)
+        )
+        self._nursery.start_soon(self._take_part, CollaborationSettings(**settings), train)
+
+    async def progress(self) -> dict[str, Any]:
+        """How far the loop is; `failure` is what ended it, if something did."""
+        if self._catching_up is not None:
+            self._write_events(*self._catching_up)
+        samples = self._sheet.told()["samples"]
+        return {"epoch": self._epoch, "samples": samples, "failure": self._failure}
+
+    async def cpu(self) -> dict[str, Any]:
+        """User and system seconds of all threads of this process so far, by `now`; and the time
+        sheet of its loop."""
+        return {
+            "seconds": time.process_time(),
+            "now": time.monotonic(),
+            "sheet": self._sheet.told(),
+            "epoch": self._epoch,
+        }
+
+    async def leave(self) -> dict[str, Any]:
+        """End the loop after its step, and the collaboration; how far it was."""
+        self._over.set()
+        with trio.move_on_after(LEAVE_SECONDS):
+            await self._ended.wait()
+        self._leaving.cancel()
+        await self._ended.wait()
+        return await self.progress()
+
+    async def totals(self) -> dict[str, Any]:
+        """The resources that this process holds now."""
+        gc.collect()
+        return {
+            "memory_bytes": memory_in_use() or 0,
+            "tasks": trio.lowlevel.current_statistics().tasks_living,
+            "threads": threading.active_count(),
+            "descriptors": _descriptors(),
+        }
+
+    async def _run_node(
+        self,
+        configuration: Configuration,
+        up_bytes_per_second: float,
+        task_status: TaskStatus[Node] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        def open_network(
+            identity: Identity, of: Configuration
+        ) -> AbstractAsyncContextManager[Network]:
+            return open_slow_network(identity, of, up_bytes_per_second)
+
+        async with Node(configuration, open_network=open_network) as node:
+            task_status.started(node)
+            await trio.sleep_forever()
+
+    async def _take_part(self, settings: CollaborationSettings, train: Any) -> None:
+        assert self._node is not None
+        try:
+            with self._leaving:
+                await train_in_thread(self._node, settings, train)
+        except CollaborationEnded:
+            pass
+        except Exception as error:
+            self._failure = repr(error)
+            logging.exception("the training failed")
+        finally:
+            self._ended.set()
+
+    # -- in the training thread
+
+    def _train(
+        self, task: BenchTask, manner: PeerManner, first_number: int, path: Path, bridge: Bridge
+    ) -> None:
+        torch.set_num_threads(1)  # the peers share the machine's cores
+        model, samples = task.model(), TextSamples(task.context + 1)
+        with TrainingLog(path) as log:
+            self._catching_up = bridge, log
+            if manner.pass_seconds:
+                _warm_up(task, samples)
+            log.write("enters")
+            try:
+                optimizer = CollaborativeOptimizer(
+                    model.named_parameters(),
+                    task.optimizer,
+                    bridge,
+                    delayed=manner.delayed,
+                    local_steps=manner.local_steps,
+                    max_norm=manner.max_norm,
+                    auxiliary=manner.auxiliary,
+                )
+                self._catching_up = None
+                self._epoch = optimizer.epoch
+                at = {"epoch": optimizer.epoch, "history": optimizer.history.hex()}
+                log.write("began", delayed=manner.delayed, **at)
+                guest = _Guest(task, manner, model, samples, optimizer, bridge, log)
+                while len(bridge.estimate.peers) < manner.company:
+                    bridge.wait_for_news(NEWS_SECONDS).wait()
+                if manner.auxiliary:
+                    self._assist(guest)
+                else:
+                    self._loop(guest, first_number)
+            finally:
+                self._write_events(bridge, log)
+
+    def _loop(self, guest: _Guest, number: int) -> None:
+        optimizer, sheet, count = guest.optimizer, self._sheet, guest.task.batch
+        while not self._over.is_set():
+            optimizer.zero_grad()
+            began = time.monotonic()
+            with sheet.on(COMPUTING):
+                loss = guest.model.loss(guest.samples.batch(range(number, number + count)))
+                loss.backward()  # type: ignore[no-untyped-call] # torch's own
+                rest = began + guest.manner.pass_seconds - time.monotonic()
+                time.sleep(max(rest, guest.manner.idle_seconds))
+            with sheet.on(RECORDING):
+                told = {"model_epoch": optimizer.model_epoch, "first": number, "count": count}
+                guest.log.write("batch", **told, loss=float(loss.detach()))
+            number += count
+            self._step(guest, loss)
+            with sheet.on(RECORDING):
+                self._note(guest)
+            sheet.batch_ended(count)
+
+    def _step(self, guest: _Guest, loss: Tensor) -> None:
+        """The optimizer's step, and on the time sheet what it was for."""
+        optimizer, bridge, sheet = guest.optimizer, guest.bridge, self._sheet
+        was_at = (optimizer.epoch, optimizer.model_epoch)
+        waited, began = bridge.statistics().waiting_seconds, time.monotonic()
+        optimizer.step(samples=guest.task.batch, loss=loss)
+        waited = bridge.statistics().waiting_seconds - waited
+        sheet.add(WAITING, waited)
+        has_turned = (optimizer.epoch, optimizer.model_epoch) != was_at
+        sheet.add(TURNING if has_turned else ADDING, time.monotonic() - began - waited)
+
+    def _assist(self, guest: _Guest) -> None:
+        while not self._over.is_set():
+            guest.optimizer.assist(epochs=1)
+            self._note(guest)
+
+    def _note(self, guest: _Guest) -> None:
+        """Write down what happened in the last step, and what came of it."""
+        self._write_events(guest.bridge, guest.log)
+        optimizer = guest.optimizer
+        if optimizer.epoch == self._epoch:
+            return
+        if not guest.manner.digests:
+            self._epoch = optimizer.epoch
+            return
+        # Of the state, with the optimizer's statistics: delayed, the model is a step behind it for
+        # a while that is not the same at all peers.
+        state = optimizer.capture()
+        self._epoch = state.epoch
+        told: dict[str, Any] = {"model_epoch": optimizer.model_epoch, "digest": state.digest.hex()}
+        if guest.manner.held_out:
+            with torch.no_grad():
+                told["held_out"] = float(guest.model.loss(guest.samples.held_out()))
+        guest.log.write("digest", epoch=state.epoch, history=state.history.hex(), **told)
+
+    def _write_events(self, bridge: Bridge, log: TrainingLog) -> None:
+        """In the training thread, or where that waits for a state in trio's."""
+        with self._writing:
+            while bridge.events:
+                log.write_event(bridge.events.popleft())
+
+
+def _warm_up(task: BenchTask, samples: TextSamples) -> None:
+    """Make torch's first step, whose imports take seconds on a busy machine."""
+    model = task.model()
+    optimizer = task.optimizer(model.named_parameters())
+    model.loss(samples.batch(range(task.batch))).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def _descriptors() -> int:
+    folder = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
+    return len(os.listdir(folder))
+
+
+if __name__ == "__main__":
+    run_or_fork(TrainingPeer)

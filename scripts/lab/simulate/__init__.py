@@ -1,0 +1,1 @@
+"""Simulations of many nodes, in virtual time: `scripts/simulate KIND`."""

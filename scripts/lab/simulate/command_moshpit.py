@@ -1,0 +1,196 @@
+"""`scripts/simulate moshpit`: flags and output. moshpit.py does the simulating."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.app.commands.output import Output
+from node.core.wrong_use import WrongUse
+
+if TYPE_CHECKING:
+    from lab.simulate.moshpit import AveragingPlan
+    from node.app.commands.parser import Subparsers
+    from protocols.moshpit.grid import Grid
+
+PEERS = 1024
+ROUNDS = 10
+SEED = 7
+MOST_PEERS = 1_000_000  # ten seconds a round, and some hundred MB
+MOST_ROUNDS = 10_000
+
+METHODS = {
+    "moshpit": "groups by the grid; the members of a group are in different ones next",
+    "random": "as many groups as the grid has, drawn anew for each round",
+    "allreduce": "everybody at once, begun anew when anybody fails",
+    "gossip": "on a ring, the mean with both neighbours",
+    "pushsum": "half to the peer 2^t places on, and the weights of the halves",
+}
+
+
+def add_parser(kinds: Subparsers) -> None:
+    from node.app.commands.parser import positive_count
+
+    width = max(len(name) for name in METHODS)
+    methods = "\n".join(f"  {name:{width}}  {what}" for name, what in METHODS.items())
+    parser = kinds.add_parser(
+        "moshpit",
+        help="averaging in groups: how fast a swarm comes to agree",
+        description="Give each peer a random number and let all of them find the average in "
+        "rounds, as in the experiment of the Moshpit paper; with --json, mean_squared_deviation "
+        "says how far from it they are before any round and after each. All methods begin with "
+        "the same numbers and meet the same failures. The same seed gives the same figures.\n\n"
+        f"{methods}",
+        example="scripts/simulate moshpit --json\n"
+        "scripts/simulate moshpit --method all --failure-rate 0.005\n"
+        "scripts/simulate moshpit --peers 768 --failure-rate 0.005 --plot deviation.png",
+    )
+    parser.set_defaults(simulate=run)
+    parser.add_argument(
+        "--peers", type=positive_count, default=PEERS, metavar="N", help=f"how many ({PEERS})"
+    )
+    parser.add_argument(
+        "--rounds", type=positive_count, default=ROUNDS, metavar="N", help=f"how many ({ROUNDS})"
+    )
+    parser.add_argument(
+        "--failure-rate",
+        type=_probability,
+        default=0.0,
+        metavar="P",
+        help="the probability that a peer is gone in a round, to be back in the next (0)",
+    )
+    parser.add_argument(
+        "--on-failure",
+        choices=("leave-out", "discard"),
+        default="leave-out",
+        help="what a failure does to a group: the others average without the peer, or nobody in"
+        " it gets anything from the round (leave-out)",
+    )
+    parser.add_argument(
+        "--method",
+        action="append",
+        choices=(*METHODS, "all"),
+        metavar="METHOD",
+        help="which of the methods above, or all; may be given several times (moshpit; all with"
+        " --plot)",
+    )
+    parser.add_argument(
+        "--grid",
+        type=_grid,
+        metavar="M,D",
+        help="how wide the grid is and how many dimensions it has (32,2 if that is more than half"
+        " full, else as few cells as hold all in groups of at most 32)",
+    )
+    parser.add_argument(
+        "--first-index",
+        choices=("cells", "numbered", "random"),
+        default="cells",
+        help="where peers begin: each in a random cell of its own, by its number, or in any cell"
+        " at all, as real peers do, who have no numbers (cells)",
+    )
+    parser.add_argument(
+        "--groups",
+        type=positive_count,
+        metavar="N",
+        help="how many random groups there are (as many as the grid has)",
+    )
+    parser.add_argument(
+        "--trials",
+        type=positive_count,
+        default=1,
+        metavar="N",
+        help="repeat it with other numbers and failures, and give the mean (1)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=SEED, metavar="N", help=f"what decides every chance ({SEED})"
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw it into this file; needs the extra `plot`",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from lab.simulate.moshpit import simulate
+    from lab.simulate.moshpit_view import table, title
+
+    output = Output.of(arguments)
+    plan = _plan(arguments)
+    if arguments.plot:
+        _check_plot(arguments.plot)
+    result = simulate(plan)
+    if arguments.plot:
+        from lab.simulate.moshpit_view import draw
+
+        draw(result["methods"], title(result), arguments.plot)
+        output.say(f"wrote {arguments.plot}")
+    output.data(result, table(result))
+    return 0
+
+
+def _plan(arguments: argparse.Namespace) -> AveragingPlan:
+    from lab.simulate.moshpit import METHODS as KNOWN
+    from lab.simulate.moshpit import AveragingPlan, usual_grid
+
+    peers, groups = arguments.peers, arguments.groups
+    if not 2 <= peers <= MOST_PEERS:
+        raise WrongUse(f"{peers} peers cannot be simulated.", why=f"It is 2 to {MOST_PEERS:,}.")
+    if arguments.rounds > MOST_ROUNDS:
+        raise WrongUse(f"{arguments.rounds} rounds are too many.", why=f"At most {MOST_ROUNDS:,}.")
+    if arguments.seed < 0:
+        raise WrongUse("A seed is not negative.", advice="Take any number from 0.")
+    if groups and groups > peers:
+        raise WrongUse(f"{peers} peers cannot be in {groups} groups.", advice="Take fewer groups.")
+    grid = arguments.grid or usual_grid(peers)
+    if arguments.first_index != "random" and grid.cells < peers:
+        raise WrongUse(
+            f"{peers} peers do not find a cell each in a grid of {grid.cells} cells.",
+            advice="Take a larger grid, or let them share cells: --first-index random.",
+        )
+    wanted = arguments.method or (["all"] if arguments.plot else ["moshpit"])
+    return AveragingPlan(
+        peers=peers,
+        rounds=arguments.rounds,
+        methods=KNOWN if "all" in wanted else tuple(dict.fromkeys(wanted)),
+        grid=grid,
+        first_index=arguments.first_index,
+        random_groups=groups,
+        failure_rate=arguments.failure_rate,
+        discards=arguments.on_failure == "discard",
+        trials=arguments.trials,
+        seed=arguments.seed,
+    )
+
+
+def _check_plot(file: Path) -> None:
+    """Complain before the work and not after it."""
+    from lab.simulate.moshpit_view import require_matplotlib
+
+    if file.suffix.lower() != ".png":
+        raise WrongUse(f"{file} is no PNG by its name.", advice="Let it end in .png.")
+    require_matplotlib()
+
+
+def _probability(text: str) -> float:
+    """An argparse type: from 0 to 1."""
+    try:
+        probability = float(text)
+    except ValueError:
+        probability = float("nan")
+    if not 0 <= probability <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a probability, such as 0.005")
+    return probability
+
+
+def _grid(text: str) -> Grid:
+    """An argparse type: the width and the number of dimensions, such as 32,2."""
+    from protocols.moshpit.grid import Grid
+
+    try:
+        width, dimensions = map(int, text.split(","))
+        return Grid(width, dimensions)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a grid, such as 32,2") from error

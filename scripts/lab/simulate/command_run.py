@@ -1,0 +1,245 @@
+"""`scripts/simulate run`: flags and output. virtual_run.py does the simulating."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from lab import NOTHING_MEASURED
+from node.app.commands.exit_codes import DONE, FAILED
+from node.app.commands.output import Output
+from node.core.caps.units import Measure, amount
+from node.core.wrong_use import WrongUse
+
+if TYPE_CHECKING:
+    from lab.simulate.virtual_run import RunPlan
+    from node.app.commands.parser import Subparsers
+
+PEERS = 16
+MOST_PEERS = 1024  # as many as the directory takes today; hours of one core
+STEPS = 20
+SEED = 7
+LATENCY_SECONDS = 0.02
+PARAMETERS = 1000
+STEP_SECONDS = 10.0
+BATCH_SECONDS = 1.0
+BATCH_SAMPLES = 8
+GROUP_SIZE = 256
+
+FIGURES = {
+    "variants_max": "of the parameters' bits after any one step, over all peers that made it: 1 is"
+    " the promise; variants has it for each step",
+    "histories_max": "with which any one epoch was reached: 1 is the promise, more is a fork",
+    "steps_per_minute": "of virtual time; calm_steps_per_minute is of the"
+    " calm steps before anybody died or came",
+    "longest_gap_s": "the longest time without a new step",
+    "stopped": "whether a signal ended it, so that the figures are of what was done until then",
+    "share_in_step_min, …_p50": "of the living peers, in a step",
+    "newcomers_in_within_two_steps": "newcomers that were in the first or the second step that"
+    " ended after they came; newcomer_steps says for each in which it was, and newcomers_never_in"
+    " how many saw more than two steps and were in none",
+    "commit_s_p50, …_max": "from the sample that completes the target batch to the step of a peer",
+    "calls_per_s_p50": "to the directory, of one peer",
+    "sent_bytes_per_s_p50": "of one peer, everything together; hottest_bytes_per_s is of the one"
+    " that sent the most",
+    "cpu_ms_per_s": "processor time for a peer and a virtual second, of the simulated network too;"
+    " this and wall_seconds do not follow from the seed",
+}
+
+
+def add_parser(kinds: Subparsers) -> None:
+    from node.app.commands.parser import add_flag, number_or_zero, positive_count, positive_seconds
+
+    width = max(len(name) for name in FIGURES)
+    figures = "\n".join(f"  {name:{width}}  {what}" for name, what in FIGURES.items())
+    parser = kinds.add_parser(
+        "run",
+        help="whole training runs: peers that train, die and come",
+        description="Let peers train together in virtual time, with the lifecycle, the progress, "
+        "the directory and the averaging of real nodes, on a simulated network. A batch takes "
+        "time and no processor, and a newcomer's state half a second. Whether all hold the same "
+        "bits is checked after every step; if they did not, or the steps were not made, the exit "
+        f"code is {FAILED}. The same seed gives the same run.\n\n{figures}",
+        example="scripts/simulate run --peers 16 --steps 5\n"
+        "scripts/simulate run --peers 64 --mean-life 600 --json\n"
+        "scripts/simulate run --peers 64 --up 1Mbit/s",
+    )
+    parser.set_defaults(simulate=run)
+    add_flag(parser, "--peers", positive_count, PEERS, "how many")
+    add_flag(parser, "--steps", positive_count, STEPS, "how many steps are judged")
+    parser.add_argument(
+        "--mean-life",
+        type=positive_seconds,
+        metavar="SECONDS",
+        help="let peers die at random, after so long on average, and a new one come for each; five"
+        " calm steps come before (nobody dies)",
+    )
+    add_flag(parser, "--newcomers", _whole, 0, "so many come besides, spread over the steps")
+    add_flag(
+        parser,
+        "--latency",
+        number_or_zero,
+        LATENCY_SECONDS,
+        "of every link, one way",
+        metavar="SECONDS",
+    )
+    for flag, way in (("--up", "upload"), ("--down", "download")):
+        parser.add_argument(
+            flag,
+            type=_rate,
+            metavar="RATE",
+            help=f"what each peer's {way} carries, such as 1Mbit/s (no limit)",
+        )
+    add_flag(parser, "--parameters", positive_count, PARAMETERS, "of the model")
+    parser.add_argument(
+        "--target",
+        type=positive_count,
+        metavar="SAMPLES",
+        help="of one step; else as many as all together compute in --step-seconds",
+    )
+    add_flag(
+        parser,
+        "--step-seconds",
+        positive_seconds,
+        STEP_SECONDS,
+        "how long all together compute for a step",
+        metavar="SECONDS",
+    )
+    add_flag(
+        parser,
+        "--batch-seconds",
+        positive_seconds,
+        BATCH_SECONDS,
+        "of a batch of one peer; each has its own, up to a quarter shorter or longer",
+        metavar="SECONDS",
+    )
+    add_flag(parser, "--batch", positive_count, BATCH_SAMPLES, "samples of it")
+    add_flag(
+        parser,
+        "--group-size",
+        positive_count,
+        GROUP_SIZE,
+        "how many peers may be in a round; more follow the run",
+    )
+    parser.add_argument(
+        "--approximate",
+        action="store_true",
+        help="let more take part, over a grid, as a definition may ask for",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=SEED, metavar="N", help=f"what decides every chance ({SEED})"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    plan = _plan(arguments)
+    import trio
+
+    from lab.simulate.virtual_run import Figures, broken_promises, simulate
+    from node.app.commands.interruption import run_until_signal
+
+    output = Output.of(arguments)
+    stop = trio.Event()
+    code = DONE
+
+    def tell(figures: Figures) -> None:
+        nonlocal code
+        output.data(figures, _table(figures))
+        if figures["stopped"]:
+            output.say(f"Stopped after {figures['steps']} of {figures['steps_wanted']} steps.")
+        for one in broken_promises(figures):
+            output.say(one)
+            code = FAILED
+
+    def leave() -> bool:
+        stop.set()
+        return True
+
+    def run_under(main: Callable[[], Awaitable[Figures]], clock: trio.abc.Clock) -> Figures:
+        figures: Figures = {}
+
+        async def keep_figures() -> int:
+            figures.update(await main())
+            return code
+
+        nonlocal code
+        code = run_until_signal(keep_figures, leave=leave, clock=clock)
+        return figures
+
+    with _without_the_peers_words():
+        figures = simulate(plan, output.say, tell=tell, stop=stop, run=run_under)
+    if not figures:
+        output.say(NOTHING_MEASURED)
+    return code
+
+
+@contextmanager
+def _without_the_peers_words() -> Iterator[None]:
+    """Each of many peers warns of every other that dies; what they come to is in the figures."""
+    log = logging.getLogger("potluck")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _plan(arguments: argparse.Namespace) -> RunPlan:
+    if not 2 <= arguments.peers <= MOST_PEERS:
+        raise WrongUse(
+            f"{arguments.peers} peers cannot be simulated.", why=f"It is 2 to {MOST_PEERS:,}."
+        )
+    if not 2 <= arguments.group_size <= GROUP_SIZE:
+        raise WrongUse(f"A group has 2 to {GROUP_SIZE} members.")
+    from lab.simulate.virtual_run import RunPlan
+
+    return RunPlan(
+        peers=arguments.peers,
+        steps=arguments.steps,
+        seed=arguments.seed,
+        mean_life_seconds=arguments.mean_life,
+        newcomers=arguments.newcomers,
+        latency_seconds=arguments.latency,
+        upload_bytes_per_second=arguments.up,
+        download_bytes_per_second=arguments.down,
+        parameters=arguments.parameters,
+        target=arguments.target,
+        step_seconds=arguments.step_seconds,
+        batch_seconds=arguments.batch_seconds,
+        batch_samples=arguments.batch,
+        group_size=arguments.group_size,
+        approximate=arguments.approximate,
+    )
+
+
+def _rate(text: str) -> float | None:
+    """An argparse type: what a link carries, in bytes per second; None is without limit."""
+    try:
+        return amount(text, Measure.RATE)
+    except WrongUse as error:
+        told = " ".join(part for part in (error.why, error.advice, error.what) if part)
+        raise argparse.ArgumentTypeError(told.removesuffix(".")) from error  # argparse ends it
+
+
+def _whole(text: str) -> int:
+    """An argparse type: a whole number from zero."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from zero")
+    return int(text)
+
+
+def _table(figures: dict[str, Any]) -> str:
+    rows = {
+        name: value
+        for name, value in figures.items()
+        if value is not None and not isinstance(value, list) and name != "trace"
+    }
+    width = max(len(name) for name in rows)
+    return "\n".join(
+        f"{name:{width}}  {value:,}" if isinstance(value, int) else f"{name:{width}}  {value:,g}"
+        for name, value in rows.items()
+    )

@@ -1,0 +1,109 @@
+"""`scripts/simulate run`: what it prints, checks and refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lab.__main__ import parse
+from lab.simulate import virtual_run
+from lab.simulate.virtual_run import RunPlan, broken_promises
+from lab.simulate.virtual_trainer import Trainer
+from node.app.commands.exit_codes import DONE, FAILED
+from node.core.wrong_use import WrongUse
+
+Run = Callable[..., tuple[int, dict[str, Any]]]
+
+SHORT = ("--peers", "4", "--steps", "2", "--step-seconds", "5")
+NOT_FROM_THE_SEED = ("cpu_ms_per_s", "wall_seconds")
+
+
+@pytest.fixture
+def simulate(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command in this process; its exit code, and its object."""
+
+    def run(*words: str) -> tuple[int, dict[str, Any]]:
+        function, arguments = parse(["simulate", "run", *words, "--json"])
+        code = function(arguments)
+        figures: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return code, figures
+
+    return run
+
+
+def test_peers_that_die_and_come_make_one_line_of_steps_and_a_seed_repeats_them(
+    simulate: Run,
+) -> None:
+    churn = (*SHORT, "--mean-life", "15", "--newcomers", "1", "--seed", "3")
+    code, first = simulate(*churn)
+    assert code == DONE
+    assert (first["variants_max"], first["histories_max"]) == (1, 1)
+    assert first["steps"] == 2
+    assert first["deaths"] > 0
+    assert first["newcomers"] == first["deaths"] + 1
+    assert first["calm_steps_per_minute"] > 0.0
+    _, again = simulate(*churn)
+    for name in NOT_FROM_THE_SEED:
+        del first[name], again[name]
+    assert first == again
+
+
+def test_a_peer_whose_bits_differ_is_found_and_the_command_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It begins with one parameter that is a little different, at one peer."""
+    begin = Trainer.__init__
+
+    def begin_elsewhere(self: Trainer, *arguments: Any) -> None:
+        begin(self, *arguments)
+        if self.name == "peer-1":
+            self.parameters[7] = 1e-6
+
+    monkeypatch.setattr(Trainer, "__init__", begin_elsewhere)
+    function, arguments = parse(["simulate", "run", *SHORT])
+    assert function(arguments) == FAILED
+    assert "held 2 different states" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_that_makes_no_steps_is_told_so(
+    simulate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(virtual_run, "LONGEST_STEP_SECONDS", 1.0)
+    code, figures = simulate("--peers", "2", "--steps", "1", "--target", "1000000")
+    assert code == FAILED
+    assert figures["steps"] == 0
+    assert "It made 0 of 1 steps" in broken_promises(figures)[0]
+
+
+def test_without_a_target_a_step_takes_what_all_compute_in_its_time() -> None:
+    plan = RunPlan(peers=64, steps=1, seed=0, step_seconds=10.0, batch_seconds=0.5, batch_samples=2)
+    assert plan.target_samples == 64 * 2 * 10 / 0.5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--peers", "1"],
+        ["--peers", "5000"],
+        ["--steps", "0"],
+        ["--up", "1Mb"],
+        ["--mean-life", "0"],
+        ["--newcomers", "-1"],
+        ["--latency", "-0.1"],
+        ["--group-size", "1"],
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_simulated_is_refused(simulate: Run, words: list[str]) -> None:
+    with pytest.raises(WrongUse):
+        simulate(*words)
+
+
+@pytest.mark.parametrize("rate", ["1Mb", "5bananas"])
+def test_a_wrong_rate_is_refused_in_whole_sentences(simulate: Run, rate: str) -> None:
+    with pytest.raises(WrongUse, match="is not an amount") as refused:
+        simulate("--up", rate)
+    assert not any(ending in refused.value.what for ending in ("..", ". .", "?.", ". ,"))
