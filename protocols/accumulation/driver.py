@@ -345,7 +345,9 @@ class Driver:
     def _wait_for_a_run(self) -> None:
         """A peer that does not begin runs waits for a run, or for a peer that keeps its
         checkpoints. A few peers that began anew would outvote the keeper when it returns."""
-        while not (self._bridge.begins or self.standing.at[0] or self._bridge.estimate.keepers):
+        while not (
+            self._bridge.settings.begins or self.standing.at[0] or self._bridge.estimate.keepers
+        ):
             self.wait_for_news(LONGEST_RETRY_SECONDS)
             self.go_on()
 
@@ -385,7 +387,7 @@ class Driver:
         count = len(others)
         train = f"All {count} other peers train" if count > 1 else "The only other peer trains"
         raise OtherModel(
-            f"{train} something else in the run {self._bridge.run}{words}.",
+            f"{train} something else in the run {self._bridge.settings.run}{words}.",
             why="Peers average only what is alike, and then step alike: model, optimizer and its "
             "settings, batch, codec and clipping belong to the run.",
             advice="Build all of it as the run's organiser says, or take another name for a run of "

@@ -58,7 +58,7 @@ from protocols.accumulation.round_endings import (
 )
 from protocols.accumulation.standing import OwnRound, Standing
 from protocols.accumulation.steps import Steps
-from protocols.accumulation.waiting import LaterAnswer
+from protocols.guest import GuestCall
 from protocols.moshpit.layout import Layout, Vector
 from protocols.moshpit.outcome import Committed, Outcome
 from protocols.moshpit.roster import LARGEST_WEIGHT
@@ -93,17 +93,17 @@ class Rounds:
             awaited=effect.awaited,
             votes=float(self._standing.life.me in self._standing.life.holders),
         )
-        answer = self._bridge.start_averaging(wanted)
+        averaging = self._bridge.average(wanted)
         if self._mode.delayed:
             self._beside = one
             self._thread = threading.Thread(
-                target=self._end_beside, args=(one, answer), name="potluck delayed step"
+                target=self._end_beside, args=(one, averaging), name="potluck delayed step"
             )
             self._thread.start()
             return []
         one.waiting_since = one.began
         with self._bridge.waiting():
-            outcome = answer.wait()
+            outcome = averaging.wait()
         return self._end(one, outcome)
 
     def join(self) -> None:
@@ -183,9 +183,9 @@ class Rounds:
             topic=f"{effect.history.hex()}.parameters",
             expected=effect.expected,
         )
-        answer = self._bridge.start_averaging(wanted)
+        averaging = self._bridge.average(wanted)
         with nullcontext() if self._mode.delayed else self._bridge.waiting():
-            outcome = answer.wait()
+            outcome = averaging.wait()
         ended = parameters_averaged(outcome)
         if isinstance(outcome, Committed):
             with standing.lock.changing():
@@ -222,9 +222,9 @@ class Rounds:
                     rest.append(effect)
         return rest
 
-    def _end_beside(self, one: OwnRound, answer: LaterAnswer[Outcome]) -> None:
+    def _end_beside(self, one: OwnRound, averaging: GuestCall[Outcome]) -> None:
         """In the round's own thread: end a delayed round, and make its step."""
         try:
-            self.left.extend(self._end(one, answer.wait()))
+            self.left.extend(self._end(one, averaging.wait()))
         except BaseException as error:  # noqa: BLE001 - raised in the training thread
             self._failure = error

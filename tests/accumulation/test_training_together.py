@@ -34,9 +34,9 @@ from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.accumulation.progress_slot import PROGRESS
 from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.training_state import TrainingState
-from protocols.accumulation.waiting import LaterAnswer
 from protocols.dht import open_dht
 from protocols.errors import ProtocolMisuse
+from protocols.guest import GuestCall
 from protocols.moshpit.matchmaking import GROUP
 from protocols.rpc import open_rpc
 from protocols.testing.world import SimulatedNetwork
@@ -218,7 +218,7 @@ def test_the_end_wakes_a_thread_that_waits_and_tells_one_that_does_not() -> None
 
 def test_what_the_end_overtakes_is_answered_and_harms_nobody() -> None:
     """It was asked for before the end, and trio's thread comes to it only after the end."""
-    answers: list[LaterAnswer[None]] = []
+    calls: list[GuestCall[None]] = []
     done = trio.Event()
 
     async def run(network: SimulatedNetwork) -> None:
@@ -227,7 +227,7 @@ def test_what_the_end_overtakes_is_answered_and_harms_nobody() -> None:
             open_dht(network, rpc, families=[GROUP, PROGRESS]) as dht,
             open_collaboration(network, rpc, dht, SMALL) as collaboration,
         ):
-            answers.append(collaboration.bridge.sleep(1.0))
+            calls.append(collaboration.bridge.sleep(1.0))
         done.set()
 
     async def main() -> None:
@@ -235,7 +235,7 @@ def test_what_the_end_overtakes_is_answered_and_harms_nobody() -> None:
             world.world.start(world.world.add_node("one"), run)
             await done.wait()
         with pytest.raises(CollaborationEnded):
-            answers[0].wait()
+            calls[0].wait()
 
     trio.run(main)
 
