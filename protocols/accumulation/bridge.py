@@ -3,12 +3,12 @@
     bridge.enter(OptimizerEntry(slot, look, lock))          # once, by the optimizer
     bridge.note(slot)                                       # report progress; never waits
     bridge.estimate                                         # the state of the run; never waits
-    averaging = bridge.average(WantedRound(vector, weight=96.0, ...))
+    averaging = bridge.average(RoundRequest(vector, weight=96.0, ...))
     outcome = averaging.wait()                              # waits
 
 The training thread holds the `Bridge`, and calls through it the functions of the `Collaboration`
 (collaboration.py), which lives in trio's thread. The portal (protocols/guest.py) carries the calls.
-`OptimizerEntry`, `WantedRound` and `FetchWanted` are what the training thread hands over.
+`OptimizerEntry`, `RoundRequest` and `FetchWanted` are what the training thread hands over.
 
 Promises: nothing here makes trio wait for the training thread. The training thread waits only in
 `enter` and in `GuestCall.wait`. When the collaboration ends, every wait is woken with
@@ -45,8 +45,8 @@ from protocols.accumulation.training_state import LiveState
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.guest import GuestCall, Portal
 from protocols.identity import PeerId
-from protocols.moshpit.layout import Vector
 from protocols.moshpit.outcome import Outcome
+from protocols.moshpit.request import RoundRequest
 
 if TYPE_CHECKING:
     from protocols.accumulation.collaboration import Collaboration
@@ -80,20 +80,6 @@ class OptimizerEntry:
     results: ResultsKept
     description: TrainingDescription
     serving_cost: ServingCost | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class WantedRound:
-    """A request for a round. `AveragingOptions` explains the fields."""
-
-    vector: Vector
-    weight: float
-    most_weight: float
-    epoch: int
-    topic: str
-    expected: int
-    awaited: frozenset[PeerId] | None = None
-    votes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -198,9 +184,9 @@ class Bridge:
             self._portal.post(self._hand_on, *noted, False)
         self._portal.post(self._hand_on, slot, now, True)
 
-    def average(self, wanted: WantedRound) -> GuestCall[Outcome]:
+    def average(self, request: RoundRequest) -> GuestCall[Outcome]:
         """Begin a round. One at a time."""
-        return self._portal.begin(self._collaboration.average, wanted)
+        return self._portal.begin(self._collaboration.average, request)
 
     def look_again(self, after: int) -> GuestCall[Estimate]:
         """Read the others' progress now. The call returns an estimate with a higher number than

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from protocols.accumulation.bridge import Bridge, FetchCut, FetchWanted, OptimizerEntry, WantedRound
+from protocols.accumulation.bridge import Bridge, FetchCut, FetchWanted, OptimizerEntry
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import Event, FellBehind, PlacesTaken
 from protocols.accumulation.keeping import StateKeeper
@@ -57,9 +57,10 @@ from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.guard import Caller
 from protocols.guest import Portal, open_portal
 from protocols.identity import PeerId
-from protocols.moshpit.averager import Averager, open_averager
+from protocols.moshpit.averager import ONE_GROUP, Averager, open_averager
 from protocols.moshpit.closing_time import SHARE_WAITED_FOR_MISSING
 from protocols.moshpit.outcome import Outcome, Verdict
+from protocols.moshpit.request import RoundRequest
 from protocols.moshpit.settings import (
     GROUP_SIZE,
     MATCHMAKING_SECONDS,
@@ -283,22 +284,13 @@ class Collaboration:
             self._moved_at = trio.current_time()
         self.tracker.note(self._completed(slot), at_once=at_once, ago=ago)
 
-    async def average(self, wanted: WantedRound) -> Outcome:
-        settings = self.settings
-        over_a_grid = settings.approximate and wanted.expected > settings.group_size
+    async def average(self, request: RoundRequest) -> Outcome:
+        settings, expected = self.settings, request.expected or 0
+        over_a_grid = settings.approximate and expected > settings.group_size
+        grid = self._averager.grid_for(expected) if over_a_grid else ONE_GROUP
         exchanges: list[tuple[float, float]] = []
         try:
-            outcome = await self._averager.average(
-                wanted.vector,
-                weight=wanted.weight,
-                most_weight=wanted.most_weight,
-                epoch=wanted.epoch,
-                topic=wanted.topic,
-                expected=wanted.expected,
-                awaited=wanted.awaited,
-                votes=wanted.votes,
-                grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
-            )
+            outcome = await self._averager.average(request, grid)
             exchanges += [
                 (one.exchange_began, one.exchange_ended)
                 for one in outcome.rounds
