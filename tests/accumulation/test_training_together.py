@@ -26,6 +26,7 @@ from protocols.accumulation.events import (
     FetchingFailed,
     HeldBack,
     NoBatchFits,
+    NoRunFound,
     ParametersAveraged,
     ScaleChanged,
     StepTaken,
@@ -551,6 +552,40 @@ def test_a_peer_with_another_model_is_told_so() -> None:
     async def main() -> None:
         async with training_world() as world:
             await world.train(await world.peers(2, SMALL), train)
+
+    trio.run(main)
+
+
+def test_a_peer_that_begins_no_run_says_so_and_goes_on_when_one_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would be silent for ever where the run is over, or is of another version of potluck."""
+    monkeypatch.setattr("protocols.accumulation.driver.NO_RUN_SECONDS", 0.2)
+    monkeypatch.setattr("protocols.accumulation.driver.LONGEST_RETRY_SECONDS", 0.05)
+    waiting, is_in = dataclasses.replace(SMALL, begins=False), threading.Event()
+
+    async def main() -> None:
+        async with training_world() as world:
+            volunteer = await world.peer("volunteer", waiting)
+            beginner = await world.peer("beginner", SMALL)
+
+            def train(bridge: Bridge, number: int) -> None:
+                if number:
+                    while not of_kind(volunteer.bridge, NoRunFound):
+                        time.sleep(0.01)  # until the volunteer has said that it waits
+                model = model_of()
+                optimizer = optimizer_of(model, bridge)
+                if not number:
+                    is_in.set()
+                while not is_in.is_set():
+                    time.sleep(0.05)  # the peer's speed
+                    set_gradients(model, 1.0)
+                    optimizer.step(samples=1)
+
+            await world.train([volunteer, beginner], train)
+            (told,) = of_kind(volunteer.bridge, NoRunFound)
+            assert isinstance(told, NoRunFound)
+            assert "another version of potluck" in words_of(told)
 
     trio.run(main)
 
