@@ -80,3 +80,14 @@ class Busy(PotluckError):
 
 class HandlerFailed(PotluckError):
     """The other side accepted the request, and its handler failed. The error is in its log."""
+
+
+def again(error: PotluckError) -> PotluckError:
+    """Copy an error: one object that is raised in many tasks collects all their tracebacks.
+
+    copy.copy is no use here: it calls the type with the stored arguments, and some of our types
+    take others.
+    """
+    fresh = type(error).__new__(type(error), *error.args)
+    fresh.__dict__.update(error.__dict__)
+    return fresh

@@ -45,6 +45,7 @@ from protocols.accumulation.events import (
     GradientsDropped,
     HeldBack,
     NoBatchFits,
+    NoRunFound,
     ParametersAveraged,
     PlaceFree,
     PlacesTaken,
@@ -133,6 +134,12 @@ def _words_of_run(happening: Happening) -> str:
                 f"takes it {seconds:.1f} s, and the others are done before. Give it more "
                 "processors or memory, or ask the organiser for a smaller samples_at_once, or "
                 "a larger batch of the run"
+            )
+        case NoRunFound():
+            return (
+                "no peer of the run reports its progress, and this one waits for them: they may "
+                "be away for a while, the run may be over, or they have another version of "
+                "potluck (ask the organiser which one; `potluck version` tells yours)"
             )
         case PlacesTaken(places=places):
             return (

@@ -3,16 +3,16 @@
     bridge.enter(OptimizerEntry(slot, look, lock))          # once, by the optimizer
     bridge.note(slot)                                       # report progress; never waits
     bridge.estimate                                         # the state of the run; never waits
-    averaging = bridge.start_averaging(WantedRound(vector, weight=96.0, ...))
+    averaging = bridge.average(RoundRequest(vector, weight=96.0, ...))
     outcome = averaging.wait()                              # waits
 
-`OptimizerEntry`, `WantedRound` and `FetchWanted` are what the training thread hands over. `FarSide`
-is the trio side that answers (collaboration.py implements it). `Bridge` stands between them.
+The training thread holds the `Bridge`, and calls through it the functions of the `Collaboration`
+(collaboration.py), which lives in trio's thread. The portal (protocols/guest.py) carries the calls.
+`OptimizerEntry`, `RoundRequest` and `FetchWanted` are what the training thread hands over.
 
 Promises: nothing here makes trio wait for the training thread. The training thread waits only in
-`LaterAnswer.wait`. When the collaboration ends, every wait is woken with `CollaborationEnded`, and
-later calls raise it unless they say otherwise. Only flat values and small plain messages pass, so
-the same class could stand in front of a separate trainer process.
+`enter` and in `GuestCall.wait`. When the collaboration ends, every wait is woken with
+`CollaborationEnded`, and later calls raise it unless they say otherwise.
 
 Easy to get wrong: while an averaging runs, its vector is being read; do not change it before the
 end. Its result is the averager's memory, and is valid until the next averaging begins.
@@ -20,13 +20,12 @@ end. Its result is the averager's memory, and is valid until the next averaging 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -35,7 +34,6 @@ from protocols.accumulation.events import Event
 from protocols.accumulation.keeping import StateKeeper
 from protocols.accumulation.keeping_up import TooSlow
 from protocols.accumulation.lifecycle import Ending, Mode
-from protocols.accumulation.parameters import Codecs
 from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.results import ResultLayouts, ResultsKept
@@ -44,12 +42,14 @@ from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_pace import ServingCost
 from protocols.accumulation.training_description import TrainingDescription
 from protocols.accumulation.training_state import LiveState
-from protocols.accumulation.waiting import LaterAnswer
 from protocols.errors import PotluckError, ProtocolMisuse
+from protocols.guest import GuestCall, Portal
 from protocols.identity import PeerId
-from protocols.moshpit.layout import Vector
 from protocols.moshpit.outcome import Outcome
-from protocols.moshpit.settings import GROUP_SIZE
+from protocols.moshpit.request import RoundRequest
+
+if TYPE_CHECKING:
+    from protocols.accumulation.collaboration import Collaboration
 
 LAST_EVENTS = 1024  # an hour of a run that steps every four seconds; memory for some 200 KB
 
@@ -58,9 +58,6 @@ NOTE_SECONDS = 0.1
 would wait at its busiest until trio lets go of the interpreter: a millisecond for each batch. When
 trio wakes up by itself, the training thread is most likely inside a pass of the model and does not
 need the interpreter."""
-
-Value = TypeVar("Value")
-Arguments = TypeVarTuple("Arguments")
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,20 +80,6 @@ class OptimizerEntry:
     results: ResultsKept
     description: TrainingDescription
     serving_cost: ServingCost | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class WantedRound:
-    """A request for a round. `AveragingOptions` explains the fields."""
-
-    vector: Vector
-    weight: float
-    most_weight: float
-    epoch: int
-    topic: str
-    expected: int
-    awaited: frozenset[PeerId] | None = None
-    votes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -140,60 +123,21 @@ class BridgeStatistics:
         return 1.0 - self.waiting_seconds / self.seconds if self.seconds > 0.0 else 1.0
 
 
-class FarSide(Protocol):
-    """The trio side. `estimate` may be called in any thread and never waits. The other methods are
-    called in trio's thread, and answer at once or later."""
-
-    def estimate(self) -> Estimate: ...
-    def note(self, slot: ProgressSlot, *, at_once: bool, ago: float) -> None: ...
-    def enter(self, entry: OptimizerEntry, answer: LaterAnswer[None]) -> None: ...
-    def average(self, wanted: WantedRound, answer: LaterAnswer[Outcome]) -> None: ...
-    def look_again(self, after: int, answer: LaterAnswer[Estimate]) -> None: ...
-    def wait_for_news(self, seconds: float, answer: LaterAnswer[Estimate]) -> None: ...
-    def sleep(self, seconds: float, answer: LaterAnswer[None]) -> None: ...
-    def fetch(self, wanted: FetchWanted, answer: LaterAnswer[Fetched | Followed]) -> None: ...
-    def cut_fetch(self) -> None: ...
-    def describe(
-        self, peers: Sequence[PeerId], answer: LaterAnswer[TrainingDescription | None]
-    ) -> None: ...
-    def round_ended(
-        self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
-    ) -> None: ...
-    def state_refused(self, peers: Iterable[PeerId], reason: str) -> None: ...
-    def state_advanced(self) -> None: ...
-    def set_away(self, *, is_away: bool) -> None: ...
-    def happened(self, event: Event) -> None: ...
-
-
 class Bridge:
     """Made by `open_collaboration`. The methods are for the training thread (and the thread of a
     delayed step), except where a section says otherwise."""
 
     def __init__(
-        self,
-        run: str,
-        target_batch: int,
-        codec: Codecs,
-        grace_seconds: float,
-        token: trio.lowlevel.TrioToken,
+        self, portal: Portal, collaboration: Collaboration, keeper: StateKeeper | None
     ) -> None:
-        self.run, self.target_batch = run, target_batch
-        self.codec, self.grace_seconds = codec, grace_seconds
+        self.settings = collaboration.settings
         self.events: deque[Event] = deque(maxlen=LAST_EVENTS)
         """The latest events. Any thread may read them; iterate over `tuple(bridge.events)`."""
-        self.keeper: StateKeeper | None = None
+        self.keeper = keeper
         """Keeps the run's checkpoints on this peer, if set."""
-        self.begins = True
-        """As in CollaborationSettings."""
-        self.group_size, self.approximate = GROUP_SIZE, False
-        """As in CollaborationSettings."""
         self.rest: Rest | None = None
         """The rest that the owner wants, if any. Set it before the bridge is entered."""
-        self._token = token
-        self._far: FarSide | None = None
-        self._lock = threading.Lock()
-        self._open: set[LaterAnswer[Any]] = set()
-        self._ended = False
+        self._portal, self._collaboration = portal, collaboration
         self._entered_at: float | None = None
         self._waited_seconds = 0.0
         self._noted: deque[tuple[ProgressSlot, float]] = deque(maxlen=2)
@@ -205,13 +149,14 @@ class Bridge:
     @property
     def ended(self) -> bool:
         """Whether the collaboration has ended. Most other calls then raise CollaborationEnded."""
-        return self._ended
+        return self._portal.ended
 
     @property
     def estimate(self) -> Estimate:
         """The state of the run as of the last look. The object is replaced, never changed. Never
         waits."""
-        return self._far_side().estimate()
+        self._portal.check()
+        return self._collaboration.tracker.estimate
 
     def enter(self, entry: OptimizerEntry) -> None:
         """Take part from now on. Waits until this peer's progress is published and the others' is
@@ -223,90 +168,74 @@ class Bridge:
                 advice="Make one CollaborativeOptimizer for each collaboration.",
             )
         self._entered_at = time.monotonic()
-        answer = self._answer(LaterAnswer[None]("being let in"))
-        self._post(self._far_side().enter, entry, answer)
         with self.waiting():
-            answer.wait()
+            self._portal.begin(self._collaboration.enter, entry).wait()
 
     def note(self, slot: ProgressSlot, *, at_once: bool = False) -> None:
         """Report this peer's progress. Never waits; one thread at a time. Without `at_once`, the
         note reaches trio within NOTE_SECONDS, and before any later note with `at_once`. Only the
         last two such notes are kept."""
-        self._far_side()
+        self._portal.check()
         now = time.monotonic()
         if not at_once:
             self._noted.append((slot, now))
             return
         for noted in self._take_noted():
-            self._post(self._hand_on, *noted, False)
-        self._post(self._hand_on, slot, now, True)
+            self._portal.post(self._hand_on, *noted, False)
+        self._portal.post(self._hand_on, slot, now, True)
 
-    def start_averaging(self, wanted: WantedRound) -> LaterAnswer[Outcome]:
+    def average(self, request: RoundRequest) -> GuestCall[Outcome]:
         """Begin a round. One at a time."""
-        answer = self._answer(LaterAnswer[Outcome]("the outcome of a round"))
-        self._post(self._far_side().average, wanted, answer)
-        return answer
+        return self._portal.begin(self._collaboration.average, request)
 
-    def look_again(self, after: int) -> LaterAnswer[Estimate]:
-        """Read the others' progress now. The answer is an estimate with a higher number than
+    def look_again(self, after: int) -> GuestCall[Estimate]:
+        """Read the others' progress now. The call returns an estimate with a higher number than
         `after`."""
-        answer = self._answer(LaterAnswer[Estimate]("a look at the run"))
-        self._post(self._far_side().look_again, after, answer)
-        return answer
+        return self._portal.begin(self._collaboration.tracker.look_again, after)
 
-    def wait_for_news(self, seconds: float) -> LaterAnswer[Estimate]:
+    def wait_for_news(self, seconds: float) -> GuestCall[Estimate]:
         """The next estimate with news, or the latest one after this time."""
-        answer = self._answer(LaterAnswer[Estimate]("news of the run"))
-        self._post(self._far_side().wait_for_news, seconds, answer)
-        return answer
+        return self._portal.begin(self._collaboration.wait_for_news, seconds)
 
-    def sleep(self, seconds: float) -> LaterAnswer[None]:
-        """Answered after this time. The end of the collaboration wakes the waiting thread, too."""
-        answer = self._answer(LaterAnswer[None]("the end of a pause"))
-        self._post(self._far_side().sleep, seconds, answer)
-        return answer
+    def sleep(self, seconds: float) -> GuestCall[None]:
+        """Returns after this time. The end of the collaboration wakes the waiting thread, too."""
+        return self._portal.begin(trio.sleep, seconds)
 
-    def fetch(self, wanted: FetchWanted) -> LaterAnswer[Fetched | Followed]:
-        """A verified state, or the results that lead on from the present one. The answer fails with
+    def fetch(self, wanted: FetchWanted) -> GuestCall[Fetched | Followed]:
+        """A verified state, or the results that lead on from the present one. The call fails with
         an error for each source, or with FetchCut if the owner wants a rest."""
-        answer = self._answer(LaterAnswer[Fetched | Followed]("a state"))
-        self._post(self._far_side().fetch, wanted, answer)
-        return answer
+        return self._portal.begin(self._collaboration.fetch, wanted)
 
-    def describe(self, peers: Sequence[PeerId]) -> LaterAnswer[TrainingDescription | None]:
+    def describe(self, peers: Sequence[PeerId]) -> GuestCall[TrainingDescription | None]:
         """The description of the first of these peers that answers; None if none does."""
-        answer = self._answer(LaterAnswer[TrainingDescription | None]("what others train"))
-        self._post(self._far_side().describe, peers, answer)
-        return answer
+        return self._portal.begin(self._collaboration.describe, peers)
 
     def round_ended(
         self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
     ) -> None:
         """Tell the tracker who was in the round, with what weight. Call it before the next epoch is
         noted. Never waits."""
-        far = self._far_side()
-        self._post(lambda: far.round_ended(ending, brought, applied=applied))
+        self._portal.post(self._collaboration.round_ended, ending, brought, applied)
 
     def state_refused(self, peers: Iterable[PeerId], reason: str) -> None:
         """This peer cannot take the state of these peers: ignore them for a while. Never waits."""
-        self._post(self._far_side().state_refused, tuple(peers), reason)
+        self._portal.post(self._collaboration.state_refused, tuple(peers), reason)
 
     def state_advanced(self) -> None:
         """The state has changed: compute its digest anew. Never waits."""
-        self._post(self._far_side().state_advanced)
+        self._portal.post(self._collaboration.state_advanced)
         if self.keeper is not None:
             self.keeper.advanced()
 
     def set_away(self, *, is_away: bool) -> None:
         """Tell the others whether this peer is away: paused, or off. Never waits."""
-        far = self._far_side()
-        self._post(lambda: far.set_away(is_away=is_away))
+        self._portal.post(self._collaboration.set_away, is_away)
 
     def tell(self, event: Event) -> None:
         """Record an event. Never waits, and raises nothing, not even after the end."""
         self.events.append(event)
         with suppress(CollaborationEnded):
-            self._post(self._far_side().happened, event)
+            self._portal.post(self._collaboration.happened, event)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -329,21 +258,21 @@ class Bridge:
         the end."""
         if self.rest is not None and self.rest.is_wanted():
             with suppress(CollaborationEnded):
-                self._post(self._far_side().cut_fetch)
+                self._portal.post(self._collaboration.cut_fetch)
 
     # -- for trio's thread
 
-    def set_far_side(self, far: FarSide) -> None:
-        """Set the trio side, before the bridge is handed out."""
-        self._far = far
-
     async def hand_on_notes(self) -> None:
-        """Until the end, hand on the notes that may wait."""
-        while not self._ended:
+        """Until cancelled, hand on the notes that may wait."""
+        while True:
             await trio.sleep(NOTE_SECONDS)
-            with suppress(CollaborationEnded):
-                for noted in self._take_noted():
-                    self._hand_on(*noted, False)
+            for noted in self._take_noted():
+                self._hand_on(*noted, False)
+
+    def _hand_on(self, slot: ProgressSlot, at: float, at_once: bool) -> None:
+        self._collaboration.note(slot, at_once=at_once, ago=time.monotonic() - at)
+
+    # -- for both
 
     def _take_noted(self) -> list[tuple[ProgressSlot, float]]:
         """The waiting notes, in order. The training thread may add one at the same time."""
@@ -352,52 +281,3 @@ class Bridge:
             while True:
                 taken.append(self._noted.popleft())
         return taken
-
-    def _hand_on(self, slot: ProgressSlot, at: float, at_once: bool) -> None:
-        self._far_side().note(slot, at_once=at_once, ago=time.monotonic() - at)
-
-    def end(self) -> None:
-        """Wake every waiting thread, and refuse all further calls. Calling it twice is harmless."""
-        with self._lock:
-            self._ended = True
-            waiting, self._open = self._open, set()
-        for answer in waiting:
-            answer.fail(_ended())
-
-    # -- within
-
-    def _far_side(self) -> FarSide:
-        if self._ended or self._far is None:
-            raise _ended()
-        return self._far
-
-    def _answer(self, answer: LaterAnswer[Value]) -> LaterAnswer[Value]:
-        """Register the answer, so that the end wakes the thread that waits for it. Answers that are
-        done are forgotten."""
-        with self._lock:
-            if self._ended:
-                raise _ended()
-            self._open = {one for one in self._open if not one.done}
-            self._open.add(answer)
-        return answer
-
-    def _post(self, call: Callable[[Unpack[Arguments]], object], *arguments: *Arguments) -> None:
-        """Call it in trio's thread, unless the collaboration ends first. Then nothing could handle
-        the call, and an error in it would end the whole trio run."""
-
-        def unless_ended() -> None:
-            if not self._ended:
-                call(*arguments)
-
-        try:
-            self._token.run_sync_soon(unless_ended)
-        except trio.RunFinishedError:
-            raise _ended() from None
-
-
-def _ended() -> CollaborationEnded:
-    return CollaborationEnded(
-        "The collaboration has ended.",
-        why="Its block, or its node, has ended; nothing is averaged any more.",
-        advice="End the training loop; what it has learnt is in the model.",
-    )

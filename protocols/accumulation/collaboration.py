@@ -1,4 +1,4 @@
-"""The trio side of training together: averager, progress and state, behind one bridge.
+"""The trio side of training together: averager, progress, and the state's server and fetcher.
 
     async with open_collaboration(network, rpc, dht, CollaborationSettings(...)) as collaboration:
         await trio.to_thread.run_sync(train, collaboration.bridge)
@@ -19,16 +19,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
-from protocols.accumulation.bridge import Bridge, FetchCut, FetchWanted, OptimizerEntry, WantedRound
+from protocols.accumulation.bridge import Bridge, FetchCut, FetchWanted, OptimizerEntry
+from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import Event, FellBehind, PlacesTaken
 from protocols.accumulation.keeping import StateKeeper
 from protocols.accumulation.keeping_up import FetchFailed, KeepingUp, TooSlow
@@ -51,14 +52,15 @@ from protocols.accumulation.state_pace import ServingCost
 from protocols.accumulation.state_serving import StateServer, StateServingSettings
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
 from protocols.accumulation.training_description import TrainingDescription
-from protocols.accumulation.waiting import LaterAnswer
 from protocols.dht import Dht
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.guard import Caller
+from protocols.guest import Portal, open_portal
 from protocols.identity import PeerId
-from protocols.moshpit.averager import Averager, open_averager
+from protocols.moshpit.averager import ONE_GROUP, Averager, open_averager
 from protocols.moshpit.closing_time import SHARE_WAITED_FOR_MISSING
 from protocols.moshpit.outcome import Outcome, Verdict
+from protocols.moshpit.request import RoundRequest
 from protocols.moshpit.settings import (
     GROUP_SIZE,
     MATCHMAKING_SECONDS,
@@ -67,6 +69,14 @@ from protocols.moshpit.settings import (
 )
 from protocols.network import Network
 from protocols.rpc import Rpc
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+log = logging.getLogger("potluck.accumulation")
+
+MOST_DESCRIBED = 3  # peers are asked what they train, one after the other
+EVENTS_AHEAD = 256  # unread events of one subscriber: minutes of a busy run
 
 # ---- descriptions: what a peer trains, and how
 #
@@ -171,31 +181,6 @@ class CollaborationSettings:
         )
 
 
-class Collaboration:
-    """Made by `open_collaboration`. `bridge` is for the training thread; the rest is trio's."""
-
-    def __init__(self, bridge: Bridge, side: NetworkSide, averager: Averager) -> None:
-        self.bridge = bridge
-        self.averager = averager
-        self._side = side
-
-    def last_events(self) -> tuple[Event, ...]:
-        """The latest events, the newest last."""
-        return tuple(self.bridge.events)
-
-    def peers(self) -> dict[PeerId, ProgressSlot]:
-        """The progress slots of the other peers that are alive and fit."""
-        return self._side.peers()
-
-    def mine(self) -> ProgressSlot | None:
-        """This peer's slot, with its measured rate, once an optimizer has entered."""
-        return self._side.mine()
-
-    def events(self) -> trio.MemoryReceiveChannel[Event]:
-        """The events from now on. A reader that falls far behind misses some."""
-        return self._side.subscribe()
-
-
 @asynccontextmanager
 async def open_collaboration(
     network: Network,
@@ -210,61 +195,29 @@ async def open_collaboration(
 
     Errors of the block come out unwrapped.
     """
-    bridge = Bridge(
-        settings.run,
-        settings.target_batch,
-        settings.codec,
-        settings.grace_seconds,
-        trio.lowlevel.current_trio_token(),
+    ended = CollaborationEnded(
+        "The collaboration has ended.",
+        why="Its block, or its node, has ended; nothing is averaged any more.",
+        advice="End the training loop; what it has learnt is in the model.",
     )
-    bridge.keeper, bridge.begins = keeper, settings.begins
-    bridge.group_size, bridge.approximate = settings.group_size, settings.approximate
-    failure: BaseException | None = None
     async with (
         open_averager(network, rpc, dht, settings.averager_settings()) as averager,
-        trio.open_nursery() as nursery,
+        open_portal(ended) as portal,
     ):
-        side = NetworkSide(network, rpc, dht, averager, settings, nursery)
-        bridge.set_far_side(side)
-        nursery.start_soon(bridge.hand_on_notes)
-        try:
-            yield Collaboration(bridge, side, averager)
-        except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
-            failure = error
-        finally:
-            bridge.end()  # first, so that the training thread gets this error, not a cancellation
-            nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        collaboration = Collaboration(network, rpc, dht, averager, settings, portal, keeper)
+        portal.nursery.start_soon(collaboration.bridge.hand_on_notes)
+        yield collaboration
 
 
-# ---- what stands behind the bridge
-#
-# What stands behind the bridge, in trio's thread: averager, tracker, state server and fetcher.
-#
-#   side = NetworkSide(network, rpc, dht, averager, settings, nursery)
-#   bridge.set_far_side(side)
-#
-# Each thing that the training thread asks for becomes a task here, whose result or error of ours
-# is the answer. A task that is cancelled gives none: the bridge has ended by then, and told
-# everybody.
-#
-# Easy to get wrong: the slot that is published is made of two halves that change at different
-# times: what the training thread says, and the digest of the state, which is computed a little
-# after each step. A digest goes into the slot only while it is of the slot's own epoch and
-# history.
+class Collaboration:
+    """Made by `open_collaboration`. `bridge` is for the training thread, which calls the methods
+    from `enter` to `happened` through it; the others are for the owner. All run in trio's thread.
 
-log = logging.getLogger("potluck.accumulation")
-
-MOST_DESCRIBED = 3  # peers are asked what they train, one after the other
-EVENTS_AHEAD = 256  # unread events of one subscriber: minutes of a busy run
-
-Value = TypeVar("Value")
-
-
-class NetworkSide:
-    """The `FarSide` (bridge.py) of a real collaboration. Invariant: `_entered` has a tracker once
-    `enter` has been answered."""
+    Easy to get wrong: the slot that is published is made of two halves that change at different
+    times: what the training thread reports, and the digest of the state, which is computed a little
+    after each step. A digest goes into the slot only while it is of the slot's own epoch and
+    history.
+    """
 
     def __init__(
         self,
@@ -273,10 +226,13 @@ class NetworkSide:
         dht: Dht,
         averager: Averager,
         settings: CollaborationSettings,
-        nursery: trio.Nursery,
+        portal: Portal,
+        keeper: StateKeeper | None,
     ) -> None:
+        self.settings = settings
+        self.bridge = Bridge(portal, self, keeper)
         self._network, self._rpc, self._dht = network, rpc, dht
-        self._averager, self._settings, self._nursery = averager, settings, nursery
+        self._averager, self._nursery = averager, portal.nursery
         self._tracker: Tracker | None = None
         self._server: StateServer | None = None
         self._serving_cost: ServingCost | None = None
@@ -289,72 +245,105 @@ class NetworkSide:
         """The scope of the fetch under way, or of the last one."""
         self._subscribers: list[trio.MemorySendChannel[Event]] = []
 
-    # -- in any thread
+    # -- for the owner
 
-    def estimate(self) -> Estimate:
-        return self._entered().estimate
+    def last_events(self) -> tuple[Event, ...]:
+        """The latest events, the newest last."""
+        return tuple(self.bridge.events)
 
-    # -- in trio's thread
+    def peers(self) -> dict[PeerId, ProgressSlot]:
+        """The progress slots of the other peers that are alive and fit."""
+        return {} if self._tracker is None else self._tracker.slots()
+
+    def mine(self) -> ProgressSlot | None:
+        """This peer's slot, with its measured rate, once an optimizer has entered."""
+        return None if self._tracker is None else self._tracker.mine()
+
+    def events(self) -> trio.MemoryReceiveChannel[Event]:
+        """The events from now on. A reader that falls far behind misses some."""
+        sender, receiver = trio.open_memory_channel[Event](EVENTS_AHEAD)
+        self._subscribers.append(sender)
+        return receiver
+
+    # -- what the training thread calls
+
+    @property
+    def tracker(self) -> Tracker:
+        """The tracker, once an optimizer has entered. Any thread."""
+        if self._tracker is None:
+            raise ProtocolMisuse("Nothing has entered this bridge: make an optimizer first.")
+        return self._tracker
+
+    async def enter(self, entry: OptimizerEntry) -> None:
+        """Begin to take part, until the collaboration ends."""
+        await self._nursery.start(self._take_part, entry)
 
     def note(self, slot: ProgressSlot, *, at_once: bool, ago: float) -> None:
         before, self._slot = self._slot, slot
         if before is None or (before.epoch, before.history) != (slot.epoch, slot.history):
             self._moved_at = trio.current_time()
-        self._entered().note(self._completed(slot), at_once=at_once, ago=ago)
+        self.tracker.note(self._completed(slot), at_once=at_once, ago=ago)
 
-    def enter(self, entry: OptimizerEntry, answer: LaterAnswer[None]) -> None:
-        self._nursery.start_soon(self._take_part, entry, answer)
+    async def average(self, request: RoundRequest) -> Outcome:
+        settings, expected = self.settings, request.expected or 0
+        over_a_grid = settings.approximate and expected > settings.group_size
+        grid = self._averager.grid_for(expected) if over_a_grid else ONE_GROUP
+        exchanges: list[tuple[float, float]] = []
+        try:
+            outcome = await self._averager.average(request, grid)
+            exchanges += [
+                (one.exchange_began, one.exchange_ended)
+                for one in outcome.rounds
+                if one.verdict is Verdict.COMMITTED
+                and one.exchange_began is not None
+                and one.exchange_ended is not None
+            ]
+        finally:  # also after an error: serving may rest since an exchange began
+            if self._serving_cost is not None:
+                self._serving_cost.averaged(exchanges)
+        return outcome
 
-    def average(self, wanted: WantedRound, answer: LaterAnswer[Outcome]) -> None:
-        self._begin(answer, lambda: self._average(wanted))
+    async def wait_for_news(self, seconds: float) -> Estimate:
+        with trio.move_on_after(seconds):
+            await self.tracker.changed()
+        return self.tracker.estimate
 
-    def look_again(self, after: int, answer: LaterAnswer[Estimate]) -> None:
-        self._begin(answer, lambda: self._look_again(after))
+    async def fetch(self, wanted: FetchWanted) -> Fetched | Followed:
+        if not wanted.is_unwanted():
+            with trio.CancelScope() as self._fetching:
+                return await self._fetch_on(wanted)
+        raise FetchCut(
+            "What was being fetched is left where it is.",
+            why="The owner of this peer wants it to rest.",
+        )
 
-    def wait_for_news(self, seconds: float, answer: LaterAnswer[Estimate]) -> None:
-        self._begin(answer, lambda: self._wait_for_news(seconds))
-
-    def sleep(self, seconds: float, answer: LaterAnswer[None]) -> None:
-        async def pause() -> None:
-            await trio.sleep(seconds)
-
-        self._begin(answer, pause)
-
-    def fetch(self, wanted: FetchWanted, answer: LaterAnswer[Fetched | Followed]) -> None:
-        self._begin(answer, lambda: self._fetch(wanted))
+    async def describe(self, peers: Sequence[PeerId]) -> TrainingDescription | None:
+        for peer in peers[:MOST_DESCRIBED]:
+            slot = self.tracker.said_by(peer)
+            found = await described_by(self._rpc, peer, self.settings.run)
+            if found is not None and slot is not None and found.digest == slot.signature:
+                return found
+        return None
 
     def cut_fetch(self) -> None:
         self._fetching.cancel()
 
-    def describe(
-        self, peers: Sequence[PeerId], answer: LaterAnswer[TrainingDescription | None]
-    ) -> None:
-        self._begin(answer, lambda: self._describe(peers))
-
-    def round_ended(
-        self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
-    ) -> None:
+    def round_ended(self, ending: Ending, brought: Mapping[PeerId, float], applied: bool) -> None:
         if applied:
             self._keeping_up.is_in()
-        self._entered().round_ended(ending, brought, applied=applied)
+        self.tracker.round_ended(ending, brought, applied=applied)
 
-    def state_refused(self, peers: Iterable[PeerId], reason: str) -> None:
+    def state_refused(self, peers: Sequence[PeerId], reason: str) -> None:
         for peer in peers:
-            self._entered().state_refused(peer, reason)
+            self.tracker.state_refused(peer, reason)
 
     def state_advanced(self) -> None:
         if self._server is not None:
             self._server.advanced()
 
-    def set_away(self, *, is_away: bool) -> None:
+    def set_away(self, is_away: bool) -> None:
         self._keeping_up.is_in()  # a peer that is away is not late
-        self._entered().set_away(is_away=is_away)
-
-    def mine(self) -> ProgressSlot | None:
-        return None if self._tracker is None else self._tracker.mine()
-
-    def peers(self) -> dict[PeerId, ProgressSlot]:
-        return {} if self._tracker is None else self._tracker.slots()
+        self.tracker.set_away(is_away=is_away)
 
     def happened(self, event: Event) -> None:
         if isinstance(event, FellBehind):
@@ -370,21 +359,19 @@ class NetworkSide:
             except trio.BrokenResourceError:
                 self._subscribers.remove(subscriber)
 
-    def subscribe(self) -> trio.MemoryReceiveChannel[Event]:
-        sender, receiver = trio.open_memory_channel[Event](EVENTS_AHEAD)
-        self._subscribers.append(sender)
-        return receiver
-
     # -- tasks
 
-    async def _take_part(self, entry: OptimizerEntry, answer: LaterAnswer[None]) -> None:
-        """Publish and read progress, and serve the state, until the collaboration ends."""
+    async def _take_part(
+        self, entry: OptimizerEntry, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Publish and read progress, and serve the state, until the collaboration ends. It has
+        started when this peer's progress is published and the others' is read."""
         settings = TrackerSettings(
-            self._settings.run,
+            self.settings.run,
             entry.mode.target_samples,
-            patience_seconds=SHARE_WAITED_FOR_MISSING * self._settings.grace_seconds,
-            counts_silence=self._settings.begins,
-            places=self._settings.places,
+            patience_seconds=SHARE_WAITED_FOR_MISSING * self.settings.grace_seconds,
+            counts_silence=self.settings.begins,
+            places=self.settings.places,
             delayed=entry.mode.delayed,
         )
         first = self._completed(entry.slot)
@@ -394,10 +381,10 @@ class NetworkSide:
             self._averager.when_asked(tracker.was_asked)
             self._averager.when_exchanging(self._exchange_begins)
             await tracker.looked()
-            answer.give(None)
-            if not self._settings.client:
-                entry.results.limit(self._settings.most_kept_bytes)
-                allowed = self._settings.up_bytes_per_second or None
+            task_status.started()
+            if not self.settings.client:
+                entry.results.limit(self.settings.most_kept_bytes)
+                allowed = self.settings.up_bytes_per_second or None
                 self._server = StateServer(
                     self._rpc,
                     entry.look,
@@ -406,7 +393,7 @@ class NetworkSide:
                     entry.results,
                     entry.serving_cost,
                 )
-                serve_description(self._rpc, self._settings.run, entry.description)
+                serve_description(self._rpc, self.settings.run, entry.description)
                 self._nursery.start_soon(self._server.run)
                 self._nursery.start_soon(self._watch_who_needs_a_state, tracker, self._server)
                 await self._publish_digests(self._server)
@@ -432,60 +419,15 @@ class NetworkSide:
             if self._slot is not None:
                 self.note(self._slot, at_once=False, ago=0.0)
 
-    async def _average(self, wanted: WantedRound) -> Outcome:
-        settings = self._settings
-        over_a_grid = settings.approximate and wanted.expected > settings.group_size
-        exchanges: list[tuple[float, float]] = []
-        try:
-            outcome = await self._averager.average(
-                wanted.vector,
-                weight=wanted.weight,
-                most_weight=wanted.most_weight,
-                epoch=wanted.epoch,
-                topic=wanted.topic,
-                expected=wanted.expected,
-                awaited=wanted.awaited,
-                votes=wanted.votes,
-                grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
-            )
-            exchanges += [
-                (one.exchange_began, one.exchange_ended)
-                for one in outcome.rounds
-                if one.verdict is Verdict.COMMITTED
-                and one.exchange_began is not None
-                and one.exchange_ended is not None
-            ]
-        finally:  # also after an error: serving may rest since an exchange began
-            if self._serving_cost is not None:
-                self._serving_cost.averaged(exchanges)
-        return outcome
-
     def _exchange_begins(self) -> None:
-        self._entered().gathered()
+        self.tracker.gathered()
         if self._serving_cost is not None:
             self._serving_cost.exchanges(trio.current_time())
-
-    async def _look_again(self, after: int) -> Estimate:
-        return await self._entered().look_again(after)
-
-    async def _wait_for_news(self, seconds: float) -> Estimate:
-        with trio.move_on_after(seconds):
-            await self._entered().changed()
-        return self.estimate()
-
-    async def _fetch(self, wanted: FetchWanted) -> Fetched | Followed:
-        if not wanted.is_unwanted():
-            with trio.CancelScope() as self._fetching:
-                return await self._fetch_on(wanted)
-        raise FetchCut(
-            "What was being fetched is left where it is.",
-            why="The owner of this peer wants it to rest.",
-        )
 
     async def _fetch_on(self, wanted: FetchWanted) -> Fetched | Followed:
         fetched: Fetched | Followed | PotluckError
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._entered().look_often)
+            nursery.start_soon(self.tracker.look_often)
             try:
                 fetched = await self._fetched(wanted)
             except PotluckError as error:
@@ -495,14 +437,14 @@ class NetworkSide:
             if not isinstance(fetched, TooSlow):  # that is the link's fault, not a peer's
                 served_by = fetched.served_by if isinstance(fetched, FetchFailed) else frozenset()
                 to_blame = [peer for peer in wanted.peers if peer not in served_by]
-                self._entered().fetch_failed(to_blame, str(fetched))
+                self.tracker.fetch_failed(to_blame, str(fetched))
             raise fetched
         for peer, reason in fetched.liars.items():
-            self._entered().state_refused(peer, reason)
+            self.tracker.state_refused(peer, reason)
         return fetched
 
     async def _fetched(self, wanted: FetchWanted) -> Fetched | Followed:
-        settings = FetchSettings(most_result_bytes=self._settings.most_followed_bytes)
+        settings = FetchSettings(most_result_bytes=self.settings.most_followed_bytes)
         followed = await follow_run(
             self._rpc,
             self._sources,
@@ -527,36 +469,12 @@ class NetworkSide:
             keeping_up=self._keeping_up,
         )
 
-    async def _describe(self, peers: Sequence[PeerId]) -> TrainingDescription | None:
-        for peer in peers[:MOST_DESCRIBED]:
-            slot = self._entered().said_by(peer)
-            found = await described_by(self._rpc, peer, self._settings.run)
-            if found is not None and slot is not None and found.digest == slot.signature:
-                return found
-        return None
-
-    def _begin(self, answer: LaterAnswer[Value], task: Callable[[], Awaitable[Value]]) -> None:
-        async def run() -> None:
-            try:
-                value = await task()
-            except PotluckError as error:
-                answer.fail(error)
-            else:
-                answer.give(value)
-
-        self._nursery.start_soon(run)
-
     # -- within
-
-    def _entered(self) -> Tracker:
-        if self._tracker is None:
-            raise ProtocolMisuse("Nothing has entered this bridge: make an optimizer first.")
-        return self._tracker
 
     def _completed(self, slot: ProgressSlot) -> ProgressSlot:
         """Add what only this side knows: whether this node can only dial out, its name, and the
         state's digest, if that is of this epoch and history."""
-        settings = self._settings
+        settings = self.settings
         slot = msgspec.structs.replace(slot, client=settings.client, name=settings.name)
         offer = None if self._server is None else self._server.offer
         if offer is None or (offer.epoch, offer.history) != (slot.epoch, slot.history):
@@ -574,6 +492,6 @@ class NetworkSide:
                 slot.torch,
                 slot.follows,
             )
-            for peer, slot in self._entered().slots().items()
+            for peer, slot in self.tracker.slots().items()
             if not slot.client
         ]

@@ -32,6 +32,7 @@ from protocols.accumulation.events import (
     CaughtUp,
     FellBehind,
     FetchingFailed,
+    NoRunFound,
     PlaceFree,
     PlacesTaken,
     TooSlowToCatchUp,
@@ -66,6 +67,9 @@ LONGEST_RETRY_SECONDS = 8.0
 """The wait after a failed fetch, and between two failed rounds of an epoch; it doubles each time.
 Sources that have just stepped publish a digest within a second. A group that has begun without this
 peer takes seconds to end."""
+
+NO_RUN_SECONDS = 15.0
+"""Peers report progress every few seconds, so by then somebody has, if anybody is there."""
 
 TOO_SLOW_SECONDS = 30.0
 """The wait after the run was too fast for this peer's link. Each attempt costs the others' uplinks,
@@ -345,9 +349,16 @@ class Driver:
     def _wait_for_a_run(self) -> None:
         """A peer that does not begin runs waits for a run, or for a peer that keeps its
         checkpoints. A few peers that began anew would outvote the keeper when it returns."""
-        while not (self._bridge.begins or self.standing.at[0] or self._bridge.estimate.keepers):
+        began, told = time.monotonic(), False
+        while not (
+            self._bridge.settings.begins or self.standing.at[0] or self._bridge.estimate.keepers
+        ):
             self.wait_for_news(LONGEST_RETRY_SECONDS)
             self.go_on()
+            waited = time.monotonic() - began
+            if waited >= NO_RUN_SECONDS and not (told or self._bridge.estimate.keepers):
+                told = True
+                self._bridge.tell(NoRunFound(waited))
 
     def _wait_for_a_place(self) -> None:
         """While all places in the rounds are taken, follow the run's steps and compute nothing."""
@@ -385,7 +396,7 @@ class Driver:
         count = len(others)
         train = f"All {count} other peers train" if count > 1 else "The only other peer trains"
         raise OtherModel(
-            f"{train} something else in the run {self._bridge.run}{words}.",
+            f"{train} something else in the run {self._bridge.settings.run}{words}.",
             why="Peers average only what is alike, and then step alike: model, optimizer and its "
             "settings, batch, codec and clipping belong to the run.",
             advice="Build all of it as the run's organiser says, or take another name for a run of "

@@ -169,6 +169,12 @@ class NoBatchFits(msgspec.Struct, frozen=True, tag=True):
     batch_seconds: float
 
 
+class NoRunFound(msgspec.Struct, frozen=True, tag=True):
+    """This peer begins no run, and has waited for so long for a peer of one to report progress."""
+
+    seconds: float
+
+
 class PlacesTaken(msgspec.Struct, frozen=True, tag=True):
     """As many peers as fit into a round are in the run. This one follows its steps, and computes
     nothing, until a place is free."""
@@ -232,6 +238,7 @@ Event = (
     | CaughtUp
     | TooSlowToCatchUp
     | NoBatchFits
+    | NoRunFound
     | PlacesTaken
     | PlaceFree
     | FetchingFailed

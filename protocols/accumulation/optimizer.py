@@ -153,6 +153,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             precision=precision,
             auxiliary=auxiliary,
         )
+        settings = bridge.settings
         self._parameters = Parameters(named_parameters)
         self._precision, self._auxiliary = precision, auxiliary
         if local_steps > 1:
@@ -161,7 +162,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 factory,
                 scheduler,
                 max_norm=max_norm,
-                codec=bridge.codec,
+                codec=settings.codec,
                 scales_loss=precision == "fp16",
                 buffers=dict(buffers),
             )
@@ -172,7 +173,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 scheduler,
                 delayed=delayed,
                 max_norm=max_norm,
-                codec=bridge.codec,
+                codec=settings.codec,
                 scales_loss=precision == "fp16",
                 buffers=dict(buffers),
             )
@@ -180,7 +181,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         super().__init__(self._parameters.tensors, {})
         self._show_inner()
         mode = Mode(
-            target_samples=bridge.target_batch * local_steps,
+            target_samples=settings.target_batch * local_steps,
             delayed=delayed,
             auxiliary=auxiliary,
             parameters_every=average_parameters_every,
@@ -188,18 +189,18 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         )
         description = description_of(
             self._steps,
-            target_batch=bridge.target_batch,
+            target_batch=settings.target_batch,
             local_steps=local_steps,
             max_norm=max_norm,
             average_parameters_every=average_parameters_every,
-            group_size=bridge.group_size,
-            approximate=bridge.approximate,
+            group_size=settings.group_size,
+            approximate=settings.approximate,
         )
         self._driver = Driver(
             bridge,
             self._steps,
             mode,
-            history=first_of(self._steps, bridge.run, description.digest),
+            history=first_of(self._steps, settings.run, description.digest),
             description=description,
             batch=batch,
             batch_seconds=batch_seconds,

@@ -27,7 +27,7 @@ from contextlib import nullcontext
 import torch
 
 from protocols.accumulation.batch_plan import MOST_SPARED
-from protocols.accumulation.bridge import Bridge, WantedRound
+from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.decided_steps import decided_step
 from protocols.accumulation.events import (
     MOST_BATCHES,
@@ -58,9 +58,10 @@ from protocols.accumulation.round_endings import (
 )
 from protocols.accumulation.standing import OwnRound, Standing
 from protocols.accumulation.steps import Steps
-from protocols.accumulation.waiting import LaterAnswer
+from protocols.guest import GuestCall
 from protocols.moshpit.layout import Layout, Vector
 from protocols.moshpit.outcome import Committed, Outcome
+from protocols.moshpit.request import RoundRequest
 from protocols.moshpit.roster import LARGEST_WEIGHT
 
 
@@ -83,7 +84,7 @@ class Rounds:
             self.join()  # the last round has ended, or there would be no other
             self._standing.take_over()
         one = self._standing.begin_round(effect.expected)
-        wanted = WantedRound(
+        request = RoundRequest(
             Vector(self._steps.layout, one.contribution.values),
             weight=float(effect.weight),
             most_weight=min(float(MOST_BATCHES * self._mode.target_samples), LARGEST_WEIGHT),
@@ -93,17 +94,17 @@ class Rounds:
             awaited=effect.awaited,
             votes=float(self._standing.life.me in self._standing.life.holders),
         )
-        answer = self._bridge.start_averaging(wanted)
+        averaging = self._bridge.average(request)
         if self._mode.delayed:
             self._beside = one
             self._thread = threading.Thread(
-                target=self._end_beside, args=(one, answer), name="potluck delayed step"
+                target=self._end_beside, args=(one, averaging), name="potluck delayed step"
             )
             self._thread.start()
             return []
         one.waiting_since = one.began
         with self._bridge.waiting():
-            outcome = answer.wait()
+            outcome = averaging.wait()
         return self._end(one, outcome)
 
     def join(self) -> None:
@@ -175,7 +176,7 @@ class Rounds:
         peers have the same weight."""
         shared, standing = self._steps.shared, self._standing
         own = shared.copy_into(shared.buffer(device=torch.device("cpu")))
-        wanted = WantedRound(
+        request = RoundRequest(
             Vector(Layout(shared.segments("none")), own),
             weight=1.0,
             most_weight=1.0,
@@ -183,9 +184,9 @@ class Rounds:
             topic=f"{effect.history.hex()}.parameters",
             expected=effect.expected,
         )
-        answer = self._bridge.start_averaging(wanted)
+        averaging = self._bridge.average(request)
         with nullcontext() if self._mode.delayed else self._bridge.waiting():
-            outcome = answer.wait()
+            outcome = averaging.wait()
         ended = parameters_averaged(outcome)
         if isinstance(outcome, Committed):
             with standing.lock.changing():
@@ -222,9 +223,9 @@ class Rounds:
                     rest.append(effect)
         return rest
 
-    def _end_beside(self, one: OwnRound, answer: LaterAnswer[Outcome]) -> None:
+    def _end_beside(self, one: OwnRound, averaging: GuestCall[Outcome]) -> None:
         """In the round's own thread: end a delayed round, and make its step."""
         try:
-            self.left.extend(self._end(one, answer.wait()))
+            self.left.extend(self._end(one, averaging.wait()))
         except BaseException as error:  # noqa: BLE001 - raised in the training thread
             self._failure = error

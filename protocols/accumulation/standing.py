@@ -220,7 +220,7 @@ class Standing:
 
     def look(self) -> LiveState:
         """The live state, not copied. Call it with the lock held for reading."""
-        return self._steps.look(self._bridge.run, *self.at)
+        return self._steps.look(self._bridge.settings.run, *self.at)
 
     def begin_from(self, state: TrainingState) -> None:
         """Begin from this state instead of the model's own, before anything was published."""
@@ -268,7 +268,7 @@ class Standing:
     # -- what others are told
 
     def slot(self) -> ProgressSlot:
-        """This peer's progress. The far side adds the state's digest, the rate and the times."""
+        """This peer's progress. Trio's side adds the state's digest, the rate and the times."""
         life = self.life
         is_averaging = life.phase is Phase.AVERAGING
         return ProgressSlot(
@@ -281,7 +281,8 @@ class Standing:
             torch=torch.__version__[:LONGEST_TORCH],
             averaging=is_averaging,
             # one that lost its checkpoints may not begin the run, and others may not begin with it
-            keeps=self._bridge.keeper is not None and (self._bridge.begins or life.epoch > 0),
+            keeps=self._bridge.keeper is not None
+            and (self._bridge.settings.begins or life.epoch > 0),
             follows=life.follows and life.epoch > 0,
             batch=min(self._batch, LARGEST_SAMPLES),
             batch_seconds=min(self._batch_seconds, LONGEST_SECONDS),

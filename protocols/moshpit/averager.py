@@ -1,7 +1,7 @@
 """Averages a vector with the other peers of a run: rounds of Moshpit All-Reduce over the grid.
 
     async with open_averager(network, rpc, dht, AveragerSettings(run="poem")) as averager:
-        outcome = await averager.average(vector, weight=samples, epoch=epoch)
+        outcome = await averager.average(RoundRequest(vector, weight=samples, epoch=epoch))
 
 If all peers fit into one group, `average` is one round with all of them. Otherwise it is one round
 for each coordinate of the grid (002, algorithm 1): find the group of the round's key, agree on the
@@ -9,8 +9,8 @@ average with its members, take the average as one's own vector, and derive the n
 place in the group. After a round with total weight W and s members, each goes on with the weight
 W / s, so that the weighted average stays exact on a full grid.
 
-In this file: `open_averager` and `Averager`; `RoundContribution` and `AveragingOptions`, the
-request; `ResultBuffers`, the memory for results; `GridWalk`, one averaging from round to round.
+In this file: `open_averager` and `Averager`; `ResultBuffers`, the memory for results; `GridWalk`,
+one averaging from round to round. The request is in request.py.
 
 Promises: a vector is never changed. Nothing that other peers or the network do raises an error: it
 is in the outcome. Everything ends with the `async with` block. Memory is the vector, one result
@@ -24,8 +24,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Required, TypedDict, Unpack
+from dataclasses import replace
 
 import torch
 import trio
@@ -33,7 +32,6 @@ from torch import Tensor
 
 from protocols.dht import Dht
 from protocols.errors import PotluckError, ProtocolMisuse
-from protocols.identity import PeerId
 from protocols.moshpit.bandwidth import Bandwidth
 from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.grid import (
@@ -47,8 +45,8 @@ from protocols.moshpit.grid import (
     numbered_index,
     random_index,
 )
-from protocols.moshpit.group import Group, check_topic
-from protocols.moshpit.group_round import GroupResult, GroupRounds, WantedGroup
+from protocols.moshpit.group import Group, group_key
+from protocols.moshpit.group_round import GridRound, GroupResult, GroupRounds
 from protocols.moshpit.group_size import best_group_size, failure_rate
 from protocols.moshpit.layout import Layout, Segment, Vector
 from protocols.moshpit.matchmaking import Matchmaker
@@ -63,7 +61,7 @@ from protocols.moshpit.outcome import (
     StatisticsKeeper,
     Verdict,
 )
-from protocols.moshpit.roster import LARGEST_EPOCH, LARGEST_WEIGHT
+from protocols.moshpit.request import RoundRequest
 from protocols.moshpit.round import Shell
 from protocols.moshpit.settings import AveragerSettings
 from protocols.moshpit.switchboard import Switchboard
@@ -138,15 +136,24 @@ class Averager:
         self._idle.set()
         self._closed = False
 
-    async def average(self, vector: Vector, **options: Unpack[AveragingOptions]) -> Outcome:
-        """Average this vector with the peers of the run that have the same epoch and topic.
-        `AveragingOptions` explains the options.
+    async def average(self, request: RoundRequest, grid: Grid = ONE_GROUP) -> Outcome:
+        """Average with the peers of the run that have the same epoch and topic: in one group, or in
+        several rounds over this grid.
 
         Raises NotFinite (with the tensor's name, before anything is sent), ProtocolMisuse, and
         AveragingCancelled if the averager ends meanwhile. Nothing that others or the network do
         raises an error: it is in the outcome.
         """
-        return await self._average(self._begin(vector, options))
+        self._begin()
+        try:
+            with trio.CancelScope() as self._running:
+                if self._closed:
+                    self._running.cancel()
+                return await self._walk(request, grid)
+            raise AveragingCancelled("The averager ended before there was an outcome.")
+        finally:
+            self._running = None
+            self._idle.set()
 
     def statistics(self) -> AveragerStatistics:
         """Totals since the averager was opened, and details of the last rounds."""
@@ -187,25 +194,13 @@ class Averager:
         """Wait until no averaging is running."""
         await self._idle.wait()
 
-    async def _average(self, contribution: RoundContribution) -> Outcome:
-        try:
-            with trio.CancelScope() as self._running:
-                if self._closed:
-                    self._running.cancel()
-                return await self._walk(contribution)
-            raise AveragingCancelled("The averager ended before there was an outcome.")
-        finally:
-            self._running = None
-            self._idle.set()
-
-    async def _walk(self, contribution: RoundContribution) -> Outcome:
-        vector, grid = contribution.vector, contribution.grid or ONE_GROUP
+    async def _walk(self, request: RoundRequest, grid: Grid) -> Outcome:
+        vector = request.vector
         if vector.layout.values <= CHECKED_IN_PLACE_VALUES:
             vector.check_finite()
         else:
             await trio.to_thread.run_sync(vector.check_finite)
-        index = self._index(grid, contribution.number)
-        walk = GridWalk(contribution, grid, index, self._buffers)
+        walk = GridWalk(self._run, request, grid, self._index(grid, request.number), self._buffers)
         for _ in range(grid.rounds):
             step = await self._rounds.run(walk.next_round())
             self._statistics.add(step.statistics)
@@ -221,8 +216,7 @@ class Averager:
             return self._place[1]
         return random_index(self._network.random, grid)
 
-    def _begin(self, vector: Vector, options: AveragingOptions) -> RoundContribution:
-        contribution = RoundContribution(vector, **options)
+    def _begin(self) -> None:
         if self._closed:
             raise ProtocolMisuse("This averager has ended.")
         if not self._idle.is_set():
@@ -232,70 +226,6 @@ class Averager:
                 advice="Wait for the outcome, or cancel the averaging that runs.",
             )
         self._idle = trio.Event()
-        return contribution
-
-
-# ---- the request
-
-
-@dataclass(frozen=True, eq=False)
-class RoundContribution:
-    """A vector, and the fields of `AveragingOptions`. ProtocolMisuse if one makes no sense."""
-
-    vector: Vector
-    weight: float
-    epoch: int
-    expected: int | None = None
-    grid: Grid | None = None
-    number: int | None = None
-    topic: str = ""
-    awaited: frozenset[PeerId] | None = None
-    most_weight: float = LARGEST_WEIGHT
-    votes: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.weight <= LARGEST_WEIGHT:
-            raise ProtocolMisuse(
-                f"A weight of {self.weight} was asked for.",
-                why=f"A weight is a number of samples, from 0 to {LARGEST_WEIGHT:g}.",
-            )
-        if not 0.0 < self.most_weight <= LARGEST_WEIGHT:
-            raise ProtocolMisuse(f"Nobody can count with a weight of {self.most_weight} at most.")
-        if not 0 <= self.epoch <= LARGEST_EPOCH:
-            raise ProtocolMisuse(f"There is no epoch {self.epoch}: they count from 0.")
-        check_topic(self.topic)
-
-
-class AveragingOptions(TypedDict, total=False):
-    """The same fields as keyword arguments of `Averager.average`.
-
-    - `weight`: how much the vector counts (samples). 0 is an auxiliary peer: it brings no data, may
-      reduce for the others, and gets the result.
-    - `epoch`: all members of a group have the same.
-    - `expected`: how many peers will take part, this one included, if the caller knows. The group
-      forms as soon as so many have come, even if more are on their way, unless those are `awaited`.
-    - `awaited`: which of those are known by name; used where there is one group. For up to the
-      matchmaking time, the group is not closed without an awaited peer that is there, and a peer
-      that is not awaited takes nobody's place. Only the names given by the leading peer count.
-    - `grid`: for an averaging of several rounds; without one there is one group.
-    - `number`: from 0, this peer's first place in the grid, if the caller numbers the peers.
-      Otherwise the first place is random, and later averagings go on from the last place.
-    - `votes`: what this peer adds to `Committed.votes`, in an averaging over a grid.
-    - `topic`: peers with different topics never meet. At most 80 letters, digits, '.', '_' and '-'
-      (group.py).
-    - `most_weight`: the largest weight with which any member counts, this peer included; the same
-      at all members. A weight is only what its owner signs: nobody can see what it has computed.
-    """
-
-    weight: Required[float]
-    epoch: Required[int]
-    expected: int | None
-    grid: Grid | None
-    number: int | None
-    votes: float
-    topic: str
-    awaited: frozenset[PeerId] | None
-    most_weight: float
 
 
 # ---- memory for results
@@ -340,7 +270,7 @@ SUMS = "sums over the grid"
 class GridWalk:
     """One averaging from round to round: this peer's index, values and weight. No I/O.
 
-        walk = Walk(contribution, grid, index, buffers)
+        walk = GridWalk(run, request, grid, index, buffers)
         for each round:  walk.take(await rounds.run(walk.next_round()))
         walk.outcome()
 
@@ -361,41 +291,29 @@ class GridWalk:
     """
 
     def __init__(
-        self, contribution: RoundContribution, grid: Grid, index: Index, buffers: ResultBuffers
+        self, run: str, request: RoundRequest, grid: Grid, index: Index, buffers: ResultBuffers
     ) -> None:
         if len(index) != grid.dimensions:
             raise ProtocolMisuse(f"{index} is no index of a grid of {grid.dimensions} dimensions.")
         self.index = index
-        self._contribution = contribution
-        self._grid = grid
-        self._buffers = buffers
-        self._layout, self._values = contribution.vector.layout, contribution.vector.values
+        self._run, self._request, self._grid, self._buffers = run, request, grid, buffers
+        self._now = request if grid.dimensions == 1 else self._with_sums()
+        """The request for the next round. In one group it is the caller's."""
         self._samples: float = 0.0
         self._votes: float | None = None
-        if grid.dimensions > 1:
-            self._carry_sums()
-        self._result = self._values
-        self._weight = contribution.weight
+        self._result = request.vector.values
         self._rounds: list[RoundStatistics] = []
         self._committed: GroupResult | None = None
         self._last: GroupResult | None = None
 
-    def next_round(self) -> WantedGroup:
-        contribution, number = self._contribution, len(self._rounds)
-        self._result = self._buffers.other_than(self._values)
-        return WantedGroup(
-            name=group_name(self.index),
-            number=number,
-            epoch=contribution.epoch,
-            topic=contribution.topic,
-            layout=self._layout,
-            weight=self._weight,
-            most_weight=contribution.most_weight,
-            expected=self._expected(),
-            awaited=contribution.awaited if self._grid.dimensions == 1 else None,
+    def next_round(self) -> GridRound:
+        now, number = self._now, len(self._rounds)
+        self._result = self._buffers.other_than(now.vector.values)
+        return GridRound(
+            group_key(self._run, now.epoch, number, group_name(self.index), now.topic),
+            now,
+            self._result,
             splits=self._grid.dimensions > 1,
-            source=self._values,
-            result=self._result,
         )
 
     def take(self, step: GroupResult) -> None:
@@ -404,8 +322,11 @@ class GridWalk:
         self._rounds.append(step.statistics)
         if step.verdict is Verdict.COMMITTED:
             self._committed = step
-            self._values = self._result
-            self._weight = carried_weight(step.total_weight, len(step.statistics.members))
+            self._now = replace(
+                self._now,
+                vector=Vector(self._now.vector.layout, self._result),
+                weight=carried_weight(step.total_weight, len(step.statistics.members)),
+            )
             self._samples = step.total_weight
             if self._grid.dimensions > 1:
                 self._take_sums(step)
@@ -416,7 +337,7 @@ class GridWalk:
         if self._committed is not None:
             last = self._committed.statistics
             return Committed(
-                result=self._values[: self._contribution.vector.layout.values],
+                result=self._now.vector.values[: self._request.vector.layout.values],
                 members=last.members,
                 left_out=last.excluded,
                 digest=self._committed.digest,
@@ -434,19 +355,26 @@ class GridWalk:
         in_doubt = step.verdict is Verdict.IN_DOUBT
         return Discarded(step.statistics.reason, in_doubt, rounds, step.begun_without)
 
-    def _carry_sums(self) -> None:
-        """Add two values to the vector: samples and votes for each unit of weight."""
-        contribution = self._contribution
-        codec: CodecName = "none" if self._layout.dtype == "float32" else "float64"
-        self._layout = Layout((*self._layout.segments, Segment(SUMS, 2, codec)))
-        counts = min(contribution.weight, contribution.most_weight)
-        votes = contribution.votes / counts if counts else 0.0  # without data there is no vote
-        sums = self._values.new_tensor([1.0, votes])
-        self._values = torch.cat((self._values, sums))
+    def _with_sums(self) -> RoundRequest:
+        """The request with two more values: samples and votes for each unit of weight. Nobody knows
+        who will be in the groups of a grid; how many is known if the grid is full."""
+        request, grid, vector = self._request, self._grid, self._request.vector
+        codec: CodecName = "none" if vector.layout.dtype == "float32" else "float64"
+        layout = Layout((*vector.layout.segments, Segment(SUMS, 2, codec)))
+        counts = min(request.weight, request.most_weight)
+        votes = request.votes / counts if counts else 0.0  # without data there is no vote
+        sums = vector.values.new_tensor([1.0, votes])
+        is_full = request.expected == grid.cells and request.number is not None
+        return replace(
+            request,
+            vector=Vector(layout, torch.cat((vector.values, sums))),
+            expected=grid.width if is_full else None,
+            awaited=None,
+        )
 
     def _take_sums(self, step: GroupResult) -> None:
         """The samples and votes in this round's result, and this peer's share to carry on."""
-        sums, total = self._values[-2:], step.total_weight
+        sums, total = self._now.vector.values[-2:], step.total_weight
         self._samples, self._votes = float(sums[0]) * total, float(sums[1]) * total
         members, group = len(step.statistics.members), step.group
         if group is not None:
@@ -458,11 +386,3 @@ class GridWalk:
         if group is None:
             return self.index[0]
         return coordinates(len(group.members), self._grid, group.round_id)[group.me]
-
-    def _expected(self) -> int | None:
-        """How many peers will be in the next group, if known: in one group, or on a full grid."""
-        expected, grid = self._contribution.expected, self._grid
-        if expected is None or grid.dimensions == 1:
-            return expected
-        is_full = expected == grid.cells and self._contribution.number is not None
-        return grid.width if is_full else None

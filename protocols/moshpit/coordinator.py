@@ -170,7 +170,9 @@ class Coordinator:
         free = free_members(self._promises)
         if not self._enough_are_free:
             self._forswear()
-        elif is_at_hand(held, free - self._blame.ruled_out(free).keys()):
+        elif len(free - doubters(held)) >= self._quorum and is_at_hand(
+            held, free - self._blame.ruled_out(free).keys()
+        ):
             digest = next(iter(held.values())).digest
             self._propose(Result(attempt.ballot, attempt.members, digest), "")
         else:
@@ -538,11 +540,17 @@ def holders(promises: Promises, attempt: Attempt) -> dict[int, Held]:
     return found
 
 
+def doubters(held: Mapping[int, Held]) -> set[int]:
+    """The holders of a result that would not accept it, also those that a new attempt leaves out:
+    a member has told them that it holds another."""
+    return {member for member, each in held.items() if each.contradicted}
+
+
 def is_at_hand(held: Mapping[int, Held], wanted: AbstractSet[int]) -> bool:
     """Whether all members of a new attempt would hold one result of the last attempt, and would
     commit it. A new attempt could then only lose the data of members that are gone."""
     one = len({each.digest for each in held.values()}) == 1
-    return one and wanted <= held.keys() and not any(held[each].contradicted for each in wanted)
+    return one and wanted <= held.keys() and not wanted & doubters(held)
 
 
 # ---- an exchange, as its coordinator sees it

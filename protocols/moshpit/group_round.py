@@ -1,6 +1,6 @@
 """One round for this peer: find the group, average with it, and say what came of it.
 
-    step = await rounds.run(wanted)                        # one coordinate of the grid
+    step = await rounds.run(this)                          # one coordinate of the grid
 
 Whatever others or the network do is in the `GroupResult`: no group in time, a round that was
 discarded, one that was committed without us. Only our own mistakes raise.
@@ -24,10 +24,11 @@ from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.agreement import Timing
 from protocols.moshpit.blame import IDLE, LATE_CODES, OVERDUE
-from protocols.moshpit.group import Group, Late, NeverListed, NobodyElse, Search, group_key
+from protocols.moshpit.group import Group, Late, NeverListed, NobodyElse, Search
 from protocols.moshpit.layout import Layout, ResultCut
 from protocols.moshpit.matchmaking import Matchmaker
 from protocols.moshpit.outcome import Excluded, RoundStatistics, Verdict
+from protocols.moshpit.request import RoundRequest
 from protocols.moshpit.roster import LARGEST_RATE, Offer
 from protocols.moshpit.round import Buffers, Course, Finished, Shell, Task, run_round
 from protocols.moshpit.settings import AveragerSettings
@@ -49,22 +50,15 @@ MOST_ROUNDS_UNLED = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class WantedGroup:
-    """What this peer brings to a round, and where. `name` is the group's within the round.
-    `splits`: more peers than fit into a group become several, because other rounds follow."""
+class GridRound:
+    """One round of an averaging: the key under which its group meets, the request, and memory for
+    the result. `splits`: more peers than fit into a group become several, because other rounds
+    follow."""
 
-    name: str
-    number: int
-    epoch: int
-    topic: str
-    layout: Layout
-    weight: float
-    most_weight: float
-    expected: int | None
-    awaited: frozenset[PeerId] | None
-    splits: bool
-    source: Tensor
+    key: str
+    request: RoundRequest
     result: Tensor
+    splits: bool
 
 
 @dataclass(frozen=True)
@@ -177,10 +171,10 @@ class GroupRounds:
         log.info("%s has shown us the list of %s", caller.peer, request.roster.leader)
         return Empty()
 
-    async def run(self, wanted: WantedGroup) -> GroupResult:
+    async def run(self, this: GridRound) -> GroupResult:
         began = trio.current_time()
         self._doubts.round_begins()
-        search = self._search(wanted)
+        request, search = this.request, self._search(this)
         try:
             group = await self._matchmaker.find_group(search)
         except ProtocolMisuse:
@@ -194,11 +188,11 @@ class GroupRounds:
         found = trio.current_time()
         if not any(entry.weight > 0.0 for entry in group.roster.entries):
             nothing = Finished(Discard("nobody brings any data", in_doubt=False), {}, Course())
-            return _step(group, nothing, began, found, wanted)
+            return _step(group, nothing, began, found, request)
         chunk_bytes, timing = self._settings.chunk_bytes, self._timing()
-        task = Task(group, wanted.layout, chunk_bytes, timing, wanted.most_weight)
-        finished = await run_round(self._shell, task, Buffers(wanted.source, wanted.result))
-        step = _step(group, finished, began, found, wanted)
+        task = Task(group, request.vector.layout, chunk_bytes, timing, request.most_weight)
+        finished = await run_round(self._shell, task, Buffers(request.vector.values, this.result))
+        step = _step(group, finished, began, found, request)
         self._matchmaker.forget({one.peer for one in step.statistics.excluded})
         self._judge(step, finished)
         return step
@@ -232,19 +226,19 @@ class GroupRounds:
         rounds = self._doubts.led_nowhere(leader)
         log.warning("%s %s. It is not followed here for %d rounds.", leader, what, rounds)
 
-    def _search(self, wanted: WantedGroup) -> Search:
-        settings = self._settings
+    def _search(self, this: GridRound) -> Search:
+        request, settings = this.request, self._settings
         return Search(
-            key=group_key(settings.run, wanted.epoch, wanted.number, wanted.name, wanted.topic),
-            epoch=wanted.epoch,
-            layout_digest=wanted.layout.digest_in_chunks(settings.chunk_bytes),
-            offer=self._offer(wanted.weight),
+            key=this.key,
+            epoch=request.epoch,
+            layout_digest=request.vector.layout.digest_in_chunks(settings.chunk_bytes),
+            offer=self._offer(request.weight),
             group_size=settings.group_size,
-            expected=wanted.expected,
-            awaited=wanted.awaited,
+            expected=request.expected,
+            awaited=request.awaited,
             unwelcome=self._doubts.unwelcome,
             unled=self._doubts.unled,
-            splits=wanted.splits,
+            splits=this.splits,
             matchmaking_seconds=settings.matchmaking_seconds,
         )
 
@@ -281,7 +275,7 @@ def _without_group(
 
 
 def _step(
-    group: Group, finished: Finished, began: float, found: float, wanted: WantedGroup
+    group: Group, finished: Finished, began: float, found: float, request: RoundRequest
 ) -> GroupResult:
     entries, course = group.roster.entries, finished.course
     everybody = tuple(range(len(entries)))
@@ -310,7 +304,7 @@ def _step(
             (entries[member].up_bytes_per_second, entries[member].down_bytes_per_second)
             for member in members
         ),
-        averaged_bytes=_averaged_bytes(group, members, finished.cut, wanted.layout),
+        averaged_bytes=_averaged_bytes(group, members, finished.cut, request.vector.layout),
         excluded=_excluded(group, members, finished),
         failures=tuple(course.failures),
         attempts=course.attempts,
@@ -320,7 +314,7 @@ def _step(
         bytes_sent=course.bytes_sent,
         bytes_received=course.bytes_received,
     )
-    total = float(sum(min(entries[member].weight, wanted.most_weight) for member in members))
+    total = float(sum(min(entries[member].weight, request.most_weight) for member in members))
     return GroupResult(statistics, group, digest, total, cut=finished.cut)
 
 

@@ -1,6 +1,6 @@
 """How an averaging ended for this peer: committed, discarded, left out, or alone.
 
-    match await averager.average(vector, weight=32, epoch=7):
+    match await averager.average(RoundRequest(vector, weight=32, epoch=7)):
         case Committed(result=result):    # the same bits at every member
             ...
         case Discarded(reason=reason):    # nobody's values changed; try again

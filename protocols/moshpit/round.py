@@ -96,7 +96,7 @@ class Shell:
 
 @dataclass(frozen=True)
 class Task:
-    """The task of one round. `most_weight`: as in AveragingOptions."""
+    """The task of one round. `most_weight`: as in RoundRequest."""
 
     group: Group
     layout: Layout

@@ -19,7 +19,6 @@ from protocols.rpc.messages import (
 )
 from protocols.rpc.method import BulkMethod, Method
 from protocols.rpc.ping import PING, ping, serve_ping
-from protocols.rpc.remote_errors import again
 from protocols.rpc.rpc import Rpc, open_rpc
 from protocols.rpc.transfers import LAST_WORD_SECONDS, ChunkCount, Transfer
 
@@ -37,7 +36,6 @@ __all__ = [
     "Milliseconds",
     "Rpc",
     "Transfer",
-    "again",
     "chunk_header",
     "decode",
     "encode",

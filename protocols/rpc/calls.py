@@ -34,6 +34,7 @@ from protocols.errors import (
     ProtocolNotServed,
     RemoteMisbehaviour,
     Unreachable,
+    again,
 )
 from protocols.guard import Caller, Exchange, Part
 from protocols.identity import PeerId
@@ -61,7 +62,7 @@ from protocols.rpc.messages import (
     message_type,
 )
 from protocols.rpc.method import Method, Request, Response, encode_within
-from protocols.rpc.remote_errors import NO_ERRORS, again, describe, error_to_tell, told
+from protocols.rpc.remote_errors import NO_ERRORS, describe, error_to_tell, told
 from protocols.rpc.state import RpcState
 
 CLOSE_SECONDS = 1.0  # if closing an idle stream takes longer, it is reset

@@ -88,17 +88,6 @@ def error_to_tell(error: BaseException) -> PotluckError | None:
     return None
 
 
-def again(error: PotluckError) -> PotluckError:
-    """Copy an error: one object that is raised in many tasks collects all their tracebacks.
-
-    copy.copy is no use here: it calls the type with the stored arguments, and some of our types
-    take others.
-    """
-    fresh = type(error).__new__(type(error), *error.args)
-    fresh.__dict__.update(error.__dict__)
-    return fresh
-
-
 def _code_of(error: PotluckError, own_codes: ErrorCodes) -> str:
     """The code of the error's type, or of its nearest base class that has one."""
     if isinstance(error, NotAllowed):

@@ -33,6 +33,7 @@ from protocols.errors import (
     ProtocolMisuse,
     RemoteMisbehaviour,
     Unreachable,
+    again,
 )
 from protocols.guard import Caller, Exchange, Guard, OpenGuard
 from protocols.identity import PeerId
@@ -58,7 +59,7 @@ from protocols.rpc.method import (
     Response,
     encode_within,
 )
-from protocols.rpc.remote_errors import again, describe
+from protocols.rpc.remote_errors import describe
 from protocols.rpc.state import RpcLimits, RpcState, RpcStatistics
 from protocols.rpc.transfer_streams import ServedBulk, open_transfer, refuse, serve_transfer
 from protocols.rpc.transfers import BulkHandler, Transfer

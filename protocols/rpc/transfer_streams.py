@@ -24,6 +24,7 @@ from protocols.errors import (
     Refused,
     RemoteMisbehaviour,
     Unreachable,
+    again,
 )
 from protocols.guard import Caller, Exchange, Part
 from protocols.identity import PeerId
@@ -50,7 +51,7 @@ from protocols.rpc.messages import (
 )
 from protocols.rpc.method import Accepted, BulkMethod, Closed, Closing, Opening, encode_within
 from protocols.rpc.peers import Endable
-from protocols.rpc.remote_errors import NO_ERRORS, again, describe, error_to_tell, told
+from protocols.rpc.remote_errors import NO_ERRORS, describe, error_to_tell, told
 from protocols.rpc.state import RpcState
 from protocols.rpc.transfers import BulkHandler, Transfer, receive_payload
 

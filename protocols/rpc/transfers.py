@@ -41,6 +41,7 @@ from protocols.errors import (
     ProtocolMisuse,
     RemoteMisbehaviour,
     Unreachable,
+    again,
 )
 from protocols.guard import Caller, Exchange, Part
 from protocols.identity import PeerId
@@ -72,7 +73,7 @@ from protocols.rpc.messages import (
 )
 from protocols.rpc.method import Accepted, BulkMethod, Closed, Closing, Opening, encode_within
 from protocols.rpc.peers import Endable
-from protocols.rpc.remote_errors import again, told
+from protocols.rpc.remote_errors import told
 from protocols.rpc.state import RpcState
 
 Sent = TypeVar("Sent")

@@ -116,7 +116,7 @@ async def test_what_the_loop_raises_and_returns_comes_out_as_it_is(tmp_path: Pat
     async with members(tmp_path, "alice", "bob") as (alice, bob):
         with pytest.raises(ZeroDivisionError):
             await train_in_thread(alice, settings(), fail)
-        assert await train_in_thread(bob, settings(), lambda bridge: bridge.run) == RUN
+        assert await train_in_thread(bob, settings(), lambda bridge: bridge.settings.run) == RUN
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from protocols.accumulation.events import (
     FetchingFailed,
     HeldBack,
     NoBatchFits,
+    NoRunFound,
     ParametersAveraged,
     ScaleChanged,
     StepTaken,
@@ -34,9 +35,9 @@ from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.accumulation.progress_slot import PROGRESS
 from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.training_state import TrainingState
-from protocols.accumulation.waiting import LaterAnswer
 from protocols.dht import open_dht
 from protocols.errors import ProtocolMisuse
+from protocols.guest import GuestCall
 from protocols.moshpit.matchmaking import GROUP
 from protocols.rpc import open_rpc
 from protocols.testing.world import SimulatedNetwork
@@ -218,7 +219,7 @@ def test_the_end_wakes_a_thread_that_waits_and_tells_one_that_does_not() -> None
 
 def test_what_the_end_overtakes_is_answered_and_harms_nobody() -> None:
     """It was asked for before the end, and trio's thread comes to it only after the end."""
-    answers: list[LaterAnswer[None]] = []
+    calls: list[GuestCall[None]] = []
     done = trio.Event()
 
     async def run(network: SimulatedNetwork) -> None:
@@ -227,7 +228,7 @@ def test_what_the_end_overtakes_is_answered_and_harms_nobody() -> None:
             open_dht(network, rpc, families=[GROUP, PROGRESS]) as dht,
             open_collaboration(network, rpc, dht, SMALL) as collaboration,
         ):
-            answers.append(collaboration.bridge.sleep(1.0))
+            calls.append(collaboration.bridge.sleep(1.0))
         done.set()
 
     async def main() -> None:
@@ -235,7 +236,7 @@ def test_what_the_end_overtakes_is_answered_and_harms_nobody() -> None:
             world.world.start(world.world.add_node("one"), run)
             await done.wait()
         with pytest.raises(CollaborationEnded):
-            answers[0].wait()
+            calls[0].wait()
 
     trio.run(main)
 
@@ -551,6 +552,40 @@ def test_a_peer_with_another_model_is_told_so() -> None:
     async def main() -> None:
         async with training_world() as world:
             await world.train(await world.peers(2, SMALL), train)
+
+    trio.run(main)
+
+
+def test_a_peer_that_begins_no_run_says_so_and_goes_on_when_one_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would be silent for ever where the run is over, or is of another version of potluck."""
+    monkeypatch.setattr("protocols.accumulation.driver.NO_RUN_SECONDS", 0.2)
+    monkeypatch.setattr("protocols.accumulation.driver.LONGEST_RETRY_SECONDS", 0.05)
+    waiting, is_in = dataclasses.replace(SMALL, begins=False), threading.Event()
+
+    async def main() -> None:
+        async with training_world() as world:
+            volunteer = await world.peer("volunteer", waiting)
+            beginner = await world.peer("beginner", SMALL)
+
+            def train(bridge: Bridge, number: int) -> None:
+                if number:
+                    while not of_kind(volunteer.bridge, NoRunFound):
+                        time.sleep(0.01)  # until the volunteer has said that it waits
+                model = model_of()
+                optimizer = optimizer_of(model, bridge)
+                if not number:
+                    is_in.set()
+                while not is_in.is_set():
+                    time.sleep(0.05)  # the peer's speed
+                    set_gradients(model, 1.0)
+                    optimizer.step(samples=1)
+
+            await world.train([volunteer, beginner], train)
+            (told,) = of_kind(volunteer.bridge, NoRunFound)
+            assert isinstance(told, NoRunFound)
+            assert "another version of potluck" in words_of(told)
 
     trio.run(main)
 

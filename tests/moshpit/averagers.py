@@ -17,12 +17,13 @@ from torch import Tensor
 from node.core.machine_changes import MachineWatch
 from protocols.dht import DhtSettings, open_dht
 from protocols.identity import PeerId
-from protocols.moshpit.averager import Averager
+from protocols.moshpit.averager import ONE_GROUP, Averager
 from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.grid import Grid
 from protocols.moshpit.layout import Vector
 from protocols.moshpit.matchmaking import GROUP
 from protocols.moshpit.outcome import Committed, Outcome
+from protocols.moshpit.request import RoundRequest
 from protocols.moshpit.settings import AveragerSettings
 from protocols.rpc import Rpc, open_rpc
 from protocols.testing.world import (
@@ -107,7 +108,7 @@ class AveragingPeer:
         weight: float = 1.0,
         epoch: int = 0,
         expected: int | None = None,
-        grid: Grid | None = None,
+        grid: Grid = ONE_GROUP,
         number: int | None = None,
         topic: str = "",
         awaited: frozenset[PeerId] | None = None,
@@ -119,17 +120,17 @@ class AveragingPeer:
 
         async def job() -> None:
             began = trio.current_time()
-            outcome = await self.averager.average(
+            request = RoundRequest(
                 own,
                 weight=weight,
                 epoch=epoch,
                 expected=expected,
-                grid=grid,
                 number=number,
                 topic=topic,
                 awaited=awaited,
                 votes=votes,
             )
+            outcome = await self.averager.average(request, grid)
             result = outcome.result.clone() if isinstance(outcome, Committed) else None
             self.ended.append(Ended(began, trio.current_time(), outcome, result))
             done.set()
@@ -199,12 +200,17 @@ async def average_all(
     peers: Sequence[AveragingPeer],
     *,
     epoch: int = 0,
-    grid: Grid | None = None,
+    grid: Grid = ONE_GROUP,
     within: float = 60.0,
 ) -> list[Ended]:
     """All of these average once; what came of it at each."""
     events = [
-        one.begin(epoch=epoch, expected=len(peers), grid=grid, number=number if grid else None)
+        one.begin(
+            epoch=epoch,
+            expected=len(peers),
+            grid=grid,
+            number=number if grid != ONE_GROUP else None,
+        )
         for number, one in enumerate(peers)
     ]
     with trio.fail_after(within):

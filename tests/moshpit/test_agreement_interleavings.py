@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from protocols.moshpit.agreement import Agreement
-from protocols.moshpit.agreement_messages import Accept, Decided, Open, Start
-from protocols.moshpit.verdicts import Commit, MemberLeftOut
+from protocols.moshpit.agreement_messages import Accept, Decided, Holding, Open, Start
+from protocols.moshpit.verdicts import Commit, Discard, MemberLeftOut
 from tests.moshpit import broken_agreements as broken
 from tests.moshpit.interleavings import (
     Broken,
@@ -234,3 +234,22 @@ def test_who_writes_over_a_result_before_a_quorum_has_noted_it_is_found_out() ->
     assert isinstance(verdicts[4], MemberLeftOut)
     with pytest.raises(Broken, match="written over"):
         _a_revived_result(broken.WritesOverBeforeItIsNoted)
+
+
+def test_a_result_that_a_needed_member_doubts_is_discarded_at_once() -> None:
+    """Member 2 has told 0 that it holds another result, and died. Member 1 takes over from 0, which
+    it leaves out as idle, but without which there is no quorum. It proposed the result that 0 does
+    not accept until there were no ballots left, and the round ended in doubt."""
+    script = Script(3, Budgets(deaths=1, denials=1), Agreement)
+    assert script.go("begin")
+    assert script.go("then dies", "message", 0, 2, Start)
+    assert script.go("message", 0, 1, Start)
+    assert script.go("done", 1)
+    assert script.go("denied", 0, 2)
+    assert script.go("message", 1, 0, Holding)
+    assert script.go("timer", 1, "idle")
+    assert script.go("timer", 1, "takeover")
+    while script.go("gone", 1, 2):
+        script.settle({0, 1})
+    verdicts = [script.space.locals[script.world[0][me]].verdict for me in (0, 1)]
+    assert all(isinstance(each, Discard) and not each.in_doubt for each in verdicts), verdicts

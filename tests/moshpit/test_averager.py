@@ -14,6 +14,7 @@ from protocols.errors import ProtocolMisuse
 from protocols.moshpit.grid import Grid
 from protocols.moshpit.layout import Vector
 from protocols.moshpit.outcome import RECENT_ROUNDS, Alone, Committed, Discarded, Verdict
+from protocols.moshpit.request import RoundRequest
 from protocols.moshpit.switchboard import ROUNDS_REMEMBERED
 from protocols.tensors import NotFinite
 from protocols.testing.world import NodeSettings, SimulatedWorld, run_simulation
@@ -204,7 +205,7 @@ async def test_values_that_are_not_finite_are_named_before_anything_is_sent(
     async def average() -> None:
         vector = Vector.of({"good": torch.zeros(8), "bad": torch.tensor([1.0, float("nan")])})
         with pytest.raises(NotFinite, match="bad"):
-            await peer.averager.average(vector, weight=1.0, epoch=0)
+            await peer.averager.average(RoundRequest(vector, weight=1.0, epoch=0))
 
     (peer,) = await averagers(world, 1)
     with trio.fail_after(1.0):
@@ -219,13 +220,15 @@ async def test_one_averaging_at_a_time(world: SimulatedWorld) -> None:
     event = peer.begin()
     await trio.sleep(0.1)
     with pytest.raises(ProtocolMisuse):
-        await peer.averager.average(peer.vector(), weight=1.0, epoch=0)
+        await peer.averager.average(RoundRequest(peer.vector(), weight=1.0, epoch=0))
     await event.wait()
     assert isinstance(peer.ended[0].outcome, Alone)
     with trio.move_on_after(0.1) as cancelled:
-        await peer.averager.average(peer.vector(), weight=1.0, epoch=1)
+        await peer.averager.average(RoundRequest(peer.vector(), weight=1.0, epoch=1))
     assert cancelled.cancelled_caught
-    assert isinstance(await peer.averager.average(peer.vector(), weight=1.0, epoch=2), Alone)
+    assert isinstance(
+        await peer.averager.average(RoundRequest(peer.vector(), weight=1.0, epoch=2)), Alone
+    )
 
 
 @pytest.mark.slow
@@ -234,7 +237,9 @@ async def test_one_that_is_cancelled_leaves_the_others_to_average(world: Simulat
     peers = await averagers(world, 4, machine=HOME)
     events = [one.begin(expected=4) for one in peers[1:]]
     with trio.move_on_after(0.7) as cancelled:  # in the exchange
-        await peers[0].averager.average(peers[0].vector(), weight=1.0, epoch=0, expected=4)
+        await peers[0].averager.average(
+            RoundRequest(peers[0].vector(), weight=1.0, epoch=0, expected=4)
+        )
     assert cancelled.cancelled_caught
     check_same_result(await all_ended(peers[1:], events), peers[1:])
     check_same_result(await average_all(peers, epoch=1), peers)

@@ -13,6 +13,7 @@ from protocols.errors import ProtocolMisuse
 from protocols.moshpit.averager import AveragingCancelled
 from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.grid import LARGEST_WIDTH, MOST_DIMENSIONS, Grid
+from protocols.moshpit.request import RoundRequest
 from protocols.testing.world import SimulatedWorld
 from tests.dht.members import simulated
 from tests.moshpit.averagers import SETTINGS, averagers
@@ -55,7 +56,6 @@ def test_settings_that_would_fail_in_the_middle_of_a_round_are_refused(
         {"expected": 0},
         {"topic": "two/words"},
         {"topic": "t" * 81},
-        {"epoch": 1 << 62, "topic": "t" * 80, "grid": LARGEST, "number": LARGEST.cells - 1},
     ],
 )
 def test_numbers_that_no_member_may_bring_are_refused(change: dict[str, Any]) -> None:
@@ -63,9 +63,23 @@ def test_numbers_that_no_member_may_bring_are_refused(change: dict[str, Any]) ->
     async def averaging(world: SimulatedWorld) -> None:
         (peer,) = await averagers(world, 1)
         with pytest.raises(ProtocolMisuse):
-            await peer.averager.average(peer.vector(), **{"weight": 1.0, "epoch": 0, **change})
+            await peer.averager.average(
+                RoundRequest(peer.vector(), **{"weight": 1.0, "epoch": 0, **change})
+            )
 
     averaging()
+
+
+@simulated
+async def test_a_grid_whose_keys_the_directory_does_not_take_is_refused(
+    world: SimulatedWorld,
+) -> None:
+    (peer,) = await averagers(world, 1)
+    request = RoundRequest(
+        peer.vector(), weight=1.0, epoch=1 << 62, topic="t" * 80, number=LARGEST.cells - 1
+    )
+    with pytest.raises(ProtocolMisuse):
+        await peer.averager.average(request, LARGEST)
 
 
 @simulated
@@ -75,7 +89,7 @@ async def test_an_averaging_in_another_task_ends_with_its_averager(world: Simula
 
     async def average() -> None:
         with pytest.raises(AveragingCancelled):
-            await averager.average(vector, weight=1.0, epoch=0, expected=3)
+            await averager.average(RoundRequest(vector, weight=1.0, epoch=0, expected=3))
 
     with trio.fail_after(1.0):
         async with trio.open_nursery() as nursery:
@@ -83,4 +97,4 @@ async def test_an_averaging_in_another_task_ends_with_its_averager(world: Simula
             await trio.sleep(0.05)
             averager.close()
     with pytest.raises(ProtocolMisuse, match="ended"):
-        await averager.average(vector, weight=1.0, epoch=0)
+        await averager.average(RoundRequest(vector, weight=1.0, epoch=0))

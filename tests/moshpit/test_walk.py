@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from protocols.identity import PeerId
-from protocols.moshpit.averager import GridWalk, ResultBuffers, RoundContribution
+from protocols.moshpit.averager import GridWalk, ResultBuffers
 from protocols.moshpit.grid import Grid, numbered_index
 from protocols.moshpit.group import Group
-from protocols.moshpit.group_round import GroupResult, WantedGroup
+from protocols.moshpit.group_round import GridRound, GroupResult
 from protocols.moshpit.layout import Vector
 from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut, RoundStatistics, Verdict
+from protocols.moshpit.request import RoundRequest
 from tests.moshpit.unsigned_lists import unsigned_group
 
 PEERS = tuple(PeerId(f"peer-{number}") for number in range(16))
@@ -22,10 +23,10 @@ PEERS = tuple(PeerId(f"peer-{number}") for number in range(16))
 
 def walk_of(number: int, grid: Grid, weight: float = 1.0, *, value: float = 0.0) -> GridWalk:
     vector = Vector.of({"w": torch.full((4,), value or float(number))})
-    contribution = RoundContribution(
+    request = RoundRequest(
         vector, weight, epoch=3, expected=grid.cells, number=number, votes=number % 2
     )
-    return GridWalk(contribution, grid, numbered_index(number, grid), ResultBuffers())
+    return GridWalk("run", request, grid, numbered_index(number, grid), ResultBuffers())
 
 
 def step(
@@ -40,14 +41,14 @@ def step(
     return GroupResult(statistics, group, b"d" * 32, total_weight)
 
 
-def average_together(walks: list[GridWalk], wanted: list[WantedGroup]) -> None:
+def average_together(walks: list[GridWalk], rounds: list[GridRound]) -> None:
     """One round of one group as it would be committed."""
-    total = sum(one.weight for one in wanted)
-    mean = sum((one.weight / total) * one.source for one in wanted)
+    total = sum(one.request.weight for one in rounds)
+    mean = sum((one.request.weight / total) * one.request.vector.values for one in rounds)
     assert isinstance(mean, torch.Tensor)
     members = PEERS[: len(walks)]
-    for one in wanted:
-        assert one.result.data_ptr() != one.source.data_ptr()
+    for one in rounds:
+        assert one.result.data_ptr() != one.request.vector.values.data_ptr()
         one.result.copy_(mean)
     for place, walk in enumerate(walks):
         group = unsigned_group(members, place)
@@ -60,14 +61,14 @@ def test_on_a_full_grid_the_weighted_average_is_exact(grid: Grid) -> None:
     weights = [chance.randrange(1, 100) for _ in range(grid.cells)]
     walks = [walk_of(number, grid, weight) for number, weight in enumerate(weights)]
     for _ in range(grid.rounds):
-        groups: dict[str, list[tuple[GridWalk, WantedGroup]]] = defaultdict(list)
+        groups: dict[str, list[tuple[GridWalk, GridRound]]] = defaultdict(list)
         for walk in walks:
-            wanted = walk.next_round()
-            groups[wanted.name].append((walk, wanted))
+            this = walk.next_round()
+            groups[this.key].append((walk, this))
         for group in groups.values():
-            assert len(group) == grid.width == group[0][1].expected
+            assert len(group) == grid.width == group[0][1].request.expected
             chance.shuffle(group)  # rosters are ordered by hashes
-            average_together([walk for walk, _ in group], [wanted for _, wanted in group])
+            average_together([walk for walk, _ in group], [this for _, this in group])
     exact = sum(number * weight for number, weight in enumerate(weights)) / sum(weights)
     for walk in walks:
         outcome = walk.outcome()
@@ -79,10 +80,10 @@ def test_on_a_full_grid_the_weighted_average_is_exact(grid: Grid) -> None:
 
 def test_the_vector_is_not_written_to() -> None:
     walk = walk_of(1, Grid(2, 4))
-    own = walk.next_round().source.data_ptr()
+    own = walk.next_round().request.vector.values.data_ptr()
     for _ in range(4):
-        wanted = walk.next_round()
-        assert wanted.result.data_ptr() != own
+        this = walk.next_round()
+        assert this.result.data_ptr() != own
         walk.take(step(Verdict.COMMITTED))
 
 
@@ -92,8 +93,8 @@ def test_a_round_that_is_not_committed_changes_neither_values_nor_weight() -> No
     before.result.fill_(float("nan"))
     walk.take(step(Verdict.DISCARDED))
     after = walk.next_round()
-    assert torch.equal(after.source[:4], torch.ones(4))
-    assert after.weight == 5.0
+    assert torch.equal(after.request.vector.values[:4], torch.ones(4))
+    assert after.request.weight == 5.0
 
 
 def test_an_averaging_is_committed_when_one_of_its_rounds_was() -> None:

@@ -11,11 +11,11 @@ from trio.testing import MockClock
 
 from auth.refusals import AccessRefused, Reason
 from protocols.access.token_guard import AGAIN_SECONDS, MOST_COMPLAINTS, GuardComplaints
-from protocols.errors import Busy, Refused, RemoteMisbehaviour
+from protocols.errors import Busy, Refused, RemoteMisbehaviour, again
 from protocols.guard import Exchange
 from protocols.identity import PeerId
 from protocols.not_allowed import AnswerNotAllowed, MalformedEnvelope, NotAllowed
-from protocols.rpc import again, decode, encode
+from protocols.rpc import decode, encode
 from protocols.rpc.messages import LONGEST_METHOD_NAME, ErrorBody
 from protocols.rpc.remote_errors import describe, revive
 

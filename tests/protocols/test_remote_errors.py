@@ -16,8 +16,9 @@ from protocols.errors import (
     PotluckError,
     ProtocolMisuse,
     Refused,
+    again,
 )
-from protocols.rpc import again, encode
+from protocols.rpc import encode
 from protocols.rpc.messages import ERROR_BODY_LIMIT_BYTES, LONGEST_ERROR_TEXT, ErrorBody
 from protocols.rpc.remote_errors import CODES, describe, revive
 

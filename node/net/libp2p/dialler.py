@@ -35,9 +35,8 @@ from node.net.libp2p.dial_failure import DialFailure, DialReason, of_os_error
 from node.net.libp2p.host import library_id
 from node.net.libp2p.upgrading import Upgraded, handshake_failure, prove, upgrade
 from node.net.transport.traffic import Traffic
-from protocols.errors import MalformedMessage, PotluckError
+from protocols.errors import MalformedMessage, PotluckError, again
 from protocols.identity import PeerId
-from protocols.rpc import again
 
 if TYPE_CHECKING:
     from libp2p.peer.id import ID

@@ -37,6 +37,7 @@ from protocols.identity import Identity
 from protocols.moshpit.averager import Averager, open_averager
 from protocols.moshpit.layout import Vector
 from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut, Outcome, RoundStatistics
+from protocols.moshpit.request import RoundRequest
 from protocols.moshpit.settings import AveragerSettings
 from protocols.network import Network
 from protocols.rpc import open_rpc
@@ -107,7 +108,7 @@ class AveragingPeer:
             self._profile.enable()
         began = time.perf_counter()
         outcome = await self._averager.average(
-            self._vector, weight=1.0, epoch=epoch, expected=expected
+            RoundRequest(self._vector, weight=1.0, epoch=epoch, expected=expected)
         )
         ended = time.perf_counter()
         if self._profile is not None:

@@ -33,6 +33,7 @@ from protocols.identity import Identity
 from protocols.moshpit.averager import Averager, open_averager
 from protocols.moshpit.layout import Vector
 from protocols.moshpit.outcome import Committed
+from protocols.moshpit.request import RoundRequest
 from protocols.moshpit.settings import AveragerSettings
 from protocols.network import Network
 from protocols.rpc import open_rpc
@@ -130,7 +131,7 @@ class ShapedPeer:
         cpu_began, resent_before = time.process_time(), resent_segments()
         began = time.perf_counter()
         outcome = await self._averager.average(
-            self._vector, weight=weight, epoch=epoch, expected=expected
+            RoundRequest(self._vector, weight=weight, epoch=epoch, expected=expected)
         )
         last = outcome.rounds[-1]
         told: dict[str, Any] = {

@@ -60,10 +60,11 @@ from protocols.accumulation.round_endings import averaged, brought_to, lacks_som
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
 from protocols.dht import Dht, DhtSettings, open_dht
 from protocols.identity import PeerId
-from protocols.moshpit.averager import Averager, open_averager
+from protocols.moshpit.averager import ONE_GROUP, Averager, open_averager
 from protocols.moshpit.layout import Layout, Segment, Vector
 from protocols.moshpit.matchmaking import GROUP
 from protocols.moshpit.outcome import Committed
+from protocols.moshpit.request import RoundRequest
 from protocols.moshpit.settings import GROUP_SIZE, AveragerSettings
 from protocols.rpc import open_rpc
 from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
@@ -346,7 +347,7 @@ class Trainer:
     async def _round(self, wanted: Average) -> list[Effect]:
         assert self._averager is not None
         over_a_grid = self.manner.approximate and wanted.expected > self.manner.group_size
-        outcome = await self._averager.average(
+        request = RoundRequest(
             Vector(Layout((Segment("all", self.manner.parameters),)), self._gradient),
             weight=float(wanted.weight),
             epoch=wanted.epoch,
@@ -354,8 +355,9 @@ class Trainer:
             expected=wanted.expected,
             awaited=wanted.awaited,
             votes=float(self.lifecycle.life.me in self.lifecycle.life.holders),
-            grid=self._averager.grid_for(wanted.expected) if over_a_grid else None,
         )
+        grid = self._averager.grid_for(wanted.expected) if over_a_grid else ONE_GROUP
+        outcome = await self._averager.average(request, grid)
         self.words.append(
             f"{trio.current_time():.1f} {self.epoch} {type(outcome).__name__} "
             f"of {wanted.expected} expected, awaited {len(wanted.awaited)}: "
