@@ -72,7 +72,7 @@ class Parameters:
         unknown = sorted(set(named) - set(self.names))
         if unknown:
             raise ProtocolMisuse(
-                f"Codecs were given for {', '.join(unknown)}, which the model does not train.",
+                f"Codecs are given for {', '.join(unknown)}, which the model does not train.",
                 advice="Name parameters as `model.named_parameters()` does.",
             )
         rest = codec if isinstance(codec, str) else "none"
