@@ -2,8 +2,8 @@
 
 A *member* is an index into the round's signed roster, so that a byte names a peer. A *ballot* is
 one try to bring the round to its end: a number, and the member that coordinates it. Ballots are
-totally ordered. In a *statement*, a reducer signs which bytes it has sent for its part in one ballot. A
-*suspicion* is a member's complaint about another, as a code and in words.
+totally ordered. In a *statement*, a reducer signs which bytes it has sent for its part in one
+ballot. A *suspicion* is a member's complaint about another, as a code and in words.
 
 Easy to get wrong: the digest of a result is made from the statements, part by part
 (`digest_of_result`), not from the bytes again. So two members with different results also have two
