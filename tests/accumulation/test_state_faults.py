@@ -70,7 +70,7 @@ def test_a_source_that_corrupts_what_it_sends_is_named_and_done_without(
         fetched = await newcomer.fetch(donors, progress=corrupt_half_way)
         assert same(fetched.state, donors[0].model.capture())
         assert set(fetched.liars) == {liar.peer}
-        assert "other bytes" in fetched.liars[liar.peer]
+        assert "wrong bytes" in fetched.liars[liar.peer]
         assert any(liar.peer in record.message for record in caplog.records)
         return fetched.seconds
 
@@ -287,7 +287,7 @@ def test_a_newcomer_that_asks_for_pieces_that_there_are_not_is_refused() -> None
         opening = PiecesOpening("test", digest)
         async with newcomer.rpc.open_bulk(donor.peer, PIECES, opening, timeout=5) as transfer:
             await transfer.send_chunk(b"\xff\xff\xff\xff")
-            with pytest.raises(MalformedMessage, match="not among 25"):
+            with pytest.raises(MalformedMessage, match="not one of the 25"):
                 await transfer.receive_chunk()
         assert donor.server.downloads == 0
 
