@@ -41,7 +41,7 @@ def step(
 
 
 def average_together(walks: list[GridWalk], wanted: list[WantedGroup]) -> None:
-    """One round of one group as it would be committed."""
+    """One round of one group, as if it were committed."""
     total = sum(one.weight for one in wanted)
     mean = sum((one.weight / total) * one.source for one in wanted)
     assert isinstance(mean, torch.Tensor)
