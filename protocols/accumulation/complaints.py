@@ -1,6 +1,6 @@
-"""Says in the log, once for each peer, what keeps it from counting or from being followed.
+"""Logs, once for each peer, why it does not count or cannot be followed.
 
-Easy to get wrong: whoever likes can give reason to complain, so what is remembered is bounded.
+Easy to get wrong: any stranger can give reason to complain, so what is remembered is bounded.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ log = logging.getLogger("potluck.accumulation")
 
 
 class Complaints:
-    """Of one tracker."""
+    """The complaints of one tracker."""
 
     def __init__(self) -> None:
         self._last: dict[PeerId, str] = {}
         self._other_torch: set[PeerId] = set()
 
     def do_not_count(self, ignored: Iterable[Ignored]) -> None:
-        """Why each of these does not, and again when it is another reason."""
+        """Log why each of these does not count, and again if the reason changes."""
         if len(self._last) > MOST_PEERS:
             self._last.clear()
         for one in ignored:
@@ -42,7 +42,7 @@ class Complaints:
             )
 
     def has_torch(self, peer: PeerId, its: str, ours: str) -> None:
-        """With another release of torch the two can average, and neither can take the other's
+        """With another release of torch, two peers can average, but neither can take the other's
         state."""
         own, theirs = torch_release(ours), torch_release(its)
         if not own or not theirs or own == theirs or peer in self._other_torch:

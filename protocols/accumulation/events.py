@@ -1,11 +1,11 @@
-"""What happens while a run trains, as typed events: for the log, the screen and the tests.
+"""The events of a run's training, for the log, the screen and the tests.
 
     async for event in collaboration.events(): ...          # or: collaboration.last_events()
 
-Logs are a rendering of these, never the other way round. Each has the epoch it belongs to; the
-samples in them are what an audit adds up: every sample that a peer computed is in exactly one
-`StepTaken.own_samples`, `HeldBack`, `GradientsDropped`, or still being accumulated. Of what was
-dropped some may be in a step all the same, which others made: `CaughtUp.seen` says what is known.
+Logs are written from these events, never the other way round. Each event has the epoch to which it
+belongs. An audit adds up their samples: every sample that a peer computed is in exactly one
+`StepTaken.own_samples`, `HeldBack` or `GradientsDropped`, or is still being accumulated. Some of
+the dropped samples may still be in a step that others made: `CaughtUp.seen` lists the known ones.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from protocols.identity import PeerId
 
 # ---- what each peer brought
 #
-# Who brought what to a committed round: what all members of its group know of one another.
+# The contribution of each member to a committed round, as all members of its group know it.
 #
 # Easy to get wrong: `averaged_bytes` counts a part once for each other member that brought samples.
-# `reduced_by` takes that out, and says which part of the vector the plan gave to whom.
+# `reduced_by` corrects for that, and returns the share of the vector that the plan gave to each.
 
 MOST_BATCHES: Final = 4
-"""Times a round's target: as so many samples one peer counts in a round, and is credited with,
-however many it has signed; nobody sees what it has computed. Rounds begin when all together have
-the target, so that nobody needs to bring more than that and a batch, which is no larger; beside a
-round that fails, as much again may be computed. Who has yet more after several of those is in the
-average with the mean of all of them, and counts as this many."""
+"""Times a round's target: a peer counts for no more samples than this in a round, and gets credit
+for no more, however many it has signed, because no other peer sees what it has computed. Rounds
+begin when all together have the target, so no peer needs to bring more than that plus a batch,
+which is no larger. During a round that fails, as much again may be computed. A peer that has even
+more after several failed rounds brings the mean of all of them, and counts as this many."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """`samples`: what the peer has signed that it brings. `averaged_bytes`: how much of the others'
-    data it has averaged, as it travelled. The rates are by which the round was planned: what its
-    owner allows, or else what was measured; 0 where neither is known. Over a grid all are of the
-    first group."""
+    """`samples`: the samples that the peer has signed. `averaged_bytes`: how much of the others'
+    data it has averaged, as encoded. The rates are those by which the round was planned: the
+    owner's limits, or else what was measured; 0 if neither is known. Over a grid, all values are of
+    the first group."""
 
     peer: PeerId
     samples: float
@@ -46,7 +46,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def reduced_by(shares: Sequence[Share]) -> dict[PeerId, float]:
-    """Which part of the vector each has reduced, from 0 to 1; 0 for all where nothing was."""
+    """The share of the vector that each peer has reduced, from 0 to 1; 0 if nothing was reduced."""
     senders = {one.peer for one in shares if one.samples > 0}
     parts = {one.peer: one.averaged_bytes / max(1, len(senders - {one.peer})) for one in shares}
     total = sum(parts.values()) or 1.0
@@ -54,7 +54,7 @@ def reduced_by(shares: Sequence[Share]) -> dict[PeerId, float]:
 
 
 class StepTaken(msgspec.Struct, frozen=True, tag=True):
-    """The run has made a step, with what these members brought; `epoch` is the one that ended."""
+    """The run has made a step with the samples of these members. `epoch` is the one that ended."""
 
     epoch: int
     samples: float
@@ -65,16 +65,16 @@ class StepTaken(msgspec.Struct, frozen=True, tag=True):
     accumulating_seconds: float
     averaging_seconds: float
     waiting_seconds: float
-    """For how long of the averaging the training thread did nothing else."""
+    """How long the training thread did nothing but wait for the averaging."""
     stepping_seconds: float
     norm: float | None = None
-    """Of the averaged gradient before clipping, where something clips."""
+    """The norm of the averaged gradient before clipping, if it is clipped."""
     shares: tuple[Share, ...] = ()
-    """Who brought what, as far as this peer's group goes; empty for a step that was made alone."""
+    """The contributions of this peer's group; empty for a step that was made alone."""
     over_a_grid: bool = False
     loss: float | None = None
-    """The run's: the mean over all samples of this step, averaged with their gradients, and so the
-    same at all peers; None where nobody has given one."""
+    """The run's loss: the mean over all samples of this step. It is averaged with their gradients,
+    so it is the same at all peers. None if no peer reported a loss."""
 
 
 class StepLoss(msgspec.Struct, frozen=True):
@@ -85,9 +85,9 @@ class StepLoss(msgspec.Struct, frozen=True):
 
 
 class SeenStep(msgspec.Struct, frozen=True):
-    """A step of the run that this peer has not made itself, though it was in its round: it holds
-    the signed list and knows what was decided, and the way that it has caught up by is proven, link
-    by link, to lead through the step that this makes. So it has seen as much as who made it."""
+    """A step of the run that this peer has not made itself, although it was in its round. It has
+    the signed list and knows what was decided, and it has caught up through results that are
+    proven, one by one, to include this step. So it has seen as much as the peers that made it."""
 
     epoch: int
     history: bytes
@@ -106,7 +106,7 @@ class HeldBack(msgspec.Struct, frozen=True, tag=True):
 
 
 class RoundFailed(msgspec.Struct, frozen=True, tag=True):
-    """A round brought no step: the gradients are kept, and it is tried again."""
+    """A round led to no step. The gradients are kept for the next try."""
 
     epoch: int
     samples: int
@@ -114,8 +114,8 @@ class RoundFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class GradientsDropped(msgspec.Struct, frozen=True, tag=True):
-    """Samples of this peer that will be in no step: they were computed with parameters that the
-    run has left behind."""
+    """Samples of this peer that will be in no step of this peer: they were computed with parameters
+    that the run has left behind."""
 
     epoch: int
     samples: int
@@ -131,9 +131,9 @@ class FellBehind(msgspec.Struct, frozen=True, tag=True):
 
 
 class CaughtUp(msgspec.Struct, frozen=True, tag=True):
-    """The state of `epoch` is taken over: fetched and verified, with so many steps `replayed` that
-    the run has made meanwhile; or these alone, where this peer was only some steps behind. These
-    lead on from its own state (`leads_on`), so that all steps that it has made are the run's."""
+    """The state of `epoch` was fetched and verified, and `replayed` steps that the run made
+    meanwhile were made again. If this peer was only some steps behind, it made only these steps,
+    from its own state (`leads_on`): then all steps that it has made are the run's."""
 
     epoch: int
     history: bytes
@@ -144,14 +144,14 @@ class CaughtUp(msgspec.Struct, frozen=True, tag=True):
     replayed: int = 0
     leads_on: bool = False
     seen: tuple[SeenStep, ...] = ()
-    """Those of the steps that it came by in whose rounds it was."""
+    """The steps on the way in whose rounds this peer was."""
     losses: tuple[StepLoss, ...] = ()
-    """Of the steps that were `replayed`."""
+    """The losses of the steps that were `replayed`."""
 
 
 class TooSlowToCatchUp(msgspec.Struct, frozen=True, tag=True):
-    """The state comes more slowly than the run goes on; `reason` says what would be needed. It is
-    tried on: links change, and so do runs."""
+    """The state arrives too slowly for this peer to catch up; `reason` says what would be needed.
+    The peer keeps trying, because links and runs change."""
 
     epoch: int
     bytes_per_second: float
@@ -160,8 +160,8 @@ class TooSlowToCatchUp(msgspec.Struct, frozen=True, tag=True):
 
 
 class NoBatchFits(msgspec.Struct, frozen=True, tag=True):
-    """So many steps in a row were made without a batch of this peer: the others are done with a
-    step long before it would be with one (batch_plan.py). It is told again after as many."""
+    """This many steps in a row were made without a batch of this peer: the others finish a step
+    long before it would finish a batch (batch_plan.py). Repeated after as many more steps."""
 
     epoch: int
     steps: int
@@ -176,8 +176,8 @@ class NoRunFound(msgspec.Struct, frozen=True, tag=True):
 
 
 class PlacesTaken(msgspec.Struct, frozen=True, tag=True):
-    """As many peers as fit into a round are in the run. This one follows its steps, and computes
-    nothing, until a place is free."""
+    """The run has as many peers as fit into a round. Until a place is free, this peer follows the
+    run's steps and computes nothing."""
 
     epoch: int
     places: int
@@ -190,15 +190,15 @@ class PlaceFree(msgspec.Struct, frozen=True, tag=True):
 
 
 class FetchingFailed(msgspec.Struct, frozen=True, tag=True):
-    """The state could not be fetched yet; it is tried again."""
+    """The state could not be fetched yet; the peer tries again."""
 
     epoch: int
     reason: str
 
 
 class ParametersAveraged(msgspec.Struct, frozen=True, tag=True):
-    """What unlike machines had drifted apart was averaged; `drift` is the largest difference
-    between what this peer had and the average."""
+    """The parameters were averaged, because they drift apart on unlike machines. `drift`: the
+    largest difference between this peer's parameters and the average."""
 
     epoch: int
     members: tuple[PeerId, ...]
@@ -214,7 +214,7 @@ class ScaleChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckpointSaved(msgspec.Struct, frozen=True, tag=True):
-    """The state of `epoch` is on the disk, whole."""
+    """The whole state of `epoch` is on the disk."""
 
     epoch: int
     path: str
@@ -223,7 +223,7 @@ class CheckpointSaved(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckpointMissed(msgspec.Struct, frozen=True, tag=True):
-    """The state of `epoch` could not be written; it is tried again when the next one is due."""
+    """The state of `epoch` could not be written. The next try is when the next one is due."""
 
     epoch: int
     reason: str

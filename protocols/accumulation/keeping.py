@@ -1,8 +1,8 @@
-"""Where a run's state outlives its peers: what the optimizer tells whoever keeps checkpoints.
+"""The interface between the optimizer and a keeper of checkpoints.
 
-The optimizer begins from `newest`, so that a peer that keeps the run's checkpoints never shows
-itself at epoch 0 when it has a later state: others that wait for it would begin anew. After each
-step it says `advanced`. How and when the state is written is the keeper's own affair
+The optimizer begins from `newest`. So a peer that keeps the run's checkpoints never publishes epoch
+0 if it has a later state; others that wait for it would begin anew. After each step the optimizer
+calls `advanced`. The keeper decides how and when to write the state
 (node/run/checkpoint_keeper.py).
 
 Easy to get wrong: `advanced` is called by the thread that has just stepped, which must not wait for
@@ -27,17 +27,17 @@ class StateHolder(Protocol):
     """Epoch and history of the state."""
 
     def look(self) -> LiveState:
-        """The state as it is, not copied; with the lock for reading."""
+        """The live state, not copied. Call it with the lock held for reading."""
 
 
 class StateKeeper(Protocol):
     """Keeps states, for one optimizer."""
 
     def newest(self) -> TrainingState | None:
-        """The state to begin from, if there is one. Asked once, when the optimizer is made."""
+        """The state to begin from, if there is one. Called once, when the optimizer is made."""
 
     def entered(self, holder: StateHolder, tell: Callable[[Event], None]) -> None:
-        """The optimizer takes part from now on; events are told through `tell`, in any thread."""
+        """The optimizer takes part from now on. Report events through `tell`, from any thread."""
 
     def advanced(self) -> None:
         """The state has changed. Any thread; never waits."""

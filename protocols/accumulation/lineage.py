@@ -1,17 +1,17 @@
-"""The run's line of steps: the history of a state, and which of several states is the run's. Pure.
+"""Names the history of a state, and decides which of several states is the run's. Pure.
 
-A history is sixteen bytes, equal at two peers that made the same steps:
+A history is sixteen bytes. They are equal at two peers that made the same steps:
 
     history = first_history(run, signature, digest_of_the_initial_parameters)
     history = next_history(history, epoch, committed.digest)
     history = history_after_parameters(history, epoch, committed.digest)
 
-A committed result has the same bits at all its members, whatever their hardware; so peers whose
-own arithmetic differs in the last bit have the same history, and peers that took different rounds
-as the end of one epoch do not: that is a fork, and they never average with one another.
+A committed result has the same bits at all its members, whatever their hardware. So peers whose own
+arithmetic differs in the last bit have the same history. Peers that ended one epoch with different
+rounds have different histories: that is a fork, and they never average with one another.
 
-Easy to get wrong: the epoch is not enough to tell states apart, and the digest of the parameters
-is too much: on unlike machines it differs although nothing is wrong.
+Easy to get wrong: the epoch alone does not tell states apart. The digest of the parameters tells
+too many apart: on unlike machines it differs although nothing is wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from blake3 import blake3
 from protocols.identity import PeerId
 from protocols.rpc import encode
 
-HISTORY_BYTES: Final = 16  # nobody gains by finding two histories that collide
+HISTORY_BYTES: Final = 16  # no attacker gains by finding two histories that collide
 
 _FIRST = b"potluck history 1: first\0"
 _STEP = b"potluck history 1: step\0"
@@ -35,18 +35,18 @@ _PARAMETERS = b"potluck history 1: parameters\0"
 
 
 def first_history(run: str, signature: bytes, parameters_digest: bytes) -> bytes:
-    """Of a run before its first step."""
+    """The history of a run before its first step."""
     return _digest(_FIRST, run, signature, parameters_digest)
 
 
 def next_history(history: bytes, epoch: int, result_digest: bytes) -> bytes:
-    """After the step that ended this epoch. `result_digest` is empty for a peer that was alone
-    (then nobody shares its history; chance makes it unique only through what came before)."""
+    """The history after the step that ended this epoch. `result_digest` is that of the step's
+    result (results.py)."""
     return _digest(_STEP, history, epoch, result_digest)
 
 
 def history_after_parameters(history: bytes, epoch: int, result_digest: bytes) -> bytes:
-    """After the parameters themselves were averaged, at the beginning of this epoch."""
+    """The history after the parameters were averaged, at the beginning of this epoch."""
     return _digest(_PARAMETERS, history, epoch, result_digest)
 
 
@@ -56,58 +56,56 @@ def _digest(domain: bytes, *content: object) -> bytes:
 
 # ---- whose state is the run's
 #
-# Whose state is the run's, when peers are at different ones. Pure.
+# Decides whose state is the run's, if peers have different ones. Pure.
 #
 #   behind(mine, voters)                    # a state that this peer should take, or None
 #   fork(mine, voters) or left_alone(mine, voters)
-#   patience.settled(found, now, jitter)    # the same, once it has been so for long enough
+#   patience.settled(found, now, jitter)    # the same, once the finding has lasted long enough
 #
-# Three cases, by what the live peers of the run say:
+# There are three cases, decided by the slots of the run's live peers:
 #
-# - *behind*: enough of them are at a later epoch. Enough is two, and a quarter of them; or one,
-#   where there is only one. A single liar can therefore send nobody after a state of its
-#   invention, but where it is the only other peer.
-# - *fork*: at the same epoch there are other histories. The side with fewer peers gives way; of
-#   two equal ones, the larger history. Both sides count the same slots, each by itself, and come
-#   to the same conclusion; numbers of samples are left out of it, for they change while slots
-#   travel.
-# - *left alone*: this peer is ahead, and not enough others are to be followed. They go on without
-#   it; after a while it goes back to them.
+# - *behind*: enough of them are at a later epoch. At least two are needed, and a quarter of them;
+#   or one, if there is only one other. So a single liar cannot make a peer fetch an invented state,
+#   unless it is the only other peer.
+# - *fork*: there are other histories at the same epoch. The side with fewer peers gives way; of two
+#   equal sides, the one with the larger history. Each side counts the same slots by itself, and
+#   reaches the same conclusion. Samples do not count, because they change while slots travel.
+# - *left alone*: this peer is ahead, and too few others are, so nobody follows them. The others go
+#   on without it; after a while it goes back to them.
 #
-# Who has nothing of its own at stake has no vote: who is at epoch 0 follows any later epoch that a
-# single peer proves by its state, so that a run goes on from one checkpoint; and who has taken its
-# state from others *follows* them until it has made a step with it. Two newcomers, whose states
-# are one step old by the time they have them, would otherwise outvote the peer that they had them
-# from.
+# Some peers have no vote. A peer at epoch 0 follows any later epoch that a single peer proves by
+# its state, so that a run can go on from one checkpoint. A peer that has taken its state from
+# others *follows* them until it has made a step with it. Otherwise two newcomers, whose states are
+# one step old when they arrive, could outvote the peer that gave them these states.
 #
-# Easy to get wrong: two sides must not take each other's state at once. So a fork has to last
-# `FORK_SECONDS` before anybody moves, each waits a little longer by a share of its own, and every
-# peer that has moved makes the winning side larger.
+# Easy to get wrong: two sides must not take each other's state at the same time. So a fork must
+# last `FORK_SECONDS` before any peer moves, each peer waits a little longer by a share of its own,
+# and every peer that moves makes the winning side larger.
 
 BACKERS: Final = 2
-BACKING_SHARE: Final = 4  # one in so many of the others
+BACKING_SHARE: Final = 4  # a quarter of the others
 
 FORK_SECONDS: Final = 4.0
-"""Longer than all slots of a round need to be written and read, so that what looks like a fork
-between two of them is none."""
+"""Longer than it takes to write and read the slots of all members after a round. Until then, old
+slots may look like a fork."""
 
 LEFT_ALONE_SECONDS: Final = 25.0
-"""Longer than a slot lives: who is counted against this peer is alive."""
+"""Longer than a slot lives, so that only live peers are counted against this one."""
 
 START_SECONDS: Final = 0.0
-"""At epoch 0 peers begin with parameters of their own, have nothing to lose, and take at once
-those of whoever has the smallest history."""
+"""At epoch 0, peers begin with parameters of their own and have nothing to lose. They take the
+state with the smallest history at once."""
 
 
 class Lineage(NamedTuple):
-    """Which steps a state has had."""
+    """The steps that made a state."""
 
     epoch: int
     history: bytes
 
 
 class Voter(NamedTuple):
-    """`follows`: it has taken its state from others, and made no step with it since."""
+    """`follows`: the peer has taken its state from others, and made no step with it since."""
 
     peer: PeerId
     at: Lineage
@@ -122,8 +120,8 @@ class FindingKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A state that this peer should take instead of its own: that of `peers`, who are at this
-    epoch or later. `history` is None where any of a later epoch will do."""
+    """A state that this peer should take instead of its own. `peers` have it: they are at this
+    epoch or later. `history` is None if any history of a later epoch will do."""
 
     kind: FindingKind
     epoch: int
@@ -131,26 +129,26 @@ class Elsewhere:
     peers: tuple[PeerId, ...]
     reason: str
     seconds: float = 0.0
-    """For how long it has to be so before anybody acts on it."""
+    """How long this finding must last before the peer acts on it."""
 
 
 def needed(others: int) -> int:
-    """How many of so many others have to be ahead for a peer to follow them."""
+    """How many of the others must be ahead for a peer to follow them."""
     if others <= 1:
         return 1
     return max(BACKERS, -(-others // BACKING_SHARE))
 
 
 def behind(mine: Lineage, voters: Iterable[Voter]) -> Elsewhere | None:
-    """Whether enough others are at a later epoch, and where. Followers count where there is nobody
-    else: the peers that they had their state from are gone."""
+    """Whether enough others are at a later epoch, and where. If there are only followers, they
+    count: the peers that gave them their state are gone."""
     later = [one for one in voters if one.at.epoch > 0]
     votes = [one for one in later if not one.follows] or later
     ahead = sorted((one.at.epoch for one in votes if one.at.epoch > mine.epoch), reverse=True)
     enough = needed(len(votes))
     if len(ahead) < enough:
         return None
-    epoch = ahead[enough - 1]  # the latest that so many have reached
+    epoch = ahead[enough - 1]  # the latest epoch that enough have reached
     sides = _sides([one for one in votes if one.at.epoch >= epoch])
     there = [one for one in later if one.at.epoch >= epoch]
     contested = len({one.at.history for one in there if one.at.epoch == epoch}) > 1
@@ -168,8 +166,8 @@ def behind(mine: Lineage, voters: Iterable[Voter]) -> Elsewhere | None:
 
 
 def fork(mine: Lineage, voters: Iterable[Voter], *, follows: bool = False) -> Elsewhere | None:
-    """Whether another side at this epoch has more peers, or as many and the smaller history.
-    `follows`: as in `Voter`, of this peer."""
+    """Whether another side at this epoch has more peers, or as many and a smaller history.
+    `follows`: as in `Voter`, for this peer."""
     here = [one for one in voters if one.at.epoch == mine.epoch]
     counts = Counter(one.at.history for one in here if not one.follows)
     if not follows:
@@ -193,7 +191,7 @@ def fork(mine: Lineage, voters: Iterable[Voter], *, follows: bool = False) -> El
 def left_alone(
     mine: Lineage, voters: Iterable[Voter], *, follows: bool = False
 ) -> Elsewhere | None:
-    """Whether this peer is ahead, and those who are not have too few before them to follow."""
+    """Whether this peer is ahead, and too few are for the others to follow them."""
     others = list(voters)
     votes = [one for one in others if one.at.epoch > 0]
     if not follows or any(not one.follows for one in votes):
@@ -224,7 +222,7 @@ def _of_others(some: Sized, all_others: Sized, does: str, do: str) -> str:
 
 
 def _sides(voters: Sequence[Voter]) -> list[Lineage]:
-    """The states that there are, that of the most first; then the later, the smaller history."""
+    """The states, those with the most voters first; then later epochs, then smaller histories."""
     counts = Counter(one.at for one in voters)
     return sorted(counts, key=lambda at: (-counts[at], -at.epoch, at.history))
 
@@ -234,15 +232,15 @@ def _peers(voters: Iterable[Voter]) -> tuple[PeerId, ...]:
 
 
 class FindingPatience:
-    """Lets a finding count once there has been one of its kind for its time, without a gap: the
-    epochs and histories in it move on meanwhile. Invariant: `_since` is when the gap ended."""
+    """Lets a finding count once there has been one of its kind for its `seconds` without a gap. The
+    epochs and histories in it may change meanwhile. Invariant: `_since` is when the gap ended."""
 
     def __init__(self) -> None:
         self._kind: FindingKind | None = None
         self._since = 0.0
 
     def settled(self, found: Elsewhere | None, now: float, jitter: float) -> Elsewhere | None:
-        """`jitter`: this peer's own share, 0 to 1: so much longer it waits, of the same time."""
+        """`jitter`: this peer's own share, 0 to 1; it waits longer by this share of the time."""
         kind = None if found is None else found.kind
         if kind is not self._kind:
             self._kind, self._since = kind, now

@@ -1,16 +1,16 @@
-"""What a torch optimizer remembers, by the names of parameters; and putting it back.
+"""Takes out what a torch optimizer remembers, by the names of parameters, and puts it back.
 
     tree = optimizer_tree(optimizer, names)            # {"groups": …, "statistics": …, "rest": …}
     loadable = prepared(optimizer, names, tree)        # StateRefused, before anything is touched
     load(optimizer, loadable)
 
-Any optimizer does whose state_dict has tensors and plain values. Switches that concern only how a
-device computes (`fused`, `foreach`, …) stay this peer's own: one with a GPU and one without can
+It works for any optimizer whose state_dict has tensors and plain values. Each peer keeps its own
+switches for how a device computes (`fused`, `foreach`, …), so a peer with a GPU and one without can
 share a state.
 
-Easy to get wrong: torch's `load_state_dict` casts statistics to the dtype of their parameter. Where
-they were kept in another (float32 beside bfloat16 weights), that would lose bits, so they are put
-in place again as they came.
+Easy to get wrong: torch's `load_state_dict` casts statistics to the dtype of their parameter. If
+they were kept in another one (float32 beside bfloat16 weights), that would lose bits, so they are
+put in place again afterwards, as they came.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from protocols.accumulation.state_manifest import StateRefused, check_kinds, sha
 
 # ---- which statistics an optimizer has
 #
-# What statistics an optimizer keeps for a parameter, found out before it has kept any.
+# Finds out which statistics an optimizer keeps for a parameter, before it has kept any.
 #
 #   expected = ExpectedStatistics(optimizer)
 #   expected.check("model.weight", parameter, group, statistics)      # StateRefused, by name
 #
-# A newcomer's optimizer has none before its first step, and what comes with a state would be put
-# in place unseen: one of the wrong shape breaks the first step, or makes it quietly wrong. So a
-# step is made with a parameter of six values, by the optimizer's own class and with the settings
-# of each group, and what that leaves behind says which statistics there are, and whether they are
-# like the parameter, or one value for all of it.
+# A newcomer's optimizer has none before its first step, so those of a fetched state could not be
+# compared with anything. A statistic of the wrong shape breaks the first step, or makes it wrong
+# without an error. So the optimizer's own class makes a step with a parameter of six values, with
+# the settings of each group. The result shows which statistics there are, and whether each has the
+# parameter's shape or is one value for all of it.
 #
-# Easy to get wrong: the small parameter must not meet the optimizer's own state, hooks or
-# schedule. Where no such step can be made (LBFGS asks for a closure), nothing is known, and
-# nothing refused.
+# Easy to get wrong: the small parameter must not get into the optimizer's own state, hooks or
+# schedule. If no such step can be made (LBFGS needs a closure), nothing is known, and nothing is
+# refused.
 
 log = logging.getLogger("potluck.state")
 
-SMALL = (2, 3)  # two dimensions, for optimizers that keep something for each
+SMALL = (2, 3)  # two dimensions, for optimizers that keep statistics for each dimension
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """One statistic. Neither: it has another shape that follows from the parameter's (factored
-    ones). `dtype`: None is the parameter's."""
+    """One statistic. If neither flag is set, its shape follows from the parameter's in another way
+    (factored statistics). `dtype`: None is the parameter's."""
 
     is_like_parameter: bool
     is_one_value: bool
@@ -61,7 +61,7 @@ class _Kept:
 
 
 class ExpectedStatistics:
-    """Of an optimizer, for each of its param groups."""
+    """The statistics of an optimizer, for each of its param groups."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -70,7 +70,7 @@ class ExpectedStatistics:
     def check(
         self, name: str, parameter: Tensor, group: Mapping[str, Any], statistics: Mapping[str, Any]
     ) -> None:
-        """StateRefused unless these can be those of this parameter."""
+        """Raise StateRefused unless these can be the statistics of this parameter."""
         known = self._of_group(group, parameter.dtype)
         if known is None:
             return
@@ -119,8 +119,8 @@ def _after_a_step(
         setattr(trial, hooks, OrderedDict())
     try:
         type(trial).step(trial)
-    except Exception as error:  # noqa: BLE001 - anybody's optimizer, in a step that nobody needs
-        log.info("what %s keeps is not known before a step: %s", type(optimizer).__name__, error)
+    except Exception as error:  # noqa: BLE001 - any optimizer, in a step that is only a test
+        log.info("the statistics of %s are not known yet: %s", type(optimizer).__name__, error)
         return None
     return {
         str(key): _Kept(
@@ -141,18 +141,18 @@ def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
 OWN_SETTINGS = frozenset(
     {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
 )
-"""Of a param group: which parameters it has, and how the device computes."""
+"""Entries of a param group that stay a peer's own: its parameters, and how the device computes."""
 
 
 def names_of_parameters(optimizer: torch.optim.Optimizer, named: Mapping[str, Tensor]) -> list[str]:
-    """The name of each parameter of the optimizer, in its own order of them."""
+    """The name of each parameter of the optimizer, in the optimizer's order."""
     by_identity = {id(parameter): name for name, parameter in named.items()}
     parameters = _parameters(optimizer)
     return [by_identity.get(id(one), f"#{number}") for number, one in enumerate(parameters)]
 
 
 def optimizer_tree(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Any]:
-    """Settings of its param groups, and what it keeps for each parameter."""
+    """The settings of its param groups, and its statistics for each parameter."""
     content = optimizer.state_dict()
     return {
         "groups": [
@@ -172,7 +172,7 @@ def optimizer_tree(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[s
 def prepared(
     optimizer: torch.optim.Optimizer, names: list[str], tree: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A state_dict for this optimizer with copies of what the tree holds."""
+    """A state_dict for this optimizer, with copies of the tree's values."""
     own = optimizer.state_dict()
     groups, statistics = tree["groups"], tree["statistics"]
     if len(groups) != len(own["param_groups"]):
@@ -211,7 +211,7 @@ def prepared(
 
 
 def load(optimizer: torch.optim.Optimizer, loadable: dict[str, Any]) -> None:
-    """Put what `prepared` made in place."""
+    """Load the state_dict that `prepared` returned."""
     optimizer.load_state_dict(loadable)
     parameters = _parameters(optimizer)
     for number, statistics in loadable["state"].items():
@@ -224,7 +224,7 @@ def load(optimizer: torch.optim.Optimizer, loadable: dict[str, Any]) -> None:
 
 
 def _merged(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a param group: theirs, but for what is a peer's own."""
+    """The settings of a param group: theirs, except for the entries that stay a peer's own."""
     own = {key: value for key, value in mine.items() if key in OWN_SETTINGS or key not in theirs}
     return {**cloned(shaped_like(dict(theirs), mine)), **own}
 
@@ -232,7 +232,7 @@ def _merged(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any
 def _placed(
     statistics: Any, present: Mapping[str, Any], parameter: Tensor, group: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Copies of one parameter's statistics where this optimizer wants to have them."""
+    """Copies of one parameter's statistics, on the device where this optimizer needs them."""
 
     def place(value: Any, key: Any) -> Any:
         if not isinstance(value, Tensor):

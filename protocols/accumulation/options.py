@@ -1,12 +1,12 @@
-"""Which options of the optimizer go together, and what names a run's way to make steps.
+"""Checks which options of the optimizer go together, and describes how a run makes its steps.
 
-Refused by name, when the optimizer is made, is what would show only later or never: options that
-contradict each other, and those that would silently do nothing.
+Options that contradict each other, or would silently do nothing, are refused by name when the
+optimizer is made. Otherwise the mistake would be noticed much later or never.
 
 Easy to get wrong: peers with other tensors, another optimizer, batch or clipping must not count
-each other's samples. That is what the signature is for (training_description.py): it is in every
-slot, and the first history comes from it. It is made before the optimizer has stepped or has taken
-a state: schedules change what a param group says.
+each other's samples. The signature (training_description.py) tells them apart: it is in every slot,
+and the first history is made from it. Make it before the optimizer has stepped or taken a state,
+because schedules change the settings of param groups.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PRECISIONS = ("float32", "bf16", "fp16")
 
 
 def autocast_to(precision: str, device_type: str) -> AbstractContextManager[Any]:
-    """What a batch's loss is computed in, on a device of this type ("cuda")."""
+    """The context in which a batch's loss is computed on a device of this type ("cuda")."""
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device_type, torch.bfloat16 if precision == "bf16" else torch.float16)
@@ -49,14 +49,14 @@ def check_options(
     precision: str,
     auxiliary: bool,
 ) -> None:
-    """ProtocolMisuse, by name, for what cannot work."""
+    """Raise ProtocolMisuse, with the names, for options that cannot work."""
     if local_steps < 1:
-        raise ProtocolMisuse(f"local_steps={local_steps} makes no step; 1 averages gradients.")
+        raise ProtocolMisuse(f"local_steps={local_steps} makes no steps; 1 averages gradients.")
     if delayed and local_steps > 1:
         raise ProtocolMisuse(
             "delayed=True and local_steps > 1 do not go together.",
             why="Local steps already spread a round over many batches.",
-            advice="Take delayed=True on links that carry a round in an epoch, local_steps on "
+            advice="Use delayed=True on links that carry a round within an epoch, local_steps on "
             "slower ones.",
         )
     if average_parameters_every and local_steps > 1:
@@ -66,20 +66,22 @@ def check_options(
             advice="Leave average_parameters_every out.",
         )
     if average_parameters_every < 0:
-        raise ProtocolMisuse(f"average_parameters_every={average_parameters_every} is no number.")
+        raise ProtocolMisuse(
+            f"average_parameters_every={average_parameters_every} is not a number of steps."
+        )
     if last_epoch < 0:
-        raise ProtocolMisuse(f"last_epoch={last_epoch} is no number of steps.")
+        raise ProtocolMisuse(f"last_epoch={last_epoch} is not a number of steps.")
     if auxiliary and delayed:
         raise ProtocolMisuse(
             "auxiliary=True and delayed=True do not go together.",
-            why="An auxiliary peer computes nothing beside which a step could be made.",
-            advice="Leave delayed out: it may be on at the others all the same.",
+            why="An auxiliary peer computes no batches during which a step could be made.",
+            advice="Leave delayed out; the others may still use it.",
         )
     if precision not in PRECISIONS:
         raise ProtocolMisuse(f'precision="{precision}" is none of {", ".join(PRECISIONS)}.')
     if max_norm is not None and not 0.0 < max_norm < math.inf:
         raise ProtocolMisuse(
-            f"max_norm={max_norm} is no norm to clip to.", advice="Leave it out, not to clip."
+            f"max_norm={max_norm} is not a norm to clip to.", advice="Leave it out to clip nothing."
         )
 
 
@@ -93,7 +95,7 @@ def description_of(
     group_size: int,
     approximate: bool,
 ) -> TrainingDescription:
-    """What all peers of a run have to share, of an optimizer that has not stepped yet."""
+    """The settings that all peers of a run share, from an optimizer that has not stepped yet."""
     inner, trained = steps.inner, set(steps.shared.names)
     return TrainingDescription(
         tensors=steps.look("", 0, b"").signature.tensors,
@@ -112,8 +114,8 @@ def description_of(
 
 
 def _schedule_of(scheduler: object) -> str:
-    """Its class, and what it says of itself if it can (`described`): code cannot be compared, and
-    two peers with other rates would drift apart by the same results."""
+    """The schedule's class, and its own description (`described`) if it has one. Code cannot be
+    compared, and two peers with other rates would drift apart although their results are equal."""
     if scheduler is None:
         return ""
     words = getattr(scheduler, "described", "")

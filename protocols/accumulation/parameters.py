@@ -4,10 +4,11 @@
     flat = parameters.buffer()                     # room for one value of each
     for view, parameter in zip(parameters.views(flat), parameters.tensors, strict=True): ...
 
-Promise: what an exchange could not average is refused by name here, before anything is sent.
+Promise: a parameter that an exchange could not average is refused here, by name, before anything is
+sent.
 
-Easy to get wrong: frozen parameters (`requires_grad=False`) are not in it. They are not averaged,
-but they belong to the state, which a newcomer fetches whole.
+Easy to get wrong: frozen parameters (`requires_grad=False`) are not included. They are not
+averaged, but they belong to the state that a newcomer fetches.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from protocols.moshpit.layout import Segment
 from protocols.tensors import CodecName
 
 Codecs = CodecName | Mapping[str, CodecName]
-"""For all parameters, or by name; those that are not named travel as they are."""
+"""One codec for all parameters, or codecs by name; the others travel without a codec."""
 
 
 class Parameters:
@@ -31,7 +32,7 @@ class Parameters:
 
     def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         self.everything = list(named)
-        """Also what is frozen."""
+        """All parameters, with the frozen ones."""
         trained = [(name, one) for name, one in self.everything if one.requires_grad]
         _check(self.everything, trained)
         self.trained = tuple(trained)
@@ -44,7 +45,7 @@ class Parameters:
         self.values = ends[-1]
 
     def buffer(self, extra: int = 0, device: torch.device | None = None) -> Tensor:
-        """A flat tensor of as many values, and so many more behind them; all zero."""
+        """A flat tensor of zeros with room for all parameters, and for `extra` more values."""
         return torch.zeros(self.values + extra, dtype=self.dtype, device=device or self.device)
 
     def views(self, flat: Tensor) -> list[Tensor]:
@@ -66,7 +67,7 @@ class Parameters:
             one.copy_(view)
 
     def segments(self, codec: Codecs) -> tuple[Segment, ...]:
-        """What a layout says of them. `codec` for all, or by name (others: none)."""
+        """The segments of a layout. `codec`: one for all, or by name (none for the others)."""
         named = {} if isinstance(codec, str) else dict(codec)
         unknown = sorted(set(named) - set(self.names))
         if unknown:
@@ -82,14 +83,14 @@ class Parameters:
         )
 
     def codec_of(self, codec: CodecName) -> CodecName:
-        """`none` as it is called for values of the parameters' type."""
+        """The codec by its name for the parameters' type: `none` is `float64` for float64."""
         if self.dtype is not torch.float64:
             return codec
         if codec not in ("none", "float64"):
             raise ProtocolMisuse(
                 f"The parameters are float64, and the codec is {codec}.",
-                why="What is kept in double precision travels in double precision.",
-                advice="Take a float32 model, or leave the codec out.",
+                why="Values in double precision travel in double precision.",
+                advice="Use a float32 model, or leave the codec out.",
             )
         return "float64"
 
@@ -107,16 +108,16 @@ def _check(
     if not trained:
         raise ProtocolMisuse(
             "There is no parameter to train.",
-            why="None was given that has requires_grad=True.",
-            advice="Give `model.named_parameters()` after freezing what is to stay as it is.",
+            why="No given parameter has requires_grad=True.",
+            advice="Give `model.named_parameters()`, and freeze only what is not to be trained.",
         )
     first_name, first = trained[0]
     for name, one in trained:
         if one.dtype not in (torch.float32, torch.float64):
             raise ProtocolMisuse(
                 f"{name} is {one.dtype}; parameters are kept in float32 (or float64).",
-                why="Peers average and step in a common precision; steps vanish in a smaller one.",
-                advice='Keep the model in float32 and say precision="bf16" or "fp16".',
+                why="Peers average and step in one precision, and a smaller one loses small steps.",
+                advice='Keep the model in float32 and set precision="bf16" or "fp16".',
             )
         if one.dtype is not first.dtype or one.device != first.device:
             raise ProtocolMisuse(

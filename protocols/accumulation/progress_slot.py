@@ -1,13 +1,13 @@
-"""What every peer of a run says about itself in the directory: one slot under `progress/<run>`.
+"""The slot in which each peer of a run publishes its progress, under `progress/<run>`.
 
     await dht.put(progress_key("poem"), slot, ttl=SLOT_SECONDS)
 
-A slot says how far its peer is (epoch and history), what it has gathered for the round that ends
-this epoch (samples, and how fast they come), and whether others can have its state. It lives
-shortly, so a peer that is gone is forgotten soon; it carries no times, because clocks differ: a
-reader goes by the moment at which it has seen the slot.
+A slot says how far its peer is (epoch and history), how many samples it has for the round that ends
+this epoch, how fast it computes them, and whether others can fetch its state. It expires soon, so a
+peer that is gone is soon forgotten. It carries no clock times, because clocks differ: a reader uses
+the moment at which it saw the slot.
 
-Easy to get wrong: a slot is what its peer claims. What of it counts is decided in claims.py.
+Easy to get wrong: a slot is only a claim of its peer. claims.py decides how much of it counts.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from protocols.dht import Family
 from protocols.rpc import Message
 
 SLOT_SECONDS: Final = 18.0
-"""How long a slot lives: a peer that was killed is forgotten after this. Three times as long as
-`SAY_AGAIN_SECONDS`, so that two lost writes in a row make nobody disappear."""
+"""How long a slot lives: a peer that was killed is forgotten after this time. It is three times
+`SAY_AGAIN_SECONDS`, so that two lost writes in a row make no peer disappear."""
 
 SAY_AGAIN_SECONDS: Final = 6.0
-"""A peer says how it is at least this often, also where nothing has changed."""
+"""A peer publishes its slot at least this often, even if nothing has changed."""
 
 LARGEST_EPOCH: Final = 1 << 40  # a step every microsecond for two weeks
 LARGEST_SAMPLES: Final = 1 << 50  # exact as a float, with room to add up a thousand of them
-LONGEST_SECONDS: Final = 1e9  # thirty years; no batch and no epoch lasts so long
+LONGEST_SECONDS: Final = 1e9  # thirty years; no batch and no epoch lasts this long
 SIGNATURE_BYTES: Final = 16
 STATE_DIGEST_BYTES: Final = 32
 LONGEST_TORCH = 32  # characters of a version such as 2.13.0+cu130
 LONGEST_NAME = 24  # characters; four bytes each at most
-SLOT_LIMIT_BYTES = 320  # some 150 are used, and a hundred more by the longest name
-MOST_PEERS = 1024  # in one run, as many as one group of averaging may have
+SLOT_LIMIT_BYTES = 320  # some 150 are used, and a hundred more with the longest name
+MOST_PEERS = 1024  # of one run, as many as one group of averaging may have
 
 Role = Literal["trains", "auxiliary"]
 Epoch = Annotated[int, Meta(ge=0, le=LARGEST_EPOCH)]
@@ -48,34 +48,34 @@ History = Annotated[bytes, Meta(min_length=HISTORY_BYTES, max_length=HISTORY_BYT
 class ProgressSlot(Message, frozen=True):
     """One peer's progress.
 
-    - `epoch`, `history`: how many steps its parameters have had, and which (lineage.py).
-    - `samples`: what it brings to the round that ends this epoch, as far as it has it. While a
-      round is under way these are the samples in it, also where the next epoch's are being
-      computed beside it.
+    - `epoch`, `history`: how many steps made its parameters, and which steps (lineage.py).
+    - `samples`: the samples that it has for the round that ends this epoch. While the round is
+      under way, these are the samples in it, even if samples of the next epoch are being computed
+      beside it.
     - `samples_per_second`: how fast they grow; 0 while they do not.
     - `role`: "auxiliary" comes to rounds without samples.
     - `client`: it can only dial out.
-    - `signature`: of the model's tensors and optimizer; who has another one cannot take part.
+    - `signature`: of the model's tensors and optimizer; peers with another one cannot take part.
     - `state_digest`: of its state at this epoch, which others may fetch; empty while there is none.
     - `averaging`: it has begun the round that ends this epoch.
     - `keeps`: it keeps the run's checkpoints, so a run may begin with it.
-    - `follows`: it has taken its state from others and made no step with it since: what becomes of
-      the run is not for it to say (lineage.py).
-    - `name`: what its owner would be called. It proves nothing, and is any text: whoever shows it
-      cleans it first.
-    - `batch`: samples of one batch of it; 0 where it has computed none yet and does not know.
-    - `batch_seconds`: how long one takes it, before its first batch by what it was measured at
-      before it came; 0 where that is not known.
-    - `under_way`: for so many seconds it has computed the batch that is under way; negative while
-      there is none.
-    - `epoch_seconds`: so long after the round that began this epoch this was said. All members of
-      that round know when it ended, so they need not guess how old a slot is. Others go by what
-      these say; negative as long as they have not read it.
+    - `follows`: it has taken its state from others and made no step with it since, so it has no
+      vote on which state is the run's (lineage.py).
+    - `name`: the name that its owner chose. It proves nothing and may be any text: clean it before
+      you show it.
+    - `batch`: samples of one of its batches; 0 if it has computed none yet and does not know.
+    - `batch_seconds`: how long one batch takes; before its first batch, as it was measured before
+      the peer joined; 0 if unknown.
+    - `under_way`: for how many seconds it has computed the batch under way; negative if there is
+      none.
+    - `epoch_seconds`: how long after the round that began this epoch the slot was written. All
+      members of that round know when it ended, so they need not guess how old a slot is. Other
+      peers take the time from the members' slots; negative until they have read one.
     - `beside`: samples of the next epoch that it has already, while it averages (delayed).
-    - `leaves`: it begins no batch any more, and only brings what it has.
-    - `spared`: so many of the last steps in a row were made without samples of it.
-    - `came_seconds`: so long after the round that began this epoch a peer came that was not in it;
-      negative where it was. It does not change within an epoch.
+    - `leaves`: it begins no more batches, and only brings what it has.
+    - `spared`: how many of the last steps in a row were made without samples of it.
+    - `came_seconds`: if it was not in the round that began this epoch, how long after that round it
+      came; negative if it was in it. It does not change within an epoch.
     """
 
     epoch: Epoch
@@ -102,17 +102,18 @@ class ProgressSlot(Message, frozen=True):
 
     @property
     def was_in_round(self) -> bool:
-        """In the one that began its epoch."""
+        """Whether it was in the round that began its epoch."""
         return self.came_seconds < 0.0 <= self.epoch_seconds
 
     @property
     def has_begun(self) -> bool:
-        """To compute in this epoch: one that has just come may wait until the others know it."""
+        """Whether it has begun to compute in this epoch. A peer that has just come may wait until
+        the others know it."""
         return self.was_in_round or self.samples > 0 or self.under_way >= 0.0
 
 
 def _check(_key: str, slot: Any) -> str | None:
-    """What the types cannot say."""
+    """Checks what the types cannot express."""
     if not math.isfinite(slot.samples_per_second):
         return "Its samples per second are not a finite number."
     times = (slot.batch_seconds, slot.under_way, slot.epoch_seconds, slot.came_seconds)

@@ -1,4 +1,4 @@
-"""Keeps in the directory what this peer says of its progress, as long as it is there.
+"""Keeps this peer's progress slot in the directory while the peer takes part.
 
     publishing = Publishing(dht, key, mine, measured, again_in)
     nursery.start_soon(publishing.run)
@@ -33,20 +33,20 @@ from protocols.errors import PotluckError
 #
 #   seconds = say_again_in(said, mine, estimate, settings, largest_batch, now)
 #
-# The others carry a slot forward by the rate in it. So a slot is written again only when that is
+# The others extrapolate a slot by the rate in it. So a slot is written again only when that is
 # wrong by more than a little, when anything but the number of samples changes, and before the slot
 # expires. The errors of all peers together stay at a few hundredths of a round, with four peers or
 # with sixty.
 #
-# Easy to get wrong: samples come a batch at a time. What is done of the batch under way counts
-# here on both sides, so that half a batch is an error, and a peer that waits is none.
+# Easy to get wrong: samples are added a batch at a time. So the finished part of the batch under
+# way counts on both sides of the comparison. Otherwise a batch under way would look like an error.
 
 ERROR_SHARE: Final = 0.05
-"""Of a round's target, by which all peers together may be wrong."""
+"""The share of a round's target by which all peers together may be wrong."""
 
 SHORTEST_SECONDS: Final = 0.25
-"""Between two slots that differ in samples only. A write goes to five replicas at once and to the
-rest within a second; this keeps it under a hundredth of a processor."""
+"""The shortest time between two slots that differ only in samples. A write goes to five replicas at
+once and to the others within a second; this limit keeps it under a hundredth of a processor."""
 
 AT_ONCE_SECONDS: Final = 1e-3
 
@@ -67,7 +67,7 @@ def say_again_in(
     largest_batch: int,
     now: float,
 ) -> float:
-    """Seconds until this has to be said, as it looks now; 0 for at once."""
+    """Seconds until `mine` must be written, as far as is known now; 0: at once."""
     age = now - said.at
     if mine.samples < said.slot.samples or not alike_but_for_samples(said.slot, mine):
         return 0.0
@@ -85,12 +85,12 @@ def say_again_in(
 
 
 def _from_now(seconds: float) -> float:
-    """Less than clocks and timers can tell apart is now, or one would wait for it for ever."""
+    """0 for a time that is too short for clocks and timers; waiting for it might never end."""
     return seconds if seconds > AT_ONCE_SECONDS else 0.0
 
 
 def alike_but_for_samples(said: ProgressSlot, mine: ProgressSlot) -> bool:
-    """But for how many samples there are, how they come, and when this is said."""
+    """Whether the slots differ only in samples, rates and times."""
     alike = msgspec.structs.replace(
         mine,
         samples=said.samples,
@@ -105,21 +105,21 @@ def alike_but_for_samples(said: ProgressSlot, mine: ProgressSlot) -> bool:
 
 
 def _is_first_word(said: ProgressSlot, mine: ProgressSlot) -> bool:
-    """Whether others do not know yet of what size its batches are, or how long they take."""
+    """Whether `mine` says for the first time how large the batches are, or how long they take."""
     return (not said.batch and mine.batch > 0) or (
         not said.batch_seconds and mine.batch_seconds > 0.0
     )
 
 
 def _progress(slot: ProgressSlot) -> float:
-    """Samples, and what is done of the batch under way."""
+    """The samples, plus the finished part of the batch under way."""
     if slot.averaging or slot.under_way <= 0.0 or not slot.batch_seconds:
         return slot.samples
     return slot.samples + slot.batch * min(1.0, slot.under_way / slot.batch_seconds)
 
 
 def _carried(said: Said, now: float, part: float) -> float:
-    """What others believe by now (progress.py): it computes up to its part of the plan."""
+    """The samples that others assume now (progress.py): the peer computes its part of the plan."""
     slot, age = said.slot, min(now - said.at, CARRIED_SECONDS)
     if slot.averaging or not slot.has_begun:
         return slot.samples
@@ -130,14 +130,14 @@ def _carried(said: Said, now: float, part: float) -> float:
 log = logging.getLogger("potluck.accumulation")
 
 WRITE_SECONDS: Final = 3.0  # as long as the rarest reading waits for the next one
-FAILED_SECONDS: Final = 1.0  # between two tries to write what nobody took
-SAID_REMEMBERED: Final = 16  # own slots, to tell them from another node's with our identity
+FAILED_SECONDS: Final = 1.0  # before another try, if no peer took the slot
+SAID_REMEMBERED: Final = 16  # own slots, to tell them from another node's with the same identity
 
 
 class Publishing:
-    """Of one slot. `mine`: how this peer is now; `measured`: the same with its rate as of now;
-    `again_in`: in how many seconds the slot that was said last has to be said again. For trio's
-    thread only."""
+    """Publishes one slot. `mine`: this peer's progress now; `measured`: the same, with its rate as
+    of now; `again_in`: the seconds until the last slot must be written again. For trio's thread
+    only."""
 
     def __init__(
         self,
@@ -150,33 +150,33 @@ class Publishing:
         self._dht, self._key = dht, key
         self._mine, self._measured, self._again_in = mine, measured, again_in
         self.said: Said | None = None
-        """The last slot, whether all others can read it yet or not."""
+        """The last slot, whether others can read it already or not."""
         self._is_to_say = True
-        """The next slot is said at once, whatever was said last."""
+        """The next slot is written at once, whatever the last one was."""
         self._out: ProgressSlot | None = None
-        """What others can read."""
+        """The slot that others can read."""
         self._own: deque[ProgressSlot] = deque(maxlen=SAID_REMEMBERED)
         self._is_away = False
         self._wants, self._was_said = trio.Event(), trio.Event()
 
     def say_soon(self) -> None:
-        """If there is something to say."""
+        """Write a slot if there is a reason to."""
         self._wants.set()
 
     def say_at_once(self) -> None:
-        """Also if only the samples are others."""
+        """Write a slot, even if only the samples differ."""
         self._is_to_say = True
         self._wants.set()
 
     def set_away(self, *, is_away: bool) -> bool:
-        """Take the slot back, or say it again; whether that is new."""
+        """Withdraw the slot, or publish it again. Returns whether that is a change."""
         is_new, self._is_away = is_away != self._is_away, is_away
         if is_new:
             self._wants.set()
         return is_new
 
     def is_own(self, slot: ProgressSlot) -> bool:
-        """Whether this node has said that lately."""
+        """Whether this node has published this slot lately."""
         return slot in self._own
 
     async def brought_out(self) -> None:
@@ -186,12 +186,12 @@ class Publishing:
             await self._was_said.wait()
 
     async def told(self) -> None:
-        """Say it, once more if it was said to nobody, and wait until it is said."""
+        """Write the slot, again if no peer took it, and wait until it is written."""
         self.say_at_once()
         await self._was_said.wait()
 
     async def run(self) -> None:
-        """Publish when there is something to say, for ever."""
+        """Publish whenever there is a reason to, for ever."""
         while True:
             with trio.move_on_after(self._say_again_in()):
                 await self._wants.wait()
@@ -202,7 +202,7 @@ class Publishing:
                 await trio.sleep(FAILED_SECONDS)
 
     async def withdraw(self) -> None:
-        """Say that this peer is gone."""
+        """Withdraw the slot: this peer is gone."""
         try:
             await self._dht.withdraw(self._key)
         except PotluckError as error:

@@ -1,16 +1,15 @@
-"""How fast this peer computes samples, from when its batches were ready. Pure.
+"""Measures how fast this peer computes samples, from the times of its batches. Pure.
 
     meter.began(now)                # computing begins, or goes on after a pause
     meter.counted(32, now)          # a batch is ready
     meter.rate(now)
 
 The rate is an average over the last `MEMORY_SECONDS` of computing; pauses (while a round is
-averaged, while a state is fetched) are not in it. A peer that has fallen silent slows down by
-itself: after twice the time that its batches take, the rate is what the silence allows.
+averaged, while a state is fetched) do not count. If batches stop, the rate falls by itself: from
+twice the usual time of a batch on, it is the rate that the silence allows.
 
-Easy to get wrong: one batch says nothing before it is ready, so the first rate comes with the
-first batch, and the time before it counts. A first batch may take ten times as long as any other,
-so the second one replaces it.
+Easy to get wrong: there is no rate before the first batch is ready, and the time before it counts.
+A first batch may take ten times as long as any other, so the second one replaces its measurement.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ import math
 from typing import Final
 
 MEMORY_SECONDS: Final = 10.0
-"""Long against a batch, and short against the minutes in which a machine gets busy or free."""
+"""Longer than a batch, and shorter than the minutes after which a machine gets busy or free."""
 
 SILENT_AFTER_BATCHES: Final = 2.0
 
 
 class RateMeter:
-    """Invariant: `_seconds` and `_samples` are of the same batches, older ones counted less."""
+    """Invariant: `_seconds` and `_samples` are of the same batches; older ones count less."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -36,7 +35,7 @@ class RateMeter:
         self.largest_batch = 0
 
     def began(self, now: float) -> None:
-        """What comes next is computed from now on."""
+        """The next batch is being computed from now on."""
         self._since = now
 
     def paused(self) -> None:

@@ -1,19 +1,20 @@
-"""What a step was made of, so that somebody else can make the same step later.
+"""Keeps the results that steps were made of, so that another peer can make the same steps later.
 
     made = Made("step", committed.digest, committed.cut)
-    result = CommittedResult.encoded_from(before, made, values, layouts)     # at who was there
-    result.after                            # epoch and history of who has made this step
-    steps.apply(result.values(layouts))     # at who was not: the same bits, so the same step
+    result = CommittedResult.encoded_from(before, made, values, layouts)     # in the round
+    result.after                            # epoch and history after this step
+    steps.apply(result.values(layouts))     # at another peer: the same bits, so the same step
 
-There are three kinds: the average that a step was made with; a lone peer's own gradients, in the
-same form; and averaged parameters. They are kept and sent as the round has sent them, encoded.
+There are three kinds: the average that a step was made with; the gradients of a peer that was
+alone, in the same form; and averaged parameters. They are kept and sent encoded, as the round sent
+them.
 
-Promises: `proven_digest` is that of the bytes that are here, and the history after a step is a hash
-over the one before and that digest. So whoever knows the history of the run needs to believe nobody
-about any of its steps.
+Promises: `proven_digest` is computed from the bytes that are here, and the history after a step is
+a hash over the history before it and that digest. So a peer that knows the run's history need not
+trust any other peer about its steps.
 
-Easy to get wrong: the digest is that of the encoded bytes, part by part as they were reduced
-(moshpit/layout.py); a lone step has one part and no codec.
+Easy to get wrong: the digest is over the encoded bytes, in the parts in which they were reduced
+(moshpit/layout.py). A lone step has one part and no codec.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Made:
-    """How a result came about. `nonce`: of a lone step, so that nobody else has its digest."""
+    """How a result was made. `nonce`: of a lone step, so that no other step has its digest."""
 
     kind: ResultKind
     digest: bytes
@@ -63,7 +64,7 @@ class Made:
 
 @dataclass(frozen=True)
 class ResultLayouts:
-    """How the values of a run's results lie: in rounds of steps, and of parameters."""
+    """The layouts of a run's results: in rounds of gradients, and of parameters."""
 
     exchanged: Layout
     parameters: Layout
@@ -80,7 +81,7 @@ class ResultLayouts:
 
 @dataclass(frozen=True, eq=False)
 class CommittedResult:
-    """Invariant: `cut` covers the layout of its kind, and `memory` has its chunks' bytes."""
+    """Invariant: `cut` covers the layout of its kind, and `memory` has the bytes of its chunks."""
 
     before: Lineage
     kind: ResultKind
@@ -93,7 +94,7 @@ class CommittedResult:
     def encoded_from(
         before: Lineage, made: Made, values: Tensor, layouts: ResultLayouts
     ) -> CommittedResult | None:
-        """A copy, as it was sent; None of what cannot be encoded once more."""
+        """Encode a copy, as it was sent; None if it cannot be encoded again."""
         layout, cut = layouts.of(made.kind), made.cut
         if cut is None or not cut.covers(layout):
             return None
@@ -112,7 +113,8 @@ class CommittedResult:
         return lineage_after(self.before, self.kind, self.digest)
 
     def values(self, layouts: ResultLayouts) -> Tensor:
-        """Decoded: what all members of the round have had. MalformedMessage if it is not finite."""
+        """The decoded values, as all members of the round had them. MalformedMessage if one is not
+        finite."""
         layout = layouts.of(self.kind)
         values, end = torch.empty(layout.values, dtype=_DTYPES[layout.dtype]), 0
         for chunk in chunks(layout, self.cut):
@@ -122,7 +124,7 @@ class CommittedResult:
         return values
 
     def part_digests(self, layouts: ResultLayouts) -> dict[int, bytes]:
-        """Of the bytes that are here. Its cost is that of hashing."""
+        """The digests of the bytes that are here. This hashes all of them."""
         layout, digests, end = layouts.of(self.kind), {}, 0
         for part in self.cut.parts:
             digest = PartHash()
@@ -134,7 +136,7 @@ class CommittedResult:
 
 
 def lineage_after(before: Lineage, kind: ResultKind, digest: bytes) -> Lineage:
-    """Where a peer is that was there, and has taken over a result with this digest."""
+    """Epoch and history of a peer after it has applied a result with this digest."""
     if kind == "parameters":
         history = history_after_parameters(before.history, before.epoch, digest)
         return Lineage(before.epoch, history)
@@ -142,14 +144,14 @@ def lineage_after(before: Lineage, kind: ResultKind, digest: bytes) -> Lineage:
 
 
 def proven_digest(kind: ResultKind, nonce: bytes, part_digests: dict[int, bytes]) -> bytes:
-    """The digest of the result whose parts have these."""
+    """The digest of the result with these digests of parts."""
     digest = digest_of_parts(part_digests)
     return blake3(_LONE + nonce + digest).digest() if kind == "lone step" else digest
 
 
 def lone_step(values: Tensor, layouts: ResultLayouts, nonce: bytes) -> Made:
-    """What a peer that is alone makes its step of. `nonce`: NONCE_BYTES by chance, so that it makes
-    a history of its own."""
+    """The source of a step that a peer makes alone. `nonce`: NONCE_BYTES random bytes, so that the
+    step leads to a history of its own."""
     layout = layouts.of("lone step")
     cut = ResultCut((PartCut(0, 0, layout.values),), CHUNK_BYTES)
     digest, bytes_of = PartHash(), raw_bytes(values)
@@ -166,12 +168,12 @@ def chunks(layout: Layout, cut: ResultCut) -> Iterable[Chunk]:
 
 
 def encoded_bytes(layout: Layout, cut: ResultCut) -> int:
-    """How much memory a result takes."""
+    """The memory that a result takes."""
     return sum(layout.encoded_bytes(part.start, part.stop, cut.chunk_bytes) for part in cut.parts)
 
 
 def usual_bytes(layouts: ResultLayouts) -> int:
-    """How much a step's result takes, whatever it is cut into, but for a few scales."""
+    """The bytes of a step's result, except for a few scales; the cut makes no difference."""
     layout = layouts.exchanged
     return layout.encoded_bytes(0, layout.values, CHUNK_BYTES)
 
@@ -183,38 +185,38 @@ def _not_encoded(layout: Layout) -> Layout:
 
 # ---- the results that a peer keeps
 #
-# The results of a peer's last steps, while somebody follows the run by them.
+# Keeps the results of a peer's last steps while another peer follows the run by them.
 #
 #   kept.follow(state_bytes)                     # trio: a newcomer begins to fetch the state
 #   kept.add(before, made, values)               # the training thread: just before it steps
 #   kept.following(Lineage(7, history))          # the results that lead on from there
 #
-# A newcomer on a slow link has the state of an epoch when the run is some epochs further. It then
-# makes the steps in between itself, with the results that they were made of (state_fetching.py).
+# When a newcomer on a slow link has the state of an epoch, the run is some epochs further. It then
+# makes the steps in between itself, from their results (state_fetching.py).
 #
-# Promises: nothing is copied while nobody follows, which is when nobody has asked for anything for
-# three steps and two seconds. At most MOST_RESULTS are kept, encoded as the round has sent them,
-# and never more bytes than one copy of the state has (or ROOM_OF_SMALL_BYTES), or than the owner
-# allows (`limit`), but for the last one.
+# Promises: nothing is copied while no peer follows, that is, if no peer has asked for anything for
+# three steps and two seconds. At most MOST_RESULTS are kept, encoded as the round sent them. Apart
+# from the last one, they take no more bytes than one copy of the state (or ROOM_OF_SMALL_BYTES),
+# and no more than the owner allows (`limit`).
 #
-# Easy to get wrong: `add` is called with the lock of the state for changing, before the values are
-# used: a step changes them. And so a copy of the state that was made after `follow` is never of an
-# epoch whose step is not kept.
+# Easy to get wrong: call `add` with the state's lock held for changing, and before the values are
+# used, because a step changes them. The lock also makes sure that if a state is copied after
+# `follow`, the result of the step that follows it is kept.
 
 log = logging.getLogger("potluck.state")
 
 STEPS_FOLLOWED = 3
-"""For so many steps results are kept after the last question: who has caught up may still miss the
-round that is under way, and the next one too, before it has computed a batch."""
+"""Results are kept for this many steps after the last request. A peer that has caught up may still
+miss the round under way, and the next one, before it has computed a batch."""
 
 FOLLOWED_SECONDS = 2.0
-"""And for so long: who has caught up may also have to read a slot, which is a second old at times,
-before it asks again; a run may make a dozen steps meanwhile."""
+"""They are also kept for this long. A peer that has caught up may have to read a slot before it
+asks again. A slot may be a second old, and a run may make a dozen steps meanwhile."""
 
 
 @dataclass(frozen=True, eq=False)
 class Offered:
-    """A result that can be shown to others, by the digests of its parts, and what follows it."""
+    """A result for others, with the digests of its parts, and the results that follow it."""
 
     results: tuple[CommittedResult, ...]
     layouts: ResultLayouts
@@ -230,7 +232,8 @@ class Offered:
 
 
 class ResultsKept:
-    """Of one peer, for any thread. Invariant: each result begins where the one before ends."""
+    """The results kept by one peer. Thread-safe. Invariant: each result begins where the one before
+    it ends."""
 
     def __init__(
         self, layouts: ResultLayouts, *, clock: Callable[[], float] = time.monotonic
@@ -252,35 +255,35 @@ class ResultsKept:
 
     @property
     def usual_bytes(self) -> int:
-        """Of one result: of the largest that is kept, or as many as a round's takes."""
+        """The size of the largest kept result, or of a round's result if none is kept."""
         held = max((len(one.memory) for one in tuple(self._results)), default=0)
         return max(held, usual_bytes(self.layouts))
 
     def limit(self, most_bytes: float) -> None:
-        """Hold no more than that from now on."""
+        """Hold no more than this from now on."""
         with self._lock:
             self._limit = most_bytes
 
     def follow(self, state_bytes: int = 0) -> None:
-        """Somebody wants to know what the next steps are made of."""
+        """A peer wants the results of the next steps."""
         with self._lock:
             self._steps_left, self._until = STEPS_FOLLOWED, self._clock() + FOLLOWED_SECONDS
             self._most_bytes = max(self._most_bytes, state_bytes)
 
     def add(self, before: Lineage, made: Made, values: Tensor) -> None:
-        """A step is about to be made of this. Copies it only if somebody follows."""
+        """A step is about to be made from this. It is copied only if a peer follows."""
         if self._is_followed():
             self._keep(CommittedResult.encoded_from(before, made, values, self.layouts))
 
     def take_over(self, results: Sequence[CommittedResult]) -> None:
-        """Steps that others have made are about to be made of these. Who follows this peer, which
-        has followed itself, gets them from here, too; they are in memory in any case."""
+        """This peer is about to make steps from these fetched results. It keeps them for peers that
+        follow it in turn; they are in memory anyway."""
         for one in results:
             if self._is_followed():
                 self._keep(one)
 
     def _is_followed(self) -> bool:
-        """As of the next step; what nobody follows is forgotten."""
+        """Whether a peer follows as of the next step. If not, the results are forgotten."""
         with self._lock:
             is_followed = bool(self._steps_left) or self._clock() < self._until
             self._steps_left = max(0, self._steps_left - 1)
@@ -298,8 +301,8 @@ class ResultsKept:
                 self._keep_few()
 
     def following(self, before: Lineage) -> Offered | None:
-        """The result that leads on from there, and all that come after it; None if it is not kept,
-        or if nobody could check it. Takes as long as hashing it, the first time."""
+        """The result that follows this lineage, and all later ones; None if it is not kept, or
+        could not be checked by others. The first call hashes it."""
         with self._lock:
             results = tuple(self._results)
             known = self._proven.get(before)
@@ -309,7 +312,7 @@ class ResultsKept:
         found = results[places[0] :]
         digests = found[0].part_digests(self.layouts) if known is None else known
         if proven_digest(found[0].kind, found[0].nonce, digests) != found[0].digest:
-            log.info("a result cannot be shown to others: a reducer has encoded it strangely")
+            log.info("a result cannot be offered to others: a reducer encoded it in another way")
             with self._lock:
                 self._results.clear()
             return None

@@ -1,15 +1,15 @@
-"""What a model looks like from outside, and how two of them differ, in words. Pure.
+"""Describes a model from outside, and says in words how two models differ. Pure.
 
     mine = Signature(optimizer="AdamW", tensors=(TensorSpec("model/wte", "float32", (256, 64)), …))
     mine.digest                              # 16 bytes, in this peer's progress slot
     differences(mine, theirs)                # ["model/wte is 256×64 here and 512×64 there", …]
 
 A signature names the parameters and buffers with their shapes and dtypes, and the kind of
-optimizer: peers that differ in any of these cannot average with one another, nor take one
+optimizer. Peers that differ in any of these can neither average with one another nor take one
 another's state. Values, devices and the version of torch are not in it.
 
-Easy to get wrong: the statistics of an optimizer are not in it either, for a fresh optimizer has
-none before its first step. What a state may claim of them is bounded instead (state_manifest.py).
+Easy to get wrong: the statistics of an optimizer are not in it either, because a fresh optimizer
+has none before its first step. Their size in a state is bounded instead (state_manifest.py).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from msgspec import Meta
 
 from protocols.rpc import Message, encode
 
-SIGNATURE_BYTES = 16  # 2^64 tries to find two models that collide; nobody gains by it
-LONGEST_TENSOR_NAME = 512  # characters; a deeply nested module's is about 100
+SIGNATURE_BYTES = 16  # it takes 2^64 tries to find two models that collide, for no gain
+LONGEST_TENSOR_NAME = 512  # characters; that of a deeply nested module is about 100
 LONGEST_OPTIMIZER_NAME = 128
 LARGEST_DIMENSION = 1 << 40
 MOST_DIMENSIONS = 16
-DIFFERENCES_TOLD = 5  # in words; more of them say nothing new
+DIFFERENCES_TOLD = 5  # in words; more would say nothing new
 
 ValueType = Literal[
     "float64",
@@ -106,7 +106,7 @@ class Signature:
 def differences(mine: Signature, theirs: Signature) -> list[str]:
     """How the other model differs from this peer's, in words; empty if it does not.
 
-    At most DIFFERENCES_TOLD of them, and then how many more there are.
+    At most DIFFERENCES_TOLD differences, and then the number of further ones.
     """
     found = []
     if mine.optimizer != theirs.optimizer:
@@ -137,13 +137,13 @@ def tensor_differences(mine: Sequence[TensorSpec], theirs: Iterable[TensorSpec])
 
 
 def torch_release(version: str) -> str:
-    """`2.13` of `2.13.0+cu130`: what has to be alike for two peers to share a state.
+    """`2.13` of `2.13.0+cu130`: the part that must be equal for two peers to share a state.
 
-    Patches and builds compute alike up to rounding; another release may keep other statistics.
+    Patches and builds compute the same up to rounding; another release may keep other statistics.
     """
     return ".".join(version.partition("+")[0].split(".")[:2])
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """`256×64`, or `one value` of a tensor without dimensions."""
+    """`256×64`, or `one value` for a tensor without dimensions."""
     return "×".join(f"{one}" for one in shape) if shape else "one value"

@@ -1,15 +1,15 @@
-"""What was read of the others' slots, and for how long this node has looked. Pure.
+"""Keeps the others' slots as they were read, and measures how long this node has looked. Pure.
 
     is_full = seen.begins()
     seen.took(found, gone, clock, is_full=is_full)      # a reading has ended
     seen.slots, seen.now(clock), seen.number
 
-Time is counted in seconds that this node has looked for: while its loop stalls, its machine sleeps
-or nothing can be read, nobody else grows old. So a peer that wakes does not take those for gone who
-have only not been heard of by it.
+Time counts only while this node looks: while its loop stalls, its machine sleeps or nothing can be
+read, no slot grows old. So a node that wakes up does not take others for gone because it has not
+read their slots.
 
-Easy to get wrong: a reading that is content with the latest may miss a slot that is there. Whoever
-is missing for the first time is looked for once by a full reading.
+Easy to get wrong: a reading that is not full may miss a slot that is there. When a peer is missing
+for the first time, one full reading looks for it.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from protocols.dht import Entry
 from protocols.identity import PeerId
 
 READ_SECONDS: Final = 3.0
-"""What a reading may take: as long as the rarest one waits for the next one."""
+"""The longest time for a reading: as long as the longest pause between two readings."""
 
 LONGEST_UNSEEN_SECONDS: Final = LONGEST_READ_SECONDS + READ_SECONDS
-"""Between two readings no more than this counts as time: a node that is well reads so often."""
+"""No more than this counts as time between two readings: a healthy node reads at least this often.
+"""
 
 
 class SlotsSeen:
-    """Of others. Invariant: of each peer the newest slot that was read, until it is withdrawn or
-    over. `clock` is always that which nobody sets."""
+    """The slots of the others. Invariant: the newest slot that was read of each peer, until it is
+    withdrawn or expires. `clock` is always a monotonic clock."""
 
     def __init__(self) -> None:
         self.slots: dict[PeerId, Seen] = {}
         self.number = 0
-        """Of readings that have come to an end."""
+        """How many readings have ended."""
         self.begun = 0
         self.whole = 0
-        """Which of those that have begun is the last that came to an end."""
+        """The number of the last reading that has ended, among those that have begun."""
         self._sequences: dict[PeerId, int] = {}
         self._missing: set[PeerId] = set()
         self._wants_full = True
         self._looked_for, self._read_at = 0.0, 0.0
 
     def begins(self) -> bool:
-        """A reading begins; whether it has to be full."""
+        """A reading begins. Returns whether it must be full."""
         self.begun += 1
         return self._wants_full
 
@@ -58,7 +59,8 @@ class SlotsSeen:
         *,
         is_full: bool,
     ) -> list[PeerId]:
-        """It has found these; `gone` have taken back what they said. Who says something new."""
+        """A reading has found these slots; the peers in `gone` have withdrawn theirs. Returns the
+        peers with a new slot."""
         before, now = self._looked_for, self.now(clock)
         written_at = (before + now) / 2  # between the last reading and this one
         news = [peer for peer, one in found.items() if one.sequence > self._sequences.get(peer, -1)]
@@ -79,7 +81,7 @@ class SlotsSeen:
         return news
 
     def now(self, clock: float) -> float:
-        """Seconds that this node has looked for."""
+        """How many seconds this node has looked."""
         if not self.number:
             return 0.0
         return self._looked_for + min(clock - self._read_at, LONGEST_UNSEEN_SECONDS)

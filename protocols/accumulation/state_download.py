@@ -1,14 +1,14 @@
-"""Downloading the pieces of one state from all who have it, each verified before it is kept.
+"""Downloads the pieces of one state from all peers that have it, and verifies each piece.
 
     is_whole = await Download(account, choice, manifest, kept, look_again, progress).run()
 
-Sources are asked in the newcomer's own order, some at the same time, each for as many pieces as it
-delivers. One that sends wrong bytes is named and dropped. One that makes no
-progress is given up, and gets another chance only when nobody else is left. There is no limit to
-the total time: a slow link takes as long as it takes.
+Each newcomer asks its sources in an order of its own, several at the same time. Each source is
+asked for as many pieces as it delivers. A source that sends wrong bytes is named and dropped. A
+source that makes no progress is given up, and gets another chance only when no other is left. The
+total time has no limit, because a slow link needs as long as it needs.
 
-Easy to get wrong: a piece is received into memory of its source and copied when it is verified.
-Two sources may bring the same piece, and the second must not write over the first.
+Easy to get wrong: each source has a buffer of its own, and a piece is copied from there once it is
+verified. Two sources may bring the same piece, and the second must not write over the first.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ from protocols.identity import PeerId
 from protocols.rpc import Empty, Rpc, Transfer
 from protocols.tensors import raw_bytes
 
-# ---- who has a state
+# ---- which state to fetch
 #
-# Whose state to fetch: which digest, and in which order to ask those who have it. Pure.
+# Chooses the digest to fetch, and the order in which to ask the peers that have it. Pure.
 #
 #     choice = choose(sources, me, at_least_epoch=7)
-#     is_needed(others, mine, seconds)            # and whether anybody may have to fetch mine
+#     is_needed(others, mine, seconds)            # whether a peer may have to fetch this state
 #
-# The up-to-date peers are the largest set that says to be at the same epoch with the same history;
-# the digest is the one that most of them name. Newcomers that have taken a state and made no step
-# with it are not counted where others are: many of them would be the largest set, a step or more
-# behind the run; and they are not asked for it unless they name it. Where unlike hardware makes
-# digests differ, there is no majority, and one of them is taken whole, from those who have it.
+# The up-to-date peers are the largest set that claims the same epoch and history. The chosen digest
+# is the one that most of them name. Newcomers that have taken a state and made no step with it do
+# not count if there are others: many of them would be the largest set, a step or more behind the
+# run. They are asked for a state only if they name it. If unlike hardware makes the digests differ,
+# there is no majority, and one digest is chosen and fetched from the peers that name it.
 #
-# Each newcomer asks in an order of its own (the hash of both peers), so that many newcomers spread
-# over all donors.
+# Each newcomer has an order of its own (a hash of both peers), so many newcomers spread over all
+# donors.
 #
-# Easy to get wrong: what a source says of itself is a claim. A lone peer that claims a later epoch
-# does not outweigh the others, and what anybody claims is checked against the digest afterwards.
+# Easy to get wrong: a slot is only a claim. A single peer that claims a later epoch does not
+# outweigh the others, and everything that is fetched is checked against the digest afterwards.
 
 STEP_SAID_SECONDS = 4.0
-"""So long after a step all who made it have said so here: slots are read every three seconds, or
-more often, and travel for less than one."""
+"""After this time, the slots of all peers that made a step have arrived: slots are read at least
+every three seconds, and travel for less than one."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class StateSource:
     signature: bytes = b""
     torch: str = ""
     follows: bool = False
-    """It has taken this state from others, and has made no step with it."""
+    """The peer has taken this state from others, and has made no step with it."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A state, and who may have it, in the order in which this newcomer asks. Where nobody names a
-    digest, `digest` is empty."""
+    """A state, and the peers that may have it, in the order in which this newcomer asks them.
+    `digest` is empty if no peer names one."""
 
     epoch: int
     history: bytes
@@ -108,9 +108,9 @@ def choose(
     without: Container[PeerId] = (),
     named: bool = True,
 ) -> Choice | None:
-    """The state to fetch; None if nobody names one. `history`: only states of this one. Without
-    `named` it is where the run is, of which only results are wanted: a state that is as large as a
-    step is short has hardly a name before it is over."""
+    """The state to fetch; None if no peer names one. `history`: choose only states with this
+    history. Without `named`, return where the run is, for a peer that needs only results: if a
+    state is large and steps are short, the state is outdated before it has a digest."""
     groups: dict[tuple[int, bytes], list[StateSource]] = defaultdict(list)
     for one in sources:
         fits = one.epoch >= at_least_epoch and history in (None, one.history)
@@ -127,7 +127,7 @@ def choose(
         if not by_digest:
             return Choice(group[0].epoch, group[0].history, b"", tuple(ordered))
         voices = {name: _voices(named) for name, named in by_digest.items()}
-        best = max(voices, key=lambda name: voices[name])  # of equals the first in the order
+        best = max(voices, key=lambda name: voices[name])  # the first of equals in the order
         chosen = by_digest[best]
         silent = [one for one in ordered if not one.digest and not one.follows]
         return Choice(
@@ -140,8 +140,8 @@ def choose(
 
 
 def is_needed(others: Iterable[Lineage], mine: Lineage, seconds: float) -> bool:
-    """Whether a peer at one of these may want the state that this one has had for so long: it is
-    behind, or on another side of a fork. One that has made the last step says so a moment later."""
+    """Whether one of the others may want this peer's state, which is `seconds` old: it is behind,
+    or on another side of a fork. A peer that has made the last step says so a moment later."""
     for one in others:
         is_late = 0 < one.epoch == mine.epoch - 1 and seconds < STEP_SAID_SECONDS
         if one.epoch <= mine.epoch and one != mine and not is_late:
@@ -150,12 +150,12 @@ def is_needed(others: Iterable[Lineage], mine: Lineage, seconds: float) -> bool:
 
 
 def rank(peer: PeerId, me: PeerId) -> bytes:
-    """Where a donor stands in the order of a newcomer."""
+    """The donor's place in the newcomer's order: the lowest is asked first."""
     return blake3(f"{me} {peer}".encode()).digest()
 
 
 def _voices(sources: list[StateSource]) -> tuple[int, int]:
-    """How many have made steps of the run, and how many there are."""
+    """How many of them have made steps of the run, and how many there are."""
     return sum(not one.follows for one in sources), len(sources)
 
 
@@ -163,43 +163,44 @@ def _support(group: list[StateSource]) -> tuple[int, int, int, bytes]:
     return *_voices(group), group[0].epoch, group[0].history
 
 
-# ---- how fast each of them is
+# ---- how fast each source is
 #
-# How fast each peer has sent the last result that was had from it. Pure.
+# Remembers how fast each peer sent its last result. Pure.
 #
 #   paces = Paces()
-#   for source in paces.ordered(sources): ...      # those not known yet, then the fastest
+#   for source in paces.ordered(sources): ...      # unknown sources first, then the fastest
 #   paces.sent(peer, count, seconds); paces.failed(peer)
 #
-# Who follows a run by its results needs each in less than the time of a step, and one slow uplink,
-# or one owner's cap, is enough to be always late. So this outlives a fetch: what follows a state
-# is asked for in several.
+# A peer that follows a run by its results needs each result in less than the time of a step. One
+# slow uplink, or one owner's cap, is enough to make it late every time. So the paces are kept from
+# one fetch to the next, because a peer that catches up makes several.
 #
-# Easy to get wrong: who is not known is asked first, once, or a fast one would never be found.
+# Easy to get wrong: sources that are not known yet are asked first, once. Otherwise a fast one
+# would never be found.
 
 SUPPOSED_SECONDS = (
-    1e-6  # for a byte, of who has failed and never sent anything: a megabyte a second
+    1e-6  # for a byte, if a source failed and never sent anything: a megabyte a second
 )
 MOST_KNOWN = 64  # peers; a newcomer asks eight for a result at the most
 
 
 class Paces:
-    """Invariant: at most MOST_KNOWN; who was asked longest ago is forgotten first."""
+    """Invariant: at most MOST_KNOWN peers; the one asked longest ago is forgotten first."""
 
     def __init__(self) -> None:
-        self._seconds: dict[PeerId, float] = {}  # for a byte
+        self._seconds: dict[PeerId, float] = {}  # seconds for each byte
 
     def ordered(self, sources: Iterable[StateSource]) -> list[StateSource]:
-        """In which order to ask; of equals as they come."""
+        """The sources in the order to ask them; equals stay in the given order."""
         return sorted(sources, key=lambda one: self._seconds.get(one.peer, 0.0))
 
     def sent(self, peer: PeerId, count: int, seconds: float) -> None:
-        """So many bytes have come from it in so long, the asking included."""
+        """The peer sent this many bytes in this time, which includes the request."""
         self._know(peer, seconds / max(count, 1))
 
     def failed(self, peer: PeerId) -> None:
-        """Nothing came. It counts as half as fast as before: it may have been busy, and the others
-        may be slow for ever."""
+        """The peer sent nothing. From now on it counts as half as fast as before: it may have been
+        busy only once, while the others may always be slow."""
         self._know(peer, 2.0 * self._seconds.get(peer, SUPPOSED_SECONDS))
 
     def _know(self, peer: PeerId, seconds: float) -> None:
@@ -209,32 +210,32 @@ class Paces:
             del self._seconds[next(iter(self._seconds))]
 
 
-# ---- what one fetch knows of them
+# ---- what one fetch knows about its sources
 #
-# What came of each source of a state, while it is being fetched: who brought what, who lied.
+# Records what each source of a state has sent during one fetch, and which sources lied.
 #
-# One account is kept over all attempts of one fetch, so that a liar stays one, and so that patience
-# ends when nothing came from anybody, whatever was tried meanwhile.
+# One account is kept over all attempts of one fetch. So a liar stays one, and patience ends when no
+# source has sent anything for too long, however many attempts were made.
 #
-# Easy to get wrong: what another peer *says* went wrong proves nothing against anybody. A liar is
-# only who sent bytes that do not have the digest it was asked for.
+# Easy to get wrong: an error that a peer *reports* proves nothing against any peer. Only a source
+# that sent bytes with another digest than the requested one is a liar.
 
 log = logging.getLogger("potluck.state")
 
 ALIVE_SECONDS = STALL_SECONDS / 4  # Transfer.say_alive finds it due no sooner
-ASK_SECONDS = 20.0  # for a manifest or a place: dialling, and the donor's copy of some gigabytes
+ASK_SECONDS = 20.0  # for a manifest or a place: dialling, and copying some gigabytes
 
 
 class Lied(MalformedMessage):
-    """A source sent bytes that are not those of the digest it was asked for."""
+    """A source sent bytes that do not have the requested digest."""
 
 
 @dataclass(frozen=True)
 class FetchSettings:
-    """- `most_sources`: how many are asked at the same time.
-    - `patience_seconds`: without a byte of a piece from a source it is given up.
-    - `give_up_seconds`: without a byte from anybody, the whole is.
-    - `most_result_bytes`: of results that are held at once, where there is more than one.
+    """- `most_sources`: how many sources are asked at the same time.
+    - `patience_seconds`: a source that sends no byte of a piece for this long is given up.
+    - `give_up_seconds`: if no source sends a byte for this long, the fetch is given up.
+    - `most_result_bytes`: the most bytes of results to hold, if it is more than one result.
     """
 
     most_sources: int = 6
@@ -244,7 +245,7 @@ class FetchSettings:
 
 
 class FetchAccount:
-    """Of one fetch. `given_up` and `liars` say why, in words."""
+    """The account of one fetch. `given_up` and `liars` give the reasons, in words."""
 
     def __init__(
         self,
@@ -261,14 +262,14 @@ class FetchAccount:
         self._progress_at = trio.current_time()
 
     def came(self, peer: PeerId, count: int) -> None:
-        """So many bytes of a piece have come."""
+        """This many bytes of a piece have arrived."""
         self.bytes_from[peer] += count
         self.keeping_up.came(count)
         self._progress_at = trio.current_time()
 
     @contextmanager
     def wanting(self) -> Iterator[None]:
-        """What comes within the block is as much as the links and the donors give."""
+        """Within the block, only the links and the donors limit how much arrives."""
         self.keeping_up.wants(trio.current_time())
         try:
             yield
@@ -280,33 +281,34 @@ class FetchAccount:
         log.info("%s is given up as a source of the state: %s", peer, why)
 
     def lied(self, peer: PeerId, error: Lied) -> None:
-        """Name a liar, and let nobody here talk with it for a while."""
+        """Name a liar, and avoid it for a while."""
         self.liars[peer] = error.what
         self.given_up.pop(peer, None)
-        log.warning("%s sends what is not the state: %s", peer, error.what)
+        log.warning("%s sent bytes that are not the state: %s", peer, error.what)
         self.rpc.blame(peer, STATE_PROTOCOL, error)
 
     def failure(self) -> FetchFailed | None:
-        """Why to give up altogether, if nothing has come for that long."""
+        """The error with which to give up, if no source has sent anything for `give_up_seconds`."""
         if trio.current_time() - self._progress_at < self.settings.give_up_seconds:
             return None
         told = [f"{peer}: {why}" for peer, why in {**self.given_up, **self.liars}.items()]
         return FetchFailed(
             f"No state came for {self.settings.give_up_seconds:g} seconds.",
-            why="; ".join(told) or "Nobody offers one.",
-            advice="See with `potluck status` whether peers of this run are reached.",
+            why="; ".join(told) or "No peer offers one.",
+            advice="Check with `potluck status` whether this node reaches peers of the run.",
         )
 
     async def ask(self, peer: PeerId, request: ManifestRequest) -> ManifestAnswer:
-        """A manifest, or a place; or for how long the peer is busy."""
+        """Ask for a manifest, or for a place. The answer may be how long the peer is busy."""
         return await self.rpc.call(peer, MANIFEST, request, timeout=ASK_SECONDS)
 
 
 async def next_chunk_bytes(
     transfer: Transfer[Any, Any, Any], patience_seconds: float
 ) -> int | None:
-    """Wait for a chunk, and let the source know meanwhile that we do: its size, None at the end.
-    DeadlineExceeded when none has come for so long."""
+    """Wait for a chunk, and tell the source meanwhile that we are alive. Returns the chunk's size,
+    or None at the end.
+    DeadlineExceeded if none has come for `patience_seconds`."""
     deadline = trio.current_time() + patience_seconds
     while trio.current_time() < deadline:
         with trio.move_on_after(ALIVE_SECONDS) as waiting:
@@ -317,38 +319,38 @@ async def next_chunk_bytes(
     raise DeadlineExceeded(f"Nothing came for {patience_seconds:g} seconds.")
 
 
-# ---- which piece is asked of whom
+# ---- which pieces to ask each source for
 #
-# Which pieces are here, which are asked for, and who is asked for the next. Pure.
+# Records which pieces are here and which are asked for, and chooses a source's next one. Pure.
 #
 #   board = PieceBoard(count, done)
 #   board.take(peer, now)          # the number of the next piece to ask this peer for, or None
-#   board.arrived(peer, now)       # the one it owed longest has come: is it still wanted?
-#   board.lost(peer)               # what it was asked for goes back
+#   board.arrived(peer, now)       # the piece it has owed longest has come: is it still wanted?
+#   board.lost(peer)               # the pieces it was asked for are free again
 #
-# Each source is asked for as many pieces ahead as it delivers in a second. When all are asked for,
-# one who is free takes over those that would come last, if it is likely to be faster: so the end
-# of a download does not wait for its slowest source. The first copy counts.
+# Each source is asked for as many pieces ahead as it delivers in a second. When all pieces are
+# asked for, a source that is free takes over the ones that would come last, if it is likely to be
+# faster. So the end of a download does not wait for its slowest source. The first copy counts.
 #
-# Easy to get wrong: a source answers in the order in which it was asked, so what it owes is a
-# queue.
+# Easy to get wrong: a source answers in the order in which it was asked, so the pieces that it owes
+# are a queue.
 
 AHEAD_SECONDS = 1.0  # more than a round trip of a bad link (600 ms), so that it never runs dry
 FEWEST_AHEAD = 2
 MOST_AHEAD = 16
-UNKNOWN_SECONDS = 1.0  # before it has delivered anything, a source is left alone for so long
-SMOOTHING = 0.3  # of the newest piece in the pace of a source
+UNKNOWN_SECONDS = 1.0  # a source that has not delivered anything yet is left alone for this long
+SMOOTHING = 0.3  # the weight of the newest piece in a source's pace
 
 
 class _Source:
     def __init__(self, now: float) -> None:
         self.owes: deque[int] = deque()
         self.pace: float | None = None  # seconds for a piece
-        self.since = now  # of the last arrival, or when it was first asked while it owed nothing
+        self.since = now  # the last arrival, or the first request after it owed nothing
 
 
 class PieceBoard:
-    """Invariant: a piece is here, or in nobody's queue and in `_free`, or in some queues."""
+    """Invariant: a piece is here, or in `_free` and in no queue, or in one or more queues."""
 
     def __init__(self, count: int, here: Iterable[int] = ()) -> None:
         self.count = count
@@ -361,7 +363,7 @@ class PieceBoard:
         return len(self.here) == self.count
 
     def take(self, peer: PeerId, now: float) -> int | None:
-        """The next piece to ask this peer for; None: it has enough to do, or nothing is left."""
+        """The next piece to ask this peer for; None if it owes enough, or if nothing is left."""
         source = self._sources.setdefault(peer, _Source(now))
         if len(source.owes) >= self._ahead(source):
             return None
@@ -376,7 +378,8 @@ class PieceBoard:
         return number
 
     def arrived(self, peer: PeerId, now: float) -> bool:
-        """The piece that this peer owed longest has come, and is right; whether it is wanted."""
+        """The piece that this peer has owed longest has come, and is verified. Returns whether it
+        is still wanted."""
         source = self._sources[peer]
         number = source.owes.popleft()
         seconds = now - source.since
@@ -418,8 +421,8 @@ class PieceBoard:
         return min(max(wished, FEWEST_AHEAD), MOST_AHEAD)
 
     def _worth_taking_over(self, thief: _Source, now: float) -> int | None:
-        """Of the pieces that others owe, the one that would come last, if it came sooner so."""
-        first: dict[int, float] = {}  # when the earliest of those who owe it would bring it
+        """The piece that would come last of those that others owe, if `thief` would be sooner."""
+        first: dict[int, float] = {}  # when the first of the sources that owe it would bring it
         for source in self._sources.values():
             for place, number in enumerate(source.owes):
                 if number not in self.here:
@@ -434,42 +437,42 @@ class PieceBoard:
 
 
 def _expected(source: _Source, place: int, now: float) -> float:
-    """When the piece at this place of its queue will be here, for all that is known."""
+    """When the piece at this place of the source's queue is expected."""
     if not source.owes and source.pace is None:
         return now + UNKNOWN_SECONDS
     began = source.since if source.owes else now
     pace = UNKNOWN_SECONDS if source.pace is None else source.pace
     if began + pace >= now:
         return began + (place + 1) * pace
-    overdue = now - began  # its next piece is late: it may be stuck, and takes at least this again
+    overdue = now - began  # its next piece is late, and may need at least this long again
     return now + overdue + place * max(pace, overdue)
 
 
 # ---- pieces kept between two fetches
 #
-# The pieces of a state that are here already, in memory and optionally in a file.
+# Keeps the pieces of a state that are here already, in memory and optionally in a file.
 #
 #     kept = KeptPieces(folder)                # None: in memory only
-#     await kept.begin(manifest)               # what of this state is here is in `kept.here`
+#     await kept.begin(manifest)               # `kept.here` has the pieces that are here already
 #     kept.put(number, data); await kept.write_down()
 #     state = kept.finish()
 #
-# An interrupted download goes on where it was, in this process with the same object, in another
-# through the file. Pieces are found again by their digests, so nothing on disk has to be believed,
-# and pieces that did not change from one epoch to the next are not fetched again.
+# An interrupted download continues where it was: in the same process with the same object, in
+# another one through the file. Pieces are found again by their digests, so the file need not be
+# trusted, and pieces that did not change from one epoch to the next are not fetched again.
 #
-# Promise: a disk that fills, or a file that cannot be written, ends the keeping, with a line that
-# says so; never the download.
+# Promise: if the disk is full or the file cannot be written, nothing more is kept on disk, and the
+# log says so. The download goes on.
 #
-# Easy to get wrong: the memory is the whole state, taken once. `begin` must come after the manifest
-# was checked against this peer's own model.
+# Easy to get wrong: `begin` takes memory for the whole state at once. Call it only after the
+# manifest was checked against this peer's own model.
 
 
 FILE_NAME = "state-being-fetched"
 
 
 class KeptPieces:
-    """Invariant: the bytes of every piece in `here` have the digest that the manifest says."""
+    """Invariant: the bytes of every piece in `here` have the digest that is in the manifest."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._file = None if folder is None else folder / FILE_NAME
@@ -489,11 +492,11 @@ class KeptPieces:
         return sum(_length(self.span(number)) for number in self.here)
 
     def span(self, number: int) -> slice:
-        """Where a piece lies in the stream."""
+        """The place of a piece in the stream."""
         return piece_span(number, self.manifest.piece_bytes, len(self._memory))
 
     async def begin(self, manifest: Manifest) -> None:
-        """From now on it is this state. What is here of it is found, in memory and in the file."""
+        """Keep pieces of this state from now on. Finds those that are here, in memory and file."""
         await in_thread(self._begin, manifest)
 
     def put(self, number: int, data: memoryview) -> None:
@@ -504,19 +507,19 @@ class KeptPieces:
             self._unwritten.append(number)
 
     async def write_down(self) -> None:
-        """Write into the file what is not there yet."""
+        """Write the pieces that are not in the file yet."""
         if self._unwritten and self._file is not None:
             await in_thread(self._write_down)
 
     def finish(self) -> TrainingState:
-        """The whole state. The file is removed, and nothing is kept any more."""
+        """Return the whole state. The file is removed, and nothing is kept any more."""
         if len(self.here) != self.manifest.piece_count:
             raise ProtocolMisuse("Not all pieces of the state are here.")
         state = TrainingState(self.manifest, self._memory)
         self._manifest, self.here, self._unwritten = None, set(), []
         self._memory = torch.empty(0, dtype=torch.uint8)
         if self._file is not None:
-            with contextlib.suppress(OSError):  # a file in the way is written over the next time
+            with contextlib.suppress(OSError):  # the next download writes over a file that is left
                 self._file.unlink(missing_ok=True)
                 self._file.parent.rmdir()
         return state
@@ -526,7 +529,7 @@ class KeptPieces:
         before, here = self._manifest, self.here
         self._manifest, self.here, self._unwritten = manifest, set(), []
         if before is None or before.stream_bytes != manifest.stream_bytes:
-            self._memory = torch.empty(0, dtype=torch.uint8)  # let go of it before taking more
+            self._memory = torch.empty(0, dtype=torch.uint8)  # free it before taking more
             self._memory = torch.empty(manifest.stream_bytes, dtype=torch.uint8)
             here = set()
         elif before.piece_bytes == manifest.piece_bytes:
@@ -557,9 +560,9 @@ class KeptPieces:
         except FileNotFoundError:
             return
         except OSError as error:
-            log.warning("%s cannot be read, so that download begins anew: %s", file, error)
+            log.warning("%s cannot be read, so its download begins anew: %s", file, error)
         if found:
-            log.info("going on with %d pieces of a state that were here before", found)
+            log.info("continuing with %d pieces of a state that were here before", found)
 
     def _write_down(self) -> None:
         """In a worker thread."""
@@ -568,7 +571,7 @@ class KeptPieces:
         memory = raw_bytes(self._memory)
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            # never through a link, which somebody else might have put there
+            # never through a link, which another user might have put there
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(self._file, flags, 0o600)
             try:
@@ -578,8 +581,8 @@ class KeptPieces:
                 os.close(descriptor)
         except OSError as error:
             log.warning(
-                "a state that is being fetched is not kept on disk, so that an interruption would "
-                "cost it: %s (%s)",
+                "the state being fetched is not kept on disk, so an interruption would lose it: "
+                "%s (%s)",
                 error.strerror,
                 self._file,
             )
@@ -604,19 +607,20 @@ def _length(span: slice) -> int:
 
 LOOK_SECONDS = 1.0  # how often the sources are looked at again
 OPEN_SECONDS = 20.0
-RETRY_SECONDS = 5.0  # before one that failed is asked again, when nobody else is left
-WATCH_SECONDS = 10.0  # over which sources are compared when others wait to be asked
-SLOW_SHARE = 0.1  # of the fastest: one that is slower makes room for one not yet asked
+RETRY_SECONDS = 5.0  # before a failed source is asked again, if no other is left
+WATCH_SECONDS = 10.0  # how long sources are compared while others wait to be asked
+SLOW_SHARE = 0.1  # of the fastest: a slower source makes room for one that was not asked yet
 
 OLD_SECONDS = 120.0
-"""Without a whole piece, and the choice is made anew if the others have another state by now. Until
-then even 70 kb/s bring one; a source that trickles bytes would else hold its newcomer for ever."""
+"""If no whole piece comes for this long, the choice is made anew if the others have another state
+now. Even 70 kb/s bring a piece in this time. Otherwise a source that trickles bytes could hold its
+newcomer for ever."""
 
 PiecesTransfer = Transfer[Empty, Empty, Empty]
 
 
 class Download:
-    """The pieces of one state. Use it once."""
+    """Downloads the pieces of one state. Use it once."""
 
     def __init__(
         self,
@@ -627,8 +631,8 @@ class Download:
         look_again: Callable[[], Choice | None],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`kept` has begun with this manifest. `look_again` chooses anew among those who are there
-        by then."""
+        """`kept` has begun with this manifest. `look_again` chooses anew among the peers that are
+        there when it is called."""
         self._account, self._choice, self._manifest, self._kept = account, choice, manifest, kept
         self._look_again, self._progress = look_again, progress
         self._most = account.settings.most_sources
@@ -644,9 +648,9 @@ class Download:
         self._watched = Counter(account.bytes_from)
 
     async def run(self) -> bool:
-        """Whether all pieces are here; otherwise others have another state by now.
+        """Returns True when all pieces are here, False if the others have another state now.
 
-        FetchFailed when nothing has come from anybody for long.
+        FetchFailed if no source has sent anything for too long.
         """
         failure: FetchFailed | None = None
         async with trio.open_nursery() as nursery:
@@ -670,12 +674,12 @@ class Download:
         return self._board.is_complete
 
     def _learn(self, choice: Choice | None) -> None:
-        """Who else has this state by now."""
+        """Add the peers that have this state now."""
         if choice is not None and choice.digest == self._choice.digest:
             self._known.update({one.peer: one for one in choice.sources})
 
     def _make_room_for_others(self) -> None:
-        """Of sources that are all asked for a while, drop the slowest if others wait."""
+        """If others wait to be asked, drop the slowest source, once all were asked for a while."""
         now = trio.current_time()
         if now - self._watched_from < WATCH_SECONDS:
             return
@@ -686,7 +690,7 @@ class Download:
             return
         slowest = min(brought, key=lambda peer: brought[peer])
         if brought[slowest] < SLOW_SHARE * max(brought.values()):
-            self._account.gives_up(slowest, "It is slow, and others had not been asked yet.")
+            self._account.gives_up(slowest, "It is slow, and others were not asked yet.")
             self._active[slowest].cancel()
 
     def _not_yet_asked(self) -> list[PeerId]:
@@ -696,7 +700,7 @@ class Download:
         return [peer for peer in self._known if peer not in tried]
 
     def _to_ask(self) -> list[PeerId]:
-        """Whom to begin with now: those not asked yet; who failed only if nobody else is left."""
+        """The sources to begin with now: new ones, or failed ones if no other is left."""
         room = self._most - len(self._active)
         fresh = self._not_yet_asked()[:room]
         if fresh or self._active:
@@ -708,7 +712,7 @@ class Download:
         return [peer for peer in rested if peer not in never][:room]
 
     async def _fetch_from(self, peer: PeerId) -> None:
-        """Pieces from one source, for as long as it has any that are wanted."""
+        """Fetch pieces from one source for as long as it has any that are wanted."""
         self._failed_at.pop(peer, None)
         try:
             with self._active[peer]:
@@ -731,7 +735,7 @@ class Download:
             self._tell_changed()
 
     async def _has_place(self, peer: PeerId) -> bool:
-        """Whether this source has room for us; if not, it is asked again when it said."""
+        """Whether this source has room for us. If not, it is asked again when it told us to."""
         request = ManifestRequest(self._manifest.run, self._choice.digest, place_only=True)
         answer = await self._account.ask(peer, request)
         if answer.wait_ms:
@@ -777,7 +781,7 @@ class Download:
         piece = memory[: span.stop - span.start]
         await self._receive_into(piece, peer, transfer, number)
         if blake3(piece).digest(DIGEST_BYTES) != self._manifest.piece_digest(number):
-            raise Lied(f"Piece {number:,} of the state came with other bytes than it has.")
+            raise Lied(f"Piece {number:,} of the state came with wrong bytes.")
         if self._board.arrived(peer, trio.current_time()):
             self._kept.put(number, piece)
             self._board.keep(number)
@@ -790,12 +794,12 @@ class Download:
     async def _receive_into(
         self, piece: memoryview, peer: PeerId, transfer: PiecesTransfer, number: int
     ) -> None:
-        """The bytes of one piece, in as many chunks as the source likes."""
+        """Receive the bytes of one piece, in as many chunks as the source likes."""
         rest = piece
         while len(rest):
             size = await next_chunk_bytes(transfer, self._account.settings.patience_seconds)
             if size is None or size > len(rest):
-                raise Lied(f"It sent another number of bytes for piece {number:,} than it has.")
+                raise Lied(f"It sent the wrong number of bytes for piece {number:,}.")
             await transfer.receive_chunk_into(rest)
             rest = rest[size:]
             self._account.came(peer, size)

@@ -1,4 +1,4 @@
-"""Who may touch the parameters now: one who changes them, or any number who read them.
+"""The lock on the parameters: one thread may change them, or any number may read them.
 
     with lock.changing():                  # the training thread: optimizer.step(), restore()
         optimizer.step()
@@ -6,12 +6,12 @@
     with lock.reading():                   # a worker thread of the trio side: a copy, a digest
         state = capture(...)
 
-Between two steps the parameters, the statistics, the epoch and the history belong together, and
-whoever reads under this lock sees them so. A step waits for a reader at most as long as a copy
-takes (some 30 ms for 100 MB), and a reader that comes while a step waits, waits behind it.
+Between two steps the parameters, the statistics, the epoch and the history belong together, and a
+reader that holds this lock sees them so. A step waits for a reader at most as long as a copy takes
+(some 30 ms for 100 MB). A reader that comes while a step waits is let in after the step.
 
-Easy to get wrong: forward and backward passes read parameters without the lock. That is right, for
-they run in the thread that changes them; nobody else may ever change a parameter.
+Easy to get wrong: forward and backward passes read parameters without the lock. That is safe only
+because they run in the thread that changes them; no other thread may ever change a parameter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 
 
 class StateLock:
-    """Many readers or one writer, of threads. Invariant: while `_changing`, `_readers` is 0.
+    """Many reading threads or one writing thread. Invariant: while `_changing`, `_readers` is 0.
 
     Not reentrant: a thread that reads must not ask to change.
     """
@@ -35,7 +35,7 @@ class StateLock:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Nothing changes within the block. Blocks the thread until then."""
+        """Nothing changes within the block. Blocks the thread until the lock is free."""
         with self._free:
             self._free.wait_for(lambda: not self._changing and not self._waiting_to_change)
             self._readers += 1
@@ -48,7 +48,7 @@ class StateLock:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Nobody reads, and nobody else changes, within the block."""
+        """No other thread reads or changes anything within the block."""
         with self._free:
             self._waiting_to_change += 1
             try:

@@ -1,4 +1,4 @@
-"""What a state consists of, and by what name it goes. Pure.
+"""Describes the contents of a state, and names the state by a digest of that. Pure.
 
     manifest = make_manifest(run, epoch, history, signature, tensors, metadata, piece_digests)
     body = encode(manifest); name_of(body)             # the 32 bytes that name this very state
@@ -37,21 +37,21 @@ from protocols.rpc import Count, Message, decode, encode
 
 # ---- the tree of an optimizer's values
 #
-# The odds and ends of a state: nested settings and counters, with tensors among them.
+# The rest of a state: nested settings and counters, with tensors among them.
 #
 #     plain = separate(optimizer_settings, "groups", tensors)   # tensors go into the mapping
 #     metadata = pack(plain)                                     # bytes, canonical
 #     tree = join(unpack(metadata), tensors)                     # what it was
 #
 # A tree has tensors, numbers, strings, bytes, True, False and None in lists, tuples and dicts. In
-# its plain form every container says what it was and a tensor is the name under which it travels;
-# dicts are sorted, so that equal trees have equal bytes, whatever the order they were filled in.
+# its plain form, every container says which type it had, and a tensor is the name under which it
+# travels. Dicts are sorted, so equal trees have equal bytes, in whatever order they were filled.
 #
-# Promise: anything else is refused by the path that leads to it, and nothing is ever executed or
-# looked up by name. `unpack` raises MalformedMessage and nothing else, whatever the bytes.
+# Promise: anything else is refused, and the error names the path to it. Nothing is ever executed or
+# looked up by name. `unpack` raises only MalformedMessage, whatever the bytes.
 #
-# Easy to get wrong: True is an int to Python, and a Counter is a dict. `shaped_like` gives back the
-# container that this peer's own tree has in the same place.
+# Easy to get wrong: True is an int to Python, and a Counter is a dict. `shaped_like` restores the
+# container type that this peer's own tree has in the same place.
 
 MOST_DEPTH = 16  # a schedule of schedules has six
 MOST_NODES = 200_000  # a counter for each parameter of a large model is 10,000
@@ -105,7 +105,7 @@ def pack(plain: Any) -> bytes:
     packed = _ENCODER.encode(plain)
     if len(packed) > LARGEST_METADATA_BYTES:
         raise StateRefused(
-            f"What the state has beside its tensors takes {len(packed):,} bytes; at most "
+            f"The state's metadata takes {len(packed):,} bytes; at most "
             f"{LARGEST_METADATA_BYTES:,} can travel.",
             advice="Keep long lists of numbers in tensors.",
         )
@@ -113,20 +113,20 @@ def pack(plain: Any) -> bytes:
 
 
 def unpack(packed: bytes) -> Any:
-    """The plain tree in these bytes, of the right form throughout."""
+    """The plain tree in these bytes. Its form is checked throughout."""
     if len(packed) > LARGEST_METADATA_BYTES:
         raise LimitExceeded(f"Metadata of {len(packed):,} bytes came.")
     try:
         plain = msgspec.msgpack.decode(packed)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         reason = str(error)[:100]
-        raise MalformedMessage(f"These bytes are no metadata of a state: {reason}.") from None
+        raise MalformedMessage(f"These bytes are not a state's metadata: {reason}.") from None
     _check(plain, 0, [0])
     return plain
 
 
 def join(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The tree of a checked plain form. MalformedMessage for the name of no tensor."""
+    """The tree of a checked plain form. MalformedMessage if it names a tensor that is not there."""
     if not isinstance(plain, list):
         return plain
     kind, *content = plain
@@ -142,7 +142,7 @@ def join(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def shaped_like(tree: Any, own: Any) -> Any:
-    """The same tree with the kinds of dicts that this peer's own has in the same places."""
+    """The same tree, with the dict types that this peer's own tree has in the same places."""
     if isinstance(tree, dict):
         known = own if isinstance(own, Mapping) else {}
         entries = {key: shaped_like(one, known.get(key)) for key, one in tree.items()}
@@ -163,8 +163,8 @@ def shaped_like(tree: Any, own: Any) -> Any:
 
 
 def check_kinds(theirs: Any, own: Any, what: str) -> None:
-    """StateRefused where this peer's own settings have another kind of value in the same place:
-    loaded, they would break a later step, far from where they came from."""
+    """StateRefused if this peer's own settings have another kind of value in the same place. Such
+    settings would break a later step, when nobody remembers where they came from."""
     if theirs is None or own is None:
         return
     here, there = _kind(own), _kind(theirs)
@@ -195,7 +195,7 @@ def _kind(value: Any) -> str:
 def _check(plain: Any, depth: int, nodes: list[int]) -> None:
     nodes[0] += 1
     if depth > MOST_DEPTH or nodes[0] > MOST_NODES:
-        raise MalformedMessage("The metadata of a state is nested too deeply, or too long.")
+        raise MalformedMessage("The metadata of a state is too deeply nested, or too long.")
     if plain is None or isinstance(plain, bool | int | float | str | bytes):
         return
     if not isinstance(plain, list) or not plain or type(plain[0]) is not int or plain[0] > _TENSOR:
@@ -219,17 +219,17 @@ def _entry(entry: Any) -> tuple[str | int, Any]:
     if not isinstance(entry, list) or len(entry) != 2:
         raise MalformedMessage("The metadata of a state has a dict with half an entry.")
     if isinstance(entry[0], bool) or not isinstance(entry[0], str | int):
-        raise MalformedMessage("The metadata of a state has a key that is no text or number.")
+        raise MalformedMessage("The metadata of a state has a key that is not text or a number.")
     return entry[0], entry[1]
 
 
 DIGEST_BYTES = 32
 PIECE_BYTES = 1 << 20
-"""One chunk of a transfer. At 1 Mb/s a piece takes 8 seconds, so the end of a download does not
-hang on a slow source for longer; and 20 GB have 20,000 pieces, whose digests are 640 KB."""
+"""One chunk of a transfer. At 1 Mb/s a piece takes 8 seconds, so the end of a download waits for a
+slow source no longer than that. 20 GB have 20,000 pieces, whose digests take 640 KB."""
 LARGEST_PIECE_BYTES = 4 << 20
 SMALLEST_PIECE_BYTES = 1 << 10
-ALIGNMENT_BYTES = 8  # of the widest value, so that a tensor can be viewed where it lies
+ALIGNMENT_BYTES = 8  # the widest value, so that a tensor can be a view of the stream
 MOST_TENSORS = 20_000  # 24 layers with AdamW have about 900
 LARGEST_METADATA_BYTES = 512 << 10  # param groups, schedules and counters: a few KB
 LARGEST_MANIFEST_BYTES = 4 << 20  # a unary message; room for a state of some 100 GB
@@ -239,7 +239,7 @@ LONGEST_HISTORY_BYTES = 32
 STATISTICS_PER_VALUE = 5
 """Statistics for each value of the model, in its own dtype or float32: Adam keeps two, Adam with
 AMSGrad three, a master copy is one more, an outer step's momentum another."""
-STATISTICS_FREE_BYTES = 16 << 20  # for models so small that counters outweigh them
+STATISTICS_FREE_BYTES = 16 << 20  # for small models, whose counters are larger than they are
 
 _DOMAIN = b"potluck state 1\0"
 
@@ -247,11 +247,11 @@ Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)
 
 
 class StateRefused(Refused):
-    """A state that is not for this peer: another model, another dtype, another run."""
+    """The state does not fit this peer: it is of another model, dtype or run."""
 
 
 class Manifest(Message, frozen=True):
-    """All of a state but the bytes of its tensors."""
+    """Everything in a state except the bytes of its tensors."""
 
     run: Annotated[str, Meta(max_length=LONGEST_RUN_NAME)]
     epoch: Count
@@ -261,7 +261,7 @@ class Manifest(Message, frozen=True):
     tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=MOST_TENSORS)]
     metadata: Annotated[bytes, Meta(max_length=LARGEST_METADATA_BYTES)]
     piece_bytes: Annotated[int, Meta(ge=SMALLEST_PIECE_BYTES, le=LARGEST_PIECE_BYTES)]
-    pieces: bytes  # their digests, one behind the other
+    pieces: bytes  # the digests of the pieces, one after another
 
     @property
     def stream_bytes(self) -> int:
@@ -276,7 +276,7 @@ class Manifest(Message, frozen=True):
         return self.pieces[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
 
     def model(self) -> Signature:
-        """The signature of the model whose state it is, from its own tensors."""
+        """The signature of the state's model, from the manifest's own tensors."""
         return Signature(self.optimizer, tuple(one for one in self.tensors if is_of_model(one)))
 
 
@@ -286,7 +286,7 @@ def is_of_model(spec: TensorSpec) -> bool:
 
 
 def offsets_of(tensors: Sequence[TensorSpec]) -> list[int]:
-    """Where each tensor begins in the stream."""
+    """The offset of each tensor in the stream."""
     offsets, end = [], 0
     for one in tensors:
         start = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -296,24 +296,24 @@ def offsets_of(tensors: Sequence[TensorSpec]) -> list[int]:
 
 
 def piece_span(number: int, piece_bytes: int, stream_bytes: int) -> slice:
-    """Where in the stream a piece lies."""
+    """The place of a piece in the stream."""
     start = number * piece_bytes
     return slice(start, min(start + piece_bytes, stream_bytes))
 
 
 def name_of(body: bytes | memoryview) -> bytes:
-    """The digest of the state whose encoded manifest this is."""
+    """The digest of the state with this encoded manifest."""
     return blake3(_DOMAIN).update(body).digest(DIGEST_BYTES)
 
 
 def statistics_limit(mine: Signature) -> int:
-    """How many bytes all that is not the model itself may take, in a state for this model."""
+    """How many bytes a state for this model may have besides the model itself."""
     widest = sum(one.values * max(4, one.bytes // max(1, one.values)) for one in mine.tensors)
     return STATISTICS_PER_VALUE * widest + STATISTICS_FREE_BYTES
 
 
 def read_manifest(body: bytes | memoryview) -> Manifest:
-    """The manifest in these bytes, consistent in itself; MalformedMessage if it is not."""
+    """Read a manifest, and check that it is consistent; MalformedMessage if it is not."""
     if len(body) > LARGEST_MANIFEST_BYTES:
         raise LimitExceeded(f"A manifest of {len(body):,} bytes came.")
     manifest = decode(Manifest, body)
@@ -332,9 +332,9 @@ def read_manifest(body: bytes | memoryview) -> Manifest:
 
 
 def check(manifest: Manifest, mine: Signature, run: str) -> None:
-    """StateRefused, in words, unless this state fits the model of this peer.
+    """Raise StateRefused, with the reason, unless this state fits the model of this peer.
 
-    What it claims beyond the model's own tensors is bounded by `statistics_limit`.
+    `statistics_limit` bounds what the manifest claims besides the model's own tensors.
     """
     if manifest.run != run:
         raise StateRefused(f"It is a state of the run {manifest.run!r}, not of {run!r}.")
@@ -349,8 +349,8 @@ def check(manifest: Manifest, mine: Signature, run: str) -> None:
     allowed = statistics_limit(mine) + ALIGNMENT_BYTES * len(manifest.tensors)
     if extra > allowed:
         raise StateRefused(
-            f"Its statistics take {extra:,} bytes; for this model at most {allowed:,} are taken.",
-            why="The peer that offers it made them up, or its optimizer is an unusual one.",
+            f"Its statistics take {extra:,} bytes; for this model at most {allowed:,} are allowed.",
+            why="The peer that offers it made them up, or its optimizer is unusual.",
         )
 
 

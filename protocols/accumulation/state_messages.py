@@ -1,4 +1,4 @@
-"""`/potluck/state/1.0.0`: what goes between a newcomer and a peer whose state it fetches.
+"""`/potluck/state/1.0.0`: the messages between a newcomer and a peer whose state it fetches.
 
     newcomer                                     donor
     manifest(ManifestRequest)            ->
@@ -20,15 +20,15 @@
     CLOSE                                ->
                                          <-      CLOSE
 
-The newcomer asks for pieces as they come in, a few ahead, so that a fast donor gets more of them.
-A donor cuts the bytes into chunks as it likes. It paces them: how fast it sends is its own affair.
+The newcomer asks for a few pieces ahead, and for more as they arrive, so a fast donor is asked for
+more of them. The donor cuts the bytes into chunks as it likes, and decides how fast it sends them.
 
-Who has a state and is some steps behind asks for what these were made of, one result after the
-other. `links` are that result's and those of all that follow at this donor: by them the newcomer
-sees, before a byte comes, that this way leads to where the run is.
+A peer that has a state and is some steps behind asks for the results of these steps, one after
+another. `links` are those of that result and of all later ones at this donor. With them the
+newcomer sees, before any byte of a result arrives, that these results lead to where the run is.
 
-Easy to get wrong: the digest names a state, and a state is of one epoch. A donor answers for the
-digest that it was asked for or says `StateGone`; what it has instead is of no use.
+Easy to get wrong: the digest names a state of one epoch. A donor answers for the requested digest,
+or with `StateGone`; another state would be of no use.
 """
 
 from __future__ import annotations
@@ -55,33 +55,34 @@ STATE_PROTOCOL = "/potluck/state/1.0.0"
 
 LONGEST_TORCH_VERSION = 64
 REQUEST_LIMIT_BYTES = 512
-RESULT_LIMIT_BYTES = 32 << 10  # the answer to its opening: a group has up to 256 parts
+RESULT_LIMIT_BYTES = 32 << 10  # of the answer to a ResultOpening: a group has up to 256 parts
 STALL_SECONDS = 10.0
-"""Without a sign of life a transfer is given up: there are other sources, and what came is kept."""
+"""A transfer without a sign of life for this long is given up. There are other sources, and the
+pieces that arrived are kept."""
 NONCE_BYTES = 16
 MOST_RESULTS = 16
-"""That a donor keeps. A newcomer takes each as it is made; this is how far it may fall back."""
+"""The results that a donor keeps. A newcomer takes each when it is made, and may fall this far
+behind."""
 ROOM_OF_SMALL_BYTES = 256 << 20
-"""That results may take in any case, if there are as many: a state of up to so many bytes may be
-followed for more than the three steps whose results are as large as it. A newcomer needs as long as
-some steps to take it over."""
+"""Kept results may take this much memory even beside a smaller state. The results of three steps
+are as large as a state, and a newcomer needs the time of several steps to take the state over."""
 MOST_WANTED_AT_ONCE = 64  # numbers in one chunk
-MOST_WANTED = 256  # pieces that one newcomer has asked for and not got: 256 MiB are enough ahead
+MOST_WANTED = 256  # pieces that one newcomer may ask for ahead: 256 MiB are enough
 
 ResultKind = Literal["step", "lone step", "parameters"]
-"""Of what the average was: see results.py."""
+"""What was averaged: see results.py."""
 
 _NUMBER = struct.Struct("<I")
 
 
 class StateGone(PotluckError):
-    """The donor does not have the state that it was asked for: it is at another epoch by now."""
+    """The donor does not have the requested state: it is at another epoch now."""
 
     exit_code = 4
 
 
 class ManifestRequest(Message, frozen=True):
-    """The state of this digest is wanted; with `place_only`, its manifest is known already."""
+    """Asks for the state with this digest. With `place_only`, its manifest is known already."""
 
     run: Annotated[str, Meta(max_length=LONGEST_RUN_NAME)]
     digest: Digest
@@ -89,9 +90,10 @@ class ManifestRequest(Message, frozen=True):
 
 
 class ManifestAnswer(Message, frozen=True):
-    """The encoded manifest, and a place to download for some seconds; or how long to wait for one.
+    """The encoded manifest, and a place to download that is kept for some seconds; or how long to
+    wait for a place.
 
-    `torch` is the donor's version. It is not in the manifest, for it is no part of the state.
+    `torch` is the donor's version. It is no part of the state, so it is not in the manifest.
     """
 
     manifest: Annotated[bytes, Meta(max_length=LARGEST_MANIFEST_BYTES)]
@@ -100,20 +102,20 @@ class ManifestAnswer(Message, frozen=True):
 
 
 class DescriptionRequest(Message, frozen=True):
-    """What this peer trains in the run, and how."""
+    """Asks what the peer trains in the run, and how."""
 
     run: Annotated[str, Meta(max_length=LONGEST_RUN_NAME)]
 
 
 class PiecesOpening(Message, frozen=True):
-    """Pieces of the state of this digest are wanted."""
+    """Asks for pieces of the state with this digest."""
 
     run: Annotated[str, Meta(max_length=LONGEST_RUN_NAME)]
     digest: Digest
 
 
 class ResultOpening(Message, frozen=True):
-    """The result that leads on from this epoch and history is wanted."""
+    """Asks for the result that follows this epoch and history."""
 
     run: Annotated[str, Meta(max_length=LONGEST_RUN_NAME)]
     epoch: Count
@@ -121,14 +123,14 @@ class ResultOpening(Message, frozen=True):
 
 
 class ResultLink(Message, frozen=True):
-    """One result by its digest, which makes the next history of the one before."""
+    """One result, by its digest. With the history before it, the digest gives the next history."""
 
     kind: ResultKind
     digest: Digest
 
 
 class ResultPart(Message, frozen=True):
-    """Values `start` up to `stop`, by the digest of what their reducer has sent."""
+    """Values `start` up to `stop`, with the digest of the bytes that their reducer sent."""
 
     reducer: Member
     start: Annotated[int, Meta(ge=0, le=MOST_VALUES)]
@@ -137,7 +139,7 @@ class ResultPart(Message, frozen=True):
 
 
 class ResultAccepted(Message, frozen=True):
-    """How the result is cut and checked. `links`: its own, and those of what follows it."""
+    """How the result is cut and checked. `links`: its own link, and those of the later results."""
 
     links: Annotated[tuple[ResultLink, ...], Meta(min_length=1, max_length=MOST_RESULTS)]
     parts: Annotated[tuple[ResultPart, ...], Meta(min_length=1, max_length=LARGEST_GROUP)]
@@ -199,15 +201,15 @@ RESULT: BulkMethod[ResultOpening, ResultAccepted, Empty, Empty] = BulkMethod(
 
 
 def wanted_chunk(pieces: list[int]) -> bytes:
-    """Numbers of pieces as a chunk."""
+    """Encode numbers of pieces as a chunk."""
     return b"".join(map(_NUMBER.pack, pieces))
 
 
 def read_wanted(chunk: bytes | bytearray, piece_count: int) -> list[int]:
-    """The numbers in a chunk; MalformedMessage unless all of them are of pieces that there are."""
+    """The numbers in a chunk; MalformedMessage if one of them is of no piece of the state."""
     if len(chunk) % _NUMBER.size or len(chunk) > MOST_WANTED_AT_ONCE * _NUMBER.size:
-        raise MalformedMessage(f"{len(chunk):,} bytes are no list of pieces.")
+        raise MalformedMessage(f"{len(chunk):,} bytes are not a list of pieces.")
     numbers = [number for (number,) in _NUMBER.iter_unpack(chunk)]
     if any(number >= piece_count for number in numbers):
-        raise MalformedMessage(f"A piece was asked for that is not among {piece_count:,}.")
+        raise MalformedMessage(f"A requested piece is not one of the {piece_count:,}.")
     return numbers

@@ -1,19 +1,19 @@
-"""What all peers of a run have to share, and how another peer's differs, in words. Pure.
+"""Describes what all peers of a run must share, and says in words how another's differs. Pure.
 
     mine = TrainingDescription(optimizer="AdamW", target_batch=4096, …)
     mine.digest                              # 16 bytes: the signature in this peer's progress slot
     how_it_differs(mine, theirs)             # ["the optimizer's lr is 0.1 here and 0.01 there", …]
 
-Peers with another model or codec never meet in a round; peers with another learning rate, batch or
-clipping would meet, and their parameters would drift apart from the same results. So all of it is
-in the signature, and who has another one does not count. The details do not fit into a slot; they
-are asked of a peer (collaboration.py), who is believed as far as the digest goes.
+Peers with another model or codec never meet in a round. Peers with another learning rate, batch or
+clipping would meet, and their parameters would drift apart although the results are the same. So
+all of this is in the signature, and peers with another signature do not count. The details do not
+fit into a slot. A peer is asked for them (collaboration.py), and they must have the slot's digest.
 
-Easy to get wrong: what may differ is not in it: the device, the precision of the batches, torch's
-version, whether steps are delayed (the results are the same, and an auxiliary peer has nothing to
-delay), and how a torch optimizer computes (`fused`, `foreach`). And code cannot be compared: of a
-schedule only the name of its class is, and what it says of itself in `described`, as those of
-models/schedules.py do.
+Easy to get wrong: settings that may differ are not in it: the device, the precision of the batches,
+torch's version, whether steps are delayed (the results are the same, and an auxiliary peer has
+nothing to delay), and how a torch optimizer computes (`fused`, `foreach`). Code cannot be compared:
+only the name of a schedule's class is, and the description in its `described`, which the schedules
+of models/schedules.py have.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from protocols.accumulation.state_manifest import MOST_TENSORS
 from protocols.rpc import Message, encode
 from protocols.tensors import CodecName
 
-MOST_GROUPS = 1024  # of parameters in an optimizer: layer-wise rates have one or two for each layer
+MOST_GROUPS = 1024  # param groups of an optimizer: layer-wise rates need one or two for each layer
 MOST_SETTINGS = 64  # of one group
 LONGEST_SETTING = 200  # characters
 
@@ -57,10 +57,10 @@ class TrainingDescription(Message, frozen=True, dict=True):
     """- `tensors`: parameters (`model/…`) and buffers (`buffer/…`), by ascending name.
     - `codecs`: how each parameter that is trained travels, in their order.
     - `groups`: the settings of the optimizer's param groups as text, by ascending name.
-    - `steps`: what is averaged, as a word. `schedule`: the class of it with what it says of itself,
-      or nothing.
+    - `steps`: what is averaged, as a word. `schedule`: its class with its own description, or
+      nothing.
     - `max_norm`: 0 clips nothing.
-    - `group_size`, `approximate`: who is in a round (collaboration.py).
+    - `group_size`, `approximate`: which peers are in a round (collaboration.py).
     """
 
     tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=MOST_TENSORS)]
@@ -82,8 +82,8 @@ class TrainingDescription(Message, frozen=True, dict=True):
 
 
 def how_it_differs(mine: TrainingDescription, theirs: TrainingDescription) -> list[str]:
-    """In words, each of them a clause; empty if nothing differs. At most DIFFERENCES_TOLD, and
-    then how many more there are."""
+    """The differences in words, each as a clause; empty if there are none. At most
+    DIFFERENCES_TOLD, and then the number of further ones."""
     found = tensor_differences(mine.tensors, theirs.tensors)
     if not found:
         found += _codec_differences(dict(mine.codecs), dict(theirs.codecs))
@@ -120,7 +120,7 @@ def as_setting(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, int | float):
-        return f"{value:.9g}"  # a schedule's cosine has another last bit on another machine
+        return f"{value:.9g}"  # the last bit of a schedule's cosine differs between machines
     if isinstance(value, list | tuple):
         return ("(" + ", ".join(as_setting(one) for one in value) + ")")[:LONGEST_SETTING]
     if isinstance(value, str):
@@ -129,7 +129,7 @@ def as_setting(value: Any) -> str:
 
 
 def _codec_differences(mine: dict[str, CodecName], theirs: dict[str, CodecName]) -> list[str]:
-    """One clause where all parameters differ alike, as they usually do."""
+    """A single clause if all parameters differ in the same way, as they usually do."""
     found = [f"{name} is trained only here" for name in mine if name not in theirs]
     found += [f"{name} is trained only there" for name in theirs if name not in mine]
     if found:
@@ -146,7 +146,7 @@ def _codec_differences(mine: dict[str, CodecName], theirs: dict[str, CodecName])
 def _settings_differences(mine: Sequence[Settings], theirs: Sequence[Settings]) -> list[str]:
     if len(mine) != len(theirs):
         return [f"the optimizer has {len(mine):,} param groups here and {len(theirs):,} there"]
-    found: dict[str, None] = {}  # each clause once: groups usually differ alike
+    found: dict[str, None] = {}  # each clause once: groups usually differ in the same way
     for own_group, their_group in zip(mine, theirs, strict=True):
         own, other = dict(own_group), dict(their_group)
         for name in sorted(own.keys() | other.keys()):

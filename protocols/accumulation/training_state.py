@@ -1,12 +1,12 @@
-"""One epoch's state: where it lies while training goes on, and a copy in memory of its own.
+"""One epoch's state: live, while training goes on, and as a copy in memory of its own.
 
-Both know their manifest and so their digest, and have the same one when they have the same bytes.
-They are made from a model and an optimizer; a fetched state and a checkpoint become a
-`TrainingState` as well. The memory of a `TrainingState` *is* the stream that is sent and written
-to disk: tensors are views of it.
+Both compute their manifest and so their digest, which is equal if their bytes are equal. They are
+made from a model and an optimizer; a fetched state and a checkpoint become a `TrainingState` as
+well. The memory of a `TrainingState` *is* the stream that is sent and written to disk: tensors are
+views of it.
 
-Easy to get wrong: a digest is computed over the bytes as they are when it is asked for. Nobody
-writes into the memory of a `TrainingState` once it is complete.
+Easy to get wrong: a digest is computed over the bytes at the time of the call. Do not write into
+the memory of a `TrainingState` once it is complete.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _ZEROS = memoryview(bytes(ALIGNMENT_BYTES))
 
 @dataclass(frozen=True)
 class LiveState:
-    """Where the state lies while training goes on: tensors that are not copied, and metadata.
+    """The state while training goes on: tensors that are not copied, and metadata.
 
     Made by `look`. Read it only under `StateLock.reading`, and only until that ends.
     """
@@ -80,9 +80,9 @@ class LiveState:
     piece_bytes: int = PIECE_BYTES
 
     def copy(self, memory: Tensor | None = None) -> TrainingState:
-        """All of it in memory of its own: `memory` if that has the right size, else new one.
+        """Copy all of it into memory of its own: `memory` if that has the right size, else new one.
 
-        What lies on a GPU comes through pinned host memory.
+        Tensors on a GPU are copied through pinned host memory.
         """
         offsets = offsets_of(self.specs)
         size = offsets[-1] + self.specs[-1].bytes if self.specs else 0
@@ -100,7 +100,7 @@ class LiveState:
         return TrainingState(self._header(), memory)
 
     def manifest(self) -> Manifest:
-        """What a copy's manifest would be, without making one; its cost is that of hashing."""
+        """The manifest that a copy would have, without a copy. This hashes the whole state."""
         pieces = _PieceHashes(self.piece_bytes)
         for part in self._stream():
             pieces.add(part)
@@ -132,8 +132,8 @@ class TrainingState:
     """One epoch's state in memory of its own."""
 
     def __init__(self, header: Manifest, memory: Tensor) -> None:
-        """`memory` is the stream. Without digests of pieces in `header` they are computed when
-        they are first needed, which takes 60 ms for 100 MB."""
+        """`memory` is the stream. If `header` has no digests of pieces, they are computed when they
+        are first needed, which takes 60 ms for 100 MB."""
         self._header = header
         self._memory = memory
         self._offsets = dict(
@@ -186,17 +186,17 @@ class TrainingState:
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes that name it: equal exactly if every byte of it is."""
+        """32 bytes that name the state. They are equal only if every byte of it is."""
         return name_of(self.body)
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What was handed to `capture` as `extra`. Its tensors are copies."""
+        """The `extra` that was given to `capture`. Its tensors are copies."""
         extra: dict[str, Any] = cloned(self.tree()["extra"])
         return extra
 
     def piece(self, number: int) -> memoryview:
-        """The bytes of one piece, where they lie."""
+        """A view of the bytes of one piece."""
         span = piece_span(number, self._header.piece_bytes, len(self._memory))
         return raw_bytes(self._memory)[span]
 
@@ -205,7 +205,7 @@ class TrainingState:
         return _view(self._memory, self._specs[name], self._offsets[name])
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """Views of parameters and buffers, under the names that the model gives them."""
+        """Views of parameters and buffers, by their names in the model."""
         return {
             one.name.partition("/")[2]: self.tensor(one.name)
             for one in self.specs
@@ -217,7 +217,7 @@ class TrainingState:
         tensors = {name: self.tensor(name) for name in self._specs}
         tree = join(unpack(self.metadata), tensors)
         if not isinstance(tree, dict) or set(tree) != {"optimizer", "scheduler", "extra"}:
-            raise MalformedMessage("The metadata of a state has not the three parts of one.")
+            raise MalformedMessage("The metadata of a state does not have its three parts.")
         parts = tree["optimizer"]
         if parts is not None and (
             not isinstance(parts, dict)
@@ -228,12 +228,12 @@ class TrainingState:
         ):
             raise MalformedMessage("The metadata of a state has an optimizer without its parts.")
         if not isinstance(tree["extra"], dict):
-            raise MalformedMessage("The metadata of a state has nothing by name in its extra part.")
+            raise MalformedMessage("The extra part of a state's metadata has no names.")
         return tree
 
 
 def spec_of(name: str, tensor: Tensor) -> TensorSpec:
-    """StateRefused for what has no plain bytes."""
+    """The spec of a tensor. StateRefused if it has no plain bytes."""
     dtype = _NAMES.get(tensor.dtype)
     if dtype is None or tensor.layout != torch.strided or tensor.is_meta:
         kind = "meta" if tensor.is_meta else f"{tensor.dtype}, {tensor.layout}"
@@ -247,7 +247,7 @@ def spec_of(name: str, tensor: Tensor) -> TensorSpec:
 
 
 def _view(memory: Tensor, spec: TensorSpec, start: int) -> Tensor:
-    """A tensor where it lies in the stream."""
+    """A view of a tensor in the stream."""
     part = memory[start : start + spec.bytes]
     return part.view(_DTYPES[spec.dtype]).view(spec.shape)
 
@@ -257,7 +257,7 @@ def _with_pieces(header: Manifest, pieces: bytes) -> Manifest:
 
 
 class _PieceHashes:
-    """The digests of the pieces of a stream that comes in parts of any size."""
+    """Computes the digests of the pieces of a stream, from parts of any size."""
 
     def __init__(self, piece_bytes: int) -> None:
         self._piece_bytes = piece_bytes
@@ -287,8 +287,8 @@ class _PieceHashes:
 
 # ---- a state of a model and its optimizer
 #
-# The state of training at one epoch: all that a newcomer needs to go on as if it had always been
-# there.
+# Makes a state from a model and its optimizer, with everything that a newcomer needs to go on as if
+# it had always been there.
 #
 #   state = capture(model.named_parameters(), model.named_buffers(), optimizer, scheduler,
 #                   extra={"scale": 65536.0}, run="shakespeare", epoch=7, history=history)
@@ -299,12 +299,12 @@ class _PieceHashes:
 # `optimizer/statistics/<parameter>/<key>`, tensors of `extra` by their path `extra/…`. Settings of
 # param groups, schedules and counters are in the metadata.
 #
-# Promises: a state that was captured, or fetched, or loaded, and is restored and captured again,
-# has the same digest. `restore` checks everything by name before it touches anything.
+# Promises: a state that is restored and captured again has the same digest, whether it was
+# captured, fetched or loaded. `restore` checks everything by name before it changes anything.
 #
 # Easy to get wrong: between two steps a forward pass may change buffers (batch norm counts what it
-# sees). Whoever has such buffers hands over a copy that was made at the step, or the digest names
-# values that are gone when somebody asks for them.
+# sees). A caller with such buffers must give a copy that was made at the step. Otherwise the digest
+# names values that are gone when a peer asks for them.
 
 __all__ = ["LiveState", "StateRefused", "TrainingState", "capture", "look", "restore"]
 
@@ -323,7 +323,7 @@ def look(
     history: bytes = b"",
     piece_bytes: int = PIECE_BYTES,
 ) -> LiveState:
-    """What `capture` copies, not copied. `extra`: tensors and plain values, nested if need be.
+    """The state that `capture` copies, live. `extra`: tensors and plain values, may be nested.
 
     `piece_bytes` is the same at all peers of a run. StateRefused, by name, for anything that
     cannot travel.
@@ -353,9 +353,9 @@ def capture(
     epoch: int,
     history: bytes = b"",
 ) -> TrainingState:
-    """A copy of the state as it is now. Call it while nobody steps, or with the lock for reading.
+    """A copy of the state now. Call it while no step is made, or with the lock held for reading.
 
-    `extra`: tensors and plain values, nested if need be. StateRefused, by name, for anything that
+    `extra`: tensors and plain values, may be nested. StateRefused, by name, for anything that
     cannot travel.
     """
     return look(
@@ -377,7 +377,7 @@ def restore(
     optimizer: torch.optim.Optimizer | None = None,
     scheduler: Any | None = None,
 ) -> dict[str, Any]:
-    """Put a state in place of the present one; returns its `extra`.
+    """Replace the present state by this one, and return its `extra`.
 
     Everything is checked by name before anything is touched: StateRefused lists the differences.
     Without an optimizer (or scheduler) its part of the state is left alone. Call it under
@@ -410,15 +410,15 @@ def restore(
 
 
 def _schedule_like(theirs: Any, own: Mapping[str, Any]) -> Any:
-    """StateRefused unless it is one of this kind: torch's schedules take over whatever names they
-    are given, and so would lose those of another."""
+    """StateRefused unless the state's schedule is of this kind. Torch's schedules take over any
+    names that they are given, so one of another kind would go unnoticed."""
     check_kinds({} if theirs is None else theirs, own, "the schedule")
     other = sorted(theirs.keys() ^ own.keys(), key=str)
     if other:
         raise StateRefused(
-            f"The schedule of the state is another: {other[0]} is only "
+            f"The state has another kind of schedule: {other[0]} is only "
             f"{'here' if other[0] in own else 'there'}.",
-            advice="Take the schedule that the run's organiser has published.",
+            advice="Use the schedule that the run's organiser has published.",
         )
     return cloned(shaped_like(theirs, own))
 

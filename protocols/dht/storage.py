@@ -174,7 +174,7 @@ class Quotas:
             return before
         raise SlotRefused(
             SlotRefusal.BYTES_PER_SENDER,
-            "Who brought this slot has brought as much as this node takes from one sender.",
+            "The sender of this slot has brought as much as this node takes from one sender.",
             why=f"It keeps {self.limits.bytes_per_sender:,} bytes of what one network brings.",
             advice="This node will have room as slots expire; others have room now.",
         )

@@ -1,18 +1,18 @@
-"""What members of a round say to each other to end it as one; `round_messages.Agree` carries it.
+"""The messages by which the members of a round end it together; `switchboard.Agree` carries them.
 
     ballot 0:      Start ->  ... exchange ...  Holding <-  Accept ->  Accepted <-  Decided ->
     after trouble: Trouble <-  Prepare ->  Promise <-  Open ->  Opened <-  Start ->  (as above)
 
 The arrows are from the coordinator of the ballot (->) or to it (<-). `BallotQuery` and `Progress`
-go both ways and say that one is alive, and where one stands; `Outbid` names a higher ballot. Where
-no quorum lives, `Forswear` asks for a vow never to accept a result (the answer is a `Promise`), and
-`GivenUp` says that the vows are not enough to be certain.
+go both ways: they say that the sender is alive, and how far it is. `Outbid` names a higher ballot.
+If no quorum is alive, `Forswear` asks for a vow never to accept a result (the answer is a
+`Promise`), and `GivenUp` says that the vows are not enough to be certain.
 
-Every type is bounded: at most `LARGEST_GROUP` members, statements and cuts, 32-byte digests. What
-cannot be said by types (indices beyond the roster, members out of order) is in `message_checks`.
+Every type is bounded: at most `LARGEST_GROUP` members, statements and cuts, 32-byte digests.
+`check` does what types cannot (indices beyond the roster, members out of order).
 
-Easy to get wrong: these messages are lost, doubled, delayed and overtaken. Each says all that its
-receiver needs, and receiving one twice is the same as receiving it once.
+Easy to get wrong: these messages may be lost, duplicated, delayed and reordered. Each has all that
+its receiver needs, and receiving one twice is the same as receiving it once.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from protocols.errors import RemoteMisbehaviour
 from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Digest, Member, Statement, Suspicion
 from protocols.rpc import Message
 
-SUSPICIONS_PER_MESSAGE = 32  # the first that one had; a member needs one to be ruled out
-LONGEST_REASON = 200  # characters, of why a round is discarded: for people
-LARGEST_CUT = 1 << 48  # values of a vector: far more than any, and far less than overflows
+SUSPICIONS_PER_MESSAGE = 32  # the first ones; a single one can rule a member out
+LONGEST_REASON = 200  # characters; why a round is discarded, for people
+LARGEST_CUT = 1 << 48  # values of a vector: far more than any has, and far from overflows
 
 Members = Annotated[tuple[Member, ...], Meta(min_length=1, max_length=LARGEST_GROUP)]
 Cuts = Annotated[
@@ -46,7 +46,7 @@ Reason = Annotated[str, Meta(max_length=LONGEST_REASON)]
 class Result(Message, frozen=True):
     """The value that is agreed on: commit the result of this attempt. None instead: discard.
 
-    `attempt` is the ballot whose exchange made it, `members` are those whose data is in it.
+    `attempt` is the ballot whose exchange made it; the data of `members` is in it.
     """
 
     attempt: Ballot
@@ -55,23 +55,23 @@ class Result(Message, frozen=True):
 
 
 class Acceptance(Message, frozen=True):
-    """What an acceptor has accepted last, and in which ballot. `result` None: to discard."""
+    """The last value that an acceptor accepted, and in which ballot. `result` None: discard."""
 
     ballot: Ballot
     result: Result | None
 
 
 class Attempt(Message, frozen=True):
-    """Who takes part in the exchange of a ballot."""
+    """The members that take part in the exchange of a ballot."""
 
     ballot: Ballot
     members: Members
 
 
 class Held(Message, frozen=True):
-    """A member's own result of one attempt, with the statements that it is made of.
+    """A member's own result of one attempt, with its statements.
 
-    `contradicted`: by whom, who told it at the end of the exchange that theirs is another.
+    `contradicted`: the members that told it at the end that they have another result.
     """
 
     attempt: Ballot
@@ -89,7 +89,7 @@ class Start(Message, frozen=True, tag="start"):
 
 
 class Holding(Message, frozen=True, tag="holding"):
-    """I have the whole result of this ballot's exchange; these have told me that theirs differs."""
+    """I have the whole result of this ballot's exchange. `contradicted` told me theirs differs."""
 
     ballot: Ballot
     digest: Digest
@@ -98,7 +98,7 @@ class Holding(Message, frozen=True, tag="holding"):
 
 
 class Trouble(Message, frozen=True, tag="trouble"):
-    """My exchange of this ballot has failed, because of these."""
+    """My exchange of this ballot has failed, because of these members."""
 
     ballot: Ballot
     suspicions: Suspicions
@@ -111,10 +111,10 @@ class Prepare(Message, frozen=True, tag="prepare"):
 
 
 class Promise(Message, frozen=True, tag="promise"):
-    """The promise, and what its giver knows. `vowed`: and nothing in any ballot, ever.
+    """The promise, and what the sender knows. `vowed`: it will never accept a result.
 
-    `accepted` is None where nothing was accepted, or it was made void by a later `Open`; `attempt`
-    is the newest that its giver knows to be open; the suspicions are of that one.
+    `accepted` is None if nothing was accepted, or a later `Open` made it void; `attempt` is the
+    newest that the sender knows to be open; the suspicions are of that one.
     """
 
     ballot: Ballot
@@ -128,7 +128,7 @@ class Promise(Message, frozen=True, tag="promise"):
 class Open(Message, frozen=True, tag="open"):
     """A quorum has promised and none of it had accepted: nothing before this ballot counts.
 
-    `excluded` says of everybody who is not in the new attempt why not.
+    `excluded` has the reason for each member that is not in the new attempt.
     """
 
     ballot: Ballot
@@ -137,13 +137,13 @@ class Open(Message, frozen=True, tag="open"):
 
 
 class Opened(Message, frozen=True, tag="opened"):
-    """Noted: whoever asks me for a promise will hear of this attempt."""
+    """Noted: my promises will name this attempt from now on."""
 
     ballot: Ballot
 
 
 class Accept(Message, frozen=True, tag="accept"):
-    """Accept this result (None: to discard the round) in this ballot. `reason` is for people."""
+    """Accept this result (None: discard the round) in this ballot. `reason` is for people."""
 
     ballot: Ballot
     result: Result | None
@@ -170,7 +170,7 @@ class Outbid(Message, frozen=True, tag="outbid"):
 
 
 class BallotQuery(Message, frozen=True, tag="query"):
-    """Are you there, and is there something for me? `ballot` is the highest that I know of,
+    """Are you there, and do you have a message for me? `ballot` is the highest that I know of,
     `attempt` the newest whose exchange I have begun."""
 
     ballot: Ballot
@@ -184,7 +184,7 @@ class Progress(Message, frozen=True, tag="progress"):
 
 
 class Forswear(Message, frozen=True, tag="forswear"):
-    """I find no quorum. Vow never to accept a result, unless you have: then nobody can commit."""
+    """I find no quorum. Vow never to accept a result, if you have not: then none can commit."""
 
     ballot: Ballot
 
@@ -214,14 +214,14 @@ AgreementMessage = (
 )
 
 
-# What an honest member of a round of this size may say, before anybody looks at what it means.
+# Checks whether an honest member of a round of this size could have sent a message, by its form.
 #
 # `check` is given the sender that the channel has proven. It knows the roster's size and order of
-# succession and nothing of the state of the round, so a message that fails here is wrong whatever
-# has happened: `NotAnHonestMessage` names the sender, and nothing has changed.
+# succession, but not the state of the round. So a message that fails here is wrong, whatever has
+# happened: `NotAnHonestMessage` names the sender, and nothing is changed.
 #
-# Easy to get wrong: the coordinator's own messages carry its ballot, so anybody but the coordinator
-# who sends one is lying; the answers to them carry the ballot of whom they are sent to.
+# Easy to get wrong: the coordinator's own messages carry its ballot, so any other member that sends
+# one is lying. The answers carry the ballot of the coordinator to which they are sent.
 
 
 class NotAnHonestMessage(RemoteMisbehaviour):
@@ -235,7 +235,8 @@ TO_COORDINATOR = Holding | Trouble | Promise | Opened | Accepted
 def check(
     message: AgreementMessage, sender: int, me: int, size: int, coordinators: Sequence[int]
 ) -> None:
-    """NotAnHonestMessage if it is not one in a round of `size` members with this succession."""
+    """Raise NotAnHonestMessage if no honest member of a round of `size` members with this
+    succession would send it."""
     if not 0 <= sender < size or sender == me:
         _refuse(sender, f"is not another member of this round of {size}")
     if not isinstance(message, Decided):

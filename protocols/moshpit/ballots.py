@@ -1,14 +1,14 @@
-"""What the messages of a round count in: members, ballots, signed statements, suspicions.
+"""The terms of a round's messages: members, ballots, signed statements, suspicions.
 
-A *member* is an index into the round's signed roster, so that a byte names a peer. A *ballot*
-is one try to bring the round to its end: a number, and the member that coordinates it; ballots
-are totally ordered. A reducer *states* with its signature which bytes it has sent out for its
-part in one ballot. A *suspicion* is what a member has against another, in a code and in words.
+A *member* is an index into the round's signed roster, so that a byte names a peer. A *ballot* is
+one try to bring the round to its end: a number, and the member that coordinates it. Ballots are
+totally ordered. In a *statement*, a reducer signs which bytes it has sent for its part in one
+ballot. A *suspicion* is a member's complaint about another, as a code and in words.
 
-Easy to get wrong: the digest of a result is made of the statements, part by part
-(`digest_of_result`), and not of the bytes once more. So two members that hold different results
-also hold two different statements for some part, and if both carry the reducer's signature,
-these are the proof that the reducer told them different things.
+Easy to get wrong: the digest of a result is made from the statements, part by part
+(`digest_of_result`), not from the bytes again. So two members with different results also have two
+different statements for some part. If the reducer signed both, they prove that it sent different
+results.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from protocols.rpc import Message
 
 LARGEST_GROUP = 256
 """Members of a round: each sends to each, so a group costs as the square of its members."""
-LARGEST_BALLOT_NUMBER = 65_535  # what is signed of it are 16 bits
+LARGEST_BALLOT_NUMBER = 65_535  # it is signed as 16 bits
 MOST_BALLOTS_MISSED = LARGEST_GROUP + 44
-"""An honest round needs as many ballots as it has members, and a few. Whoever names one that is
-further ahead of all that were heard of would use up the numbers, and end the round with them."""
+"""An honest round needs as many ballots as it has members, and a few more. A peer that names a
+ballot further ahead of all known ones could use up the numbers, and so end the round."""
 DIGEST_BYTES = 32
 LONGEST_SUSPICION = 240  # characters, of the words; the code is for machines
 LONGEST_CODE = 24
@@ -40,7 +40,7 @@ Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATU
 
 
 class Ballot(Message, frozen=True, order=True):
-    """One try at the round, ordered by number, then by who coordinates it."""
+    """One try at the round, ordered by number, then by coordinator."""
 
     number: Annotated[int, Meta(ge=0, le=LARGEST_BALLOT_NUMBER)]
     coordinator: Member
@@ -50,7 +50,7 @@ class Ballot(Message, frozen=True, order=True):
 
 
 class Statement(Message, frozen=True, gc=False):
-    """What the reducer of a part says that it has sent to everybody in one ballot.
+    """A reducer's statement about what it has sent to all members in one ballot.
 
     `part` is the reducer's own index. The signature is over (round id, ballot, part, digest).
     """
@@ -61,7 +61,7 @@ class Statement(Message, frozen=True, gc=False):
 
 
 class Suspicion(Message, frozen=True, gc=False):
-    """What one member has against another (or, of its own data, against itself)."""
+    """One member's complaint about another (or about itself, for its own data)."""
 
     member: Member
     code: Annotated[str, Meta(min_length=1, max_length=LONGEST_CODE)]
@@ -69,7 +69,7 @@ class Suspicion(Message, frozen=True, gc=False):
 
 
 def digest_of_result(statements: Iterable[Statement]) -> bytes:
-    """The digest of a whole result: of the parts' digests, in the order of the parts."""
+    """The digest of a whole result, from the parts' digests in the order of the parts."""
     return digest_of_parts({statement.part: statement.digest for statement in statements})
 
 

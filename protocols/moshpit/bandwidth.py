@@ -1,4 +1,4 @@
-"""What this peer's connection bears, as its own rounds have measured it.
+"""Estimates the speed of this peer's connection from its own rounds.
 
 Each exchange says how much went each way and how long its links were busy with it. A rate that
 was reached is a proof that at least that much is possible; that one was not reached proves
@@ -9,8 +9,8 @@ out because it was late: then only what that attempt itself has measured is beli
 
 Pure: moments are arguments. Memory is bounded in rounds and in peers.
 
-Easy to get wrong: a fast machine does not measure its link. And small transfers measure latency:
-what moved fewer than `SMALLEST_BYTES` is no measurement at all, in total or of one link.
+Easy to get wrong: a fast machine does not measure its link. Small transfers measure latency: a
+transfer of fewer than `SMALLEST_BYTES` is no measurement, in total or of one link.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from protocols.moshpit.exchange import ExchangeReport
 
 HALF_LIFE_SECONDS = 600.0  # a home connection has good and bad quarters of an hour
 RECENT_MEASUREMENTS = 16  # of each direction, in total and of each link
-PEERS_KEPT = 4 * LARGEST_GROUP  # links whose measurements are kept, with those who come and go
+PEERS_KEPT = 4 * LARGEST_GROUP  # links whose measurements are kept, as peers come and go
 LARGEST_ESTIMATE = 50e6
-"""Bytes per second. Beyond 400 Mb/s it is mostly the processor that is measured, and its noise: a
-plan for four makes 40 % less work of a rate that is 15 % lower. So whoever is faster is equal."""
+"""Bytes per second. Above 400 Mb/s, the processor and its noise are measured more than the link,
+and a plan for four gives a peer with a 15 % lower rate 40 % less work. So all faster peers count as
+equal."""
 SMALLEST_BYTES = 256 << 10  # a TCP connection's slow start is over by then
 
 
@@ -71,8 +72,8 @@ class Bandwidth:
         self._last_at = 0.0
 
     def add(self, at: float, report: ExchangeReport) -> None:
-        """What one exchange measured, also one that failed. Its links were busy at the same time,
-        and shared the rest."""
+        """Add the measurements of one exchange, even of a failed one. Its links were busy at the
+        same time, and shared the rest."""
         self._last_at = at
         self._up.add(at, report.bytes_sent, report.sending_seconds)
         self._down.add(at, report.bytes_received, report.receiving_seconds)
@@ -88,14 +89,14 @@ class Bandwidth:
         self._down.keep_since(self._last_at)
 
     def up(self, now: float) -> float:
-        """What can be sent in total; 0.0 while nothing is known."""
+        """The total upload speed; 0.0 while it is unknown."""
         return self._up.estimate(now)
 
     def down(self, now: float) -> float:
         return self._down.estimate(now)
 
     def link(self, peer: PeerId, now: float) -> tuple[float, float]:
-        """To a peer and from it; 0.0 for what is not known."""
+        """The speeds to a peer and from it; 0.0 for an unknown one."""
         rates = self._links.get(peer)
         return (0.0, 0.0) if rates is None else (rates[0].estimate(now), rates[1].estimate(now))
 

@@ -1,30 +1,30 @@
-"""Who is not in the next attempt, by what members have against each other, and who is a liar.
+"""Decides which members are not in the next attempt, from their complaints, and finds liars.
 
-What breaks a transfer is rarely known to whom it broke for. So what a member reports has a weight:
+A member whose transfer breaks rarely knows the cause. So each kind of report has a weight:
 
-- *weak*: the transfer ended. The other may have given up because of a third. Counts for nothing
-  at first; when the same two report it in a later attempt again, it counts as the next. Not if
-  the other gave up because of a third that it has complained of itself.
-- *of a pair*: these two could not do business, and one of them has to go. It is the one with
-  whom more members could not; then the one that was complained about more; then the later in the
+- *weak*: the transfer ended. The other member may have given up because of a third, so this counts
+  for nothing at first. If the same two report it again in a later attempt, it counts as one of a
+  pair, unless the other gave up because of a third that it has complained of itself.
+- *of a pair*: these two could not exchange data, and one of them must go. It is the one with which
+  more members could not; then the one with more complaints against it; then the later in the
   roster.
-- of a pair and *explained*: a reducer that waits for somebody's values has no averages, and who
+- of a pair and *explained*: a reducer that waits for values has no averages, and a member that
   waits for averages cannot close. So `no_averages` counts for nothing against a member that has
-  complained of `no_values` in the same attempt, and where it says for whom it was waiting
-  (`awaited`), that one is complained of in its place. A member that is only all but late
-  (`overdue`) is complained of by all who say so, once one has found it late.
-- anything else breaks the protocol, and is held against whom it names, except where two say it of
-  each other: then it counts as of a pair. A member that says it of several others loses to them, by
-  the same rule as a pair: nobody can have everybody else left out.
+  complained of `no_values` in the same attempt. If that member names the one it was waiting for
+  (`awaited`), the complaint counts against that one instead. A member that is only almost late
+  (`overdue`) has a complaint from each that reports so, once one has found it late.
+- anything else breaks the protocol, and counts against the named member. If two report it of each
+  other, it counts as of a pair. A member that reports it of several others loses to them by the
+  same rule as a pair, so no member can have all others left out.
 
-Who says something of itself (its own data is not finite) is always out.
+A member that reports itself (its own data is not finite) is always out.
 
-Lies about results are proven, not believed: `liars` finds two statements with valid signatures of
-one reducer for one part of one attempt that differ.
+Lies about results need a proof: `liars` finds two different statements of one reducer for one part
+of one attempt, both with valid signatures.
 
-Easy to get wrong: a signature costs some 100 µs, and a hostile member can show as many statements
-as there are parts. They are checked only where digests differ, each once however many members show
-it, and a member that has shown one without a valid signature is not listened to any further.
+Easy to get wrong: checking a signature costs some 100 µs, and a hostile member can show as many
+statements as there are parts. So only those with differing digests are checked, each once however
+many members show it, and a member that has shown an invalid signature is ignored from then on.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ PAIR_CODES = frozenset(
 )
 
 BALLOTS_KEPT = 4
-"""Of each pair, in which one complained of the other. After two of them a member that lays what it
-does itself on others has two against it."""
+"""Attempts of each pair in which one complained of the other. After two of them, a member that
+blames others for its own faults has two complaints against it."""
 
 LIED = "lied"
 BAD_STATEMENT = "bad_statement"
@@ -63,7 +63,7 @@ Pair = tuple[int, int]  # from, against
 
 
 def clipped(suspicions: Iterable[Suspicion], most: int) -> tuple[Suspicion, ...]:
-    """The first few, with words that are not too long to send."""
+    """The first suspicions, with texts that are short enough to send."""
     return tuple(
         Suspicion(each.member, each.code, each.text[:LONGEST_SUSPICION])
         for each in list(suspicions)[:most]
@@ -71,7 +71,7 @@ def clipped(suspicions: Iterable[Suspicion], most: int) -> tuple[Suspicion, ...]
 
 
 class Blame:
-    """What is known of this round's members. Grows by a few entries for each pair of them."""
+    """The complaints among this round's members. At most a few entries for each pair."""
 
     def __init__(self) -> None:
         self.guilty: dict[int, Suspicion] = {}
@@ -85,7 +85,7 @@ class Blame:
         self.guilty.setdefault(suspicion.member, suspicion)
 
     def complain(self, complainer: int, ballot: Ballot, suspicions: Iterable[Suspicion]) -> None:
-        """Take down what a member reports of the exchange of this ballot. Idempotent."""
+        """Note a member's complaints about the exchange of this ballot. Idempotent."""
         for suspicion in suspicions:
             pair = (complainer, suspicion.member)
             if suspicion.member == complainer:
@@ -100,7 +100,7 @@ class Blame:
                 self._strong.setdefault(pair, suspicion)
 
     def judge(self, shown: Mapping[int, Held | Holding], attempt: Ballot, verify: Verify) -> None:
-        """Who lied, if members hold different results of this attempt, or were told of others."""
+        """Find liars, if members hold different results of this attempt, or were told of others."""
         statements = {member: each.statements for member, each in shown.items()}
         for suspicion in liars(statements, attempt, verify):
             self.convict(suspicion)
@@ -108,7 +108,7 @@ class Blame:
             self.complain(member, attempt, denials(each, shown))
 
     def ruled_out(self, candidates: Iterable[int]) -> dict[int, Suspicion]:
-        """Who of these cannot be in the next attempt, and why."""
+        """The candidates that cannot be in the next attempt, and why."""
         left = set(candidates)
         out = {member: self.guilty[member] for member in left & self.guilty.keys()}
         left -= out.keys()
@@ -121,7 +121,7 @@ class Blame:
         return out
 
     def _between_pairs(self) -> dict[Pair, Suspicion]:
-        """Who has something against whom, without what others explain."""
+        """The complaints between pairs, without those that others explain."""
         found = self._repeated()
         for pair, by_ballot in self._pairs.items():
             for ballot, why in by_ballot.items():
@@ -144,8 +144,8 @@ class Blame:
     def _explanation(
         self, accused: int, ballot: Ballot, code: str
     ) -> tuple[bool, Suspicion | None]:
-        """Whether it could not do better in this attempt for the sake of another, and if nobody
-        has complained of that one, who it was."""
+        """Whether another member kept it from doing better in this attempt, and which one, if
+        there is no complaint against that one."""
         explains = EXPLANATIONS.get(code)
         if explains is None:
             return False, None
@@ -156,7 +156,7 @@ class Blame:
         return False, next((why for why in waits if why is not None), None)
 
     def _repeated(self) -> dict[Pair, Suspicion]:
-        """Transfers that have merely ended, between two for whom that happened in two attempts."""
+        """Transfers that merely ended, between pairs for which that happened in two attempts."""
         complained = {(by, ballot) for (by, _), each in self._pairs.items() for ballot in each}
         ended: dict[frozenset[int], dict[Ballot, tuple[Pair, Suspicion]]] = {}
         for pair, by_ballot in self._weak.items():
@@ -178,7 +178,7 @@ def _note(
 def _resolved(
     complaints: Mapping[tuple[int, int], Suspicion], candidates: Set[int]
 ) -> dict[int, Suspicion]:
-    """Who has to go until no two of the candidates are left that have a complaint."""
+    """The members to leave out, so that there is no complaint between any two that remain."""
     left, out = set(candidates), dict[int, Suspicion]()
     while edges := {pair: why for pair, why in complaints.items() if left.issuperset(pair)}:
         worst = _worst(edges)
@@ -192,15 +192,16 @@ def _resolved(
 
 
 def _worst(edges: Iterable[tuple[int, int]]) -> int:
-    """Of members that could not do business in pairs, the one to leave out first."""
+    """The member to leave out first, of members that could not exchange data in pairs."""
     partners = Counter(member for pair in {frozenset(each) for each in edges} for member in pair)
     against = Counter(accused for _, accused in edges)
     return max(partners, key=lambda member: (partners[member], against[member], member))
 
 
 def denials(mine: Held | Holding, shown: Mapping[int, Held | Holding]) -> list[Suspicion]:
-    """What a member has against those who told it that they hold another result, and now show the
-    same: they deny it here, or did there. Of those who do hold another, somebody else is to blame.
+    """A member's complaints about members that told it of another result than they show now, if
+    they show its own: one of the two claims is false. If they do hold another result, a third
+    member is to blame.
     """
     text = "told this one of another result than it shows"
     return [
@@ -213,7 +214,7 @@ def denials(mine: Held | Holding, shown: Mapping[int, Held | Holding]) -> list[S
 def liars(
     shown: Mapping[int, tuple[Statement, ...]], attempt: Ballot, verify: Verify
 ) -> list[Suspicion]:
-    """Who lied, if members that show these statements hold different results of one attempt."""
+    """Find liars among members that hold different results of one attempt, by these statements."""
     by_part: dict[int, dict[bytes, list[tuple[int, Statement]]]] = {}
     for member, statements in sorted(shown.items()):
         for statement in statements:

@@ -3,15 +3,15 @@
     butterfly = Butterfly(rpc, network)                    # one per node
     report = await butterfly.exchange(plan, source, result)
 
-Each member sends to each reducer its share of that reducer's part, and gets the average back on
-the same stream; so a peer that can only dial out takes part like any other. What one attempt
-shares is in attempt.py, the sums are in reducing.py. The two directions are below.
+Each member sends each reducer its values of that reducer's part, and gets the average back on the
+same stream. So a peer that can only dial out takes part like any other. attempt.py has the shared
+state of one attempt, reducing.py the sums. The two directions are below.
 
-Promise: `exchange` returns when all averages are here *and* everybody has been sent ours, or it
-raises; either way nothing of it goes on, and `source` is as it was.
+Promise: `exchange` returns when all averages are here *and* ours were sent to all members, or it
+raises. In both cases no task of it goes on, and `source` is unchanged.
 
-Easy to get wrong: members learn at different moments that an attempt has begun, so transfers for
-it come early. They wait here, few of them and not for long, until it begins or is known to be over.
+Easy to get wrong: members learn at different moments that an attempt has begun, so transfers for it
+may come early. A few of them wait here, for a short time, until it begins or is known to be over.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ from protocols.rpc import LAST_WORD_SECONDS, Empty, Rpc, Transfer
 from protocols.tensors import decode_into, encode_into, is_finite, raw_bytes
 
 MOST_WAITING = 2 * LARGEST_GROUP  # early transfers: of two attempts
-MOST_WAITING_OF_PEER = 2  # the one of this attempt, and one of the next
-ROUNDS_REMEMBERED = 64  # of which the last ballot is known, so that late transfers are told at once
+MOST_WAITING_OF_PEER = 2  # one of this attempt, and one of the next
+ROUNDS_REMEMBERED = 64  # with their last ballots, so that late transfers are refused at once
 
 
 class Butterfly:
@@ -81,7 +81,7 @@ class Butterfly:
 
     @property
     def waiting(self) -> int:
-        """How many transfers have come for attempts that have not begun here."""
+        """How many transfers wait for attempts that have not begun here."""
         return self._waiting.total()
 
     async def exchange(self, plan: ExchangePlan, source: Tensor, result: Tensor) -> ExchangeReport:
@@ -109,15 +109,15 @@ class Butterfly:
         return _report(attempt)
 
     def when_ended(self, tell: Callable[[ExchangeReport], None]) -> None:
-        """From now on tell what each exchange has measured, also one that fails or is stopped."""
+        """From now on, report each exchange's measurements, even if it fails or is stopped."""
         self._tell = tell
 
     def when_begun(self, tell: Callable[[], None]) -> None:
-        """From now on tell when an exchange begins."""
+        """From now on, report when an exchange begins."""
         self._tell_begun = tell
 
     def awaited(self, round_id: bytes, ballot: Ballot) -> tuple[Suspicion, ...]:
-        """For whom this member waits in an exchange that runs; nobody, if it does not."""
+        """The members for which a running exchange of this ballot waits; none if none runs."""
         attempt = self._running.get((round_id, ballot))
         return () if attempt is None else attempt.lateness.awaited()
 
@@ -157,7 +157,7 @@ class Butterfly:
         attempt.stop("This attempt is over here.")
         report = _report(attempt)
         self._tell(report if attempt.received_seconds else _of_what_arrived(attempt, report))
-        with trio.CancelScope(shield=True):  # cancelled above, they end at their next step
+        with trio.CancelScope(shield=True):  # they were cancelled above, and end at their next step
             await attempt.handlers_gone()
 
     async def _serve(self, caller: Caller, transfer: ReducerTransfer, opening: PartOpening) -> None:
@@ -165,7 +165,7 @@ class Butterfly:
         await serve_part(attempt, caller.peer, transfer, opening)
 
     async def _attempt_for(self, peer: PeerId, opening: PartOpening) -> ExchangeAttempt:
-        """The attempt that is meant, as soon as it begins here."""
+        """The attempt of this opening, as soon as it begins here."""
         name = (opening.round_id, opening.ballot)
         with trio.move_on_after(LONGEST_OPENING_SECONDS):
             while name not in self._running:
@@ -192,7 +192,7 @@ class Butterfly:
 
 
 async def _finish_alone(attempt: ExchangeAttempt) -> None:
-    """Nobody sends us anything: our part, if there is one, is our own values."""
+    """No other member sends us values: our part, if there is one, is our own values."""
     reduction = attempt.reduction
     while not reduction.is_finished:
         reduction.finish_due(most=1)
@@ -221,9 +221,9 @@ def _report(attempt: ExchangeAttempt) -> ExchangeReport:
 
 
 def _of_what_arrived(attempt: ExchangeAttempt, report: ExchangeReport) -> ExchangeReport:
-    """The report of an exchange that has not come to its end. What was sent may lie in buffers, and
-    nobody has said how long it took to arrive. But of a chunk whose average is here our values have
-    arrived."""
+    """The report of an exchange that has not ended. Sent bytes may still be in buffers, and no
+    member has reported how long they took to arrive. But if a chunk's average is here, our values
+    of it have arrived."""
     plan = attempt.plan
     arrived = {}
     for member, averages in attempt.averages_of.items():
@@ -238,17 +238,15 @@ def _of_what_arrived(attempt: ExchangeAttempt, report: ExchangeReport) -> Exchan
     return replace(report, bytes_sent=sent, sending_seconds=report.seconds, links=tuple(links))
 
 
-# Towards one reducer: our values of its part out, its averages back, on the same stream.
+# Towards one reducer: sends our values of its part, and receives its averages on the same stream.
 #
-# Where nothing is encoded (codecs none and float64) both directions are copies of memory: chunks
-# are sent from where they lie in `source`, and averages are received into where they belong in
-# `result`.
+# If nothing is encoded (codecs none and float64), both directions copy memory: chunks are sent
+# directly from `source`, and averages are received directly into `result`.
 #
-# Easy to get wrong: the two directions must go on at the same time, or the two sides could each
-# wait for the other to read. Behind a closing message nothing can say that we are alive, so ours
-# follows when our whole result is here, also from the other reducers. And when a transfer breaks,
-# what explains it is read, not sent; so the sending task leaves the verdict to the receiving one
-# for a moment.
+# Easy to get wrong: both directions must go on at the same time, or each side could wait for the
+# other to read. After a closing message we cannot say ALIVE, so we send ours only when our whole
+# result is here, from the other reducers, too. If a transfer breaks, the explanation is received,
+# not sent, so the sending task leaves the judgement to the receiving one for a moment.
 
 
 BUSY_SECONDS = 0.5  # until a reducer that had no room is asked again
@@ -257,7 +255,7 @@ SenderTransfer = Transfer[Empty, PartTaken, PartClosed]
 
 
 class PartExchange:
-    """What we have to do with one reducer."""
+    """Our exchange with one reducer."""
 
     def __init__(self, attempt: ExchangeAttempt, reducer: Participant) -> None:
         plan = attempt.plan
@@ -267,10 +265,10 @@ class PartExchange:
         self._opening = opening_for(plan, place)
         self._chunks = plan.chunks_at(place)
         self._brings_data = plan.member_of(plan.me).weight > 0.0
-        self._received = trio.Event()  # all, to the closing message, or a reason why not
+        self._received = trio.Event()  # everything up to the closing message, or the reason why not
 
     async def run(self, rpc: Rpc) -> None:
-        """All of it. What goes wrong ends the attempt; nothing is raised."""
+        """Run the whole exchange. An error ends the attempt; nothing is raised."""
         attempt, reducer = self._attempt, self._reducer
         with attempt.blaming(reducer.index, opening=True):
             async with AsyncExitStack() as opened:
@@ -368,7 +366,7 @@ class PartExchange:
 
 
 async def until_whole(attempt: ExchangeAttempt, transfer: Transfer[Any, Any, Any]) -> None:
-    """Keep our direction open until our whole result is here, so that ALIVE can be said."""
+    """Keep our direction open until our whole result is here, so that we can send ALIVE."""
     while not attempt.whole.is_set():
         await transfer.say_alive()
         with trio.move_on_after(ALIVE_SECONDS):
@@ -376,7 +374,7 @@ async def until_whole(attempt: ExchangeAttempt, transfer: Transfer[Any, Any, Any
 
 
 def check_size(size: int | None, chunk: Chunk, number: int) -> None:
-    """MalformedMessage unless the chunk that comes next has the only size that it may have."""
+    """MalformedMessage unless the next chunk has the only size that it may have."""
     if size is None:
         raise MalformedMessage(f"The chunks end after {number:,}, before the part does.")
     if size != chunk.encoded_bytes:
@@ -392,7 +390,7 @@ def check_no_more(size: int | None, chunks: int) -> None:
 
 
 def _take(destination: Tensor, chunk: Chunk, encoded: memoryview) -> None:
-    """Averages into our result; where nothing is encoded they are there already."""
+    """Put averages into our result. If nothing is encoded, they are there already."""
     if chunk.as_it_lies:
         if not is_finite(destination):
             raise NotFiniteReceived("An average came with values that are not finite.")
@@ -404,14 +402,14 @@ def _take(destination: Tensor, chunk: Chunk, encoded: memoryview) -> None:
 
 
 def _largest_encoded(chunks: list[Chunk]) -> int:
-    """Room for any chunk that does not go as it lies."""
+    """Room for any chunk that is encoded."""
     return max((one.encoded_bytes for one in chunks if not one.as_it_lies), default=0)
 
 
-# Towards one sender: judge its opening, take its values, give it the averages.
+# Towards one sender: checks its opening, receives its values, and sends it the averages.
 #
 # Easy to get wrong: a reducer that waits for a slow sender has nothing to send to the others, and
-# they would take it for stalled. So whoever waits for an average here says ALIVE meanwhile.
+# would look stalled to them. So a task that waits for an average here says ALIVE meanwhile.
 
 
 ReducerTransfer = Transfer[Empty, PartClosed, PartTaken]
@@ -420,7 +418,7 @@ ReducerTransfer = Transfer[Empty, PartClosed, PartTaken]
 async def serve_part(
     attempt: ExchangeAttempt, peer: PeerId, transfer: ReducerTransfer, opening: PartOpening
 ) -> None:
-    """The handler of one sender's transfer. Raises what the sender is to be told."""
+    """The handler of one sender's transfer. Raises the error to send to the sender."""
     sender = _admit(attempt, peer, opening)
     attempt.arrived(sender.index, transfer)
     with attempt.serving(), attempt.blaming(sender.index):
@@ -433,9 +431,9 @@ async def serve_part(
 
 
 def _admit(attempt: ExchangeAttempt, peer: PeerId, opening: PartOpening) -> Participant:
-    """The participant that opens this transfer. Refusals say what is wrong, by name.
+    """The participant that opens this transfer. Refusals name the problem.
 
-    A participant with another plan in mind ends the attempt: it will not come back with ours.
+    A participant with another plan ends the attempt: it will not come back with ours.
     """
     plan = attempt.plan
     sender = next((member for member in plan.members if member.peer == peer), None)
@@ -479,12 +477,12 @@ def _disagreement(
             f"they have {plan.chunk_bytes:,}."
         )
     if opening.plan != plan_digest(plan):
-        return PlanDiffers(f"Member {sender.index} has other members, weights or cuts in mind.")
+        return PlanDiffers(f"Member {sender.index} has other members, weights or cuts in its plan.")
     return None
 
 
 class PartService:
-    """What we do for one sender whose transfer was accepted."""
+    """Our service for one sender whose transfer was accepted."""
 
     def __init__(
         self, attempt: ExchangeAttempt, sender: Participant, transfer: ReducerTransfer
@@ -493,7 +491,7 @@ class PartService:
         self._received = trio.Event()
 
     async def run(self) -> None:
-        """Both directions, to their closing messages."""
+        """Run both directions, up to their closing messages."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send)
             with self._attempt.blaming(self._sender.index):
@@ -549,7 +547,7 @@ class PartService:
         await transfer.send_closing(closed)
 
     async def _averaged(self, number: int) -> None:
-        """Wait for an averaged chunk, and let the sender know meanwhile that we are there."""
+        """Wait for an averaged chunk, and say ALIVE to the sender meanwhile."""
         reduction = self._attempt.reduction
         while reduction.finished <= number:
             if reduction.waits_for_nobody:
@@ -561,21 +559,21 @@ class PartService:
                 await self._transfer.say_alive()
 
 
-# Who of a round's members is alive, by the bytes that come over their links.
+# Finds out which members of a round are alive, by the bytes that arrive over their links.
 #
-# A message on a slow link waits behind the chunks that were queued before it, for many seconds
-# where a home connection's buffers are full. So that nothing was answered says little while bytes
-# arrive from a member, and much when none do: a process that is stopped or cut off sends nothing.
+# A message on a slow link waits behind the chunks that were queued before it, for many seconds if
+# a home connection's buffers are full. So a missing answer means little while bytes arrive from a
+# member, and much if none do: a process that is stopped or cut off sends nothing.
 #
-# Easy to get wrong: bytes that arrive say that a member lives, and not that it got what we sent.
+# Easy to get wrong: bytes that arrive show that a member is alive, not that it got our message.
 
 
 BEAT_SECONDS = 0.5  # between two looks at the links
-FRESH_SECONDS = 3.5  # several chunks of a slow link, each from another member
+FRESH_SECONDS = 3.5  # the time of several chunks on a slow link, each for another member
 
 
 class Pulse:
-    """When each member was last heard of, by its place in the list."""
+    """When bytes last arrived from each member, by its place in the list."""
 
     def __init__(
         self, network: Network, peers: Sequence[PeerId], heard: Callable[[int], None]
@@ -587,12 +585,12 @@ class Pulse:
         self._last: list[float | None] = [None] * len(self._peers)
 
     def is_fresh(self, place: int) -> bool:
-        """Whether anything has come from this member a moment ago."""
+        """Whether bytes have come from this member a moment ago."""
         last = self._last[place]
         return last is not None and trio.current_time() - last <= FRESH_SECONDS
 
     async def follow(self) -> None:
-        """Look at the links for ever, and tell of every member that was heard."""
+        """Look at the links for ever, and report every member from which bytes have come."""
         self._look(tell=False)
         while True:
             await trio.sleep(BEAT_SECONDS)

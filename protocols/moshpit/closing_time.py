@@ -1,22 +1,22 @@
-"""When a leader closes its list, and until when anybody waits for one. Pure.
+"""Decides when a leader closes its list, and how long others wait for one. Pure.
 
-A list that closes late costs every member; one that closes early leaves somebody behind. So it is
-closed as soon as one of these holds, and at least one other has joined:
+A list that closes late costs every member time; one that closes early leaves a peer behind. So it
+is closed as soon as at least one other has joined and one of these holds:
 
-    as many have joined as were expected, and all who are awaited by name (known_peers.py)
+    as many have joined as were expected, with all that are awaited by name (known_peers.py)
     all that are known have joined (or are no longer waited for), and the group is full
-    all that are known have joined, and nobody new came for a quiet while (below), in which
-    the slots were read at least once
-    it is time
+    all that are known have joined, no new peer came for the quiet period (below), and the
+    slots were read at least once in it
+    the deadline has come
 
-Of those who are awaited by name nobody counts who is lost; and while one of them is there and has
-not joined, only the deadline closes the list.
+Peers that are awaited by name do not count if they are lost. While one of them is there and has not
+joined, only the deadline closes the list.
 
-Promise: nobody's messages can put the deadline off. Joins bring it nearer: whoever joins says for
-how long it will wait, and the list is closed by then.
+Promise: no message can put the deadline off. Joins bring it nearer: a peer that joins says how long
+it will wait, and the list is closed before that.
 
-Easy to get wrong: what came, or did not, while nobody could be seen to come says nothing. After
-following somebody else, and after this process or machine was stopped, the quiet begins anew.
+Easy to get wrong: a time in which no arrival could be noticed says nothing. After following another
+peer, and after this process or machine was stopped, the quiet period begins anew.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from protocols.identity import PeerId
 from protocols.moshpit.known_peers import Awaited, KnownPeers, WaitingJoins
 
 GRACE_SECONDS = 2.0
-"""A follower waits for its leader's list this much longer than its own deadline: the leader may
-have begun later, and hears of our deadline only when we join."""
+"""A follower waits for its leader's list this much longer than its own deadline. The leader may
+have begun later, and learns of our deadline only when we join."""
 
 SHORTEST_PATIENCE_SECONDS = 1.0
-"""Whatever a follower says of its deadline, its leader gathers for so long after its join."""
+"""A leader gathers for at least this long after a join, whatever deadline the follower claims."""
 
 REGROUP_SECONDS = 3.0
-"""A group that was split off has this long to meet: its members are all there and waiting."""
+"""The time that a group that was split off has to meet: all its members are there and waiting."""
 
 SHARE_WAITED_FOR_MISSING = 0.15
-"""Of the matchmaking time: so long without an arrival, and a list is closed although fewer have
-come than were expected. Some may have died since they were counted."""
+"""The share of the matchmaking time after which, without an arrival, a list is closed although
+fewer have come than were expected. Some may have died since they were counted."""
 
 
 MOST_STOPS_EXCUSED = 3
-"""A laptop was closed, perhaps twice. What is late again and again is too slow, and the deadline
-holds for it as well."""
+"""A laptop may be closed once or twice. A process that is late again and again is too slow, and the
+deadline counts for it as well."""
 
 
 class ClosingTime:
-    """Of one gathering. A leader closes by `deadline`; a follower waits until `gives_up_at`."""
+    """The closing time of one gathering. A leader closes its list by `deadline`; a follower waits
+    until `gives_up_at`."""
 
     def __init__(
         self,
@@ -76,21 +77,21 @@ class ClosingTime:
     # -- what happens
 
     def came(self, peer: PeerId, now: float) -> None:
-        """We have heard from this peer, or seen its slot; only the first time counts."""
+        """This peer has sent a message, or its slot was seen. Only the first time counts."""
         if self._arrivals.came(peer, now):
             self._reads_since_arrival = 0
 
     def joined(self, patience_seconds: float, now: float) -> None:
-        """Somebody waits here now, and will for so long."""
+        """A peer waits here from now on, for this long."""
         patience = max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
         self.deadline = min(self.deadline, now + patience)
 
     def refused(self, peer: PeerId) -> None:
-        """It has come and is not to be listed: of those who are expected, one less."""
+        """The peer has come but will not be listed, so one peer less is expected."""
         self._refused.add(peer)
 
     def looked(self, now: float) -> None:
-        """A read of the slots has ended, well or not."""
+        """A reading of the slots has ended, successfully or not."""
         self._arrivals.looked(now, first=not self._was_read)
         self._was_read = True
         self._reads_since_arrival += 1
@@ -105,8 +106,8 @@ class ClosingTime:
         self._reads_since_arrival = 0
 
     def list_comes(self, seconds: float, now: float) -> None:
-        """A list that was closed with us in it is on its way, for so long at most. (Leader after
-        leader could say so, so this ends at a fixed time after the deadline.)"""
+        """A list with us in it was closed, and arrives within this time. (One leader after another
+        could claim that, so the wait ends at a fixed time after the deadline.)"""
         latest = self.deadline + GRACE_SECONDS + seconds
         self.gives_up_at = max(self.gives_up_at, min(now + seconds, latest))
 
@@ -120,20 +121,20 @@ class ClosingTime:
         self.gives_up_at = max(self.gives_up_at, self.deadline + GRACE_SECONDS)
 
     def regrouped(self, members: int, now: float) -> None:
-        """We were put into a group of so many, which is still to meet."""
+        """We were put into a group of this size, which must still meet."""
         self._before = (self.deadline, self.gives_up_at, self._expected)
         self._expected = members
         self.deadline = now + REGROUP_SECONDS
         self.gives_up_at = self.deadline + GRACE_SECONDS
 
     def regroup_undone(self) -> None:
-        """That group was none."""
+        """The group was not a valid one: forget it."""
         self.deadline, self.gives_up_at, self._expected = self._before
 
-    # -- what that means
+    # -- decisions
 
     def has_come(self, now: float) -> bool:
-        """Whether to close the list now, with those who wait."""
+        """Whether to close the list now, with the peers that wait."""
         if not self._joins:
             return False
         count = 1 + len(self._joins)
@@ -155,11 +156,11 @@ class ClosingTime:
 
     @property
     def _names_count(self) -> bool:
-        """A group that was split off has its own members, and no others."""
+        """Whether names count: not in a group that was split off, which has its own members."""
         return bool(self._awaited) and not self._known.is_restricted
 
     def nobody_comes(self, now: float) -> bool:
-        """Whether it is sure before the deadline that nobody will join, while nobody has."""
+        """Whether no peer has joined, and it is certain before the deadline that none will."""
         if self._known.is_restricted:
             return now >= self.quiet_at
         if self._expected is None or self._reads_since_arrival == 0:
@@ -170,37 +171,37 @@ class ClosingTime:
 
     @property
     def quiet_at(self) -> float:
-        """From when on it is quiet, if nobody comes; later while more are expected."""
+        """When the quiet period ends if no peer comes; later while more are expected."""
         if self._expected is None or self._known.is_restricted:
             return self._arrivals.quiet_from
         missing = SHARE_WAITED_FOR_MISSING * self._seconds
         return self._arrivals.last + max(self._arrivals.quiet_seconds, missing)
 
 
-# When nobody else is likely to come: the quiet period of a gathering, derived from arrivals. Pure.
+# The quiet period of a gathering, after which no other peer is likely to come. Pure.
 #
-# Peers that end their steps together arrive together, and a group of them should not wait; peers
-# that arrive one by one leave gaps, and a list that is closed in a gap leaves the rest behind. So
-# the quiet period is the longest of
+# Peers that end their steps together arrive together, and their group should not wait. Peers that
+# arrive one by one leave gaps, and a list that is closed in a gap leaves the rest behind. So the
+# quiet period is the longest of
 #
-#     what any network needs at the least          QUIET_SECONDS
-#     three round trips to the slowest member, which is what it takes to come
+#     the least that any network needs             QUIET_SECONDS
+#     three round trips to the slowest member, the time that an arrival takes
 #     twice the longest gap between two arrivals that was seen in this gathering
 #
-# and never more than `LONGEST_QUIET_SECONDS`; the gathering's deadline stands above it all.
+# and never more than `LONGEST_QUIET_SECONDS`. The gathering's deadline limits all of it.
 #
-# Easy to get wrong: only the first coming of a peer is an arrival. Who leaves and comes again, or
-# says a thing twice, could keep a list open for ever.
+# Easy to get wrong: only the first message of a peer is an arrival. Otherwise a peer that leaves
+# and comes again, or repeats a message, could keep a list open for ever.
 
 
-QUIET_SECONDS = 0.15  # what a slot takes to be written and seen by a reader, on a busy machine
-LONGEST_QUIET_SECONDS = 1.0  # gaps beyond that are no pattern to wait for
+QUIET_SECONDS = 0.15  # to write a slot and have it read, on a busy machine
+LONGEST_QUIET_SECONDS = 1.0  # longer gaps are no pattern to wait for
 ROUND_TRIPS = 3.0  # a slot is written (1), read (1), and its owner asks to join (1)
 GAPS = 2.0
 
 
 class Arrivals:
-    """Who has come, and when the last one did. This peer itself is the first arrival."""
+    """The peers that have come, and when the last one did. This peer itself is the first."""
 
     def __init__(self, now: float) -> None:
         self.last = now
@@ -209,7 +210,7 @@ class Arrivals:
         self._longest_gap = 0.0
 
     def came(self, peer: PeerId, now: float) -> bool:
-        """Note an arrival; whether it is one."""
+        """Note a peer. Returns whether it is an arrival."""
         if peer in self._came:
             return False
         self._longest_gap = max(self._longest_gap, now - self.last)
@@ -218,7 +219,7 @@ class Arrivals:
         return True
 
     def looked(self, now: float, *, first: bool) -> None:
-        """The slots were read. Before the first time nobody could be seen."""
+        """The slots were read. Before the first reading no peer could be seen."""
         if first and not self._came:
             self.last = now
 
@@ -237,5 +238,5 @@ class Arrivals:
 
     @property
     def quiet_from(self) -> float:
-        """The moment from which on it is quiet."""
+        """When the quiet period ends."""
         return self.last + self.quiet_seconds

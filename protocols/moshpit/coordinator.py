@@ -70,7 +70,7 @@ from protocols.moshpit.verdicts import (
 BALLOTS_BEYOND_SIZE = 2  # each failed attempt costs a member or names a pair; two are for duels
 MORE_WAITS = 2  # for members whose link is so full that an answer takes some seconds
 PREPARE_TRIES = 2  # the second one reaches members that were reconnecting
-NOBODY_CAN = "nobody of those who are left brings data, or nobody can reduce"
+NOBODY_CAN = "none of the members that are left brings data, or none can reduce"
 RECONNECT_SECONDS = 0.5  # until the second try, if calls failed and too few members are left
 
 Plan = Callable[[tuple[int, ...]], tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""What a gathering tells its shell to do, and what other peers' messages mean to it. Plain data."""
+"""The effects and endings of a gathering, and the answers to invitations. Plain data."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from protocols.identity import PeerId
 
 @dataclass(frozen=True)
 class Candidate:
-    """Somebody we heard of, and whether it can be dialled."""
+    """A peer that we have heard of, and whether it can be dialled."""
 
     peer: PeerId
     reduces: bool = True
 
 
 class Reply(enum.IntEnum):
-    """What an invited peer answers. The numbers travel: append, never renumber."""
+    """The answer of an invited peer. The numbers are sent: append, never renumber."""
 
     COMING = 1
     """It joins the inviter, or has done so."""
     WITH_ANOTHER = 2
-    """It has joined another, or leads itself, and names who leads: the two should meet."""
+    """It has joined another peer, or leads itself, and names the leader: the two should meet."""
     STARTED = 3
     """Its group has started, and it shows the list."""
     NOT_HERE = 4
-    """It looks for no group under this key, or for one that the inviter is not in."""
+    """It looks for no group under this key, or for one without the inviter."""
 
 
 # -- effects
@@ -34,9 +34,9 @@ class Reply(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Follow:
-    """Ask this peer to be listed, and let go of whoever was asked before.
+    """Ask this peer to list us, and give up the request to the one before.
 
-    `passed_over` are those before it in the order who did not answer.
+    `passed_over` are the peers before it in the order that did not answer.
     """
 
     leader: PeerId
@@ -53,14 +53,14 @@ class SendInvite:
 
 @dataclass(frozen=True)
 class Probe:
-    """Find out whether this peer is there. (`is_there`, `not_met`.)"""
+    """Find out whether this peer is there, and call `is_there` or `not_met`."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True)
 class SendOn:
-    """Answer a waiting join: the leader is another."""
+    """Answer a waiting join: another peer leads."""
 
     ticket: int
     leader: PeerId
@@ -68,7 +68,7 @@ class SendOn:
 
 @dataclass(frozen=True)
 class SendAway:
-    """Answer a waiting join: here is no group for it."""
+    """Answer a waiting join: there is no group for it here."""
 
     ticket: int
 
@@ -85,7 +85,7 @@ class Regroup:
 class Lead:
     """Close the list with these members (and ourselves), and answer their joins with it.
 
-    Whoever waits besides is shown the list: it is late.
+    Other peers that wait are late, and are shown the list.
     """
 
     tickets: dict[PeerId, int]
@@ -93,8 +93,8 @@ class Lead:
 
 @dataclass(frozen=True)
 class End:
-    """The search is over without a list of our own. Joins that wait are answered with `late`, the
-    list that started without us, if that is how it ended."""
+    """The search is over without a list of our own. If a list has started without us, waiting joins
+    are answered with it (`late`)."""
 
     ending: Ending
 
@@ -114,18 +114,18 @@ class StartedWithoutUs:
 
 @dataclass(frozen=True)
 class Nobody:
-    """Nobody else is there. `unreachable` have slots and cannot be reached."""
+    """No other peer is there. `unreachable` have slots but cannot be reached."""
 
     unreachable: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True)
 class NotTogether:
-    """Others are there, and it came to no list; `reasons` says of whom, and why."""
+    """Others are there, but there was no list; `reasons` says which, and why."""
 
     reasons: tuple[tuple[PeerId, str], ...]
     unlisted_by: PeerId | None = None
-    """Whom we followed, if it was there to the end and did not close its list."""
+    """The peer that we followed, if it was there to the end and did not close its list."""
 
 
 Ending = StartedWithoutUs | Nobody | NotTogether

@@ -1,32 +1,32 @@
-"""Who averages with whom: the virtual grid of Moshpit All-Reduce (Algorithm 1 of the paper).
+"""The virtual grid of Moshpit All-Reduce, which decides the groups (Algorithm 1 of the paper).
 
-N peers stand in a grid of d dimensions with M cells each. A peer's *index* is the tuple
+N peers are placed in a grid of d dimensions with M cells each. A peer's *index* is the tuple
 C = (c_1, …, c_d) of its coordinates, the oldest first. In each round
 
-1. those whose indices are equal in all places **but the first** are one group: the key of a
+1. the peers whose indices are equal in all places **but the first** are one group: the key of a
    round is C without c_1, plus the number of the round (`group_name`). So the round averages
-   along c_1, the oldest coordinate, and with d = 1 everybody is one group;
+   along c_1, the oldest coordinate, and with d = 1 all peers are one group;
 2. the group averages; each member's new coordinate c follows from its place in the group's
    roster (`coordinates`), another one for each member;
 3. C becomes (c_2, …, c_d, c), equation 1 of the paper (`next_index`): the next round averages
-   along what is now the oldest coordinate, and nobody meets a member of this group there.
+   along what is now the oldest coordinate, and no peer meets a member of this group there.
 
 Promises: on a full grid (N = M^d, a peer in every cell) each round leaves a full grid, whatever
 order the rosters have, and d rounds give every peer the exact average. With weights too, if a
 peer carries `carried_weight` from one round into the next. On any other grid the (weighted) sum
 over all peers is kept by every round, so that the average that they approach is the right one.
 
-What the paper leaves open is what places become where the grid is not full. Counted up from 0 they
-would crowd the peers into the low cells, and the few cells at the end would stay nearly empty for
-ever: their small groups then keep the peers apart. So places stand for cells in an order that is
-drawn for each round. 768 peers in 32 x 32 cells come to 1e-19 of the deviation in ten rounds, and
-to 1e-13 by counting up. Peers who took their first indices at random come to fill a grid evenly:
-of 1024 in 32 x 32 cells two rounds leave 1e-4 the first time, and 7e-6 four averagings later.
+The paper does not say how places become coordinates if the grid is not full. If they were counted
+up from 0, the peers would crowd in the low cells, and the few cells at the end would stay nearly
+empty for ever: their small groups would keep the peers apart. So places stand for cells in an order
+that is drawn for each round. 768 peers in 32 x 32 cells reach 1e-19 of the deviation in ten rounds,
+and 1e-13 by counting up. Peers with random first indices spread evenly over a grid: of 1024 in 32 x
+32 cells, two rounds leave 1e-4 the first time, and 7e-6 four averagings later.
 
 Easy to get wrong: a coordinate follows from the place in the *roster*, and not from the part that
 a member reduces, as in the paper. A peer that cannot be dialled reduces nothing and has no part,
-and must still end up somewhere else than all other members of its group. Nor is it a place among
-the survivors of a round: the roster is the one list that all know before anything fails.
+but must still get another coordinate than all other members of its group. It is not the place among
+the survivors of a round, either: the roster is the only list that all know before anything fails.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Grid:
 
     @property
     def cells(self) -> int:
-        """How many peers find a cell of their own."""
+        """How many peers can have a cell of their own."""
         return int(self.width**self.dimensions)
 
     @property
@@ -68,7 +68,7 @@ class Grid:
 
 
 def grid_shape(peers: int, group_size: int) -> Grid:
-    """The grid for so many peers, if a group has at most `group_size` members.
+    """The grid for this many peers, if a group has at most `group_size` members.
 
     The fewest dimensions, since each costs a round; then the fewest cells, since a full grid
     averages exactly. When all fit into one group, there is one dimension and they are one group.
@@ -83,7 +83,7 @@ def grid_shape(peers: int, group_size: int) -> Grid:
 
 
 def numbered_index(number: int, grid: Grid) -> Index:
-    """The first index of the peer with this number, where all are numbered from 0.
+    """The first index of the peer with this number, if all are numbered from 0.
 
     get_initial_index of the paper: (floor(number / M^(j-1)) mod M) for j = 1 … d. Numbers of one
     group of the first round follow each other.
@@ -99,9 +99,9 @@ def random_index(random: randomness.Random, grid: Grid) -> Index:
 
 
 def group_name(index: Index) -> str:
-    """What those who average together in the next round have in common, as one word.
+    """The name of this index's group in the next round, as one word.
 
-    It goes, after the number of the round, into the key under which they find each other.
+    It follows the round's number in the key under which the members find each other.
     """
     return ".".join(str(coordinate) for coordinate in index[1:]) or "all"
 
@@ -110,8 +110,8 @@ def coordinates(members: int, grid: Grid, round_id: bytes) -> tuple[int, ...]:
     """The new coordinate of each member, in the order of the roster: as different as can be.
 
     The places stand for the cells in the order of blake3(round_id, cell as 4 bytes, the highest
-    first), so all members come to the same. Where peers took their first indices at random a
-    roster may be longer than the grid is wide; then the cells begin again.
+    first), so all members get the same result. If first indices were random, a roster may be longer
+    than the grid is wide; then the cells begin again.
     """
     if members < 1:
         raise ValueError(f"a roster of {members} is none")
@@ -122,15 +122,15 @@ def coordinates(members: int, grid: Grid, round_id: bytes) -> tuple[int, ...]:
 
 
 def next_index(index: Index, coordinate: int) -> Index:
-    """The index after a round: the oldest coordinate goes, the new one comes last (equation 1)."""
+    """The index after a round: the oldest coordinate goes, the new one is last (equation 1)."""
     return (*index[1:], coordinate)
 
 
 def carried_weight(total: float, members: int) -> float:
     """The weight of each member in the next round, after one that averaged `total` in all.
 
-    Everybody holds the same average now, so everybody counts the same; and what all of them weigh
-    together must not change, or the next round would favour the large groups of this one.
+    All members hold the same average now, so all count the same. Their total weight must not
+    change, or the next round would favour the large groups of this one.
     """
     if members < 1 or not (math.isfinite(total) and total >= 0):
         raise ValueError(f"{members} members of weight {total} cannot have averaged")

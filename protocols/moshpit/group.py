@@ -1,7 +1,7 @@
-"""What a peer asks for when it looks for a group, and what it gets.
+"""A peer's search for a group, the group that it gets, and the keys under which groups meet.
 
 Easy to get wrong: `expected` counts this peer itself, and is a promise about others: the list is
-closed the moment that so many have joined, even if more are on their way.
+closed as soon as this many have joined, even if more are on their way.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.roster import LONGEST_KEY, Offer, Roster, Terms, check_offer
 
 SHORTEST_MATCHMAKING_SECONDS = 0.1
-LONGEST_MATCHMAKING_SECONDS = 300.0  # whoever waits longer is better off with a step of its own
+LONGEST_MATCHMAKING_SECONDS = 300.0  # instead of waiting longer, a peer should make a step alone
 
 
 class NoGroup(PotluckError):
-    """No group was found in time; the text says who was there and why it came to nothing."""
+    """No group was found in time; the text says which peers were there, and why it failed."""
 
 
 class Late(NoGroup):
     """A group has started under this key without us: the next round is ours.
 
-    `roster` is its list, well signed.
+    `roster` is its list, with valid signatures.
     """
 
     roster: Roster | None = None
 
 
 class NeverListed(NoGroup):
-    """The leader that we followed was there, and did not close its list in time."""
+    """The leader that we followed was there, but did not close its list in time."""
 
     leader: PeerId | None = None
 
 
 class NobodyElse(NoGroup):
-    """Nobody else who can be reached has a live slot under this key: this peer is alone.
+    """No other peer that can be reached has a live slot under this key: this peer is alone.
 
-    `unreachable` are those who have a slot and cannot be reached: gone, or cut off from us.
+    `unreachable` have a slot but cannot be reached: they are gone, or cut off from us.
     """
 
     unreachable: tuple[PeerId, ...] = ()
@@ -48,18 +48,18 @@ class NobodyElse(NoGroup):
 
 @dataclass(frozen=True)
 class Search:
-    """What one search for a group is to know.
+    """The parameters of one search for a group.
 
-    - `key`: under which the group meets, see group.py.
-    - `epoch`, `layout_digest` (32 bytes): what all members must have in common besides.
-    - `offer`: what this peer brings; `offer.reduces` is False for one that can only dial out.
-    - `group_size`: the most members of a group that this peer leads, or takes part in. `splits`:
-      more who come become several groups; else they are told that the group has begun.
+    - `key`: the key under which the group meets (below).
+    - `epoch`, `layout_digest` (32 bytes): all members must have these in common, too.
+    - `offer`: what this peer brings; `offer.reduces` is False if it can only dial out.
+    - `group_size`: the most members of a group that this peer leads, or takes part in. `splits`: if
+      more come, they become several groups; else they are told that the group has begun.
     - `expected`: how many peers the caller knows to come, itself included.
-    - `awaited`: who of these is known by name; the list is not closed before the deadline without
-      one of them that is there (known_peers.py).
-    - `unwelcome`: who is not listed where this peer leads, because it has held up its rounds.
-    - `unled`: whom this peer does not follow, because it has held up rounds that it led.
+    - `awaited`: those of them that are known by name. Before the deadline, the list is not closed
+      without one that is there (known_peers.py).
+    - `unwelcome`: peers that this peer does not list, because they have held up its rounds.
+    - `unled`: peers that this peer does not follow, because they have held up rounds that they led.
     - `matchmaking_seconds`: the deadline of the list. The search ends then, or one short timeout
       (`closing_time.GRACE_SECONDS`) later.
     """
@@ -89,7 +89,7 @@ class Search:
 
 
 def check_group_size(group_size: int) -> None:
-    """ProtocolMisuse if no agreement could be reached in a group of so many."""
+    """ProtocolMisuse if a group of this size could reach no agreement."""
     if not 2 <= group_size <= LARGEST_GROUP:
         raise ProtocolMisuse(
             f"A group of at most {group_size} was asked for.",
@@ -98,7 +98,7 @@ def check_group_size(group_size: int) -> None:
 
 
 def check_matchmaking_seconds(seconds: float) -> None:
-    """ProtocolMisuse if nobody can be found in so short a time, or should wait for so long."""
+    """ProtocolMisuse if this is too short to find a peer, or too long to wait."""
     if not SHORTEST_MATCHMAKING_SECONDS <= seconds <= LONGEST_MATCHMAKING_SECONDS:
         raise ProtocolMisuse(
             f"A search of {seconds} seconds was asked for.",
@@ -109,8 +109,8 @@ def check_matchmaking_seconds(seconds: float) -> None:
 @dataclass(frozen=True)
 class Group:
     """A list of members that all of them hold, and our place in it. `round_id`: 32 bytes.
-    `list_seconds`: where the list is handed on (handing_on.py), how long it should take to come to
-    everybody; 0 where everybody has it from the leader."""
+    `list_seconds`: if the list is handed on (handing_on.py), when all members should have it; 0 if
+    all get it from the leader."""
 
     roster: Roster
     me: int
@@ -151,7 +151,7 @@ def nobody_else(key: str, unreachable: tuple[PeerId, ...]) -> NobodyElse:
 
 
 def never_listed(error: NoGroup, leader: PeerId) -> NeverListed:
-    """The same, and whose doing it was."""
+    """The same error, with the leader that caused it."""
     named = NeverListed(error.what, why=error.why, advice=error.advice)
     named.leader = leader
     return named
@@ -166,20 +166,20 @@ def not_together(key: str, reasons: tuple[tuple[PeerId, str], ...]) -> NoGroup:
     )
 
 
-# The keys under which groups meet in the directory, and what they are made of.
+# The keys under which groups meet in the directory, and their parts.
 #
 #     group_key("poem", epoch=7, round_number=0, name="all")    # group/poem/7/0/all
 #     group_key("poem", 7, 0, "all", topic="a1b2.gradients")    # group/poem/7/0/all/a1b2.gradients
 #
 # The key is in the terms of a group, and so in everything that its members sign: peers with
-# different runs, epochs, rounds, names or topics are never in one list. A *topic* is whatever else
-# the caller wants those who average together to have in common: what is averaged, and the history
-# that led to it. Without one the key ends with the name.
+# different runs, epochs, rounds, names or topics are never in one list. A *topic* is anything else
+# that the caller wants the members to have in common: what is averaged, and the history that led to
+# it. Without a topic, the key ends with the name.
 #
-# Promise: different parts make different keys. None of them may contain the slash between them.
+# Promise: different parts make different keys. No part may contain a slash.
 #
-# Easy to get wrong: a topic may change with every epoch, as a history does. Where peers meet again
-# (`place_of`) therefore depends neither on the epoch nor on the topic.
+# Easy to get wrong: a topic may change with every epoch, as a history does. So the place where
+# peers meet again (`place_of`) depends neither on the epoch nor on the topic.
 
 
 LONGEST_RUN = 64  # characters, as the auth server allows
@@ -188,33 +188,33 @@ _WORD = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def group_key(run: str, epoch: int, round_number: int, name: str, topic: str = "") -> str:
-    """`group/<run>/<epoch>/<round>/<name>`, and `/<topic>` where there is one.
+    """`group/<run>/<epoch>/<round>/<name>`, and `/<topic>` if there is one.
 
-    ProtocolMisuse if the directory has no room for so long a key: a grid of very many dimensions.
+    ProtocolMisuse if the key is too long for the directory: a grid of very many dimensions.
     """
     key = f"group/{run}/{epoch}/{round_number}/{name}" + (f"/{topic}" if topic else "")
     if len(key.encode()) > LONGEST_KEY:
         raise ProtocolMisuse(
             f"The key {key[:40]}… of a group has {len(key.encode())} bytes.",
             why=f"The directory takes keys of up to {LONGEST_KEY}.",
-            advice="Shorten the topic, or take a grid of fewer dimensions.",
+            advice="Shorten the topic, or use a grid of fewer dimensions.",
         )
     return key
 
 
 def run_of(key: str) -> str:
-    """The run; of a key that is none of ours, anything."""
+    """The run of a key. For a key of another form, the result means nothing."""
     return [*key.split("/", 2), ""][1]
 
 
 def place_of(key: str) -> str:
-    """What keys have in common under which the same peers may meet: run, round and name."""
+    """The part of a key that stays equal where the same peers may meet: run, round and name."""
     family, run, _epoch, number, name = [*key.split("/"), "", "", "", ""][:5]
     return f"{family}/{run}/{number}/{name}"
 
 
 def check_run(run: str) -> None:
-    """ProtocolMisuse unless this can stand in a key."""
+    """ProtocolMisuse unless this can be part of a key."""
     if len(run) > LONGEST_RUN or not _WORD.fullmatch(run):
         raise ProtocolMisuse(
             f"{run[:LONGEST_RUN]!r} cannot be the name of a run.",
@@ -223,10 +223,10 @@ def check_run(run: str) -> None:
 
 
 def check_topic(topic: str) -> None:
-    """ProtocolMisuse unless this can stand in a key; an empty one can."""
+    """ProtocolMisuse unless this can be part of a key; an empty topic can."""
     if len(topic) > LONGEST_TOPIC or (topic and not _WORD.fullmatch(topic)):
         raise ProtocolMisuse(
             f"{topic[:LONGEST_TOPIC]!r} cannot be the topic of an averaging.",
             why=f"It has at most {LONGEST_TOPIC} letters, digits, '.', '_' and '-'.",
-            advice="Take a digest, in hex, of what is longer.",
+            advice="Use a digest, in hex, instead of a longer text.",
         )

@@ -1,4 +1,4 @@
-"""How many peers should average together: DeDLOC's appendix C, from failures that were observed.
+"""Computes how many peers should average together: DeDLOC's appendix C, from observed failures.
 
 All n peers in one group need one round, and everybody's bad luck breaks it. Groups of m need
 ⌈log_m n⌉ rounds, and only the luck of m counts. With a share p of peers failing in a round, a round
@@ -20,13 +20,13 @@ import math
 
 from protocols.errors import ProtocolMisuse
 
-# What is believed before anything was observed: one failure in 200, the rate of Moshpit's figures.
+# The prior, before anything was observed: one failure in 200, the rate of Moshpit's figures.
 PRIOR_FAILURES = 1.0
 PRIOR_ROUNDS = 200.0
 
 
 def failure_rate(failures: int, took_part: int) -> float:
-    """The share of peers that fail in a round, after so many failures in so many times taking part.
+    """The share of peers that fail in a round, from this many failures in `took_part` cases.
 
     Counted per peer and round: a round of 16 in which one was lost is 1 of 16. The more was
     observed, the less the prior counts; it is never 0 and never 1.
@@ -37,7 +37,7 @@ def failure_rate(failures: int, took_part: int) -> float:
 
 
 def rounds_needed(peers: int, group_size: int) -> int:
-    """⌈log_m n⌉: after so many rounds in groups of m everybody has the average of n peers."""
+    """⌈log_m n⌉: after this many rounds in groups of m, all n peers have their average."""
     if peers < 1 or group_size < 2:
         raise ProtocolMisuse("Groups of at least two of at least one peer can average.")
     rounds, reached = 0, 1
@@ -57,12 +57,12 @@ def best_group_size(peers: int, rate: float, most: int) -> int:
         return 1
     cost = -math.log1p(-_checked(rate))
     sizes = [size for size in _smallest_sizes(peers) if size <= most]
-    # In logarithms: (1 - p)^-m leaves the floats long before m leaves reason.
+    # In logarithms, because (1 - p)^-m overflows floats for group sizes that are still reasonable.
     return min(sizes, key=lambda m: (math.log(rounds_needed(peers, m)) + m * cost, m))
 
 
 def _smallest_sizes(peers: int) -> list[int]:
-    """For 1, 2, … rounds the smallest group size that makes do with so many."""
+    """The smallest group sizes that need 1, 2, … rounds."""
     sizes: list[int] = []
     rounds = 1
     while not sizes or sizes[-1] > 2:

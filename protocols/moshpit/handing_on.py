@@ -1,22 +1,22 @@
-"""How the signed list of a large group gets to all of its members: from one to the next.
+"""Hands the signed list of a large group on from member to member.
 
-A list has about 290 bytes for each member. A leader that sent it to everybody would send the square
-of that: 1.2 MB for 64 members, which takes ten seconds on an upload of 1 Mb/s. So the leader sends
-the list to as many members as fit into `LEADER_BYTES`, and tells the others, in a few hundred
-bytes, the digest of the list and where to fetch it. Each member hands it on to as many as the
-leader does.
+A list has about 290 bytes for each member. If a leader sent it to all members, it would send that
+times the square of their number: 1.2 MB for 64 members, which takes ten seconds on an upload of 1
+Mb/s. So the leader sends the list to as many members as fit into `LEADER_BYTES`. To the others it
+sends, in a few hundred bytes, the digest of the list and where to fetch it. Each member hands the
+list on to as many others as the leader does.
 
     leader        listed: the whole list     ->  the first members
                   fetch: digest, sources     ->  the others
     other member  `list`: digest             ->  its parent in the tree; held until that one has it
 
-Promises: a list that was fetched is to the byte the one that the leader has named, addresses
-included: nobody who hands it on can change anything. A source that hands nothing on costs the
-member that asks it `MARGIN_SECONDS` and the time that the bytes may take to come down to it; then
-it asks the next, and the leader last. A fetch ends after `LONGEST_FETCH_SECONDS` at the latest.
+Promises: a fetched list is the one that the leader named, to the byte and with its addresses, so a
+member that hands it on cannot change anything. A source that hands nothing on costs the member that
+asks it the time that the list needs to reach that source, and `MARGIN_SECONDS`. Then the member
+asks the next source, and the leader last. A fetch ends after at most `LONGEST_FETCH_SECONDS`.
 
-Easy to get wrong: a source that is late may still be the first to answer, so it is not given up
-when the next one is asked.
+Easy to get wrong: a late source may still be the first to answer, so it is not given up when the
+next one is asked.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from protocols.rpc import Rpc, encode
 log = logging.getLogger("potluck.moshpit")
 
 LEADER_BYTES = 64 << 10
-"""Of lists that a leader sends: half a second of an upload of 1 Mb/s. A group of up to 15 has its
-list from the leader directly."""
+"""The bytes of lists that a leader sends: half a second of an upload of 1 Mb/s. A group of up to 15
+gets its list from the leader directly."""
 
 FEWEST_CHILDREN = 3
-"""Each hands the list on to so many at least: 256 members are five levels then, not eight."""
+"""Each member hands the list on to at least this many: 256 members need five levels, not eight."""
 
-SOURCES = 2  # that a member is named beside the leader: its parent in the tree, and the next above
+SOURCES = 2  # besides the leader: the parent in the tree, and the member above that
 
 SLOWEST_BYTES_PER_SECOND = 125_000
-"""An upload of 1 Mb/s is what a member may need for handing a list on. One that is slower, or that
-has not measured its link yet, is reckoned with as if it had that."""
+"""A member is assumed to have at least an upload of 1 Mb/s for handing a list on, even if it is
+slower or has not measured its link yet."""
 
 MARGIN_SECONDS = 1.0
-"""For round trips, and for dialling the parent where there is no link yet."""
+"""For round trips, and for dialling the parent if there is no link yet."""
 
 LONGEST_FETCH_SECONDS = 15.0
 """256 members with uploads of 1 Mb/s have their list after nine seconds."""
@@ -65,14 +65,14 @@ LISTS_KEPT = 8  # to hand on: those of the last groups, 75 KB each for 256 membe
 
 
 def digest_of(member_list: MemberList) -> bytes:
-    """32 bytes that stand for exactly this list with these addresses."""
+    """32 bytes that identify exactly this list with these addresses."""
     return blake3(encode(member_list)).digest()
 
 
 @dataclass(frozen=True)
 class Way:
-    """How the list comes to one member. `sources`: whom it asks for it, in this order; none: the
-    leader sends it the list. `seconds`: when it should have come."""
+    """How one member gets the list. `sources`: the peers to ask, in this order; none: the leader
+    sends the list. `seconds`: when it should have arrived."""
 
     sources: tuple[PeerId, ...]
     seconds: float
@@ -83,10 +83,10 @@ class Way:
 
 
 def ways_to(members: Sequence[Entry], leader: PeerId, list_bytes: int) -> dict[PeerId, Way]:
-    """How a list of so many bytes comes to everybody but its leader: along a tree whose inner
-    places have the first that can be dialled, in the order of the list, which nobody chooses."""
+    """How a list of this size gets to all members but its leader: along a tree whose inner places
+    have the first members that can be dialled, in the order of the list, which no peer chooses."""
     others = [one for one in members if one.peer != leader]
-    others.sort(key=lambda one: not one.reduces)  # else as they were
+    others.sort(key=lambda one: not one.reduces)  # a stable sort
     dialled = sum(one.reduces for one in others)
     children = max(FEWEST_CHILDREN, LEADER_BYTES // list_bytes)
     rates = {one.peer: one.up_bytes_per_second for one in members}
@@ -97,7 +97,7 @@ def ways_to(members: Sequence[Entry], leader: PeerId, list_bytes: int) -> dict[P
     ways: dict[PeerId, Way] = {}
     for place, one in enumerate(others):
         above = place // children - 1  # its parent's place; -1 is the leader
-        if above >= dialled:  # those who can be dialled are too few for all
+        if above >= dialled:  # too few members can be dialled
             above = place % dialled if dialled else -1
         if above < 0:
             ways[one.peer] = Way((), seconds_of(leader))
@@ -109,7 +109,7 @@ def ways_to(members: Sequence[Entry], leader: PeerId, list_bytes: int) -> dict[P
 
 
 def seconds_to_all(ways: Mapping[PeerId, Way]) -> float:
-    """When a list should have come to everybody; 0 where the leader sends it to all of them."""
+    """When all members should have the list; 0 if the leader sends it to all of them."""
     if not any(way.sources for way in ways.values()):
         return 0.0
     return max(way.seconds for way in ways.values())
@@ -128,11 +128,11 @@ class HandingOn:
 
     @property
     def fetches(self) -> bool:
-        """Whether a list is on its way here of a group that this node is in."""
+        """Whether the list of a group that this node is in is on its way here."""
         return self._fetching > 0
 
     def keep(self, member_list: MemberList) -> None:
-        """Hand this list on from now on, to those who name its digest."""
+        """From now on, hand this list on to peers that name its digest."""
         digest = digest_of(member_list)
         self._kept[digest] = member_list
         self._news.set()
@@ -141,8 +141,8 @@ class HandingOn:
     async def fetch(
         self, digest: bytes, sources: Sequence[PeerId], seconds: float
     ) -> MemberList | PotluckError:
-        """The list of this digest, or why none of the sources has handed it on. The first is asked
-        at once, the second after so many seconds and a margin, each other a margin later."""
+        """The list with this digest, or the reason why no source has handed it on. The first source
+        is asked at once, the second after `seconds` and a margin, each other a margin later."""
         answers: list[MemberList] = []
         failures: list[PotluckError] = []
 
@@ -171,7 +171,7 @@ class HandingOn:
         if answers:
             self.keep(answers[0])
             return answers[0]
-        return failures[-1] if failures else DeadlineExceeded("Nobody has handed the list on.")
+        return failures[-1] if failures else DeadlineExceeded("No source has handed the list on.")
 
     async def _ask(self, source: PeerId, digest: bytes) -> MemberList:
         member_list = await self._rpc.call(
@@ -186,7 +186,7 @@ class HandingOn:
         return member_list
 
     async def _hand_on(self, caller: Caller, request: ListRequest) -> MemberList:
-        """Somebody asks for a list, perhaps before it is here."""
+        """Answer a peer that asks for a list, perhaps before it is here."""
         peer = caller.peer
         if self._waiting.total() >= MOST_WAITING or self._waiting[peer] >= MOST_WAITING_OF_PEER:
             raise Busy("Too many wait here for a list.")

@@ -1,15 +1,15 @@
-"""Whom a gathering knows under its key: who may lead, who is waited for, and who is not. Pure.
+"""The peers that a gathering knows under its key: which may lead, and which are awaited. Pure.
 
-A peer is known from its slot, from another's word, or from a message of its own. It counts until
-it is *passed over* (silent, gone, looking for no group, refusing us), and counts again when it is
-heard from, or has put a newer slot.
+A peer is known from its slot, from another peer, or from a message of its own. It counts until it
+is *passed over* (silent, gone, looking for no group, refusing us). It counts again when it sends a
+message or publishes a newer slot.
 
-A leader invites everybody that it knows. It waits for a peer while the invitation is under way,
-and then for as long as the answer deserves: a peer that says it comes has a second to do so; one
-that is with another leader is asked again, for that leader may be dead; one that can only dial out
-cannot be asked at all, and has a second from when it was first seen.
+A leader invites all peers that it knows. It waits for a peer while the invitation is under way, and
+then as long as the answer justifies. A peer that says it comes has a second to do so. A peer that
+is with another leader is asked again, because that leader may be dead. A peer that can only dial
+out cannot be asked, and has a second from when it was first seen.
 
-Easy to get wrong: whoever is no longer waited for is not passed over. It may still come.
+Easy to get wrong: a peer that is no longer waited for is not passed over. It may still come.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from protocols.identity import PeerId
 from protocols.moshpit.gathering_effects import Candidate
 from protocols.moshpit.roster import LARGEST_LIST
 
-MOST_KNOWN = 2 * LARGEST_LIST  # of more than can be in one group no use can be made
+MOST_KNOWN = 2 * LARGEST_LIST  # more peers than fit into one group are of no use
 COMING_SECONDS = 1.0  # from "I come" to the join: one round trip, or a dial
-MOST_PROMISES = 3  # a word and its answer may cross with being sent on to another
+MOST_PROMISES = 3  # a promise to come may cross with a message that sends the peer on
 MOST_NAMED = 8
-ASK_AGAIN_SECONDS = 0.25  # a peer that is with another: its leader redirects or is passed over
-MOST_ASKED = 12  # times: in 3 s a dead leader has been passed over by everybody
-PROBED_AT_ONCE = 32  # more dead ones at the head of the order are found after those
+ASK_AGAIN_SECONDS = 0.25  # a peer with another leader: that one sends it on or is passed over
+MOST_ASKED = 12  # times: in 3 s all peers have passed over a dead leader
+PROBED_AT_ONCE = 32  # more dead peers at the head of the order are found after these
 INVITED_AT_ONCE = 32  # a leader opens no more links than this at one moment
 
 
@@ -37,17 +37,17 @@ class Absence(enum.Enum):
     """Why a peer was passed over."""
 
     UNREACHABLE = enum.auto()
-    """It cannot be reached, or was silent: as far as we can tell, it is gone."""
+    """It cannot be reached, or was silent: it seems to be gone."""
     ELSEWHERE = enum.auto()
-    """It is there, and looks for no group now, or has one."""
+    """It is there, but looks for no group now, or has one."""
     AT_ODDS = enum.auto()
-    """It is there and looks for a group, and we cannot be in one with it."""
+    """It is there and looks for a group, but we cannot be in one with it."""
 
 
 @dataclass
 class InvitablePeer:
-    """`ask_at`: when to invite it; infinity while there is no need. `waited_until`: a list is not
-    closed without it before, except by its deadline."""
+    """`ask_at`: when to invite it; infinity if there is no need. `waited_until`: before this, a
+    list is closed without it only at the deadline."""
 
     peer: PeerId
     place: bytes
@@ -57,7 +57,7 @@ class InvitablePeer:
     waited_until: float = math.inf
     asked: int = 0
     promises: int = 0  # to come
-    named: int = 0  # times that others said that it leads
+    named: int = 0  # how often others said that it leads
     asking: bool = False
     sequence: int = -1  # of its newest slot
     absence: Absence | None = None  # None: it counts
@@ -85,7 +85,7 @@ class InvitablePeer:
             self.ask_again(now)
 
     def ask_again(self, now: float) -> None:
-        """It is to be invited, if it was not asked too often."""
+        """Invite it again, unless it was asked too often."""
         self.asking = False
         self.waited_until = math.inf
         self.ask_at = now
@@ -96,7 +96,7 @@ class InvitablePeer:
         self.asking = False
 
     def comes(self, now: float) -> None:
-        """It is reminded if it does not, but waited for only once."""
+        """It says that it comes. It is reminded if it does not, but waited for only once."""
         self.promises += 1
         self.asking = False
         self.ask_at = now + COMING_SECONDS if self.promises < MOST_PROMISES else math.inf
@@ -121,13 +121,13 @@ class InvitablePeer:
 
 
 class KnownPeers:
-    """Invariant: never more than MOST_KNOWN, never this peer itself; after `restrict` only those of
-    the group count, until `lift`."""
+    """Invariant: never more than MOST_KNOWN peers, and never this peer itself. After `restrict`
+    only the peers of the group count, until `lift`."""
 
     def __init__(
         self, me: PeerId, order: Callable[[PeerId], bytes], unled: frozenset[PeerId]
     ) -> None:
-        """`unled`: who would lead this peer and does not count, whatever is heard of it."""
+        """`unled`: peers earlier in the order that never count, whatever is heard of them."""
         self._me = me
         self._unled = unled
         self._order = order
@@ -139,18 +139,18 @@ class KnownPeers:
         return self._group is not None
 
     def restrict(self, group: Iterable[Candidate], now: float) -> None:
-        """From now on only these peers count, and they are all known."""
+        """Only these peers count from now on, and all of them are known."""
         group = tuple(group)
         self._group = frozenset(one.peer for one in group)
         for candidate in group:
             self.heard_of(candidate, now)
 
     def lift(self) -> None:
-        """Everybody counts again."""
+        """All peers count again."""
         self._group = None
 
     def heard_of(self, candidate: Candidate, now: float) -> InvitablePeer | None:
-        """The peer as it is known from now on; None if it is not to be known."""
+        """Note a peer, and return its entry; None if there is no entry for it."""
         peer = candidate.peer
         if peer == self._me or not self._counts(peer):
             return None
@@ -181,16 +181,16 @@ class KnownPeers:
             known.pass_over(absence, reason)
 
     def to_probe(self, asked: PeerId) -> list[PeerId]:
-        """Of those who can be dialled and come before this peer, the first beside the one that is
-        asked: it is good to know soon whether they are there."""
+        """The first peers before this one that can be dialled, without the one that is asked. It
+        is useful to know soon whether they are there."""
         before = self._order(self._me)
         able = [one for one in self._there() if one.reduces and one.place < before]
         able.sort(key=lambda one: one.place)
         return [one.peer for one in able if one.peer != asked][:PROBED_AT_ONCE]
 
     def first_before(self, peer: PeerId | None) -> InvitablePeer | None:
-        """Of those who can be dialled and were not passed over, the first in the order, if it
-        comes before this one."""
+        """The first peer in the order that can be dialled and was not passed over, if it comes
+        before this one."""
         able = (one for one in self._there() if one.reduces)
         first = min(able, key=lambda one: one.place, default=None)
         if first is None or (peer is not None and first.place > self._order(peer)):
@@ -198,8 +198,8 @@ class KnownPeers:
         return first
 
     def passed_over(self) -> tuple[PeerId, ...]:
-        """Those who could lead, and whom it is no use to name to us. Whoever only was not there
-        yet is none of them."""
+        """The peers that could lead, but that others need not name to us. Peers that merely were
+        not there yet are not among them."""
         return tuple(
             one.peer
             for one in self._peers.values()
@@ -208,15 +208,15 @@ class KnownPeers:
         )
 
     def is_named(self, peer: PeerId, now: float) -> None:
-        """Somebody who has its answer says that this peer leads. So it counts again, a few times:
-        it may have begun since, or have been silent for a moment."""
+        """A peer that has its answer says that this peer leads. So it counts again, a few times: it
+        may have begun since, or have been silent only for a moment."""
         known = self.get(peer)
         if known is not None and known.named < MOST_NAMED:
             known.named += 1
             known.heard_from(now)
 
     def to_invite(self, now: float, joined: Container[PeerId]) -> list[PeerId]:
-        """Whom to invite now; they count as asked."""
+        """The peers to invite now. From now on they count as asked."""
         free = INVITED_AT_ONCE - sum(one.asking for one in self._peers.values())
         due = [one for one in self._there() if one.ask_at <= now and one.peer not in joined]
         for one in due[: max(0, free)]:
@@ -224,13 +224,13 @@ class KnownPeers:
         return [one.peer for one in due[: max(0, free)]]
 
     def waited_for(self, now: float, joined: Container[PeerId]) -> list[PeerId]:
-        """Who has not joined and may be about to."""
+        """The peers that have not joined, but may be about to."""
         return [
             one.peer for one in self._there() if one.peer not in joined and one.waited_until > now
         ]
 
     def next_moment(self, now: float, joined: Container[PeerId]) -> float:
-        """When the next of these two answers will be another."""
+        """When the result of `to_invite` or `waited_for` changes next."""
         moments = [
             moment
             for one in self._there()
@@ -241,7 +241,7 @@ class KnownPeers:
         return min(moments, default=math.inf)
 
     def reasons(self) -> tuple[tuple[PeerId, str], ...]:
-        """Of those who look for a group as well, why each is not with us. Whoever was put into a
+        """Why each of the others that look for a group is not with us. A peer that was put into a
         group with us has looked for one, whatever became of it."""
         return tuple(
             (one.peer, one.reason)
@@ -270,18 +270,19 @@ class KnownPeers:
         return self._group is None or peer in self._group
 
 
-# The joins that wait for an answer of a gathering: one of each peer at the most. Pure.
+# The joins that wait for an answer of a gathering: at most one of each peer. Pure.
 #
 # A join waits while its peer may still be in the list that is closed here. As soon as we follow
-# another, who is there, it is sent on to that one. A peer that could not reach it just now has said
-# so; it waits a little, and is then named the same leader again, which is there for us after all.
+# another peer that is there, the join is sent on to that peer. If the joining peer says that it
+# could not reach that leader just now, it waits a little and is then sent to it again, because we
+# can reach it.
 #
-# Easy to get wrong: a peer that asks again has given its earlier join up, and that one may be gone
-# *after* the new one has come: joins are told apart by their tickets, not by their peers.
+# Easy to get wrong: a peer that asks again has given up its earlier join, whose end may be noticed
+# *after* the new one has come. So joins are told apart by their tickets, not by their peers.
 
 
 NAME_AGAIN_SECONDS = 0.5
-"""A peer that could not reach our leader waits here, and is sent to it again after this."""
+"""A peer that could not reach our leader waits here for this long, and is sent to it again."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ class _Join:
 
 
 class WaitingJoins:
-    """A collection of the peers that wait, in the order in which they came."""
+    """The peers that wait, in the order in which they came."""
 
     def __init__(self) -> None:
         self._joins: dict[PeerId, _Join] = {}
@@ -314,14 +315,14 @@ class WaitingJoins:
         return None if join is None else join.ticket
 
     def release(self, peer: PeerId) -> int:
-        """This peer waits no longer. Returns the ticket that is to be answered."""
+        """This peer waits no longer. Returns the ticket of the join to answer."""
         return self._joins.pop(peer).ticket
 
     def release_all_but(self, peers: Container[PeerId]) -> list[int]:
         return [self.release(peer) for peer in list(self._joins) if peer not in peers]
 
     def release_to(self, leader: PeerId, now: float) -> dict[PeerId, int]:
-        """Those who are to be sent on to this leader now, with their tickets."""
+        """The peers to send on to this leader now, with their tickets."""
         due = [
             peer
             for peer, join in self._joins.items()
@@ -331,31 +332,31 @@ class WaitingJoins:
 
     @property
     def named_again_at(self) -> float:
-        """When the next of those who passed our leader over is sent to it again."""
+        """When the next peer that had passed over our leader is sent to it again."""
         moments = (join.since + NAME_AGAIN_SECONDS for join in self._joins.values())
         return min(moments, default=math.inf)
 
 
-# Those who are awaited by name at one gathering, and what is known of each. Pure.
+# The peers that one gathering awaits by name, and what is known of each. Pure.
 #
-# Of a number of peers that are expected nobody knows who they are: somebody who was not counted may
-# take the place of one who was, and brings samples that the others count on. Names say who is
-# missing. A list that misses an awaited peer is closed
+# A number of expected peers does not say which they are: a peer that was not counted may take the
+# place of one that was, and whose samples the others count on. Names say which peers are missing.
+# If an awaited peer is missing, the list is closed
 #
-#     at once, as far as that peer goes,     if it is lost: gone, in another group, or refusing us
-#     at the deadline                        if it is there: it has answered in this search
-#     after the quiet while of closing_time  if neither is known, as without names
+#     without waiting for that peer            if it is lost: gone, in another group, or refusing us
+#     at the deadline                          if it is there: it has answered in this search
+#     after the quiet period of closing_time   if neither is known, as without names
 #
-# Only the leader's names count, and they do not travel. All who count on each other read the same
-# slots, so their names differ by what is on its way; and names that a joiner may add would let any
-# stranger hold a list open with peers that it invents.
+# Only the leader's names count, and they are not sent. Peers that count on each other read the same
+# slots, so their names differ only by slots that are still on their way. If joining peers could add
+# names, any stranger could hold a list open with invented peers.
 #
-# Easy to get wrong: whoever answers that it looks for no group is there. It computes, and will
+# Easy to get wrong: a peer that answers that it looks for no group is there. It computes, and will
 # come.
 
 
 class Awaited:
-    """Invariant: nobody is both there and lost, and nobody is either who is not awaited."""
+    """Invariant: no peer is both there and lost, and only awaited peers are either."""
 
     def __init__(self, peers: frozenset[PeerId]) -> None:
         self._peers = peers
@@ -370,36 +371,36 @@ class Awaited:
         return bool(self._peers)
 
     def is_there(self, peer: PeerId) -> None:
-        """It has answered, whatever it was."""
+        """The peer has sent any answer."""
         if peer in self._peers:
             self._there.add(peer)
             self._lost.discard(peer)
 
     def is_lost(self, peer: PeerId) -> None:
-        """Its link is gone, it is in another group, or it refuses us."""
+        """The peer's link is gone, it is in another group, or it refuses us."""
         if peer in self._peers:
             self._lost.add(peer)
             self._there.discard(peer)
 
     def has_left(self, peer: PeerId) -> None:
-        """It had joined and does no more; whether it is there it has to say anew."""
+        """The peer had joined and left. It is there again only after another answer."""
         self._there.discard(peer)
 
     def to_ask(self, joined: Container[PeerId], known: Container[PeerId]) -> list[PeerId]:
-        """Of whom nothing is known, and nobody has asked yet; they count as asked."""
+        """Peers of which nothing is known and that were not asked. Now they count as asked."""
         heard = self._there | self._lost | self._asked
         due = [one for one in sorted(self._peers - heard) if one not in joined and one not in known]
         self._asked.update(due)
         return due
 
     def lost(self, joined: Container[PeerId]) -> int:
-        """How many do not come."""
+        """How many of them will not come."""
         return sum(1 for one in self._lost if one not in joined)
 
     def is_complete(self, joined: Container[PeerId]) -> bool:
-        """Whether all have joined who are not lost."""
+        """Whether all that are not lost have joined."""
         return all(one in joined for one in self._peers - self._lost)
 
     def will_come(self, joined: Container[PeerId]) -> bool:
-        """Whether somebody is there who has not joined."""
+        """Whether a peer that is there has not joined."""
         return any(one not in joined for one in self._there)

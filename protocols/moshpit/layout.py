@@ -1,19 +1,19 @@
-"""What a vector is made of, and where it is cut: into parts for reducers, and parts into chunks.
+"""Describes the tensors of a vector, and cuts it into parts for reducers, and parts into chunks.
 
     layout = Layout((Segment("embedding.weight", 4_096_000, "float16"), Segment("bias", 512)))
     cuts = cut(layout, (0.5, 0.25, 0.25))                  # part i is values cuts[i] : cuts[i + 1]
     for chunk in chunks_of(layout, cuts[0], cuts[1], CHUNK_BYTES): ...
 
-All members of a round hold the same layout; its digest is in the signed roster, so whoever has
+All members of a round have the same layout. Its digest is in the signed roster, so a peer with
 other tensors, another order or another codec is not in the same group. From the same layout, cuts
-and chunk size everybody makes the same chunks: nothing about them travels.
+and chunk size all members make the same chunks, so no message describes them.
 
-Promise: pure, and the same result on every machine.
+Promise: it is pure, with the same result on every machine.
 
 Easy to get wrong: a chunk may span tensors. Neighbours with the same plain codec are one run of
-values; only a codec with blocks stops at a tensor's end, where a block would give two tensors one
-scale. And a chunk that its codec would make larger goes as it is. The codec float64 is for
-all tensors of a vector or for none: it says what the vector itself consists of.
+values. Only a codec with blocks stops at a tensor's end, because a block would give two tensors one
+scale. A chunk that its codec would make larger is sent as it is. The codec float64 is for all
+tensors of a vector or for none, because it sets the type of the vector itself.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from protocols.rpc import ChunkCount, Message, chunk_header, encode
 from protocols.tensors import CODECS, CodecName, NotFinite, within
 
 LONGEST_SEGMENT_NAME = 256  # characters; parameter names of deep models have some 80
-MOST_SEGMENTS = 1 << 16  # a mixture of experts with all its matrices has some ten thousand
+MOST_SEGMENTS = 1 << 16  # a mixture of experts has some ten thousand matrices
 MOST_VALUES = 1 << 40  # 4 TiB of float32
-CUT_VALUES = 1024  # cuts fall on its multiples: whole blocks of every codec, and aligned memory
+CUT_VALUES = 1024  # cuts are at its multiples: whole blocks of every codec, and aligned memory
 SMALLEST_CHUNK_BYTES = 4 << 10  # holds one block of every codec
 LARGEST_CHUNK_BYTES = 1 << 20  # a transfer's limit; larger ones only make the pipeline coarser
 
-VALUE_BYTES = {"float32": 4, "float64": 8}  # what a vector consists of
+VALUE_BYTES = {"float32": 4, "float64": 8}  # the types of a vector
 _DOMAIN = b"potluck moshpit layout 1"
 _CHUNKS_DOMAIN = b"potluck moshpit chunks 1"
 
 
 class Segment(Message, frozen=True):
-    """One tensor of a vector: what it is called, its number of values, how they are encoded."""
+    """One tensor of a vector: its name, its number of values, and their codec."""
 
     name: Annotated[str, Meta(min_length=1, max_length=LONGEST_SEGMENT_NAME)]
     values: Annotated[int, Meta(ge=0, le=MOST_VALUES)]
@@ -59,7 +59,7 @@ class Segment(Message, frozen=True):
         if self.codec not in CODECS:
             raise ProtocolMisuse(
                 f"{self.name} is to travel as {self.codec!r}, which is no codec.",
-                advice=f"Take one of {', '.join(CODECS)}.",
+                advice=f"Use one of {', '.join(CODECS)}.",
             )
 
 
@@ -69,18 +69,18 @@ class Layout(Message, frozen=True, dict=True):
     segments: Annotated[tuple[Segment, ...], Meta(min_length=1, max_length=MOST_SEGMENTS)]
 
     def __post_init__(self) -> None:
-        """ProtocolMisuse where only a part of the vector is to travel as float64."""
+        """ProtocolMisuse if only a part of the vector is to travel as float64."""
         other = [segment for segment in self.segments if segment.codec != "float64"]
         if other and len(other) < len(self.segments):
             raise ProtocolMisuse(
                 f"{other[0].name} has the codec {other[0].codec} in a vector of float64 values.",
-                why="A vector is float64 as a whole, or float32.",
+                why="The whole vector is float64, or the whole vector is float32.",
                 advice="Give all of its tensors the codec float64, or none of them.",
             )
 
     @cached_property
     def dtype(self) -> Literal["float32", "float64"]:
-        """In what the vector and its sums are kept: float64 where that is the codec."""
+        """The type of the vector and its sums: float64 if that is the codec."""
         return "float64" if self.segments[0].codec == "float64" else "float32"
 
     @cached_property
@@ -97,7 +97,7 @@ class Layout(Message, frozen=True, dict=True):
         return blake3(_DOMAIN + b"\0" + encode(self)).digest()
 
     def digest_in_chunks(self, chunk_bytes: int) -> bytes:
-        """32 bytes that differ also where chunks do: what the members of a group must share."""
+        """32 bytes that also differ if the chunks do. All members of a group must have the same."""
         sized = self.digest + chunk_bytes.to_bytes(4, "big")
         return blake3(_CHUNKS_DOMAIN + b"\0" + sized).digest()
 
@@ -119,13 +119,13 @@ class Layout(Message, frozen=True, dict=True):
         return tuple(runs)
 
     def encoded_bytes(self, start: int, stop: int, chunk_bytes: int) -> int:
-        """How many bytes a part takes on the wire, without the frames' headers."""
+        """The bytes of a part on the wire, without the frames' headers."""
         return sum(chunk.encoded_bytes for chunk in chunks_of(self, start, stop, chunk_bytes))
 
 
 @dataclass(frozen=True)
 class Run:
-    """Values `start` up to `stop` of the vector, encoded alike."""
+    """Values `start` up to `stop` of the vector, with one codec."""
 
     start: int
     stop: int
@@ -134,7 +134,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one frame carries: values `start` up to `stop` of the vector."""
+    """The content of one frame: values `start` up to `stop` of the vector."""
 
     start: int
     stop: int
@@ -147,7 +147,7 @@ class Chunk:
 
     @property
     def as_it_lies(self) -> bool:
-        """Whether the encoded bytes are those in the vector's memory."""
+        """Whether the encoded bytes are equal to those in the vector's memory."""
         return CODECS[self.codec].is_lossless
 
 
@@ -161,7 +161,7 @@ def cut(layout: Layout, fractions: Sequence[float]) -> tuple[int, ...]:
         raise ProtocolMisuse(f"A vector cannot be cut by the fractions {tuple(fractions)}.")
     total = math.fsum(fractions)
     if total <= 0.0:
-        raise ProtocolMisuse("A vector cannot be cut when nobody reduces any of it.")
+        raise ProtocolMisuse("A vector cannot be cut if no member reduces any of it.")
     values = layout.values
     last = max(index for index, one in enumerate(fractions) if one > 0.0)
     cuts = [0]
@@ -203,7 +203,7 @@ def _chunks(layout: Layout, start: int, stop: int, chunk_bytes: int) -> Iterator
             yield Chunk(at, at + values, codec, size)
 
 
-# The values that are averaged: one flat tensor, and the layout that says what they are.
+# The values that are averaged: one flat tensor, and its layout.
 #
 #     vector = Vector.of(model.named_parameters(), codec="float16")
 #     vector = Vector.of(gradients, codec={"embedding.weight": "blockwise-int8"})   # others: none
@@ -211,17 +211,16 @@ def _chunks(layout: Layout, start: int, stop: int, chunk_bytes: int) -> Iterator
 #     vector.check_finite()                                  # NotFinite names the tensor
 #     vector.unpack(outcome.result, into=parameters)
 #
-# Promise: `of` copies every tensor once, from whatever device and floating dtype, into float32; or
-# into float64 where a tensor asks for the codec float64, which all of them have then.
-# `check_finite` also finds what its codec could not carry, so that nothing of a bad vector is ever
-# sent.
+# Promise: `of` copies every tensor once, from any device and floating dtype, into float32; or into
+# float64 if one tensor has the codec float64, which all of them have then. `check_finite` also
+# finds values that their codec could not carry, so nothing of a bad vector is ever sent.
 #
-# Easy to get wrong: `Vector(layout, values)` does not copy. Whoever made the values must not write
-# to them while they are averaged.
+# Easy to get wrong: `Vector(layout, values)` does not copy. The caller must not write to the values
+# while they are averaged.
 
 
 LARGEST_AVERAGED = 1.75 * 2.0**127
-"""Values of a vector go up to this, which is 2.98e38: at the very edge of float32 (3.4e38) the
+"""The largest value of a vector, 2.98e38. At the very edge of float32 (3.4e38) the
 rounding of a weighted sum could make an average infinite that should not be."""
 _LARGEST_AVERAGED_FLOAT64 = 1.75 * 2.0**1023
 
@@ -229,16 +228,16 @@ LARGEST_CARRIED: Mapping[CodecName, float] = {
     name: min(codec.largest, _LARGEST_AVERAGED_FLOAT64 if name == "float64" else LARGEST_AVERAGED)
     for name, codec in CODECS.items()
 }
-"""Up to which values each codec carries what is averaged."""
+"""The largest value that each codec carries."""
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 class Vector:
-    """A flat tensor on the CPU, of the layout's dtype, and its layout."""
+    """A flat tensor on the CPU, of the layout's dtype, with its layout."""
 
     def __init__(self, layout: Layout, values: Tensor) -> None:
-        """Take the values as they lie. ProtocolMisuse if they do not fit the layout."""
+        """Use these values without a copy. ProtocolMisuse if they do not fit the layout."""
         check_values(layout, values, "A vector's values")
         self.layout = layout
         self.values = values.detach()
@@ -248,9 +247,9 @@ class Vector:
         tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
         codec: CodecName | Mapping[str, CodecName] = "none",
     ) -> Vector:
-        """A copy of these tensors, in this order; `codec` for all, or by name.
+        """Copy these tensors, in this order; `codec` for all, or by name.
 
-        Those that are not named have the codec none, or float64 if that is the codec of one.
+        Tensors that are not named have the codec none, or float64 if one tensor has that.
         """
         named = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
         for name, tensor in named:
@@ -295,7 +294,7 @@ class Vector:
             at += segment.values
 
     def _not_finite(self, start: int, stop: int, codec: CodecName) -> NotFinite:
-        """Name the first tensor of this stretch that is to blame, and where in it."""
+        """The error for this stretch, with the first bad tensor and the place in it."""
         largest = LARGEST_CARRIED[codec]
         for segment, first, last in self._places():
             values = self.values[first:last]
@@ -315,7 +314,7 @@ class Vector:
 def layout_of(
     named: Iterable[tuple[str, int]], codec: CodecName | Mapping[str, CodecName] = "none"
 ) -> Layout:
-    """The layout of tensors of these names and sizes; ProtocolMisuse as `Vector.of`."""
+    """The layout of tensors with these names and sizes; ProtocolMisuse as `Vector.of`."""
     sizes = list(named)
     if isinstance(codec, str):
         return Layout(tuple(Segment(name, values, codec) for name, values in sizes))
@@ -327,8 +326,7 @@ def layout_of(
 
 
 def check_values(layout: Layout, values: Tensor, what: str) -> None:
-    """ProtocolMisuse unless these are as many values, in one piece, as the layout has, of its
-    dtype."""
+    """ProtocolMisuse unless the values have the layout's number and dtype, in one piece."""
     if values.dtype is not _DTYPES[layout.dtype]:
         raise ProtocolMisuse(
             f"{what} must be {layout.dtype}, not {values.dtype}.",
@@ -343,21 +341,21 @@ def check_values(layout: Layout, values: Tensor, what: str) -> None:
         )
 
 
-# How the result of a round was cut into parts and chunks: what its digest can be checked by.
+# How the result of a round was cut into parts and chunks. With it, a peer can check the digest.
 #
 #     for part in cut.parts:
 #         digest = PartHash()
 #         for chunk in part.chunks(layout, cut.chunk_bytes):  digest.add(encoded bytes of the chunk)
 #     digest_of_parts({part.reducer: digest}) == committed.digest
 #
-# A result's digest is that of its parts' digests, and a part's is that of the frames in which its
-# reducer has sent it (docs/protocols.md, "The exchange of a round"). So a peer that was not in the
-# round can be shown a result by one that was, and needs to believe nobody.
+# A result's digest is made of its parts' digests, and a part's digest of the frames in which its
+# reducer sent it (docs/protocols.md, "The exchange of a round"). So a peer that was in the round
+# can show the result to one that was not, which need not trust it.
 #
-# Easy to get wrong: what is hashed are the encoded chunks with their frames' headers. Members hold
-# decoded values; encoding them again gives the same bytes with every codec, unless a reducer has
-# sent what no honest one would (a block whose scale is not its largest value's): then nobody can
-# show that result to anybody, and whoever tries finds out by the digest.
+# Easy to get wrong: the hash is over the encoded chunks with their frames' headers. Members hold
+# decoded values. Encoding them again gives the same bytes with every codec, unless a reducer sent
+# bytes that no honest one would (a block whose scale is not its largest value's). Such a result
+# cannot be shown to other peers; the digest reveals that.
 
 
 __all__ = ["PartCut", "PartHash", "ResultCut", "digest_of_parts", "result_cut"]
@@ -365,7 +363,7 @@ __all__ = ["PartCut", "PartHash", "ResultCut", "digest_of_parts", "result_cut"]
 
 @dataclass(frozen=True)
 class PartCut:
-    """Values `start` up to `stop`, as the member at this place of the roster has reduced them."""
+    """Values `start` up to `stop`, which the member at this place of the roster has reduced."""
 
     reducer: int
     start: int
@@ -383,7 +381,7 @@ class ResultCut:
     chunk_bytes: int
 
     def covers(self, layout: Layout) -> bool:
-        """Whether it is of such a vector: all of its values once, and no reducer twice."""
+        """Whether it has each value of such a vector once, and no reducer twice."""
         stops = [0, *(one.stop for one in self.parts)]
         starts = [*(one.start for one in self.parts), layout.values]
         reducers = [one.reducer for one in self.parts]
@@ -395,7 +393,7 @@ class ResultCut:
 
 
 def result_cut(members: Sequence[int], cuts: Sequence[int], chunk_bytes: int) -> ResultCut:
-    """Of an exchange of these members: part i is values `cuts[i]` up to `cuts[i + 1]`."""
+    """The cut of an exchange of these members: part i is values `cuts[i]` up to `cuts[i + 1]`."""
     parts = (PartCut(member, cuts[place], cuts[place + 1]) for place, member in enumerate(members))
     return ResultCut(tuple(one for one in parts if one.start < one.stop), chunk_bytes)
 

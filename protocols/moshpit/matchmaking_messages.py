@@ -1,12 +1,12 @@
-"""What peers that look for a group say to each other, and the slots under which they meet.
+"""The messages between peers that look for a group, and the slots under which they meet.
 
     join         "list me": answered when the list is closed, or when there is a better place
     list         "hand me the list of this digest": answered when it is there (handing_on.py)
     invite       "I lead": answered at once
     still-there  a leader that is waiting, told from one that is gone: answered at once
 
-Easy to get wrong: places (who is where) are hearsay. What they name is dialled, and proves itself
-by its key; nothing else is concluded from them.
+Easy to get wrong: places (addresses of peers) are hearsay. The named peer is dialled and proves its
+identity by its key; nothing else is concluded from a place.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Addresses = Annotated[
 
 
 class GroupSlot(Message, frozen=True):
-    """What stands under a group's key: somebody looks for this group. No secrets, no promises.
+    """The slot under a group's key: a peer looks for this group. No secrets, no promises.
 
     `layout`: the first bytes of its layout's digest. `addresses`: empty for one that can only dial
     out.
@@ -64,7 +64,7 @@ GROUP = Family(
 
 
 class Place(Message, frozen=True):
-    """Somebody, and where it may be dialled."""
+    """A peer, and where it may be dialled."""
 
     peer: PeerText
     reduces: bool = True
@@ -72,7 +72,7 @@ class Place(Message, frozen=True):
 
 
 class JoinRequest(Message, frozen=True):
-    """`passed_over`: who comes earlier and did not answer. `patience_ms`: how long the asking peer
+    """`passed_over`: earlier peers that did not answer. `patience_ms`: how long the asking peer
     will wait for the list. `addresses`: where the others may dial it."""
 
     terms: Terms
@@ -83,19 +83,19 @@ class JoinRequest(Message, frozen=True):
 
 
 class JoinReply(enum.IntEnum):
-    """How a join ended. The numbers travel: append, never renumber."""
+    """How a join ended. The numbers are sent: append, never renumber."""
 
     LISTED = 1
     """`roster` is the list, and the asking peer is in it; `places` says where members may be
     dialled."""
     SENT_ON = 2
-    """Somebody earlier leads: the first of `places`."""
+    """An earlier peer leads: the first of `places`."""
     REGROUPED = 3
     """There were too many: `places` is the group that the asking peer is in now."""
     STARTED = 4
     """A group has started without it: `roster`."""
     NOT_HERE = 5
-    """Nobody looks for this group here."""
+    """No peer looks for this group here."""
     FETCH = 6
     """The asking peer is in the list whose digest is `digest`; `places` has it, or soon will
     (handing_on.py)."""
@@ -115,7 +115,7 @@ class JoinAnswer(Message, frozen=True):
 
 
 class ListRequest(Message, frozen=True):
-    """Hand me this list on (`handing_on.digest_of`)."""
+    """Asks a member to hand this list on (`handing_on.digest_of`)."""
 
     digest: Digest
 

@@ -1,4 +1,4 @@
-"""How an averaging ended for this peer: committed, discarded, left out, or alone.
+"""The outcomes of an averaging for this peer: committed, discarded, left out, or alone.
 
     match await averager.average(RoundRequest(vector, weight=32, epoch=7)):
         case Committed(result=result):    # the same bits at every member
@@ -6,18 +6,18 @@
         case Discarded(reason=reason):    # nobody's values changed; try again
             ...
 
-A round's end is decided by its group, not by one peer (agreement.py); a `Committed` is never
-taken back, and every peer that has one for the same round has the same members and the same bits.
+The group decides how a round ends, not one peer (agreement.py). A `Committed` is never taken back,
+and all peers that have one for the same round have the same members and the same bits.
 
-An averaging over a grid has several rounds. It is `Committed` when at least one of them was; a
-round of it that was discarded, left us out or found nobody does not end it: this peer keeps the
-values and the weight that it had and goes on to the next round, and `rounds` says what happened
-in each. When no round was committed, the outcome is that of the last one.
+An averaging over a grid has several rounds. It is `Committed` if at least one of them was. If a
+round was discarded, left us out or found no other peer, this peer keeps its values and weight and
+goes on to the next round; `rounds` says what happened in each. If no round was committed, the
+outcome is that of the last one.
 
-Easy to get wrong: `result` is a buffer that belongs to the averager and is valid until its next
-`average` or `start`. Copy it, or unpack it (`Vector.unpack`), before. And `Discarded` with
-`in_doubt` means that the group's decision could not be learned: others *may* have committed; this
-peer did not, and the layer above should compare digests with others before it goes on.
+Easy to get wrong: `result` is a buffer of the averager, and valid only until its next `average`.
+Copy or unpack it (`Vector.unpack`) before. `Discarded` with `in_doubt` means that this peer could
+not learn the group's decision. It has not committed, but others *may* have, so the layer above
+should compare digests with others before it goes on.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ from protocols.moshpit.layout import ResultCut
 class Committed:
     """The average that the whole group holds.
 
-    `members` are those whose data is in it and `left_out` those of the roster whose data is not,
-    both of the last round that was committed; `digest` is of the encoded result of that round,
-    equal at all its members. `weight` is that of all whose data is in the result, over a grid as
-    far as it has come through. `votes`: over a grid, the sum of what these peers gave as votes.
-    `cut`: how the result was cut, by which others can check it against the digest; None where
-    there was more than one round, for then it was not made by one group alone.
+    Of the last committed round: the data of `members` is in the result, that of `left_out`, also in
+    the roster, is not; `digest` is of the encoded result, equal at all its members. `weight`: of
+    all whose data is in the result; over a grid, as far as it has come through. `votes`: over a
+    grid, the sum of these peers' votes. `cut`: how the result was cut, with which others can check
+    it against the digest; None after several rounds, because then no single group made it.
     """
 
     result: Tensor
@@ -56,7 +55,7 @@ class Committed:
 
 @dataclass(frozen=True, eq=False)
 class Discarded:
-    """No result: the vector is as it was. `in_doubt`: others may hold one all the same.
+    """No result: the vector is unchanged. `in_doubt`: others may still hold one.
     `begun_without`: the members of a group that has started without this peer."""
 
     reason: str
@@ -69,7 +68,7 @@ class Discarded:
 class LeftOut:
     """The group has committed a result without this peer, which was too slow, gone or lying.
 
-    `members` hold the result with this digest; who needs it fetches the state from one of them.
+    `members` hold the result with this digest; fetch the state from one of them.
     """
 
     members: tuple[PeerId, ...]
@@ -79,7 +78,7 @@ class LeftOut:
 
 @dataclass(frozen=True, eq=False)
 class Alone:
-    """Nobody else was there. The vector is as it was, and is the average of one."""
+    """No other peer was there. The vector is unchanged: it is the average of one."""
 
     rounds: tuple[RoundStatistics, ...]
 
@@ -87,13 +86,13 @@ class Alone:
 Outcome = Committed | Discarded | LeftOut | Alone
 
 
-# What is kept of every round: who, how long each phase, bytes, and failures with names.
+# The statistics of every round: its peers, the time of each phase, bytes, and named failures.
 #
 #     for one in averager.statistics().recent:
 #         print(one.verdict, one.members, one.matchmaking_seconds, one.excluded)
 #
 # Plain data, made when a round is over. The averager keeps the last `RECENT_ROUNDS` and running
-# totals, so that nothing here grows with the number of rounds.
+# totals, so nothing here grows with the number of rounds.
 #
 # Easy to get wrong: `exchange_seconds` is the sum over all attempts of this round, and
 # `agreement_seconds` is what the round took beyond its exchanges and its matchmaking; `overhead`
@@ -124,7 +123,7 @@ class Excluded:
 
 @dataclass(frozen=True)
 class Failure:
-    """What one peer (or this one, about itself) did to an attempt; it need not have excluded it."""
+    """A fault of one peer (or of this one) in an attempt. It may not have been excluded for it."""
 
     peer: PeerId
     code: str
@@ -136,12 +135,12 @@ class RoundStatistics:
     """One round, as this peer saw it.
 
     `began`, `exchange_began`, `exchange_ended` and `ended` are moments of `trio.current_time`; the
-    two in the middle are those of the last attempt, None where none was begun. `attempts` counts
-    the exchanges that were begun. `members` are those who hold the result, the auxiliary ones
-    among them; before a commit, and without one, those of the roster. `weights`: what each of
-    them has signed that it brings, and `rates` (bytes per second up and down, 0: not known) what
-    its owner allows or was measured, by which the plan was made. `averaged_bytes`: how much of
-    the others' data each of them has averaged, as it travelled; empty without a result.
+    two in the middle are of the last attempt, None if none was begun. `attempts`: how many
+    exchanges were begun. `members` hold the result, with the auxiliary ones; without a commit, they
+    are those of the roster. `weights`: what each of them has signed. `rates` (bytes per second up
+    and down, 0: not known): the owner's limit or a measurement, with which the plan was made.
+    `averaged_bytes`: how much of the others' data each has averaged, as encoded; empty without a
+    result.
     """
 
     key: str
@@ -173,8 +172,8 @@ class AveragerStatistics:
 
     rounds: int
     verdicts: dict[Verdict, int]
-    took_part: int  # members of all rosters that this peer was in, itself not counted
-    lost: int  # those of them whose data did not get into the result
+    took_part: int  # members of all rosters that this peer was in, without itself
+    lost: int  # the members among them whose data did not get into the result
     attempts: int
     bytes_sent: int
     bytes_received: int

@@ -1,4 +1,4 @@
-"""`/potluck/allreduce/1.0.0`, bulk method `part`: what goes between a sender and a reducer.
+"""`/potluck/allreduce/1.0.0`, bulk method `part`: the messages between a sender and a reducer.
 
     sender                                    reducer
     OPEN   PartOpening                  ->
@@ -7,15 +7,15 @@
     CLOSE  PartTaken                    ->
                                         <-    CLOSE  PartClosed            (each when it is whole)
 
-Each closes its direction when it has its *whole* result, from all reducers: both closing messages
-carry the digest of that, and each side compares. Until then it says ALIVE.
-The opening says all that the two must agree on before a byte of data moves, and refusals say by
-name what they did not. Every other failure ends the transfer with `GaveUp`, which tells whoever
-waits whom the reducer was waiting for.
+Each side closes its direction when it has its *whole* result, from all reducers. Both closing
+messages carry the digest of that result, and each side compares them. Until then it says ALIVE.
+The opening has everything that the two must agree on before a byte of data moves, and a refusal
+names the difference. Every other failure ends the transfer with `GaveUp`, which tells the waiting
+side for which member the reducer was waiting.
 
-Easy to get wrong: an ERROR that a reducer sends is *told* to the sender and says nothing that can
-be checked. So whatever goes wrong between two members crosses as `GaveUp`, and never as the error
-that the reducer itself met, which would look as if the sender had met it.
+Easy to get wrong: the sender cannot check an ERROR that a reducer sends. So any failure between two
+members crosses as `GaveUp`, never as the reducer's own error, which would look as if the sender had
+met it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from protocols.moshpit.exchange import ExchangePlan
 from protocols.moshpit.layout import LARGEST_CHUNK_BYTES, MOST_VALUES
 from protocols.rpc import BulkMethod, Empty, Message, encode
 
-# What a reducer signs about its part, and how anybody checks it.
+# A reducer's signed statement about its part, and how any peer checks it.
 #
-# The digest of a part is BLAKE3 over the frames in which its result goes out: for each chunk the
-# five bytes of its header, and then the chunk. Every transfer computes that anyway, at both ends.
-# The signature covers round, ballot, part and digest under a domain of its own, so that it can be
-# shown to others: two statements that count for the same part of the same ballot and differ prove
-# that the reducer told two stories.
+# The digest of a part is BLAKE3 over the frames in which its result is sent: for each chunk the
+# five bytes of its header, and then the chunk. Every transfer computes it anyway, at both ends. The
+# signature covers round, ballot, part and digest under a domain of its own, so it can be shown to
+# others: two valid statements for the same part of the same ballot that differ prove that the
+# reducer sent different results.
 #
-# Easy to get wrong: the ballot is signed as well. A reducer that reduces again in a later attempt,
-# for other members, states another digest, and is no liar.
+# Easy to get wrong: the ballot is signed, too. A reducer that reduces again in a later attempt, for
+# other members, states another digest, and is not a liar.
 
 
 ROUND_ID_BYTES = 32
@@ -52,7 +52,7 @@ _NUMBERS = struct.Struct(">HHH")
 
 
 def statement_bytes(round_id: bytes, ballot: Ballot, part: int, digest: bytes) -> bytes:
-    """What is signed: round (32 bytes), ballot number, coordinator, part (2 each), digest (32)."""
+    """The signed bytes: round (32), ballot number, coordinator, part (2 each), digest (32)."""
     if len(round_id) != ROUND_ID_BYTES or len(digest) != DIGEST_BYTES:
         raise ValueError("a round's id and a digest have 32 bytes")
     return round_id + _NUMBERS.pack(ballot.number, ballot.coordinator, part) + digest
@@ -75,8 +75,8 @@ def counts(reducer: PeerId, round_id: bytes, ballot: Ballot, statement: Statemen
 ALLREDUCE_PROTOCOL = "/potluck/allreduce/1.0.0"
 
 STALL_SECONDS = 4.0
-"""Without a sign of life a member is given up. A stopped process holds the others for this long,
-the agreement on a new attempt comes on top, and all of it has to fit into ten seconds."""
+"""A member without a sign of life for this long is given up. A stopped process holds up the others
+for this long, plus the agreement on a new attempt; together it must take less than ten seconds."""
 
 ALIVE_SECONDS = STALL_SECONDS / 4  # Transfer.say_alive finds it due no sooner
 
@@ -112,7 +112,7 @@ class PartTaken(Message, frozen=True):
 
 class PartClosed(Message, frozen=True):
     """The reducer's signature over what it sent, the digest of its whole result, and how long the
-    sender's part took to come.
+    sender's part took to arrive.
 
     `busy_ms` is a measurement of the link that only the receiving end can make.
     """
@@ -127,11 +127,11 @@ class StaleAttempt(Refused):
 
 
 class NotInAttempt(Refused):
-    """This peer is no participant of the attempt, or not the one it says."""
+    """The peer is not in the attempt, or is not the participant that it claims to be."""
 
 
 class WrongPart(Refused):
-    """The transfer is for a part that somebody else reduces."""
+    """The transfer is for a part that another member reduces."""
 
 
 class PartTwice(Refused):
@@ -139,11 +139,11 @@ class PartTwice(Refused):
 
 
 class PlanDiffers(Refused):
-    """The two sides do not mean the same vector, weights, cuts or chunks."""
+    """The two sides have different vectors, weights, cuts or chunks."""
 
 
 class GaveUp(PotluckError):
-    """The other side has ended the transfer, for a reason that its words give."""
+    """The other side has ended the transfer, for the reason in its words."""
 
 
 PART = BulkMethod(
@@ -170,7 +170,7 @@ PART = BulkMethod(
 
 
 def opening_for(plan: ExchangePlan, reducer_place: int) -> PartOpening:
-    """What we open with to the participant at this place among the plan's members."""
+    """Our opening to the participant at this place among the plan's members."""
     me = plan.member_of(plan.me)
     return PartOpening(
         plan.round_id,
@@ -187,6 +187,6 @@ def opening_for(plan: ExchangePlan, reducer_place: int) -> PartOpening:
 
 
 def plan_digest(plan: ExchangePlan) -> bytes:
-    """32 bytes that agree when members, weights, cuts and chunks do."""
+    """32 bytes that are equal if members, weights, cuts and chunks are."""
     members = [(one.index, str(one.peer), float(one.weight)) for one in plan.members]
     return blake3(_PLAN_DOMAIN + encode((members, plan.cuts, plan.chunk_bytes))).digest()

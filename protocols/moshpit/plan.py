@@ -1,12 +1,12 @@
-"""The plan of a round, from what its roster says: which member reduces which share of the vector.
+"""The plan of a round, made from its roster: which member reduces which share of the vector.
 
-Every member computes it alone from the same signed list and gets the same bits (plan.py
-says why), so a plan is never sent to be believed: what the leader announces is compared. It takes
-well under a millisecond for 16 members and needs neither torch nor scipy. Whoever plans a whole
-collaboration, and also who should compute, looks into plan_strategy.py.
+Every member computes it from the same signed list and gets the same bits (the reason is below). So
+no member needs to trust a plan that it is sent: it compares the leader's with its own. This takes
+well under a millisecond for 16 members and needs neither torch nor scipy. plan_strategy.py plans a
+whole collaboration, with the peers that should compute.
 
-Easy to get wrong: an unknown speed is 0 in a roster, and is not slow. It counts as the median of
-those that are known, each direction for itself; where nobody's is known all are taken to be equal.
+Easy to get wrong: a 0 in a roster is an unknown speed, not a slow one. It counts as the median of
+the known speeds, for each direction separately. If none is known, all count as equal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from protocols.errors import ProtocolMisuse
 
 UNKNOWN = 0.0  # bytes per second: not measured yet
-SUPPOSED_BYTES_PER_SECOND = 12.5e6  # 100 Mb/s for all, where nothing is known of anybody
+SUPPOSED_BYTES_PER_SECOND = 12.5e6  # 100 Mb/s for all, if no speed is known
 
 
 def fractions_for(
@@ -31,8 +31,8 @@ def fractions_for(
 ) -> tuple[float, ...]:
     """The share of the vector that each member reduces, so that the round is shortest.
 
-    One entry per member in each argument; speeds in bytes per second, 0 for unknown. A member
-    that does not contribute (weight 0) sends no values, but gets the result like all others; one
+    One entry per member in each argument; speeds in bytes per second, 0 for unknown. A member that
+    does not contribute (weight 0) sends no values, but gets the result like all others. A member
     that does not reduce gets the share 0. The shares add up to 1 exactly.
     """
     return best_shares(_members(up, down, contributes, reduces))
@@ -45,7 +45,7 @@ def predicted_seconds(
     contributes: Sequence[bool],
     total_bytes: float,
 ) -> float:
-    """How long a round takes in which member i reduces fractions[i] of `total_bytes`."""
+    """How long a round takes if member i reduces fractions[i] of `total_bytes`."""
     members = _members(up, down, contributes, [fraction > 0 for fraction in fractions])
     return total_bytes * seconds_of(fractions, members)
 
@@ -57,7 +57,7 @@ def predicted_link_seconds(
     contributes: Sequence[bool],
     total_bytes: float,
 ) -> list[tuple[float, float]]:
-    """The same for each member's uplink and its downlink, of which the longest is the round."""
+    """The same for each member's uplink and downlink; the longest of them is the round."""
     members = _members(up, down, contributes, [fraction > 0 for fraction in fractions])
     return [
         (total_bytes * sending, total_bytes * receiving)
@@ -74,9 +74,9 @@ def _members(
     if not len(up) == len(down) == len(contributes) == len(reduces) > 0:
         raise ProtocolMisuse("A plan needs the same number of entries for everything, at least 1.")
     if not any(contributes):
-        raise ProtocolMisuse("A round in which nobody contributes has nothing to average.")
+        raise ProtocolMisuse("A round to which no member contributes has nothing to average.")
     if not any(reduces):
-        raise ProtocolMisuse("A round in which nobody reduces cannot be planned.")
+        raise ProtocolMisuse("A round in which no member reduces cannot be planned.")
     return Members(_known(up), _known(down), contributes, reduces)
 
 
@@ -88,11 +88,11 @@ def _known(speeds: Sequence[float]) -> list[float]:
     return [speed if speed != UNKNOWN else supposed for speed in speeds]
 
 
-# Who reduces how much, exactly: the best shares of one round when it is known who contributes.
+# The exact solution: the best shares of one round, if it is known which members contribute.
 #
-# What is planned. n members average a vector. Contributors send gradients, everybody gets the whole
-# result, and member i reduces the share w_i of it (w ≥ 0, Σ w = 1; 0 if it only dials out). Say
-# that m of the n contribute, c_i ∈ {0, 1}, and count bytes in vectors. Then in one round member i
+# The problem. n members average a vector. Contributors send gradients, all members get the whole
+# result, and member i reduces the share w_i of it (w ≥ 0, Σ w = 1; 0 if it only dials out). Let m
+# of the n members contribute, c_i ∈ {0, 1}, and count bytes in vectors. Then in one round member i
 #
 # - sends its values to the other reducers, c_i (1 - w_i), and its reduced part to the n - 1 others:
 #       upload_i   = c_i (1 - w_i) + (n - 1) w_i  =  c_i + (n - 1 - c_i) w_i
@@ -100,10 +100,10 @@ def _known(speeds: Sequence[float]) -> list[float]:
 #       download_i = (m - c_i) w_i + (1 - w_i)    =  1 + (m - c_i - 1) w_i
 #
 # and the round takes T = max_i max(upload_i / u_i, download_i / d_i) seconds. Minimising T over w
-# is a linear programme with n variables. Where everybody uploads as fast as it downloads and all
-# contribute it is the load balancing of Moshpit SGD: min_w max_i (1 - w_i + (n-1) w_i) / b_i.
+# is a linear programme with n variables. If all members contribute and upload as fast as they
+# download, it is the load balancing of Moshpit SGD: min_w max_i (1 - w_i + (n-1) w_i) / b_i.
 #
-# Why it is appendix B of DeDLOC (equation 5 with c fixed). Its n² programme finds rates a_ki ≥ r_i
+# It equals appendix B of DeDLOC (equation 5 with c fixed). Its n² programme finds rates a_ki ≥ r_i
 # (contributor k to reducer i), g_ij ≤ r_i (reducer i to receiver j) with Σ_j g_ji ≥ X for all i,
 # and maximises X. Rates r_i = w_i X, a_ki = g_ij = r_i are feasible there exactly if w is feasible
 # here with T = 1/X, so appendix B is never slower. Conversely, when all n contribute, take any
@@ -115,25 +115,26 @@ def _known(speeds: Sequence[float]) -> list[float]:
 # down to Σ x = X these are our shares: the same X. (For n = 2 both programmes cost one vector each
 # way.)
 #
-# Easy to get wrong: with helpers that do not contribute appendix B can be a little faster on paper.
-# There two reducers may reduce the *same* values (δ > 0), so that each is spared the other's
-# result, and no cut of the vector into parts does that. What is found here is what a round can
-# really do.
+# Easy to get wrong: with helpers that do not contribute, appendix B can be a little faster on
+# paper. There, two reducers may reduce the *same* values (δ > 0), so that neither needs the other's
+# result. No cut of the vector into parts can do that; the shares found here are possible in a real
+# round.
 #
-# How it is solved. For a given T every member has a largest share hi_i(T), the least of up to three
-# lines in T, so Σ hi is concave and grows; the answer is where it reaches 1. Newton's method from
-# below meets it after finitely many steps and needs no tolerance. Sums are `math.fsum`, which
-# rounds once and so does not care about order, and everything else is IEEE arithmetic on doubles:
-# all peers get the same bits from the same list, in whatever order it is.
+# The solution. For a given T, every member has a largest share hi_i(T), the least of up to three
+# lines in T. So Σ hi is concave and grows; the answer is where it reaches 1. Newton's method from
+# below reaches it after finitely many steps and needs no tolerance. Sums are `math.fsum`, which
+# rounds once and so does not depend on the order, and everything else is IEEE arithmetic on
+# doubles. So all peers get the same bits from the same list, in any order.
 
 
 QUANTUM = 2.0**-40  # shares are multiples of it: a hundredth of a value of a vector of 10^10
 
 
 class Members(NamedTuple):
-    """Who takes part in a round, one entry per member in each. Speeds in vectors per second.
+    """The members of a round, one entry per member in each. Speeds in vectors per second.
 
-    (In any unit, in truth: seconds come out per that unit.) `math.inf` is an unlimited download.
+    (Any other unit works, too: the seconds are then per that unit.) `math.inf` is an unlimited
+    download.
     """
 
     up: Sequence[float]
@@ -145,8 +146,8 @@ class Members(NamedTuple):
 def best_shares(members: Members) -> tuple[float, ...]:
     """The shares with which the round is shortest; they add up to 1, exactly.
 
-    Of several best answers the one in which everybody has the same part of its greatest possible
-    share. At least one member reduces and at least one contributes.
+    Of several best answers, this is the one in which all members have the same part of their
+    greatest possible share. At least one member must reduce and at least one contribute.
     """
     n = len(members.up)
     if n == 1:
@@ -161,12 +162,12 @@ def best_shares(members: Members) -> tuple[float, ...]:
 
 
 def shortest_seconds(members: Members) -> float:
-    """How long the best round takes, without saying how."""
+    """How long the best round takes, without its shares."""
     return _shortest(members)[0] if len(members.up) > 1 else 0.0
 
 
 def greatest_shares(members: Members, seconds: float) -> list[float]:
-    """What each member could reduce in so many seconds, if it were alone in being slow."""
+    """The share that each member could reduce in this time, if only it were slow."""
     n, m = len(members.up), sum(members.contributes)
     rows = zip(*members, strict=True)
     return [_greatest_share(n, m, seconds, *row)[0] for row in rows]
@@ -191,12 +192,12 @@ def link_seconds_of(shares: Sequence[float], members: Members) -> list[tuple[flo
 
 
 def equal_shares(reduces: Sequence[bool]) -> tuple[float, ...]:
-    """Plain all-reduce: the same for everybody who can reduce."""
+    """Plain all-reduce: the same share for each member that can reduce."""
     return quantised([1.0 / sum(reduces) if one else 0.0 for one in reduces])
 
 
 def quantised(shares: Sequence[float]) -> tuple[float, ...]:
-    """Multiples of QUANTUM that add up to 1 exactly; what rounding leaves goes to the largest."""
+    """Multiples of QUANTUM that add up to 1 exactly; the largest takes the rounding's remainder."""
     units = [round(share / QUANTUM) for share in shares]
     units[units.index(max(units))] += round(1 / QUANTUM) - sum(units)
     return tuple(count * QUANTUM for count in units)
@@ -222,7 +223,7 @@ def _shortest(members: Members) -> tuple[float, list[float]]:
 
 
 def _earliest(n: int, m: int, up: float, down: float, contributes: bool, reduces: bool) -> float:
-    """The least T at which this member can take part at all, with whatever share."""
+    """The least T at which this member can take part at all, with any share."""
     if contributes and m == 1 and reduces:
         # It alone has data: the more it reduces itself, the less it has to download.
         return max(1.0 / up, 0.0 if math.isinf(down) else (n - 1) / ((n - 2) * down + up))
@@ -232,7 +233,7 @@ def _earliest(n: int, m: int, up: float, down: float, contributes: bool, reduces
 def _greatest_share(
     n: int, m: int, seconds: float, up: float, down: float, contributes: bool, reduces: bool
 ) -> tuple[float, float]:
-    """The greatest share that this member can reduce in so many seconds, and how it grows."""
+    """The greatest share that this member can reduce in this time, and how it grows."""
     if not reduces:
         return 0.0, 0.0
     high, slope = 1.0, 0.0
@@ -249,50 +250,50 @@ def _greatest_share(
 
 
 def _least_share(members: Members, i: int, seconds: float) -> float:
-    """What member i has to reduce itself, because it could not download it in time."""
+    """The share that member i must reduce itself, because it could not download it in time."""
     alone = members.contributes[i] and sum(members.contributes) == 1
     if not alone or not members.reduces[i] or math.isinf(members.down[i]):
         return 0.0
     return max(0.0, 1.0 - members.down[i] * seconds)
 
 
-# Who of those that may compute should: a search over c, each choice judged by its exact plan.
+# Which of the peers that may compute should: a search over c; each choice is judged by its plan.
 #
-# The objective is min(Σ s_i c_i / B, 1 / T(c)), T(c) being the best round when c contributes.
+# The objective is min(Σ s_i c_i / B, 1 / T(c)), where T(c) is the best round if c contributes.
 #
-# Easy to get wrong: the relaxed c of DeDLOC's (5). As soon as computing is not what holds a step
-# up, c = 0.99 takes a peer out of every min_k a_ki and costs next to no samples, so the best of
-# that programme is that nobody sends gradients. Therefore nothing is relaxed and rounded here.
-# Instead:
+# Easy to get wrong: the relaxed c of DeDLOC's (5). As soon as computing is not the bottleneck of a
+# step, c = 0.99 takes a peer out of every min_k a_ki and costs next to no samples, so the best
+# solution of that programme is that no peer sends gradients. So nothing is relaxed and rounded
+# here. Instead:
 #
-# - T only grows when one more peer contributes: with the same shares its own upload becomes more,
-#   everybody's download no less, and nothing else changes. Samples grow too. So along any order of
-#   the free peers the best number of them is where the two curves cross, found by bisection.
+# - T only grows if one more peer contributes: with the same shares, its own upload grows, no
+#   download shrinks, and nothing else changes. Samples grow, too. So along any order of the free
+#   peers, the best number of them is where the two curves cross, which bisection finds.
 # - The orders are by samples, by upload, and by samples for the share that computing costs a peer:
 #   for a given T it is a knapsack (which peers bring most samples while the greatest shares still
 #   add up to 1), and that is the order of its continuous solution.
 # - Then single peers are added, dropped and exchanged while that helps and the budget lasts.
 #
-# "All that may" is the first candidate, and a candidate is only replaced by a better one, so the
-# plan makes at least as many steps as all-reduce and its round is never longer.
+# The first candidate is that all compute that may, and only a better one replaces a candidate. So
+# the plan makes at least as many steps as all-reduce, and its round is never longer.
 
 
 Choice = tuple[bool, ...]
 
 # Looks at a peer while choices are compared, a third of a microsecond each: hundreds of peers stay
-# within 200 ms. Counted and not timed: the same peers, the same plan.
+# within 200 ms. They are counted, not timed, so the same peers always give the same plan.
 LOOKS = 120_000
 LOOKS_PER_PEER = 6  # Newton's steps for one choice, and its making
 # Choices that are judged by a solver: two milliseconds each, and more with more limits.
 FEWEST_PROGRAMMES, MOST_PROGRAMMES = 6, 12
 MANY_LIMITS = 100
-HERMITS = 16  # slow downloaders that are tried as the only ones that contribute
+HERMITS = 16  # slow downloaders that are tried as the only contributors
 SAME = 1e-9  # relative: speeds that differ by less are the same speed
 
 
 @dataclass(frozen=True)
 class Collaborators:
-    """What the search has to know. One entry per peer; speeds in vectors per second."""
+    """The input of the search. One entry per peer; speeds in vectors per second."""
 
     samples: Sequence[float]  # per second
     batch: float
@@ -300,13 +301,13 @@ class Collaborators:
     down: Sequence[float]
     reduces: Sequence[bool]
     fixed: Sequence[bool]  # contributes in any case
-    free: Sequence[int]  # who may contribute or not, by index
+    free: Sequence[int]  # the peers that may contribute or not, by index
 
     def members(self, computes: Choice) -> Members:
         return Members(self.up, self.down, computes, self.reduces)
 
     def with_free(self, free: Sequence[int]) -> Choice:
-        """Those that are fixed and these."""
+        """The fixed peers, and these."""
         chosen = set(free)
         return tuple(fixed or i in chosen for i, fixed in enumerate(self.fixed))
 
@@ -330,7 +331,7 @@ class PlanCandidate:
         )
 
     def is_better_than(self, other: PlanCandidate) -> bool:
-        """More steps; of two that make the same, more samples: nobody idles without a reason."""
+        """Whether it makes more steps, or as many with more samples: no peer idles without need."""
         if abs(self.steps - other.steps) > SAME * other.steps:
             return self.steps > other.steps
         return self.samples > other.samples * (1 + SAME)
@@ -374,7 +375,7 @@ class _Search:
         self._try(self.by_usefulness())
         self._try(self.by_usefulness())  # for the T that the order before has led to
         if not any(peers.fixed):
-            # Who alone has data need not download what it reduces itself.
+            # A peer that alone has data need not download the part that it reduces itself.
             for i in sorted(peers.free, key=lambda i: peers.down[i])[:HERMITS]:
                 self._keep(self.judge(peers.with_free([i])))
 
@@ -397,7 +398,7 @@ class _Search:
         return sorted(peers.free, key=lambda i: -peers.samples[i] / cost[i])
 
     def _improve(self) -> bool:
-        """Whether a single change made it better, and was kept."""
+        """Try single changes. Returns whether one was better, and was kept."""
         for changed in self._neighbours():
             if self._looks > LOOKS:
                 return False
@@ -420,14 +421,14 @@ class _Search:
 def crossing(
     peers: Collaborators, order: Sequence[int], judge: Callable[[Choice], PlanCandidate]
 ) -> Iterator[PlanCandidate]:
-    """Between which numbers of peers of this order computing overtakes the network: those two."""
+    """The two numbers of peers of this order between which computing overtakes the network."""
     fewest = 0 if any(peers.fixed) else 1
     low, high = fewest, len(order)
     while low < high:
         middle = (low + high) // 2
         candidate = judge(peers.with_free(order[:middle]))
         if candidate.samples * candidate.seconds >= peers.batch:
-            high = middle  # enough is computed in the time of a round: fewer might do
+            high = middle  # enough is computed in the time of a round: fewer may be enough
         else:
             low = middle + 1
     for count in range(max(fewest, low - 1), low + 1):
@@ -440,7 +441,7 @@ def _choose_with_limits(
     limits: int,
     limited_seconds: Callable[[Choice], float],
 ) -> PlanCandidate:
-    """The best of what looked best without limits, and of one more crossing with them."""
+    """The best of those that looked best without limits, and of one more crossing with them."""
     solved: dict[Choice, PlanCandidate] = {}
     programmes = FEWEST_PROGRAMMES if limits > MANY_LIMITS else MOST_PROGRAMMES
 
@@ -455,7 +456,7 @@ def _choose_with_limits(
         search.judged.values(), key=lambda one: (-one.steps, -one.samples, one.computes)
     )
     for candidate in promising[: programmes // 2 - 1]:
-        # Limits only make it slower, so what is no better without them need not be solved.
+        # Limits only make it slower: a choice that is no better without them need not be solved.
         if candidate.is_better_than(best):
             best = _better_of(best, judge(candidate.computes))
     for candidate in crossing(peers, search.by_usefulness(), judge):

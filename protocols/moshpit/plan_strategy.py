@@ -1,12 +1,12 @@
-"""The plan of a whole collaboration: who computes, who reduces what, and how fast that is.
+"""Plans a whole collaboration: which peers compute, which reduce what, and how fast that is.
 
 DeDLOC's problem (2): as many steps per second as possible, min(Σ s_i c_i / B, 1 / T(c)). The round
-T(c) is the best of plan.py, or of plan_strategy.py under pairwise limits; which free c_i
-become 1 is searched in plan.py. Beside it stand what else could have been done: all-reduce
-(everybody computes, equal parts for all that can reduce) and the best parameter server.
+T(c) is the best of plan.py, or of this file under pairwise limits. plan.py searches which free c_i
+become 1. Two alternatives are computed for comparison: all-reduce (all peers compute, equal parts
+for all that can reduce) and the best parameter server.
 
-Easy to get wrong: everything is done in the order of names and put back at the end, so the order
-of the file makes no difference where several plans are equally good.
+Easy to get wrong: everything is computed in the order of names and put back into the file's order
+at the end. So the order of the file makes no difference if several plans are equally good.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Computes(Enum):
-    """Whether a peer computes gradients: told, or for the plan to say."""
+    """Whether a peer computes gradients: set by the user, or left to the plan."""
 
     ALWAYS = "true"
     NEVER = "false"
@@ -44,20 +44,20 @@ class Computes(Enum):
 
 
 class NobodyComputes(PotluckError):
-    """There are no gradients to be averaged."""
+    """Nobody computes, so there are no gradients to average."""
 
     exit_code = 2
 
 
 class NobodyReduces(PotluckError):
-    """Every peer can only dial out, so nobody can be sent anything."""
+    """All peers can only dial out, so none can be sent anything."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class PlannedPeer:
-    """What is known of a peer. Speeds in bytes per second."""
+    """The known facts about a peer. Speeds in bytes per second."""
 
     name: str
     samples_per_s: float
@@ -69,7 +69,7 @@ class PlannedPeer:
 
 @dataclass(frozen=True)
 class PlannedPeers:
-    """What is to be planned. `limits`: (from, to) by index of `peers`, in bytes per second."""
+    """The input of a plan. `limits`: (from, to) by index of `peers`, in bytes per second."""
 
     vector_bytes: float
     batch: float
@@ -79,19 +79,19 @@ class PlannedPeers:
 
 @dataclass(frozen=True)
 class Strategy:
-    """Who does what, in the order of the peers; and what else could have been done."""
+    """What each peer does, in the order of the peers, and the alternatives."""
 
     fractions: tuple[float, ...]
     computes: tuple[bool, ...]
     round_seconds: float
-    allreduce_seconds: float  # everybody computes, all who can reduce reduce the same
-    parameter_server_seconds: float  # everybody computes, and the best single peer reduces it all
+    allreduce_seconds: float  # all peers compute, and all that can reduce have equal shares
+    parameter_server_seconds: float  # all peers compute, and the best single peer reduces it all
     steps_per_second: float
     samples_per_second: float
 
 
 def best_strategy(collaboration: PlannedPeers) -> Strategy:
-    """The plan. NobodyComputes or NobodyReduces where there can be none."""
+    """Make the plan. NobodyComputes or NobodyReduces if there can be none."""
     given = collaboration.peers
     order = sorted(range(len(given)), key=lambda i: given[i].name)
     place = {i: position for position, i in enumerate(order)}
@@ -139,12 +139,12 @@ def _collaborators(collaboration: PlannedPeers, peers: Sequence[PlannedPeer]) ->
         raise NobodyComputes(
             "Nobody computes, so there is nothing to average.",
             why='No peer has samples_per_s above 0 and computes = true or "auto".',
-            advice='Say computes = true or "auto", and how fast, of each peer that has a GPU.',
+            advice='Set computes = true or "auto", and the speed, for each peer that has a GPU.',
         )
     if all(peer.dial_out_only for peer in peers):
         raise NobodyReduces(
             "Nobody can reduce, so no gradients can be averaged.",
-            why="Every peer has dial_out_only = true, and can be sent nothing.",
+            why="All peers have dial_out_only = true, so nothing can be sent to them.",
             advice="Add a peer that can be dialled: a cheap server without a GPU will do.",
         )
     vector = collaboration.vector_bytes
@@ -160,7 +160,7 @@ def _collaborators(collaboration: PlannedPeers, peers: Sequence[PlannedPeer]) ->
 
 
 def _best_server_seconds(members: Members, limits: Links) -> float:
-    """The round in which one peer reduces everything, with the best peer for it."""
+    """How long a round takes if the best peer for it reduces everything."""
     n, m = len(members.up), sum(members.contributes)
     if n == 1:
         return 0.0
@@ -169,7 +169,7 @@ def _best_server_seconds(members: Members, limits: Links) -> float:
         for up, down, c in zip(members.up, members.down, members.contributes, strict=True)
     ]
     slowest = sorted(range(n), key=waits.__getitem__)[-2:]
-    limited = [0.0] * n  # what pairwise limits cost, if that one is the server
+    limited = [0.0] * n  # the cost of pairwise limits, if this peer is the server
     for (i, j), limit in limits.items():
         limited[i] = max(limited[i], 1.0 / limit)
         limited[j] = max(limited[j], members.contributes[i] / limit)
@@ -187,34 +187,33 @@ def _best_server_seconds(members: Members, limits: Links) -> float:
 
 # The programmes that need a solver: shares under pairwise limits, and Moshpit's load balancing.
 #
-# A link from i to j that carries at most t_ij bears in one round what i contributes to j's part,
-# and the part that i has reduced: c_i w_j + w_i ≤ t_ij T. That joins two shares, so the members are
-# not independent any more as in plan.py; but it is linear, and n + 1 variables still do:
+# A link from i to j that carries at most t_ij carries, in one round, i's contribution to j's part
+# and the part that i has reduced: c_i w_j + w_i ≤ t_ij T. This joins two shares, so the members are
+# no longer independent as in plan.py; but it is linear, and n + 1 variables are still enough:
 #
 #     minimise T  subject to  upload_i ≤ u_i T,  download_i ≤ d_i T,
 #                             c_i w_j + w_i ≤ t_ij T,  Σ w = 1
 #
 # DeDLOC's appendix B has n² rates for this, and is an upper bound here: it may return a part to one
-# receiver and not to another, which a cut of the vector into parts cannot do, and proposes in the
-# end what (6) makes of its rates, shares proportional to min_j g_ij. Ours are the best of all
-# shares, so no solution of the large programme leads to a shorter round (tests/moshpit compares
-# them).
+# receiver and not to another, which a cut of the vector into parts cannot do. In the end, (6) turns
+# its rates into shares proportional to min_j g_ij. The shares found here are the best of all, so no
+# solution of the large programme leads to a shorter round (tests/moshpit compares them).
 #
 # A limit that is no lower than i's upload or j's download never binds (both carry that link's bytes
-# and more) and is left out. Scipy's HiGHS is deterministic: the same version makes the same of the
-# same rows. Rounds have no pairwise limits, so no two peers ever depend on agreeing in this.
+# and more), and is left out. Scipy's HiGHS is deterministic: the same version gives the same result
+# for the same rows. Rounds have no pairwise limits, so no two peers ever need to agree on this.
 #
-# Easy to get wrong: there are many optima when one slow member decides how long the round is. The
-# second programme then raises the least of all w_i / hi_i, hi_i being what i could do alone.
+# Easy to get wrong: if one slow member decides how long the round is, there are many optima. The
+# second programme then raises the least of all w_i / hi_i, where hi_i is what i could do alone.
 
 
 Links = Mapping[tuple[int, int], float]  # (from, to): the most that this way carries
 
-_SLACK = 1e-9  # relative; what the first programme's T may be short of for the second
+_SLACK = 1e-9  # relative; by this much the first programme's T may be too small for the second
 
 
 class NoSolution(PotluckError):
-    """The solver gave up; its own words are the reason."""
+    """The solver gave up; the reason is in its own words."""
 
 
 def limited_shares(members: Members, links: Links) -> tuple[float, ...]:
@@ -224,7 +223,7 @@ def limited_shares(members: Members, links: Links) -> tuple[float, ...]:
 
 
 def shortest_limited_seconds(members: Members, links: Links) -> float:
-    """How long the best round takes under pairwise limits, in half of the time."""
+    """How long the best round takes under pairwise limits; half the work of the shares."""
     links = binding(members, links)
     if _unlimited(members, links):
         return shortest_seconds(members)
@@ -233,7 +232,7 @@ def shortest_limited_seconds(members: Members, links: Links) -> float:
 
 
 def programmed_shares(members: Members, links: Links) -> tuple[float, ...]:
-    """The best shares by the linear programmes alone, also where no limit asks for them."""
+    """The best shares by the linear programmes alone, even if no limit needs them."""
     programme = _Programme(members, links)
     found = programme.shortest()
     spread = programme.spread(float(found.x[-1]) * (1 + _SLACK))
@@ -243,7 +242,7 @@ def programmed_shares(members: Members, links: Links) -> tuple[float, ...]:
 
 
 def _unlimited(members: Members, links: Links) -> tuple[float, ...] | None:
-    """The best shares without limits, if they keep the limits. Then nothing can be better."""
+    """The best shares without limits, if they keep the limits; then none can be better."""
     free = best_shares(members)
     kept = limited_seconds(free, members, links) <= shortest_seconds(members) * (1 + _SLACK)
     return free if kept else None
@@ -259,7 +258,7 @@ def limited_seconds(shares: Sequence[float], members: Members, links: Links) -> 
 
 
 def binding(members: Members, links: Links) -> Links:
-    """Those limits that are lower than what their two ends bear anyway."""
+    """The limits that are lower than the speeds of their two ends."""
     return {
         (i, j): limit
         for (i, j), limit in links.items()
@@ -311,7 +310,7 @@ class _Programme:
         return _minimise([0.0] * n + [1.0], self._rows, self._members.reduces)
 
     def spread(self, seconds: float) -> OptimizeResult:
-        """With T as given, and the last variable the least w_i / hi_i: the greatest of those."""
+        """The greatest least w_i / hi_i (the last variable) for this T."""
         n = len(self._members.up)
         spreading = _Rows()
         for coefficients, bound in zip(self._rows.coefficients, self._rows.bounds, strict=True):
@@ -347,7 +346,7 @@ class _Programme:
 
 
 def _minimise(cost: Sequence[float], rows: _Rows, reduces: Sequence[bool]) -> OptimizeResult:
-    """Solve it with HiGHS: shares of those who reduce between 0 and 1, together 1."""
+    """Solve it with HiGHS: the reducers' shares are between 0 and 1, and add up to 1."""
     from scipy.optimize import linprog
 
     n = len(reduces)
@@ -364,6 +363,6 @@ def _minimise(cost: Sequence[float], rows: _Rows, reduces: Sequence[bool]) -> Op
         raise NoSolution(
             "The shares of a round could not be planned.",
             why=f"The solver of linear programmes says: {found.message}",
-            advice="Please report it, with the peers and links that were to be planned.",
+            advice="Please report it, with the peers and links of the plan.",
         )
     return found

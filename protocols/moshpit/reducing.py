@@ -1,20 +1,19 @@
-"""The part that this peer reduces: weighted sums, and the bytes that everybody gets of them.
+"""The part that this peer reduces: weighted sums, and the encoded averages that all members get.
 
     reduction = Reduction(plan, source, result)
     reduction.add(sender, number, encoded)                 # sum += w_i / W · x_i
     await reduction.averaged(number); transfer.send_chunk(reduction.encoded(number))
 
-DeDLOC's equation for a part: (Σ w_i x_i) / Σ w_i, where no weight is above what one member may
-count with (`ExchangePlan.shares`). They are made to sum to 1 beforehand, so that a chunk is
-finished by the last addition. A sum is kept in float32 (in float64, if that is what the vector
-consists of), in the very place of `result` where the average belongs; so senders may be far apart
-and no window is needed, and a slow reader holds up nobody. A finished chunk is encoded once, and
-its bytes wait *in that place* too, until all have been sent them; then they are decoded there. So
-every member, this one included, has what the same bytes decode to, and there is one scratch chunk
-and nothing else.
+DeDLOC's equation for a part: (Σ w_i x_i) / Σ w_i, where no weight exceeds the limit for one member
+(`ExchangePlan.shares`). The weights are first scaled to sum to 1, so the last addition finishes a
+chunk. A sum is kept in the vector's type (float32 or float64), in the place of `result` where the
+average belongs. So senders may be far apart without a window, and a slow reader holds up no other.
+A finished chunk is encoded once. Its bytes wait *in the same place* until they were sent to all
+members, and are then decoded there. So all members, this one included, decode the same bytes, and
+the only other memory is one scratch chunk.
 
-Easy to get wrong: chunks are finished in order, because each sender's come in order. Nothing here
-awaits while it changes anything but `averaged`.
+Easy to get wrong: chunks are finished in order, because each sender's chunks come in order. Only
+`averaged` awaits; nothing else here does while it changes something.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from protocols.tensors import SERIAL_VALUES, accumulate, decode_into, encode_int
 
 
 class NotFiniteReceived(MalformedMessage):
-    """A member sent values that are not finite, or that no honest sender lets pass."""
+    """A member sent values that are not finite, or that an honest sender would not send."""
 
 
 class Reduction:
-    """The sums of our part, and what became of them. `source` is read, `result` written."""
+    """The sums of our part, and its averages. `source` is only read, `result` is written."""
 
     def __init__(self, plan: ExchangePlan, source: Tensor, result: Tensor) -> None:
         place = plan.my_place
@@ -46,7 +45,7 @@ class Reduction:
         self.chunks = plan.chunks_at(place)
         senders = sum(1 for one in plan.members if one.weight > 0.0 and one.index != plan.me)
         self._missing = [senders] * len(self.chunks)
-        self._begun = 0  # chunks whose sum our own values are in
+        self._begun = 0  # chunks whose sum has our own values
         self._untaken = [len(plan.members) - 1] * len(self.chunks)
         self._scratch = bytearray(max((chunk.encoded_bytes for chunk in self.chunks), default=0))
         self.finished = 0  # chunks that are averaged and encoded
@@ -55,7 +54,7 @@ class Reduction:
 
     @property
     def waits_for_nobody(self) -> bool:
-        """Whether all values of the next chunk are there: nobody else brings any."""
+        """Whether all values of the next chunk are here, because no other member brings any."""
         return not self.is_finished and not self._missing[self.finished]
 
     @property
@@ -64,11 +63,11 @@ class Reduction:
 
     @property
     def digest(self) -> bytes:
-        """What the statement about this part is signed over, once it is finished."""
+        """The digest for the statement about this part, once it is finished."""
         return self.count.digest
 
     def add(self, member: int, number: int, encoded: memoryview) -> None:
-        """A member's values of one chunk; NotFiniteReceived, and nothing added, if they are bad."""
+        """Add a member's values of one chunk. If they are bad, add nothing: NotFiniteReceived."""
         chunk = self.chunks[number]
         self._begin(number)
         try:
@@ -86,7 +85,7 @@ class Reduction:
             self.finish_due()
 
     def finish_due(self, most: int | None = None) -> None:
-        """Encode the chunks that have all their values; at most so many, if a number is given."""
+        """Encode the chunks that have all their values, or at most `most` of them."""
         stop = len(self.chunks) if most is None else min(self.finished + most, len(self.chunks))
         before = self.finished
         while self.finished < stop and not self._missing[self.finished]:
@@ -101,11 +100,11 @@ class Reduction:
             await self._progress.wait()
 
     def encoded(self, number: int) -> memoryview:
-        """The bytes of an averaged chunk, until everybody has taken them."""
+        """The bytes of an averaged chunk, until all members have taken them."""
         return self._place(self.chunks[number])
 
     def taken(self, number: int) -> None:
-        """Somebody was sent an averaged chunk. After the last one our own result has it."""
+        """An averaged chunk was sent to a member. After the last one, our own result has it."""
         self._untaken[number] -= 1
         if not self._untaken[number]:
             self._settle(self.chunks[number])

@@ -4,11 +4,12 @@
     Entry    what one member brings, signed by it, for one leader and these terms
     Roster   the terms and all entries in the order of their hashes, signed by the leader
 
-The order is that of blake3(key, peer id): nobody chooses a place in it, and it is another one for
-every key, so that leading goes around. The leader is the first that can be dialled (`reduces`).
+The order is that of blake3(key, peer id). No peer can choose its place, and the order differs for
+every key, so that peers take turns to lead. The leader is the first that can be dialled
+(`reduces`).
 
-What is signed, and hashed to the `round_id`, are canonical bytes and not the MessagePack that
-travelled. All numbers are big-endian:
+Signatures and the `round_id` are over canonical bytes, not over the MessagePack that was sent. All
+numbers are big-endian:
 
     terms    u16 length of key, key in UTF-8, u64 epoch, 32 bytes layout digest
     entry    terms, 32 bytes public key of the leader, 32 bytes public key of the member,
@@ -17,11 +18,12 @@ travelled. All numbers are big-endian:
              clock), 16 bytes nonce, u16 entries, and for each entry the bytes of the above after
              the leader's key, followed by its 64 bytes of signature
 
-Promises: whoever passes `check_roster` with the same `round_id` has the same list, bit for bit,
-and every entry in it was meant for this leader and these terms. Neither clocks nor chance matter.
+Promises: if two peers pass `check_roster` with the same `round_id`, they have the same list, bit
+for bit, and every entry in it was meant for this leader and these terms. Clocks and chance do not
+matter.
 
-Easy to get wrong: a Roster that was decoded is only a claim. And an entry does not say that its
-owner will come: only that it asked this leader to be listed.
+Easy to get wrong: a decoded Roster is only a claim. An entry does not say that its owner will come,
+only that it asked this leader to list it.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ Time = Annotated[int, Meta(ge=0, le=LARGEST_TIME_MS)]
 
 
 class Terms(Message, frozen=True):
-    """What all members have in common. `layout_digest` names the vector's layout and codecs."""
+    """The terms that all members share. `layout_digest` names the vector's layout and codecs."""
 
     key: KeyText
     epoch: Epoch
@@ -85,7 +87,7 @@ class Terms(Message, frozen=True):
 
 
 class Offer(Message, frozen=True):
-    """What a member says of itself. Rates in bytes per second, 0 where they are not known.
+    """A member's own data. Rates in bytes per second, 0 if they are not known.
 
     `weight` is in samples; 0 is an auxiliary peer, which brings no data. `reduces` is False for
     one that can only dial out.
@@ -98,7 +100,7 @@ class Offer(Message, frozen=True):
 
 
 class Entry(Message, frozen=True):
-    """One member of a list, in its own words: see the module's text for what it has signed."""
+    """One member of a list, signed by itself: the module's docstring says over which bytes."""
 
     peer: PeerText
     weight: float
@@ -137,7 +139,7 @@ class Roster(Message, frozen=True):
 
     @property
     def round_id(self) -> bytes:
-        """32 bytes that stand for exactly this list. Hash it once and keep it."""
+        """32 bytes that identify exactly this list. Compute it once and keep it."""
         return blake3(canonical_roster(self)).digest()
 
     def index_of(self, peer: PeerId) -> int:
@@ -158,7 +160,7 @@ def hash_order(key: str, peer: PeerId) -> bytes:
 
 
 def leader_of(entries: Iterable[Entry]) -> PeerId | None:
-    """The first that can be dialled, of entries in hash order."""
+    """The first peer that can be dialled, of entries in hash order."""
     return next((entry.peer for entry in entries if entry.reduces), None)
 
 
@@ -168,7 +170,7 @@ def leader_of(entries: Iterable[Entry]) -> PeerId | None:
 def sign_entry(
     identity: Identity, terms: Terms, leader: PeerId, offer: Offer, nonce: bytes
 ) -> Entry:
-    """Our own entry, for one leader. ImpossibleNumber if everybody would refuse it."""
+    """Our own entry, for one leader. ImpossibleNumber if all others would refuse it."""
     unsigned = Entry(
         identity.peer_id,
         offer.weight,
@@ -194,7 +196,7 @@ def sign_entry(
 def sign_roster(
     identity: Identity, terms: Terms, entries: Iterable[Entry], started_ms: int, nonce: bytes
 ) -> Roster:
-    """The list that this peer leads; it brings the entries into their order."""
+    """The list that this peer leads. Sorts the entries."""
     ordered = tuple(sorted(entries, key=lambda entry: hash_order(terms.key, entry.peer)))
     unsigned = Roster(terms, identity.peer_id, started_ms, nonce, ordered, bytes(SIGNATURE_BYTES))
     signature = identity.sign(ROSTER_DOMAIN, canonical_roster(unsigned))
@@ -245,14 +247,14 @@ def check_offer(offer: Offer | Entry) -> None:
         raise ImpossibleNumber(
             f"The weight in {whose} is {offer.weight!r}.",
             why=f"A weight is a number of samples, from 0 to {LARGEST_WEIGHT:g}.",
-            advice="Look at what that peer counts as samples.",
+            advice="Check how that peer counts its samples.",
         )
     for rate in (offer.up_bytes_per_second, offer.down_bytes_per_second):
         if not 0 <= rate <= LARGEST_RATE:
             raise ImpossibleNumber(
                 f"A rate in {whose} is {rate} bytes per second.",
                 why=f"A rate is a whole number from 0 to {LARGEST_RATE}.",
-                advice="Leave it out where it is not known.",
+                advice="Leave it out if it is not known.",
             )
 
 
@@ -268,7 +270,7 @@ def check_terms(terms: Terms, ours: Terms) -> None:
         raise StaleEpoch(
             f"It is for epoch {terms.epoch}, and not for {ours.epoch}.",
             why="The other side is behind or ahead.",
-            advice="Whoever is behind fetches the state of the run and joins the next round.",
+            advice="The side that is behind fetches the run's state and joins the next round.",
         )
     if terms.layout_digest != ours.layout_digest:
         raise OtherLayout(
@@ -297,8 +299,8 @@ def check_entry(entry: Entry, terms: Terms, leader: PeerId) -> None:
 
 
 def check_list(roster: Roster, ours: Terms, largest: int = LARGEST_LIST) -> None:
-    """All that can be checked of a list without its entries' signatures: terms, size, order,
-    leader, and the leader's own signature. Quick."""
+    """Checks everything in a list except its entries' signatures: terms, size, order, leader, and
+    the leader's own signature. Quick."""
     check_terms(roster.terms, ours)
     if not 2 <= len(roster.entries) <= largest:
         raise TooMany(
@@ -338,7 +340,7 @@ def check_list(roster: Roster, ours: Terms, largest: int = LARGEST_LIST) -> None
 def check_roster(
     roster: Roster, ours: Terms, mine: Entry | None = None, largest: int = LARGEST_LIST
 ) -> None:
-    """The reason by name unless this is a list under our terms, well signed by all in it.
+    """Raise the reason, by name, unless this is a list under our terms, signed by all its members.
 
     `mine` is the entry that we gave to its leader: it must be there as it was.
     """
@@ -353,7 +355,7 @@ def check_roster(
 async def check_with_pauses(
     roster: Roster, ours: Terms, mine: Entry | None = None, largest: int = LARGEST_LIST
 ) -> None:
-    """`check_roster`, which takes 25 ms for 256 members, with others running in between."""
+    """`check_roster`, which takes 25 ms for 256 members, with pauses for other tasks."""
     check_list(roster, ours, largest)
     if mine is not None:
         check_own_entry(roster, mine)
@@ -365,7 +367,7 @@ async def check_with_pauses(
 
 
 def check_own_entry(roster: Roster, mine: Entry) -> None:
-    """NotAMember or ChangedEntry unless our entry stands in the list as we sent it."""
+    """NotAMember or ChangedEntry unless our entry is in the list as we sent it."""
     if roster.entries[roster.index_of(mine.peer)] != mine:
         raise ChangedEntry(
             f"{roster.leader} has changed our entry, or took an old one of ours.",
@@ -377,15 +379,14 @@ def check_own_entry(roster: Roster, mine: Entry) -> None:
 def _is_signed(domain: bytes, peer: PeerId, signature: bytes, message: Callable[[], bytes]) -> bool:
     try:
         return verify(domain, peer, signature, message())
-    except MalformedMessage:  # no peer id at all
+    except MalformedMessage:  # not a peer id
         return False
 
 
-# Why an entry or a list of members is refused: one type for each reason, so that it has a name.
+# The reasons to refuse an entry or a list of members: one exception type for each.
 #
-# All of them can cross the wire (`CODES`), so that a peer that is refused learns the reason, and
-# its owner what to do. Nobody is punished for them: a peer with an old layout is behind, not
-# hostile.
+# All of them can cross the wire (`CODES`), so that a refused peer learns the reason, and its owner
+# learns what to do. No peer is punished for them: a peer with an old layout is behind, not hostile.
 
 
 class RosterRefused(Refused):
@@ -405,11 +406,11 @@ class OtherLayout(RosterRefused):
 
 
 class NotSigned(RosterRefused):
-    """A signature is not that of the peer in whose name it stands."""
+    """A signature is not that of the named peer."""
 
 
 class NotAMember(RosterRefused):
-    """Whoever it comes from, or whoever reads it, is not in the list."""
+    """The sender or the reader of the list is not in it."""
 
 
 class ChangedEntry(RosterRefused):
@@ -425,7 +426,7 @@ class WrongOrder(RosterRefused):
 
 
 class TwiceTheSame(RosterRefused):
-    """One peer stands in the list twice."""
+    """One peer is in the list twice."""
 
 
 class TooMany(RosterRefused):

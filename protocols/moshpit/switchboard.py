@@ -1,18 +1,18 @@
-"""Which round a message is for: the `agree` method of `/potluck/allreduce/1.0.0`.
+"""Brings each message to its round: the `agree` method of `/potluck/allreduce/1.0.0`.
 
-Peers of one group do not all begin at the same instant: the leader's first message may arrive
-while the roster is still on its way to us. Such a call is held, with its answer, until the round
-begins here or `HOLD_SECONDS` are over (longer while the roster is known to be on its way); its
-sender waits meanwhile and sends us nothing more. A round that is over is remembered for a while,
-and still answers: a peer that was stopped and continues asks what was decided, and is told.
+Peers of one group do not all begin at the same moment: the leader's first message may arrive while
+the roster is still on its way to us. Such a call is held, with its answer, until the round begins
+here or `HOLD_SECONDS` are over (longer while the roster is known to be on its way). Its sender
+waits meanwhile, and sends us nothing more. A round that is over is remembered for a while and still
+answers, so that a peer that was stopped and continues learns what was decided.
 
-Promises: a message reaches a round only from a member of its roster. What is for a round that is
-not known is refused by name (`UnknownRound`), what is from somebody else (`NotInThisRound`) too.
-Whoever says what no honest member would is named in the log and avoided. Held calls and
-remembered rounds are bounded.
+Promises: a message reaches a round only from a member of its roster. A message for an unknown round
+is refused by name (`UnknownRound`), and so is one from another peer (`NotInThisRound`). A peer that
+sends what no honest member would send is named in the log and avoided. Held calls and remembered
+rounds are bounded.
 
-Easy to get wrong: a held call holds no message of *us*. The bound is on others' calls, in total
-and of each peer, so a stranger who names rounds that do not exist holds up himself alone.
+Easy to get wrong: a held call holds up none of *our* messages. The bound is on others' calls, in
+total and for each peer, so a stranger that names rounds that do not exist only holds up itself.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from protocols.moshpit.part_messages import ALLREDUCE_PROTOCOL, ROUND_ID_BYTES
 from protocols.moshpit.roster import CODES, Roster
 from protocols.rpc import Empty, Message, Method, Rpc
 
-HOLD_SECONDS = 0.5  # while the roster is under way; who has not got it by then is shown it
+HOLD_SECONDS = 0.5  # while the roster is under way; later, its sender shows it
 HOLD_FOR_A_LIST_SECONDS = 3.0
 """While the roster comes from our leader, or other members hand it on to us (handing_on.py): a
 message of the round is shorter and may overtake it. Short of the time that a call may take
 (`outbox.CALL_SECONDS`), so that its sender can still show us the roster."""
 MOST_HELD = 2 * LARGEST_GROUP  # calls that wait for a round to begin here: one of each member
-MOST_HELD_OF_A_PEER = 4  # an honest peer has one: it waits for the answer before it says more
-ROUNDS_REMEMBERED = 16  # a peer that was away for longer has to fetch the state in any case
+MOST_HELD_OF_A_PEER = 4  # an honest peer has one: it waits for the answer before it sends more
+ROUNDS_REMEMBERED = 16  # a peer that was away for longer has to fetch the state anyway
 
 Receiver = Callable[[PeerId, AgreementMessage], None]
 """Takes a message of a round; raises NotInThisRound."""
 
 
 class Switchboard:
-    """The rounds of one averager: those that run, those that are over, those that are awaited."""
+    """The rounds of one averager: running ones, ended ones, and awaited ones."""
 
     def __init__(
         self, rpc: Rpc, awaits_list_of: Callable[[PeerId], bool] = lambda _peer: False
     ) -> None:
-        """`awaits_list_of`: whether the round that a call of this peer is for may be that of a
-        list which is on its way here."""
+        """`awaits_list_of`: whether a call of this peer may be for the round of a list that is on
+        its way here."""
         self._rpc = rpc
         self._awaits_list_of = awaits_list_of
         self._running: dict[bytes, Receiver] = {}
@@ -75,8 +75,8 @@ class Switchboard:
 
     @contextmanager
     def running(self, round_id: bytes, receiver: Receiver) -> Iterator[None]:
-        """Bring what is said in this round to `receiver`, until the block ends and, if it ends
-        without an error, for as long as the round is remembered."""
+        """Bring this round's messages to `receiver` until the block ends and, if it ends without an
+        error, for as long as the round is remembered."""
         self._running[round_id] = receiver
         began = self._awaited.pop(round_id, None)
         if began is not None:
@@ -105,13 +105,13 @@ class Switchboard:
         if receiver is None:
             raise UnknownRound(
                 f"Round {round_id.hex()[:16]} is not known here.",
-                why="This peer is not in it, was started again since, or it was long ago.",
+                why="This peer is not in it, has restarted since, or it was long ago.",
                 advice="Find a group for the next round.",
             )
         return receiver
 
     async def _wait_for(self, peer: PeerId, round_id: bytes) -> None:
-        """Until the round begins here, but not for long."""
+        """Wait until the round begins here, but not for long."""
         if self._held.total() >= MOST_HELD or self._held[peer] >= MOST_HELD_OF_A_PEER:
             raise Busy("Too many messages wait here for rounds that have not begun.")
         began = self._awaited.setdefault(round_id, trio.Event())
@@ -130,19 +130,19 @@ class Switchboard:
                 self._awaited.pop(round_id, None)
 
 
-# What members of a round say to each other beside the data: the methods `agree` and `show`.
+# The messages between members of a round besides the data: the methods `agree` and `show`.
 #
-# Every message of the agreement travels as the request of a unary call, with the round that it is
-# for; the empty answer says that it arrived. What may be said is in agreement_messages.py, what it
-# means in agreement.py. `show` brings the signed list of a round to a member that has not got it
-# from its leader, and that waits for it: the list needs no other proof than its signatures.
+# Every message of the agreement is the request of a unary call, with its round; the empty answer
+# says that it arrived. agreement_messages.py has the messages, agreement.py their meaning. `show`
+# brings the signed list of a round to a member that waits for it and has not got it from its
+# leader: the list needs no other proof than its signatures.
 
 
 AGREE_LIMIT_BYTES = 1 << 20  # the statements of 1,024 reducers have less than 200 KiB
 
 
 class UnknownRound(PotluckError):
-    """The message is for a round that this peer takes no part in, or has long forgotten."""
+    """The message is for a round that this peer is not in, or has long forgotten."""
 
 
 class NotInThisRound(PotluckError):
@@ -157,7 +157,7 @@ class Agree(Message, frozen=True):
 
 
 class Show(Message, frozen=True):
-    """The list of a round that you are in; you have not got it, or do not know the round."""
+    """The list of a round that the receiver is in, but has not got or does not know."""
 
     roster: Roster
 

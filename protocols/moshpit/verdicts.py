@@ -1,6 +1,6 @@
-"""What the agreement of a round tells its shell to do, and how the round ends for one member.
+"""The effects of a round's agreement for its shell, and the verdicts for one member.
 
-Easy to get wrong: effects are done in their order. A `StopExchange` before a `StartExchange` frees
+Easy to get wrong: carry effects out in their order. A `StopExchange` before a `StartExchange` frees
 the buffer that the latter writes into.
 """
 
@@ -25,8 +25,8 @@ class Commit:
 class MemberLeftOut:
     """The round was committed, but this member does not hold the result.
 
-    `members` are those whose data is in it. This member may be one of them: its data was taken,
-    and then it was away when the others finished.
+    The data of `members` is in it. This member may be one of them: its data was taken, but it was
+    away when the others finished.
     """
 
     attempt: Ballot
@@ -36,7 +36,7 @@ class MemberLeftOut:
 
 @dataclass(frozen=True)
 class Discard:
-    """Nobody's values change. `in_doubt`: this member could not learn whether others commit."""
+    """No member's values change. `in_doubt`: this member could not learn whether others commit."""
 
     reason: str
     in_doubt: bool
@@ -64,7 +64,7 @@ class StartExchange:
 
 @dataclass(frozen=True)
 class StopExchange:
-    """Stop the exchange of this ballot, if it still runs; nothing is called when it has."""
+    """Stop the exchange of this ballot, if it still runs. Call nothing when it has stopped."""
 
     ballot: Ballot
 

@@ -347,7 +347,6 @@ def closing_transcript(head: CloseHead, body: bytes) -> bytes:
 class ChunkCount:
     """The chunks of one direction so far.
 
-    With `alike`, which counts and hashes the same chunks for several transfers, this one only
     With `alike`, a count and hash for several transfers, this one only counts the chunks and takes
     the hash from there.
     """

@@ -77,7 +77,7 @@ def response(status: str, body: bytes = b"", *headers: str) -> bytes:
 
 @dataclass
 class ScriptedServer:
-    """What it answers can be changed while it runs; what it was asked is kept."""
+    """Its answers can be changed while it runs, and the requests are kept."""
 
     port: int
     says: bytes

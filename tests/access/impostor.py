@@ -56,7 +56,7 @@ def said(value: dict[str, Any], status: str = "200 OK", *headers: str) -> bytes:
 
 @dataclass
 class Impostor:
-    """What it is made of. Each of `answers` may be replaced by one that misbehaves."""
+    """Its parts. Each of `answers` may be replaced by one that misbehaves."""
 
     key: SigningKey = ROOT
     run: str = RUN

@@ -1,4 +1,4 @@
-"""What counts as a word of the auth server, and what is anybody's."""
+"""Which answers count as the auth server's own, and which could be from any server."""
 
 from __future__ import annotations
 

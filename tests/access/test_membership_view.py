@@ -1,4 +1,4 @@
-"""What a person reads of a membership."""
+"""The text of a membership for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who brings a revocation list to the directory, and who may leave it to others."""
+"""Which nodes bring a revocation list to the directory, and which leave it to others."""
 
 from __future__ import annotations
 

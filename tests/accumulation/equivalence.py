@@ -1,11 +1,11 @@
-"""A run of several peers beside one process that makes the same steps with the same samples.
+"""Compares a run of several peers with one process that makes the same steps.
 
     case = Case(factory=..., dtype=torch.float64, delayed=True, steps=4)
     run = run_together(case)                    # threads, bridges, averaging
     alone, staleness = run_alone(case, run)     # a plain torch loop, written from the formulas
 
-Peers compute at unequal speed and nobody tells them when: which batches are in which step is what
-they have written down (training_peers.Ledger).
+Peers compute at unequal speeds, and nothing sets their times. Each writes down which of its batches
+are in which step (training_peers.Ledger).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Case:
 
 @dataclass
 class Run:
-    """What came of it: the parameters of each peer, and the batches of each step."""
+    """The result: the parameters of each peer, and the batches of each step."""
 
     parameters: list[Tensor] = field(default_factory=list)
     batches: Batches = field(default_factory=dict)
@@ -93,7 +93,7 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def run_together(case: Case) -> Run:
-    """As many peers as the case says, in threads, for so many steps."""
+    """Run the case's peers, in threads, for the case's steps."""
     run = Run()
 
     def train(bridge: Bridge, peer: int) -> tuple[Tensor, Ledger]:
@@ -142,8 +142,8 @@ def run_together(case: Case) -> Run:
 
 
 def run_alone(case: Case, run: Run) -> tuple[Tensor, dict[int, int]]:
-    """One process with all the samples of each step: its parameters in the end, and how many
-    batches were computed with parameters of how many steps before.
+    """One process with all the samples of each step: its parameters at the end, and how many
+    batches were computed with parameters of each age in steps.
 
     Without `delayed` that is 0 for all. With it, it is 1; but for batches of a peer that had just
     fetched the state, and of a round that was tried again, which are less stale.
@@ -171,7 +171,7 @@ def run_alone(case: Case, run: Run) -> tuple[Tensor, dict[int, int]]:
 
 
 def _age(parameters: Tensor, versions: list[nn.Module], tolerance: float) -> int:
-    """How many steps before the newest version these parameters were."""
+    """The age of these parameters: how many steps before the newest version."""
     for age, version in enumerate(reversed(versions)):
         if relative_error(parameters, flat(version)) <= tolerance:
             return age
@@ -181,7 +181,7 @@ def _age(parameters: Tensor, versions: list[nn.Module], tolerance: float) -> int
 def _add_gradient(
     total: dict[str, Tensor], model: nn.Module, batch: tuple[int, int], batches: int
 ) -> None:
-    """Of the mean loss over all samples of these batches, which are equally large."""
+    """Add the gradient of the mean loss over these batches, which are equally large."""
     model.zero_grad()
     loss = loss_of(model, *batch) / batches
     loss.backward()  # type: ignore[no-untyped-call]
@@ -195,9 +195,9 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 
 def diloco_alone(case: Case, run: Run) -> Tensor:
-    """Algorithm 1 of the DiLoCo paper in one process, with the batches that the peers had. Its
-    inner optimizer must have no statistics: a peer that caught up has steps in them which are in
-    no round."""
+    """Algorithm 1 of the DiLoCo paper in one process, with the batches of the peers. The inner
+    optimizer must have no statistics: those of a peer that caught up contain steps that are in no
+    round."""
     model = model_of(case)
     start = flat(model)
     momentum = torch.zeros_like(start)

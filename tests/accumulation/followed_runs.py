@@ -4,8 +4,8 @@
     fetched = await run.fetch(newcomer)
     newcomer.take(fetched)
 
-There are no training threads: a task makes the "committed" results, all donors step with them, and
-what a round would have decided (parts, digests) is computed from the encoded values themselves.
+There are no training threads: a task makes the "committed" results, and all donors step with them.
+A round's decision (parts, digests) is computed from the encoded values.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class RunMember:
         return self.look().copy()
 
     def made(self, values: Tensor, kind: ResultKind) -> Made:
-        """What the round would have said of it, that these values came out of."""
+        """The description that a round with these values would have made."""
         layout = self.layouts.of(kind)
         if kind == "lone step":
             return lone_step(values, self.layouts, b"n" * 16)
@@ -147,7 +147,7 @@ class RunDonor:
                 self.ready.set()
 
     def source(self) -> StateSource:
-        """What its slot says to a newcomer, which it has seen."""
+        """This donor's slot, as a newcomer has read it."""
         if self.server is not None:
             self.server.needed()
         member, offer = self.member, None if self.server is None else self.server.offer
@@ -157,7 +157,7 @@ class RunDonor:
 
 
 class FollowedRun:
-    """Donors that step together every so many seconds."""
+    """Donors that step together every `epoch_seconds`."""
 
     def __init__(self, donors: list[RunDonor], epoch_seconds: float) -> None:
         self.donors, self.epoch_seconds = donors, epoch_seconds
@@ -165,7 +165,7 @@ class FollowedRun:
         self.told: list[TooSlow] = []
         self.told_at: list[float] = []
         self.places = {self.at}
-        """Where it has been."""
+        """The lineages that the run has had."""
         self._slots_under_way: deque[tuple[float, list[StateSource]]] = deque()
 
     @property
@@ -193,7 +193,7 @@ class FollowedRun:
                     donor.server.advanced()
 
     async def named(self) -> None:
-        """Until all donors have named the state that they are at."""
+        """Wait until all donors have named their present state."""
         for donor in self.donors:
             assert donor.server is not None
             offer = donor.server.offer
@@ -204,12 +204,12 @@ class FollowedRun:
         return [one.source() for one in self.donors if not one.network.closed]
 
     def old_sources(self) -> list[StateSource]:
-        """What the slots say, where they have been `slot_seconds` under way. Who has not named its
-        state within a step never says its digest."""
+        """The slots as a reader sees them after `slot_seconds` on their way. A donor that has not
+        named its state within a step never publishes its digest."""
         return self._slots_under_way[0][1] if self._slots_under_way else []
 
     async def hand_on_slots(self, slot_seconds: float) -> None:
-        """Let `old_sources` be of so long ago."""
+        """Keep `old_sources` at this age."""
         while True:
             now = trio.current_time()
             self._slots_under_way.append((now, self.sources()))
@@ -251,7 +251,7 @@ async def start_run(
     serving: StateServingSettings = UNPACED,
     cost: ServingCost | None = None,
 ) -> FollowedRun:
-    """A run under way that the newcomers know. `cost`: of serving, to the donors."""
+    """Start a run that the newcomers know. `cost`: the cost of serving for the donors."""
     started = []
     for number in range(donors):
         machine = machines[number] if number < len(machines) else None

@@ -1,16 +1,15 @@
-"""A model of a whole run: lifecycles, the directory's slots, rounds that end in every way they may.
+"""A model of a whole run: lifecycles, the directory's slots, and rounds with every possible ending.
 
-What a peer decides is the real thing (`advance`, `estimate`); what happens to it is chosen by
-whoever explores. A batch is one sample with a name; parameters are the list of the results that
-were applied; a step is committed with the set of samples in it. So what the tests want to know of
-a run can be read off any state:
+A peer's decisions are those of the product (`advance`, `estimate`); the test that explores chooses
+what happens to it. A batch is one sample with a name; parameters are the list of the results that
+were applied; a step is committed with the set of its samples. So the tests can check any state:
 
 - no sample is in two steps of what any peer holds;
 - peers at the same epoch and history hold the same parameters, and have had that many steps;
 - every sample in a step was computed with the parameters of that epoch, or in delayed mode of the
   one before;
 - every step has enough samples;
-- what a lifecycle counts is what it has.
+- a lifecycle counts the samples that it has.
 
 Easy to get wrong: a round may be committed with the data of a peer that never learns it. Its
 samples are then in one step of the others, and it still has them.
@@ -60,7 +59,7 @@ SIGNATURE = b"m" * 16
 
 
 class Sample(NamedTuple):
-    """One batch: whose, which, and how many steps the parameters had had."""
+    """One batch: its peer, its number, and how many steps had made its parameters."""
 
     peer: int
     number: int
@@ -68,7 +67,7 @@ class Sample(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What was applied: a step with these samples, or (without any) averaged parameters."""
+    """An applied result: a step with these samples, or (without any) averaged parameters."""
 
     epoch: int
     samples: frozenset[Sample]
@@ -111,14 +110,14 @@ class Peer:
 
 @dataclass(frozen=True)
 class World:
-    """All peers, and what the directory has of each: None when it has nothing (any more)."""
+    """All peers, and the directory's slot of each; None if it has none (any more)."""
 
     peers: tuple[Peer, ...]
     board: tuple[ProgressSlot | None, ...]
 
 
 class Action(NamedTuple):
-    """What happens next, to whom, and what the world is then."""
+    """An event, the peers that it happens to, and the world after it."""
 
     name: str
     who: tuple[int, ...]
@@ -130,16 +129,16 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """Which world is explored. `batches`: of one peer, in all its lives."""
+    """The rules of the explored world. `batches`: of one peer, in all its lives."""
 
     mode: Mode
     size: int
     batches: int
     deaths: int = 1
     stale_slots: bool = True
-    """Slots are written some time after what they say has come true."""
+    """Slots are written some time after their content has become true."""
     doubts: bool = True
-    """A round may be committed and one of its members not know it."""
+    """A round may be committed without one of its members learning it."""
 
     def beginning(self) -> World:
         peers = tuple(Peer(Life(Phase.JOINING, 0, FIRST)) for _ in range(self.size))
@@ -186,7 +185,7 @@ def _of_one(rules: Rules, world: World, number: int, peer: Peer) -> Iterator[Act
 
 
 def computes(rules: Rules, phase: Phase) -> bool:
-    """Whether the training thread has nothing to wait for."""
+    """Whether the training thread computes, and waits for nothing."""
     if rules.mode.delayed:
         return phase not in (Phase.BEHIND, Phase.FETCHING)
     return phase in (Phase.JOINING, Phase.ACCUMULATING)
@@ -198,7 +197,7 @@ def looks(phase: Phase) -> bool:
 
 
 def look(rules: Rules, world: World, number: int, *, settled: bool = True) -> World:
-    """This peer reads the directory, and is told what follows from it."""
+    """This peer reads the directory, and its lifecycle is told the estimate."""
     found = estimate_of(rules, world, number)
     if not settled:
         found = replace(found, fork=None)
@@ -209,7 +208,7 @@ def look(rules: Rules, world: World, number: int, *, settled: bool = True) -> Wo
 
 
 def estimate_of(rules: Rules, world: World, number: int) -> Estimate:
-    """What it reads."""
+    """The estimate from the slots that it reads."""
     peer = world.peers[number]
     seen = {
         name_of(other): Seen(slot, 0.0)
@@ -280,7 +279,7 @@ def _endings(rules: Rules, world: World, epoch: int, group: tuple[int, ...]) -> 
             in_doubt = Averaged(Ending.DISCARDED, members=roster, in_doubt=True)
             for doubters in (None, *group) if rules.doubts else (None,):
                 if (doubters,) == counted:
-                    continue  # somebody has committed
+                    continue  # a member has committed
                 after = world
                 for one in group:
                     ended = committed if one in counted else left_out
@@ -339,7 +338,7 @@ def _told(
     event: Event,
     result: Result | None = None,
 ) -> World:
-    """One event at one peer, and all that it does then. How a round ended it hears after a look."""
+    """One event at one peer, and its effects. It learns how a round ended only after a look."""
     life = peer.life
     if isinstance(event, Averaged):
         looked = Estimated(estimate_of(rules, world, number))
@@ -417,7 +416,7 @@ def what_is_wrong(rules: Rules, world: World) -> str | None:
 
 
 def forked(world: World) -> str | None:
-    """Who has made other steps than another, of those who live."""
+    """The living peers that have made other steps than another one."""
     made: dict[int, Result] = {}
     for number, peer in enumerate(world.peers):
         for result in peer.parameters:

@@ -1,4 +1,4 @@
-"""Slots of progress as peers write them: the cast of the tests of estimates."""
+"""Progress slots as peers write them, for the tests of estimates."""
 
 from __future__ import annotations
 

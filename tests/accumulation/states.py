@@ -41,14 +41,14 @@ STATE_BYTES = 12 * VALUES + 8
 HISTORY = b"h" * 16
 BYTES_PER_SECOND = 10_000.0
 HOME = NodeSettings(upload_bytes_per_second=BYTES_PER_SECOND)
-"""With it a donor alone takes 39 seconds for a state, and three take 13."""
+"""At this rate, a single donor needs 39 seconds for a state, and three need 13."""
 UNPACED = StateServingSettings(upload_bytes_per_second=None)
 
 Result = TypeVar("Result")
 
 
 class Model:
-    """Parameters, an optimizer that has made a step, and what changes them."""
+    """Parameters, an optimizer that has made a step, and methods that change them."""
 
     def __init__(self, values: int = VALUES, *, seed: int = 0, dtype: torch.dtype = torch.float32):
         chance = torch.Generator().manual_seed(seed)
@@ -101,7 +101,7 @@ class Donor:
         return self._server
 
     def source(self) -> StateSource:
-        """What its slot would say."""
+        """The source as its slot would describe it."""
         if self.claim is not None:
             return self.claim
         offer = self.server.offer
@@ -131,7 +131,7 @@ async def start_donors(
     model: Callable[[int], Model] | None = None,
     first: int = 0,
 ) -> list[Donor]:
-    """So many donors, at the same state unless `model` says otherwise, that are ready."""
+    """Start donors, and wait until they are ready. Without `model`, all have the same state."""
     donors = []
     for number in range(first, first + count):
         network = world.add_node(f"donor-{number}", machine)
@@ -156,7 +156,7 @@ class Newcomer:
 
     @staticmethod
     async def start(world: SimulatedWorld, name: str) -> Newcomer:
-        """One more, until the world ends."""
+        """Start one more newcomer, until the world ends."""
         network = world.add_node(name)
         ready: list[Newcomer] = []
         started = trio.Event()
@@ -197,7 +197,7 @@ class Newcomer:
 def with_newcomer(
     scenario: Callable[[SimulatedWorld, Newcomer], Awaitable[Result]], *, latency: float = 0.02
 ) -> Result:
-    """Run a scenario with a newcomer who knows everybody, under a virtual clock."""
+    """Run a scenario with a newcomer that knows all donors, under a virtual clock."""
 
     async def main(world: SimulatedWorld) -> Result:
         network = world.add_node("newcomer")

@@ -1,4 +1,4 @@
-"""Many gradients are looked at in one pass, and the one that is wrong is named."""
+"""Many gradients are checked in one pass, and a wrong one is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batches a round is made of: how near to the target, by whom, and whether all agree."""
+"""Which batches make up a round: how near to the target, of which peers, and whether all agree."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_plan_is_the_same_in_whatever_order_the_slots_were_read(
 def test_alike_peers_begin_as_many_batches_as_come_nearest_to_the_target(
     size: int, batches: int
 ) -> None:
-    """Every number of peers and of batches in a step, as after a step: all are free at once."""
+    """All numbers of peers and of batches in a step, just after a step: all are free at once."""
     batch = TARGET // batches
     parts = planned(*(worker(number, batch) for number in range(size))).parts
     assert abs(sum(parts.values()) - TARGET) <= batch / 2
@@ -183,7 +183,7 @@ def test_what_slots_claim_costs_no_time() -> None:
 
 
 class Made(NamedTuple):
-    """A step of so many times the target, and whether the last peer has a batch in it."""
+    """A step: its size as a multiple of the target, and whether the last peer has a batch in it."""
 
     ratio: float
     with_last: bool
@@ -192,7 +192,7 @@ class Made(NamedTuple):
 async def steps_of(
     world: SimulatedWorld, manners: list[Manner], seconds: float, apart: float = 0.1
 ) -> list[Made]:
-    """The steps that they make in that time. They come one after the other, so far `apart`."""
+    """The steps that the peers make in that time. They start one after another, `apart` seconds."""
     peers: list[Trainer] = []
     for number, manner in enumerate(manners):
         peers.append(trainer(world, f"peer-{number}", manner, peers))
@@ -208,7 +208,7 @@ async def steps_of(
 
 @simulated
 async def test_steps_of_few_batches_keep_to_the_target(world: SimulatedWorld) -> None:
-    """Two batches of each of four peers; they were 1.36 times the target."""
+    """Two batches of each of four peers; steps were once 1.36 times the target."""
     speeds = (0.5, 0.75, 1.0, 1.5)
     steps = await steps_of(world, [Manner(seconds=one) for one in speeds], 30.0)
     ratios = [one.ratio for one in steps[3:]]
@@ -225,7 +225,7 @@ DELAYED_SPEEDS = {
 
 
 def check_delayed(peers: int, batches: int, speeds: str, seconds: float, seed: int = 0) -> None:
-    """All steps, the first one too. `seconds`: of a batch of the fastest."""
+    """Check all steps, with the first one. `seconds`: of a batch of the fastest peer."""
     manners = [
         Manner(seconds * speed, samples=16, target=16 * batches, delayed=True)
         for speed in (2 * DELAYED_SPEEDS[speeds])[:peers]
@@ -244,7 +244,7 @@ def check_delayed(peers: int, batches: int, speeds: str, seconds: float, seed: i
 def test_steps_of_few_batches_keep_to_the_target_where_they_are_computed_beside_rounds(
     speeds: str, seconds: float
 ) -> None:
-    """Two batches of each of four peers; steps were up to 1.38 times the target."""
+    """Two batches of each of four peers; steps were once up to 1.38 times the target."""
     check_delayed(4, 8, speeds, seconds)
 
 
@@ -274,7 +274,7 @@ async def check_first_steps(
 def test_the_first_steps_keep_to_the_target(
     peers: int, batches: int, apart: float, measured: bool
 ) -> None:
-    """While nobody knows who else comes. The first was 2.8 and 1.6 times the target."""
+    """No peer knows yet which others come. The first step was once 2.8 and 1.6 times the target."""
 
     @simulated
     async def run(world: SimulatedWorld) -> None:
@@ -299,7 +299,7 @@ def test_the_first_steps_of_many_runs_keep_to_the_target(
 
 @pytest.mark.parametrize("batches", [5, 16])
 def test_equally_fast_peers_do_not_change_places_with_the_age_of_their_slots(batches: int) -> None:
-    """Where batches are short, a round trip is a good part of one: steps of two peers were 1.2
+    """If batches are short, a round trip is a large part of one: steps of two peers were once 1.2
     times the target."""
     manner = Manner(seconds=0.15, samples=16, target=16 * batches)
 
@@ -322,7 +322,7 @@ def test_a_batch_takes_the_same_time_in_the_plan_whether_it_is_done_or_to_come(
 
 @simulated
 async def test_a_peer_three_times_slower_is_in_every_third_step(world: SimulatedWorld) -> None:
-    """It was in none after the first: the others have done a step in two thirds of its batch."""
+    """It was once in none after the first: the others make a step in two thirds of its batch."""
     seconds = (0.5, 0.5, 0.5, 1.5)
     steps = await steps_of(world, [Manner(one, samples=16, target=80) for one in seconds], 20.0)
     assert len(steps) >= 10
@@ -335,8 +335,8 @@ async def test_a_peer_three_times_slower_is_in_every_third_step(world: Simulated
 
 
 def test_from_the_second_step_on_all_keep_to_the_target_over_long_round_trips() -> None:
-    """Longer than a batch. They were up to 1.19 times the target, because the time that a peer had
-    looked for the others counted as that of its first batch."""
+    """The round trips are longer than a batch. Steps were once up to 1.19 times the target, because
+    a peer's search for the others counted as time of its first batch."""
     manners = [Manner(seconds=0.15, samples=16, target=256) for _ in range(4)]
     settings = WorldSettings(link=LinkSettings(latency_seconds=0.1))
     steps = run_simulation(steps_of, manners, 20.0, settings=settings)
@@ -351,7 +351,7 @@ def test_from_the_second_step_on_all_keep_to_the_target_over_long_round_trips() 
 async def test_steps_that_not_all_can_begin_a_batch_for_keep_to_the_target(
     world: SimulatedWorld,
 ) -> None:
-    """Eight peers with a fifth of the target each; steps were 2.04 times the target."""
+    """Eight peers with a fifth of the target each; steps were once 2.04 times the target."""
     manners = [Manner(seconds=0.5, samples=16, target=80) for _ in range(8)]
     steps = await steps_of(world, manners, 40.0)
     ratios = [one.ratio for one in steps[3:]]
@@ -361,8 +361,8 @@ async def test_steps_that_not_all_can_begin_a_batch_for_keep_to_the_target(
 
 @pytest.mark.parametrize("batches", [4, 10, 16])
 def test_peers_whose_pace_is_a_little_different_share_a_step_by_their_pace(batches: int) -> None:
-    """With times told apart by the square root of two, all brought the same number of batches, and
-    a step of ten took a fifth longer than the peers needed for it."""
+    """When times were rounded to powers of the square root of two, all brought the same number of
+    batches, and a step of ten took a fifth longer than necessary."""
     seconds = [0.85, 0.95, 1.05, 1.15]
     notches = paces_per_octave(batches)
     able = [

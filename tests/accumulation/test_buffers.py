@@ -11,7 +11,7 @@ from protocols.accumulation.steps import GradientSteps
 
 
 def peer(seed: int) -> tuple[torch.nn.BatchNorm1d, GradientSteps]:
-    """It has seen data of its own."""
+    """A peer that has seen data of its own."""
     model = torch.nn.BatchNorm1d(3)
     see(model, seed)
     steps = GradientSteps(

@@ -37,7 +37,7 @@ def test_who_brings_what_it_claimed_is_believed_again() -> None:
 
 
 def test_a_doubt_ends_where_no_epoch_does() -> None:
-    """A backbone doubted the only peer that computed, which could make no step without it."""
+    """A backbone once doubted the only peer that computed, which could make no step alone."""
     credit = Credit()
     credit.round_ended(5, {LIAR: 50}, {}, NOW)
     assert credit.is_doubted(LIAR, 5, NOW + DOUBTED_SECONDS - 0.1)

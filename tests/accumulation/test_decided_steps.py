@@ -1,4 +1,4 @@
-"""Who was in a round has seen its step, if the history of the run leads through it."""
+"""A member of a round has seen its step, if the history of the run leads through it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def a_round(verdict: Verdict = Verdict.COMMITTED) -> RoundStatistics:
 
 
 def committed(rounds: int = 1, digest: bytes = DIGEST) -> Committed:
-    """As the keeper has it, of a round with ann."""
+    """The statistics of a round with ann, as the keeper has them."""
     return Committed(
         torch.zeros(1), (KEEPER, ANN), (), digest, 96.0, tuple(a_round() for _ in range(rounds))
     )

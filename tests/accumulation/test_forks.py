@@ -1,4 +1,4 @@
-"""Whose state is the run's: followed by enough, outvoted, left alone, or nothing of these."""
+"""Which state is the run's: a peer may be behind, outvoted, left alone, or none of these."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_peers_that_begin_with_parameters_of_their_own_agree_quickly() -> None:
 
 
 def test_newcomers_do_not_outvote_the_one_whose_state_they_have() -> None:
-    """They have it one step late, and each sees the other beside the one who is further."""
+    """They have it one step late, and each sees the other and the peer that is further."""
     first, newcomer = at(40, 1), at(39)
     found = behind(newcomer, voters(first, newcomer, following=[1]))
     assert found is not None
@@ -101,7 +101,7 @@ def test_newcomers_do_not_outvote_the_one_whose_state_they_have() -> None:
 
 
 def test_where_there_are_only_followers_the_latest_goes_on() -> None:
-    """The one whose state they have is gone."""
+    """The peer that gave them their state is gone."""
     found = behind(at(39), voters(at(40), following=[0]))
     assert found is not None
     assert left_alone(at(40), voters(at(39), following=[0]), follows=True) is None

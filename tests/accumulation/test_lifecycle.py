@@ -215,7 +215,7 @@ def test_after_a_round_in_doubt_one_of_its_members_is_enough_to_be_followed() ->
 
 
 def test_who_does_not_apply_a_result_follows_the_member_that_does() -> None:
-    """It may know better who lives; one alone would not be followed by the number of votes."""
+    """That member may know better which peers are alive; a single vote would not be enough."""
     lifecycle = averaging()
     lifecycle.take(looked(lifecycle, holders=HOLDERS))
     lifecycle.take(Averaged(Ending.COMMITTED, 100.0, DIGEST, (ME, *peers(2))))

@@ -1,7 +1,7 @@
-"""Whatever happens to the peers of a run, in whatever order: explored to the last branch.
+"""Explores all events of a run's peers, in every order.
 
-Nearest worlds first and all of them, up to a number; then long stories by chance. And from
-wherever a story ends, once nothing more goes wrong, all who are left train on together.
+First all worlds near the beginning, up to a number; then long random stories. Wherever a story
+ends, once nothing more goes wrong, all peers that are left go on training together.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ MODES = {
 every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
 
 RARE = ("dies", "gets no state", "expires", "is alone", "discard")
-RARELY = 0.15  # of what would be as likely as anything else
+RARELY = 0.15  # relative to the probability of other events
 
 
 def explore(rules: Rules, start: World, most_worlds: int) -> int:
-    """Every world that can be reached, nearest first, up to so many; how many there were."""
+    """Visit all reachable worlds, nearest first, up to a number. Returns how many there were."""
     came_from: dict[World, tuple[World | None, str]] = {start: (None, "the beginning")}
     waiting = deque([start])
     while waiting and len(came_from) < most_worlds:
@@ -63,8 +63,8 @@ def story(came_from: dict[World, tuple[World | None, str]], world: World) -> str
 
 
 def wander(rules: Rules, seed: int, steps: int, *, chosen_evenly: bool = False) -> World:
-    """One story by chance, in which misfortune is rarer than the rest. `chosen_evenly`: it is not,
-    and nobody makes another step than the others."""
+    """One random story, in which faults are rarer than other events. With `chosen_evenly` they are
+    not, and no peer may make another step than the others."""
     chance = random.Random(seed)
     world = rules.beginning()
     told: list[str] = []
@@ -95,11 +95,11 @@ WHAT_COMES_NEXT = (
     "looks",
     "computes",
 )
-"""In a calm run: nobody dies, everybody in a group counts, and what can happen happens first."""
+"""In a calm run no peer dies, all members of a group count, and possible events come first."""
 
 
 def calm(rules: Rules, world: World, turns: int) -> World:
-    """Nothing goes wrong any more: each in turn does what comes next, and groups are complete."""
+    """Nothing more goes wrong: each peer in turn takes its next step, and groups are complete."""
     for turn in range(turns):
         number = turn % rules.size
         for name in WHAT_COMES_NEXT:
@@ -149,14 +149,14 @@ def test_every_world_far_from_a_calm_run(mode: Mode) -> None:
 
 
 def one_line(seeds: Iterable[int], mode: Mode, size: int, *, doubts: bool, deaths: int) -> None:
-    """Groups of any members end in any way at any time, and all read the slots as they are."""
+    """Groups of any members end in any way at any time, and all read the present slots."""
     rules = Rules(mode, size, batches=30, deaths=deaths, stale_slots=False, doubts=doubts)
     for seed in seeds:
         wander(rules, seed, 100, chosen_evenly=True)
 
 
 LINES = ((False, 0), (True, 0), (False, 1))
-"""Whether rounds end in doubt, and how many may die."""
+"""Whether rounds end in doubt, and how many peers may die."""
 
 
 @every_mode
@@ -207,7 +207,7 @@ def train_on(mode: Mode, seed: int) -> None:
 
 
 class Run(RuleBasedStateMachine):
-    """The same, in the order that makes the shortest story of what is wrong."""
+    """The same, in an order that gives the shortest story for a failure."""
 
     @initialize(mode=st.sampled_from(sorted(MODES)))
     def begins(self, mode: str) -> None:

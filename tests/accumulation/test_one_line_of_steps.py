@@ -1,4 +1,4 @@
-"""No two peers that live make different steps of one epoch, whoever comes when."""
+"""No two living peers make different steps of one epoch, whenever peers come."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def batch(model: nn.Module, optimizer: CollaborativeOptimizer) -> None:
 
 
 def lines_of(bridges: Iterable[Bridge]) -> dict[int, set[bytes]]:
-    """The histories after each epoch's step, of all who have made one or taken it over."""
+    """The histories after each epoch's step, of all peers that have made it or taken it over."""
     found: dict[int, set[bytes]] = {}
     for bridge in bridges:
         for event in tuple(bridge.events):
@@ -60,7 +60,7 @@ def lines_of(bridges: Iterable[Bridge]) -> dict[int, set[bytes]]:
 
 @pytest.mark.slow
 def test_newcomers_do_not_make_steps_of_their_own_beside_the_one_they_have_the_state_of() -> None:
-    """While both fetch its state it makes another step, of which neither it nor they know."""
+    """While both fetch its state, it makes another step, and the newcomers do not know that."""
     bridges: dict[int, Bridge] = {}
     reached = dict.fromkeys(range(3), 0)  # in rounds of three or two, or by catching up
     has_begun, enough = threading.Event(), threading.Event()
@@ -110,8 +110,8 @@ DEAD = frozenset(PeerId(f"dead-{number}") for number in range(3))
 
 
 class NotYetKnown(Bridge):
-    """Of a peer that hears only after a step that three others are gone: a round of two is too few
-    for it, and not for the other one."""
+    """The bridge of a peer that learns only after a step that three others are gone: a round of two
+    is too small for it, but not for the other one."""
 
     @property
     def estimate(self) -> Estimate:

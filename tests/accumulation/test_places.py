@@ -1,5 +1,5 @@
-"""More peers than fit into a round: which of them are in, that the others follow, and that these
-hold nobody up. Runs with few places, which have the same rules as runs with 256. Virtual time."""
+"""More peers than fit into a round: which of them are in it, and the others follow without holding
+up any peer. Runs with few places have the same rules as runs with 256. Virtual time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CARRIED = CARRIED_SECONDS + 0.1
 def views(
     slots: Mapping[PeerId, ProgressSlot], silent: tuple[PeerId, ...] = ()
 ) -> dict[PeerId, Estimate]:
-    """Each peer's own, of the same slots."""
+    """Each peer's own estimate of the same slots."""
     return {
         me: estimate(
             {
@@ -108,7 +108,7 @@ async def grown(world: SimulatedWorld, size: int, manner: Manner) -> list[Traine
 
 
 async def stepped(all_of_them: list[Trainer], more: int) -> None:
-    """Until those who live have come so much further."""
+    """Wait until the living peers have made this many more steps."""
     until = max(one.epoch for one in all_of_them) + more
     with trio.fail_after(300):
         while min(one.epoch for one in all_of_them if one.alive) < until:
@@ -138,7 +138,7 @@ async def test_peers_beyond_the_places_follow_and_take_a_place_when_one_is_free(
     assert all(step.members <= PLACES for one in inside for step in one.steps)
     dead = min(inside, key=lambda one: one.network.name)
     dead.kill()
-    await trio.sleep(SLOT_SECONDS)  # until nobody takes it for alive
+    await trio.sleep(SLOT_SECONDS)  # until its slot has expired
     await stepped(all_of_them, 4)
     now_inside = in_last_step(all_of_them) - {dead}
     assert len(now_inside) == PLACES
@@ -171,7 +171,7 @@ def test_a_peer_without_a_place_waits_and_follows_and_trains_when_one_is_free() 
         return list(bridges[number].events) if number in bridges else []
 
     def has_followed() -> bool:
-        """It has taken a step over since it knows that it has no place."""
+        """Whether it has taken over a step since it learned that it has no place."""
         told = [type(one) for one in events(2)]
         return PlacesTaken in told and CaughtUp in told[told.index(PlacesTaken) :]
 

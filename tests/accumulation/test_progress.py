@@ -1,4 +1,4 @@
-"""What the slots of a run amount to: when a step is due, who comes, and who does not count."""
+"""Estimates from a run's slots: when a step is due, which peers come, and which do not count."""
 
 from __future__ import annotations
 
@@ -175,8 +175,8 @@ def test_who_was_in_the_last_round_is_company_with_no_samples_whatever_its_slot_
 
 
 def test_what_members_of_a_delayed_round_compute_beside_it_is_in_the_next_plan() -> None:
-    """Each takes as many samples as it brought to the round; who came out of it first began
-    another batch, as it knew of none of theirs."""
+    """Each takes as many samples as it brought to the round. Once, the first peer to leave the
+    round began another batch, because it did not know of the others' batches."""
     said = msgspec.structs.replace(
         slot(8, epoch=4, averaging=True), batch=4, batch_seconds=0.2, under_way=0.0
     )
@@ -196,7 +196,7 @@ def test_what_members_of_a_delayed_round_compute_beside_it_is_in_the_next_plan()
 
 
 def test_what_is_computed_beside_a_delayed_round_is_planned_as_all_else() -> None:
-    """Eight batches, of which a peer that is twice as fast has twice as many."""
+    """Eight batches; a peer that is twice as fast has twice as many of them."""
     said = msgspec.structs.replace(slot(8, averaging=True), batch=4, batch_seconds=0.2)
     slow = msgspec.structs.replace(said, batch_seconds=0.4)
     settings = ProgressSettings(32, delayed=True)
@@ -216,7 +216,7 @@ def test_beside_a_delayed_round_everybody_computes_a_batch_that_is_too_large_for
 
 
 def test_a_member_of_the_last_round_is_expected_though_an_earlier_epoch_was_read_of_it() -> None:
-    """Where steps are shorter than the time between two looks. It was counted as gone."""
+    """Steps are shorter than the time between two looks. The peer was once counted as gone."""
     older = slot(16, epoch=3)
 
     def expected(read_at: float, ended_at: float) -> int:
@@ -288,8 +288,8 @@ def test_a_million_samples_a_second_are_ignored_by_name() -> None:
 
 
 def test_batches_of_a_million_samples_a_second_are_ignored_as_well() -> None:
-    """Steps are planned by batches: it got nearly the whole plan, and was taken to be done with it
-    at once, so all began rounds that were too light."""
+    """Plans are made of batches. Such a peer once got nearly the whole plan, which then seemed to
+    be done at once, so all began rounds that were too light."""
     liar = msgspec.structs.replace(slot(0, 1.0), batch=8, batch_seconds=1e-6, under_way=0.0)
     found = estimated(seen(liar, slot(20, 5.0)), slot(20, 5.0), now=1.0)
     assert not found.is_due
@@ -298,7 +298,7 @@ def test_batches_of_a_million_samples_a_second_are_ignored_as_well() -> None:
 
 
 def with_members(others: Mapping[PeerId, Seen], mine: ProgressSlot, now: float) -> Estimate:
-    """As a member of the round that began the epoch sees it."""
+    """The estimate of a member of the round that began the epoch."""
     known = Known(Credit(), epoch_began=0.0)
     return estimate(others, mine, ProgressSettings(8 * 80), now, known)
 
@@ -315,8 +315,8 @@ def test_a_newcomer_that_never_begins_holds_nobody_up() -> None:
 
 
 def test_a_newcomer_is_planned_with_by_when_it_was_seen_not_by_when_it_believes_it_came() -> None:
-    """It takes the time from slots that were said long before: it believes to have come at 0.5 s
-    where it came at 5 s, and was given the batches of the time between; all waited for them."""
+    """It takes the time from old slots: it believes that it came at 0.5 s, but it came at 5 s. Once
+    it was given the batches of the time between, and all waited for them."""
     new = msgspec.structs.replace(
         slot(0), batch=8, batch_seconds=1.0, came_seconds=0.5, epoch_seconds=0.5, under_way=0.0
     )
@@ -348,8 +348,8 @@ def test_once_another_has_begun_a_little_less_is_enough() -> None:
 
 
 def test_a_round_of_one_that_was_killed_in_it_or_is_doubted_has_not_begun() -> None:
-    """Its last words are that it averages. A backbone came to its round again and again, alone, and
-    doubted the honest peer that did not."""
+    """Its last slot says that it averages. A backbone once came to its round again and again,
+    alone, and doubted the honest peer that did not come."""
     one = slot(45, averaging=True)
     silent = CARRIED_SECONDS + 0.1
     found = estimated(seen(one), slot(46), silent)

@@ -1,5 +1,5 @@
-"""What rounds over a grid mean to the lifecycle: one history where the grid was whole, and another
-for whoever knows that its own part of it was not. Virtual time."""
+"""Rounds over a grid in the lifecycle: one history if the grid was whole, and another one for peers
+that know that their own part of it was not. Virtual time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KILLED = 1
 
 
 async def over_the_grid(peers: list[AveragingPeer], killed_after: float | None) -> list[Ended]:
-    """Of those who live."""
+    """The endings of the living peers."""
     done = [
         one.begin(
             expected=GRID.cells, grid=GRID, number=number, weight=3.0 + number % 2, votes=number % 2

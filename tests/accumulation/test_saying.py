@@ -1,4 +1,4 @@
-"""When a peer says again how far it is, and how its rate is measured."""
+"""When a peer publishes its progress again, and how its rate is measured."""
 
 from __future__ import annotations
 

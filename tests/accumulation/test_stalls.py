@@ -1,4 +1,4 @@
-"""How long a run stands still when peers leave, die and come: whole peers in virtual time."""
+"""How long a run stalls when peers leave, die and come: whole peers in virtual time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LET_IN_SECONDS = 15.0  # a third of it is to meet them, over round trips of 0.2 
 
 
 async def grown(world: SimulatedWorld, size: int, first: Trainer | None = None) -> list[Trainer]:
-    """So many more, that have made steps together."""
+    """Add peers, and wait until all have made steps together."""
     peers = [] if first is None else [first]
     while len(peers) < size + (first is not None):
         peers.append(trainer(world, f"peer-{len(peers)}", Manner(), peers))
@@ -63,7 +63,7 @@ async def test_the_one_that_is_left_goes_on_once_those_who_died_are_forgotten(
 async def test_three_fresh_ones_and_the_keeper_go_on_and_all_of_them_are_in_the_steps(
     world: SimulatedWorld,
 ) -> None:
-    """They begin in rounds that lack those who died, so each doubts others that live."""
+    """They begin in rounds without the peers that died, so each doubts living peers."""
     keeper = trainer(world, "keeper", Manner(seconds=0.5, samples=0))
     peers = await grown(world, 3, keeper)
     for one in peers[1:]:
@@ -82,8 +82,8 @@ async def test_three_fresh_ones_and_the_keeper_go_on_and_all_of_them_are_in_the_
 
 @pytest.mark.slow
 def test_a_third_is_let_in_where_the_others_compute_for_less_than_it_needs_to_follow() -> None:
-    """It has to hear of the last step and to take it over while they compute for the next one; now
-    and then a list stays open for it a moment longer."""
+    """It must learn of the last step and take it over while the others compute for the next one.
+    Now and then a list stays open a moment longer for it."""
     let_in: list[float] = []
 
     async def scenario(world: SimulatedWorld) -> None:
@@ -107,7 +107,7 @@ def test_after_a_restart_of_everybody_volunteers_are_in_the_steps_of_one_that_go
     count: int,
 ) -> None:
     """All start at once: a keeper that trains, with its checkpoint, and volunteers at epoch 0. A
-    state takes longer to come than the keeper needs for a step."""
+    state takes longer to arrive than the keeper needs for a step."""
     moments: list[float] = []
 
     async def scenario(world: SimulatedWorld) -> None:

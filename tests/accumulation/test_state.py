@@ -1,4 +1,4 @@
-"""Capturing and restoring: the same state has the same digest, and nothing is lost or believed."""
+"""Capturing and restoring: equal states have equal digests, nothing is lost, everything checked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OPTIMIZERS: list[Optimizers] = [
 
 
 class Training:
-    """A small network in training, all of it decided by a seed."""
+    """A small network in training. A seed decides all of it."""
 
     def __init__(self, optimizer: Optimizers = OPTIMIZERS[0], *, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -263,7 +263,7 @@ def test_an_optimizer_of_another_kind_is_refused_before_anything_is_touched(chan
 
 
 def with_metadata(state: TrainingState, place: tuple[Any, ...], value: Any) -> TrainingState:
-    """The same state with something else in one place of its metadata, and a digest of its own."""
+    """The same state with another value in one place of its metadata, and a digest of its own."""
     tree = inside = state.tree()
     for name in place[:-1]:
         inside = inside[name]
@@ -292,7 +292,7 @@ def with_metadata(state: TrainingState, place: tuple[Any, ...], value: Any) -> T
 def test_metadata_that_somebody_made_up_is_refused_before_anything_is_touched(
     place: tuple[Any, ...], value: Any
 ) -> None:
-    """One that any peer may send, under a digest of its own."""
+    """Any peer could send such a state, under a digest of its own."""
     donor, newcomer = Training(), Training(seed=1)
     donor.train(1, seed=0)
     made_up = with_metadata(donor.capture(), place, value)

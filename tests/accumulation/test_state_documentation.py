@@ -1,4 +1,4 @@
-"""docs/protocols.md says of the state what the code does, number for number."""
+"""docs/protocols.md describes the state as the code has it, number for number."""
 
 from __future__ import annotations
 

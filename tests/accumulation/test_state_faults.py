@@ -1,4 +1,4 @@
-"""Sources that lie, and states that are not for this peer: named, and never taken."""
+"""Sources that lie, and states that do not fit this peer, are named and never taken."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_source_that_corrupts_what_it_sends_is_named_and_done_without(
         fetched = await newcomer.fetch(donors, progress=corrupt_half_way)
         assert same(fetched.state, donors[0].model.capture())
         assert set(fetched.liars) == {liar.peer}
-        assert "other bytes" in fetched.liars[liar.peer]
+        assert "wrong bytes" in fetched.liars[liar.peer]
         assert any(liar.peer in record.message for record in caplog.records)
         return fetched.seconds
 
@@ -101,7 +101,7 @@ def test_one_killed_and_one_corrupting_half_way_leave_the_third_to_finish() -> N
 
 
 class OldStateServer(Donor):
-    """Answers every question with one and the same old state."""
+    """Answers every request with the same old state."""
 
     body: bytes
     torch = str(torch.__version__)
@@ -123,7 +123,7 @@ class OldStateServer(Donor):
 
 
 async def old_state_server(world: SimulatedWorld, body: bytes, like: Donor) -> OldStateServer:
-    """It claims what `like` claims, and has something older."""
+    """It claims the same as `like`, but has an older state."""
     server = OldStateServer(world.add_node("old"), like.model)
     server.body = body
     server.claim = dataclasses.replace(like.source(), peer=server.peer)
@@ -198,7 +198,7 @@ def test_another_torch_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_donor_that_names_another_torch_turns_nobody_away() -> None:
-    """Its release is in no digest: anybody can say anything."""
+    """Its release is in no digest, so any peer can claim any release."""
 
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
         (donor,) = await start_donors(world, 1)
@@ -215,7 +215,7 @@ def test_one_donor_that_names_another_torch_turns_nobody_away() -> None:
 
 
 class HoldingServer(OldStateServer):
-    """Has an old state, and lets nobody have it: it is busy for ever, or sends a byte at a time."""
+    """Has an old state, but gives it to no peer: it is busy for ever, or sends a byte at a time."""
 
     wait_ms = 0
 
@@ -287,7 +287,7 @@ def test_a_newcomer_that_asks_for_pieces_that_there_are_not_is_refused() -> None
         opening = PiecesOpening("test", digest)
         async with newcomer.rpc.open_bulk(donor.peer, PIECES, opening, timeout=5) as transfer:
             await transfer.send_chunk(b"\xff\xff\xff\xff")
-            with pytest.raises(MalformedMessage, match="not among 25"):
+            with pytest.raises(MalformedMessage, match="not one of the 25"):
                 await transfer.receive_chunk()
         assert donor.server.downloads == 0
 

@@ -1,4 +1,4 @@
-"""Fetching a state: from all who have it, in pieces, verified, however the sources behave."""
+"""A state is fetched from all peers that have it, in verified pieces, however sources behave."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_source_that_dies_in_the_middle_is_done_without() -> None:
 
 @pytest.mark.slow
 def test_a_source_that_falls_silent_does_not_hold_up_the_end() -> None:
-    """Its pieces are taken over long before it would be given up."""
+    """Others take over its pieces long before it would be given up."""
 
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> float:
         donors = await start_donors(world, 3)
@@ -125,7 +125,7 @@ def test_an_interrupted_fetch_goes_on_where_it_was() -> None:
 
 @pytest.mark.slow
 def test_newcomers_do_not_all_ask_the_same_donor() -> None:
-    """Each fetches from one source, of four that are there."""
+    """Each newcomer fetches from one of four sources."""
 
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
         donors = await start_donors(world, 4)
@@ -211,7 +211,7 @@ def test_when_nobody_has_the_state_any_more_the_newer_one_is_fetched() -> None:
 
 
 def test_where_digests_all_differ_a_state_comes_whole_from_one_peer() -> None:
-    """As with unlike hardware: the same history, other bits."""
+    """The same history with other bits, as on unlike hardware."""
 
     def unlike(number: int) -> Model:
         model = Model(seed=number)

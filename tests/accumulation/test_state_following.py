@@ -1,4 +1,4 @@
-"""A newcomer whose fetch takes longer than the run stays in an epoch gets in all the same."""
+"""A newcomer gets in, even if its fetch takes longer than an epoch of the run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ EPOCH_SECONDS = 20.0
 IN_SECONDS = 2.0  # to get into a run of short steps, dialling and all
 SMALL_VALUES = 4 << 10
 LINK = STATE_BYTES / (3 * EPOCH_SECONDS)
-"""Bytes a second with which a state alone takes three epochs. A result takes half of one."""
+"""Bytes a second: a state alone takes three epochs, and a result half of one."""
 
 Scenario = Callable[[SimulatedWorld, trio.Nursery, SimulatedNetwork, Rpc], Awaitable[None]]
 
@@ -80,7 +80,7 @@ def with_newcomer(
 
 
 async def one_more_step(run: FollowedRun) -> None:
-    """One that a newcomer can follow, and whose state is named."""
+    """A run that a newcomer can follow, and whose state is named."""
     for donor in run.donors:
         donor.member.results.follow(STATE_BYTES)
     run.step()
@@ -88,7 +88,7 @@ async def one_more_step(run: FollowedRun) -> None:
 
 
 def check_is_there(run: FollowedRun, newcomer: RunMember) -> None:
-    """It has the very bytes that the others have."""
+    """It has exactly the same bytes as the others."""
     assert newcomer.at == run.at
     assert newcomer.capture().digest == run.donors[0].member.capture().digest
 
@@ -113,7 +113,7 @@ def test_a_newcomer_whose_fetch_takes_three_epochs_gets_in() -> None:
 def test_a_newcomer_whose_link_carries_little_more_than_the_results_gets_in_piece_by_piece() -> (
     None
 ):
-    """It may not hold all that it needs at once: it makes steps of what it has, and goes on."""
+    """It may not hold all results at once: it makes steps from those it has, and goes on."""
     settings = FetchSettings(most_result_bytes=ROOM_OF_STATE * STATE_BYTES)
 
     async def scenario(
@@ -169,7 +169,7 @@ def test_a_newcomer_that_may_hold_nothing_holds_one_result_at_once() -> None:
 def test_a_newcomer_gets_into_a_run_whose_states_are_over_before_it_hears_of_them(
     epoch_seconds: float, slot_seconds: float
 ) -> None:
-    """And is not left behind by it: it always gets what leads on from what it has."""
+    """It is not left behind: it always gets the results that follow its state."""
 
     async def scenario(
         world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
@@ -278,7 +278,7 @@ def test_a_donor_that_sends_other_bytes_is_named_and_the_others_are_asked() -> N
 
 
 def _change_first_value(member: RunMember) -> None:
-    """What is kept is not what was committed, and this donor claims that it is."""
+    """The donor keeps another result than the committed one, and claims that it is the same."""
     kept = member.results.following
     lying: dict[Lineage, Offered] = {}
 
@@ -349,7 +349,7 @@ def test_a_place_that_another_transfer_of_the_same_peer_gives_up_is_taken_anew()
 
 
 def test_the_result_of_a_step_that_has_been_announced_and_is_being_made_is_waited_for() -> None:
-    """Else the newcomer, who was told of the step, would fetch all of the next state."""
+    """Otherwise the newcomer, which was told of the step, would fetch the whole next state."""
 
     async def scenario(
         world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
@@ -383,7 +383,7 @@ def test_the_result_of_a_step_that_has_been_announced_and_is_being_made_is_waite
 
 
 def test_who_asks_for_a_result_that_is_not_there_gets_no_place() -> None:
-    """Five at once had five places by that, before any of them asked for the state."""
+    """In this way five at once once got five places, before any of them asked for the state."""
 
     async def scenario(
         world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
@@ -408,8 +408,8 @@ def test_who_asks_for_a_result_that_is_not_there_gets_no_place() -> None:
 
 
 def test_a_way_that_leads_to_where_nobody_is_is_not_taken() -> None:
-    """The donor's next step is one of its own, and its slot says that it is where the others are:
-    no byte is taken of what cannot be the run's."""
+    """The donor makes its next step alone, but its slot says that it is where the others are. No
+    byte of a result that cannot be the run's is taken."""
 
     async def scenario(
         world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
@@ -495,7 +495,7 @@ def random_step(member: RunMember) -> None:
 
 
 def test_what_a_reducer_has_encoded_strangely_is_offered_to_nobody() -> None:
-    """Its digest is of other bytes than those that all members decode and encode again."""
+    """Its digest is of other bytes than those that members get by encoding it again."""
     member = RunMember(clock=lambda: 0.0)
     member.results.follow(STATE_BYTES)
     values = torch.zeros(member.layouts.exchanged.values)
@@ -521,8 +521,8 @@ def test_what_is_needed_is_a_little_more_than_a_result_for_each_step_or_a_state(
 
 @pytest.mark.parametrize("into_a_step", [0.01, 0.5, 0.99])
 def test_how_long_a_step_takes_does_not_depend_on_when_the_fetch_began(into_a_step: float) -> None:
-    """A link that carries a result in 9 s, of steps that take 10 s, is not called too slow in any
-    of the following ones; one that needs 10 s is, in the third at the latest."""
+    """With steps of 10 s, a link that carries a result in 9 s is never called too slow; one that
+    needs 10 s is, in the third step at the latest."""
     for speed, is_enough in ((1000 / 8.9, True), (1000 / 10.0, False)):
         keeping_up, told = KeepingUp(), 0
         keeping_up.wants(0.0)

@@ -87,7 +87,7 @@ def with_newcomers(count: int, scenario: Scenario, seconds: float) -> None:
 
 
 async def get_in(run: FollowedRun, rpc: Rpc, member: RunMember) -> float:
-    """As the driver does: until it is where the run is; when that was."""
+    """Catch up as the driver does. Returns when this peer is where the run is."""
     while True:
         try:
             followed = await follow_run(rpc, run.sources, member.look(), member.layouts)
@@ -104,7 +104,7 @@ async def get_in(run: FollowedRun, rpc: Rpc, member: RunMember) -> float:
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_newcomers_get_in_one_after_the_other_where_the_rate_is_enough_for_one(count: int) -> None:
-    """With equal shares each would need more than it gets, for ever."""
+    """With equal shares, each would always need more than it gets."""
 
     async def scenario(
         world: SimulatedWorld, nursery: trio.Nursery, newcomers: list[tuple[SimulatedNetwork, Rpc]]
@@ -135,7 +135,7 @@ def test_newcomers_get_in_one_after_the_other_where_the_rate_is_enough_for_one(c
 
 
 class CountingCost(state_pace.ServingCost):
-    """The donor's, by which the test knows what was sent beside a batch."""
+    """The donor's cost. It tells the test how much was sent during a batch."""
 
     sent_bytes = 0
 
@@ -146,8 +146,8 @@ class CountingCost(state_pace.ServingCost):
 
 @dataclass(frozen=True)
 class Cell:
-    """Of the bar's table. Everything that is counted in bytes is smaller by one factor here, the
-    state and the links, what a byte costs and what is kept."""
+    """A cell of the required table. All sizes in bytes are divided by one factor here: the state,
+    the links, the cost of a byte and the kept results."""
 
     newcomers: int
     epoch_seconds: float
@@ -172,8 +172,8 @@ class Cell:
         monkeypatch.setattr(state_pace, "SUPPOSED_COST", self.smaller * state_pace.SUPPOSED_COST)
 
     def come(self) -> tuple[list[float], list[tuple[float, TooSlow]]]:
-        """When each of them was a step behind or closer, where the others wait for it; and who was
-        told when that it is too slow."""
+        """When each newcomer was at most a step behind, so that the others wait for it; and when
+        which one was told that it is too slow."""
         in_after: list[float] = []
         told: list[tuple[float, TooSlow]] = []
 
@@ -228,7 +228,7 @@ class Cell:
         return in_after, told
 
     async def _compute(self, cost: CountingCost) -> None:
-        """As the donor's training thread: batches that take longer beside what is sent."""
+        """Acts as the donor's training thread: batches take longer while bytes are sent."""
         while True:
             cost.computes()
             before = cost.sent_bytes
@@ -253,7 +253,7 @@ class Cell:
 def test_newcomers_at_once_are_in_within_ten_seconds(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In steps of which each brings a third of the state in results, over loopback."""
+    """Each step has results of a third of the state's size, over loopback."""
     cell.shrink(monkeypatch)
     in_after, told = cell.come()
     assert not told
@@ -276,8 +276,8 @@ def test_newcomers_at_once_are_in_within_ten_seconds(
 def test_newcomers_that_do_not_make_it_are_all_told_so_in_time(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the donor's owner allows two thirds of what the results alone need; those too that wait
-    for their turn."""
+    """The donor's owner allows two thirds of what the results alone need. Newcomers that wait for
+    their turn are told, too."""
     cell.shrink(monkeypatch)
     in_after, told = cell.come()
     assert not in_after
@@ -331,7 +331,7 @@ def test_a_peer_that_has_every_result_and_is_never_in_a_step_is_told_so() -> Non
 
 
 def test_a_peer_that_loses_the_run_again_and_again_is_told_what_would_be_safe() -> None:
-    """Though nearly as much comes as is needed, and the figures alone would not say so."""
+    """Nearly enough bytes arrive, and the figures alone would not show it."""
     keeping_up = KeepingUp()
     for step in range(6):
         keeping_up.saw(step, float(step))

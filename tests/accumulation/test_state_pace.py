@@ -1,4 +1,4 @@
-"""How much a peer that trains sends to newcomers, by what that is measured to cost it."""
+"""How much a training peer sends to newcomers, by the measured cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEP_BATCHES = 5
 
 
 class Trainer:
-    """Batches that take longer the more is sent during them; and rounds, which share a link."""
+    """Batches that take longer if more is sent during them, and rounds, which share a link."""
 
     def __init__(self, *, cost: float, noise: float = 0.0) -> None:
         self.now = 0.0
@@ -40,7 +40,7 @@ class Trainer:
             self._batch(0.0)
 
     def serve(self, batches: int) -> list[float]:
-        """With all that may be sent; how many bytes a second that was, batch by batch."""
+        """Compute while sending as much as allowed. Returns the bytes a second of each batch."""
         rates = []
         for _ in range(batches):
             self.serving.computes()
@@ -49,11 +49,11 @@ class Trainer:
         return rates
 
     def spend(self) -> None:
-        """All that was saved."""
+        """Spend all time that was saved."""
         self.serve(round(2 * SAVED_SECONDS / BATCH_SECONDS / BURST_SLOWDOWN))
 
     def step(self, *, serves: bool, link: float = LINK) -> float:
-        """Some batches and a round; how long they took."""
+        """Some batches and a round. Returns how long they took."""
         began = self.now
         for _ in range(STEP_BATCHES):
             self.serving.computes()
@@ -87,7 +87,7 @@ def mean(rates: list[float]) -> float:
 
 @pytest.mark.parametrize("cost", [0.2e-9, 3e-9, 30e-9])
 def test_as_much_is_sent_as_slows_a_batch_by_a_twentieth(cost: float) -> None:
-    """Whatever a byte costs on this machine: it is measured, not supposed."""
+    """The cost of a byte on this machine is measured, not supposed."""
     trainer = Trainer(cost=cost)
     trainer.spend()
     assert 0.8 * MOST_SLOWDOWN < mean(trainer.serve(200)) * cost < 1.2 * MOST_SLOWDOWN
@@ -97,8 +97,8 @@ def test_as_much_is_sent_as_slows_a_batch_by_a_twentieth(cost: float) -> None:
 def test_a_peer_that_has_served_nobody_sends_a_state_at_once_and_pays_for_it_later(
     quiet: int,
 ) -> None:
-    """130 MB at a twentieth of a core need eight seconds, in which short steps are made faster than
-    their results could be sent."""
+    """130 MB at a twentieth of a core need eight seconds. Meanwhile, short steps are made faster
+    than their results could be sent."""
     trainer = Trainer(cost=SUPPOSED_COST)
     if quiet:
         trainer.spend()
@@ -115,7 +115,7 @@ def test_a_peer_that_has_served_nobody_sends_a_state_at_once_and_pays_for_it_lat
 
 
 def test_rounds_over_a_slow_uplink_are_slowed_by_no_more_than_batches() -> None:
-    """Where a peer serves as fast as the link carries, its rounds take twice as long."""
+    """If a peer serves as fast as the link carries, its rounds take twice as long."""
     trainer = Trainer(cost=1e-10)
     alone = mean([trainer.step(serves=False) for _ in range(20)])
     first = trainer.step(serves=True)
@@ -150,7 +150,7 @@ def test_batches_that_vary_neither_stop_the_serving_nor_let_it_run_away() -> Non
 
 
 def test_one_stretch_in_some_is_left_alone_and_what_it_is_compared_with_is_always_new() -> None:
-    """The machine has other work by now: that is not what serving costs."""
+    """The machine has other work now, which is not a cost of serving."""
     trainer = Trainer(cost=1e-9)
     trainer.spend()
     assert trainer.serve(80).count(0.0) == 80 // REST_EVERY
@@ -176,7 +176,7 @@ def test_a_rest_ends_with_the_batch_that_it_is_for() -> None:
 
 
 def test_nothing_rests_while_a_round_gathers() -> None:
-    """It may wait for the newcomer that is being served, and exchanges nothing yet."""
+    """The round may wait for the newcomer that is being served, and exchanges nothing yet."""
     trainer = Trainer(cost=1e-9)
     trainer.step(serves=True)
     assert not trainer.serving.rests(trainer.now), "the next one gathers"
@@ -235,7 +235,7 @@ async def test_who_waits_long_for_a_turn_is_told_that_we_are_there(
 async def test_one_that_takes_what_comes_gets_all_and_a_slow_one_keeps_nobody_waiting(
     autojump_clock: MockClock,
 ) -> None:
-    """Without a limit but this machine's own."""
+    """Without any limit except this machine's own."""
     pace, had = UploadPace(None), list[str]()
     assert pace.is_busy, "as long as nothing is known"
 

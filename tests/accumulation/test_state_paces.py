@@ -1,4 +1,4 @@
-"""In which order peers are asked for results."""
+"""The order in which peers are asked for results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure parts of fetching and serving: whose state, which piece from whom, who may download."""
+"""The pure parts of fetching and serving: which state, which pieces, and who may download."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_newcomers_spread_evenly_over_donors() -> None:
 def test_every_piece_comes_whatever_the_sources_do(
     paces: list[float], count: int, deaths: list[tuple[int, float]]
 ) -> None:
-    """Each source delivers at its own pace until it dies; one at least lives."""
+    """Each source delivers at its own pace until it dies; at least one stays alive."""
     board = PieceBoard(count)
     died = {peer: at for peer, at in deaths if 0 < peer < len(paces)}
     owed: dict[int, deque[int]] = defaultdict(deque)
@@ -187,7 +187,7 @@ def test_so_many_download_and_the_others_are_told_when_to_come() -> None:
 
 
 def test_a_download_that_has_just_begun_makes_nobody_wait_for_long() -> None:
-    """By its first pieces it would take half a minute, and then it takes a second."""
+    """Its first pieces suggest half a minute, but then it takes a second."""
     desk = DownloadDesk(1)
     assert desk.ask(PeerId("1"), 0.0) == 0.0
     desk.begin(PeerId("1"), 0.0, 130_000_000)

@@ -1,4 +1,4 @@
-"""Small states that a donor keeps for those who are a little late, and that it keeps no more."""
+"""A donor keeps small states for peers that are a little late, and nothing more."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_donor_copies_nothing_while_nobody_asks() -> None:
 
 
 def test_a_state_is_named_while_somebody_may_want_it_and_not_else() -> None:
-    """A name costs as much as reading all of the state."""
+    """A digest costs as much as reading the whole state."""
 
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
         (donor,) = await start_donors(world, 1)

@@ -194,7 +194,7 @@ def test_the_losses_of_all_batches_are_averaged_by_samples(
 
 @pytest.mark.parametrize("local", [False, True])
 def test_what_overflows_at_the_smallest_scale_is_held_back_by_name(local: bool) -> None:
-    """NaN looks like an overflow for as long as a smaller scale could help."""
+    """NaN counts as an overflow while a smaller scale could help."""
     first, second, own = two()
     steps: Steps = local_steps(own) if local else gradient_steps(own)
     for _ in range(20):
@@ -210,7 +210,7 @@ def test_what_overflows_at_the_smallest_scale_is_held_back_by_name(local: bool) 
 
 
 def test_a_batch_is_divided_by_the_scale_it_was_computed_with() -> None:
-    """Delayed, the step that changes the scale is made while the batch is being computed."""
+    """With delayed steps, the step that changes the scale is made during a batch."""
     first, second, own = two()
     steps = gradient_steps(own, delayed=True)
     factor = steps.loss_factor

@@ -1,4 +1,4 @@
-"""Progress on nodes of a simulated swarm: what each says, reads and concludes."""
+"""Progress on nodes of a simulated swarm: what each publishes, reads and concludes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_who_begins_a_round_is_seen_to(world: SimulatedWorld) -> None:
 async def test_a_batch_that_outlasts_the_delayed_round_it_is_computed_beside_is_measured_whole(
     world: SimulatedWorld,
 ) -> None:
-    """It was taken to begin when the round ended."""
+    """It was once assumed to begin when the round ended."""
     one = (await trackers(world, 1))[0]
     one.note(batch=8)
     one.note(samples=8, averaging=True)
@@ -205,7 +205,7 @@ async def test_nobody_counts_on_a_peer_that_is_away_and_all_do_when_it_is_back(
 async def test_a_volunteer_whose_network_swallows_everything_takes_nobody_for_gone(
     world: SimulatedWorld,
 ) -> None:
-    """F5: it would make a step alone, which nobody else has."""
+    """F5: otherwise it would make a step alone, which no other peer has."""
     first, other = await trackers(world, 2)
     network = world.add_node("volunteer")
     addresses = [one.network.address for one in (first, other)]
@@ -230,7 +230,7 @@ async def test_a_volunteer_whose_network_swallows_everything_takes_nobody_for_go
 async def test_who_may_begin_the_run_does_not_wait_for_ever_for_those_of_an_earlier_life(
     world: SimulatedWorld,
 ) -> None:
-    """The organiser's peer starts again when all others have left: it waited until one came."""
+    """The organiser's peer restarts when all others have left. It once waited until one came."""
     (gone,) = await trackers(world, 1)
     keeper = MemoryKeeper()
     keeper.save_contacts([contact_of(gone.network.peer_id, [gone.network.address])])
@@ -312,15 +312,15 @@ async def test_a_newcomer_sees_that_it_is_behind_within_seconds(world: Simulated
 async def test_a_lone_peer_waits_for_one_that_follows_for_a_moment_and_not_soon_again(
     world: SimulatedWorld,
 ) -> None:
-    """Though it only says that it follows. One that came is not waited for again so soon."""
+    """It waits though the newcomer only claims to follow, but not again soon for one that came."""
     (lone,) = await trackers(world, 1, slot(epoch=9))
     behind = msgspec.structs.replace(slot(epoch=8), follows=True)
     follower = peer_in(world, "follower", [lone], behind)
     await follower.ready.wait()
 
     async def held_back(*, comes: bool = False) -> float:
-        """For how long, once it has all samples of the step. Then the step is made, with the
-        follower in its round where that `comes`."""
+        """How long it waits, once it has all samples of the step. Then the step is made, with the
+        follower in its round if it `comes`."""
         lone.note(samples=0, epoch=lone.tracker.mine().epoch + 1)
         behind = lone.tracker.mine().epoch - 1
         follower.note(epoch=behind)
@@ -351,7 +351,7 @@ async def test_a_lone_peer_waits_for_one_that_follows_for_a_moment_and_not_soon_
 
 @pytest.mark.parametrize("seconds", [0.1, PATIENCE_SECONDS])
 def test_who_waited_in_vain_waits_again_after_eight_times_as_long(seconds: float) -> None:
-    """Where another peer leads, the list may be closed before this one has waited at all."""
+    """If another peer leads, the list may be closed before this one has waited at all."""
     run_simulation(lambda world: waits_again_after(world, seconds), settings=SETTINGS)
 
 

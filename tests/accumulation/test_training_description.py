@@ -1,4 +1,4 @@
-"""What all peers of a run must share is in the signature, and what differs is said by name."""
+"""The signature has everything that a run's peers must share, and differences are named."""
 
 from __future__ import annotations
 

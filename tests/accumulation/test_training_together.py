@@ -1,4 +1,4 @@
-"""What a training thread meets: steps, held-back batches, newcomers, helpers, and the end."""
+"""A training thread and its steps, held-back batches, newcomers, helpers, and the end."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def of_kind(bridge: Bridge, kind: type) -> list[object]:
 @pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize("value", [1.0, math.inf])
 def test_a_scaler_of_torchs_own_is_refused_by_name(delayed: bool, value: float) -> None:
-    """It ended in torch's own AssertionError, or left out a batch without a word."""
+    """It once failed with torch's own AssertionError, or skipped a batch without an error."""
 
     def train(bridge: Bridge, _number: int) -> None:
         model = model_of()
@@ -102,8 +102,8 @@ def test_a_scaler_of_torchs_own_is_refused_by_name(delayed: bool, value: float) 
 
 
 def test_a_batch_that_makes_a_round_due_is_measured() -> None:
-    """That the round has begun replaced what was said of the batch, and batches that are a round
-    each were of unknown length for ever."""
+    """Once, the slot of a begun round replaced the slot about the batch, and batches as large as a
+    round were of unknown length for ever."""
 
     def train(bridge: Bridge, _number: int) -> float:
         model = model_of()
@@ -218,7 +218,7 @@ def test_the_end_wakes_a_thread_that_waits_and_tells_one_that_does_not() -> None
 
 
 def test_what_the_end_overtakes_is_answered_and_harms_nobody() -> None:
-    """It was asked for before the end, and trio's thread comes to it only after the end."""
+    """It was requested before the end, and trio's thread handles it only after the end."""
     calls: list[GuestCall[None]] = []
     done = trio.Event()
 
@@ -243,7 +243,7 @@ def test_what_the_end_overtakes_is_answered_and_harms_nobody() -> None:
 
 @pytest.mark.slow
 def test_a_client_says_in_its_slot_that_it_is_one() -> None:
-    """Nobody can dial it, so nobody is to ask it for its state."""
+    """No peer can dial it, so no peer should ask it for its state."""
 
     def train(bridge: Bridge, _number: int) -> None:
         optimizer_of(model_of(), bridge, auxiliary=True)
@@ -262,7 +262,7 @@ def test_a_client_says_in_its_slot_that_it_is_one() -> None:
 
 
 async def three(world: TrainingWorld) -> list[Tensor]:
-    """Two that train, and one that helps without data."""
+    """Two peers train, and one helps without data."""
 
     def train(bridge: Bridge, number: int) -> Tensor:
         model = model_of()
@@ -324,7 +324,7 @@ def test_who_claims_more_samples_than_anybody_computes_counts_with_four_batches(
 
 @pytest.mark.slow
 def test_a_newcomer_takes_the_state_of_the_run_and_then_helps() -> None:
-    """It knows nothing but its model, with other values in it; momentum comes with the state.
+    """It has only its model, with other values in it; momentum comes with the state.
 
     Neither stops before both have brought samples to a step of two: a round may miss one's."""
     far = threading.Event()
@@ -408,7 +408,7 @@ def test_who_was_away_catches_up_and_says_before_it_leaves_what_it_could_bring()
 
 
 def test_a_state_that_one_of_several_made_up_ends_nobodys_training() -> None:
-    """It says to be at a later epoch, and its state has another schedule than all others' have."""
+    """It claims a later epoch, and its state has another schedule than those of all others."""
     ahead, done = threading.Event(), [threading.Event(), threading.Event()]
     made_up = 7
 
@@ -451,7 +451,7 @@ def test_a_state_that_one_of_several_made_up_ends_nobodys_training() -> None:
 
 @pytest.mark.slow
 def test_nobody_waits_for_ever_for_a_round_that_is_only_said_to_be_nearly_due() -> None:
-    """The other says again and again that it computes fast, and has nothing yet."""
+    """The other peer claims again and again that it computes fast, but has no samples yet."""
     lying, has_stepped = threading.Event(), threading.Event()
 
     def lie(bridge: Bridge, optimizer: CollaborativeOptimizer) -> None:
@@ -592,7 +592,7 @@ def test_a_peer_that_begins_no_run_says_so_and_goes_on_when_one_begins(
 
 @pytest.mark.slow
 def test_a_peer_no_batch_of_which_fits_comes_to_the_steps_and_is_told_so() -> None:
-    """The others are done with a step long before it would be with a batch."""
+    """The others finish a step long before it would finish a batch."""
     heard: list[NoBatchFits] = []
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Nodes that say how far they are, in a simulated world: the cast of the tests of the tracker."""
+"""Nodes that publish their progress in a simulated world, for the tests of the tracker."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TrackingPeer:
         await self.ended.wait()
 
     async def is_cancelled(self) -> None:
-        """As by Ctrl-C: the scope around all of it."""
+        """Leave as by Ctrl-C: cancels the scope around all of it."""
         self._scope.cancel()
         await self.ended.wait()
 
@@ -97,7 +97,7 @@ class TrackingPeer:
 async def trackers(
     world: SimulatedWorld, size: int, first: ProgressSlot | None = None
 ) -> list[TrackingPeer]:
-    """So many, that have met and have looked at one another."""
+    """Start this many peers, and wait until they have met and have read each other's slots."""
     peers: list[TrackingPeer] = []
     for number in range(size):
         peers.append(peer_in(world, f"peer-{number}", peers, first))

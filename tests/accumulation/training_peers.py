@@ -5,10 +5,9 @@
         results = await world.train(peers, loop)            # loop(bridge, peer) in a thread
 
 The clock is the real one. A virtual clock jumps whenever no task of trio's has anything to do, and
-it does not see that a thread is computing; the threads, the bridge and what wakes them are what is
-tested here. So these tests say nothing of time, and nothing in them depends on it: which samples
-went into which step is written down by the peers and replayed by a single process, whatever the
-order was in which they came.
+it does not see that a thread is computing; but these tests are about threads and the bridge. So
+they do not check or need any times: the peers write down which samples went into which step, and a
+single process replays them, in whatever order they came.
 """
 
 from __future__ import annotations
@@ -63,14 +62,14 @@ class TrainingPeer:
         return self.collaboration.bridge
 
     async def slots(self) -> dict[PeerId, ProgressSlot]:
-        """What all peers say of themselves, as this one reads it."""
+        """The slots of all peers, as this one reads them."""
         assert self.dht is not None
         found = await self.dht.get(progress_key(self.settings.run))
         return {peer: entry.value for peer, entry in found.items()}
 
 
 class TrainingWorld:
-    """Nodes in one process that know where the first of them is."""
+    """Nodes in one process that know the address of the first of them."""
 
     def __init__(self, world: SimulatedWorld) -> None:
         self.world = world
@@ -109,7 +108,7 @@ class TrainingWorld:
     async def train(
         self, peers: Sequence[TrainingPeer], loop: Callable[[Bridge, int], Result]
     ) -> list[Result]:
-        """Run this loop in a thread for each; what they returned, in order."""
+        """Run this loop in a thread for each peer. Returns their results, in order."""
         results: dict[int, Result] = {}
 
         async def run(number: int, bridge: Bridge) -> None:
@@ -133,7 +132,7 @@ async def training_world(
 
 @dataclass
 class Ledger:
-    """What became of each batch of one peer, by the events of its bridge, in order.
+    """What happened to each batch of one peer, by the events of its bridge, in order.
 
     Invariant: `in_steps` and `pending` together are all batches but those that were dropped or
     held back. Batches go into steps in the order in which they were computed.
@@ -148,11 +147,11 @@ class Ledger:
     read: int = 0
 
     def computed(self, number: int, samples: int) -> None:
-        """Before `step`."""
+        """Call it before `step`."""
         self.pending.append((number, samples))
 
     def read_events(self) -> None:
-        """After `step`. With few enough events that none is gone (bridge.LAST_EVENTS)."""
+        """Call it after `step`, before older events are dropped (bridge.LAST_EVENTS)."""
         events = tuple(self.bridge.events)
         for event in events[self.read :]:
             if isinstance(event, StepTaken):
@@ -193,6 +192,6 @@ def steps_of_the_run(ledgers: Sequence[Ledger]) -> dict[int, bytes]:
 
 
 def wait_for_company(bridge: Bridge, others: int) -> None:
-    """In a training thread: until so many others are known, so that all begin together."""
+    """Wait, in a training thread, until enough others are known, so that all begin together."""
     while len(bridge.estimate.peers) < others:
         bridge.wait_for_news(1.0).wait()

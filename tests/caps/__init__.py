@@ -1,1 +1,1 @@
-"""What the owner of a machine allows."""
+"""The limits that the owner of a machine sets."""

@@ -1,4 +1,4 @@
-"""What is told to others of a node's caps, and what a round makes of it."""
+"""The caps that a node tells to others, and their use in a round."""
 
 from __future__ import annotations
 

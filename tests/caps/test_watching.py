@@ -1,4 +1,4 @@
-"""What happens to the training when a cap is reached, as its owner sees it."""
+"""The training when a cap is reached, as its owner sees it."""
 
 # ruff: noqa: ARG001 - asking for `autojump_clock` is how a test gets pytest-trio's virtual clock
 

@@ -34,7 +34,7 @@ Completed = subprocess.CompletedProcess[str]
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
-    """What a child sees: its home, this checkout's code, and nothing of the tester's settings."""
+    """A child's environment: its home, this checkout's code, and none of the tester's settings."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
     return {**kept, "PYTHONPATH": MODULES, "POTLUCK_HOME": str(home), **variables}
 

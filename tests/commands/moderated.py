@@ -19,14 +19,14 @@ def auth(home: Path, *words: str) -> Completed:
 
 
 def done(home: Path, *words: str) -> str:
-    """What a command that succeeds prints."""
+    """The output of a command that succeeds."""
     completed = auth(home, *words)
     assert completed.returncode == 0, f"{words}: {completed.stdout}{completed.stderr}"
     return completed.stdout
 
 
 def answer(home: Path, *words: str) -> dict[str, Any]:
-    """What a command that succeeds answers to a program."""
+    """The JSON answer of a command that succeeds."""
     value: dict[str, Any] = json.loads(done(home, *words, "--json"))
     return value
 

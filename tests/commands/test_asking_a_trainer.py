@@ -1,4 +1,4 @@
-"""What the owner of a node asks it: said in lines that fit, whatever others have written there."""
+"""The owner's questions to a node: answered in lines that fit, whatever text others wrote."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVE = RunPeerView(
 async def said(
     home: Path, capsys: pytest.CaptureFixture[str], words: str, **answers: Any
 ) -> tuple[int, str]:
-    """What a command prints, where the node of this home answers that."""
+    """A command's output, if the node of this home answers this."""
     environment = {"POTLUCK_HOME": str(home)}
     control = ControlServer(read_configuration(environment=environment).places.control_socket)
 

@@ -1,4 +1,4 @@
-"""What moderators type: the same answers from a running server and from a stopped one's database.
+"""Moderators' commands: equal answers from a running server and from a stopped one's database.
 
 Everything here is real processes: `potluck auth serve`, and the commands beside it.
 """

@@ -1,4 +1,4 @@
-"""What docs/moderators.md shows beside commands: settings that are right, a unit that starts."""
+"""The examples of docs/moderators.md besides commands: correct settings, a unit that starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moderators read: nothing that others wrote can move the cursor or pass for our own words."""
+"""The views for moderators: no text of others can move the cursor or look like our own."""
 
 from __future__ import annotations
 

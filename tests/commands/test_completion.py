@@ -16,7 +16,7 @@ BASH = shutil.which("bash")
 
 
 def offered_by_bash(line: str, tmp_path: Path) -> list[str]:
-    """What bash offers at the end of this line."""
+    """Bash's completions at the end of this line."""
     script = tmp_path / "completion.bash"
     script.write_text(script_for("bash", build_parser()))
     program = """

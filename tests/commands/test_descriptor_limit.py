@@ -56,7 +56,7 @@ def test_a_limit_that_is_high_is_left_alone() -> None:
 
 @contextmanager
 def without_descriptors() -> Iterator[None]:
-    """What is open stays open."""
+    """Open files stay open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:

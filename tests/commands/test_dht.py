@@ -35,7 +35,7 @@ def home(running: Started) -> Path:
 
 @pytest.fixture(scope="module")
 def node(running: Started) -> dict[str, Any]:
-    """What that node said as it started."""
+    """The output of that node at its start."""
     return running[1]
 
 

@@ -1,4 +1,4 @@
-"""What is typed for the directory, and how a question that takes too long ends."""
+"""Commands for the directory, and the end of a question that takes too long."""
 
 from __future__ import annotations
 

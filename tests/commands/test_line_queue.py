@@ -1,4 +1,4 @@
-"""What was said before the end is printed, whatever ends it, and no reader is waited for."""
+"""Lines from before the end are printed, however it ends, without waiting for any reader."""
 
 from __future__ import annotations
 

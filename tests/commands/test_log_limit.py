@@ -1,4 +1,4 @@
-"""Nobody fills our disk by making the same thing happen all the time."""
+"""No peer can fill our disk by causing the same event all the time."""
 
 from __future__ import annotations
 

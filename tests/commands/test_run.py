@@ -40,7 +40,7 @@ def answer(home: Path, *words: str) -> dict[str, Any]:
 
 
 def refused(home: Path, *words: str, code: int = 2) -> str:
-    """What a command says that does not do it."""
+    """The error of a command that fails."""
     completed = run(home, *words)
     assert completed.returncode == code, completed.stdout + completed.stderr
     assert completed.stdout == ""

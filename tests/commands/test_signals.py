@@ -123,7 +123,7 @@ def test_ctrl_c_during_status_watch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_ctrl_c_in_the_middle_of_a_transfer(tmp_path: Path) -> None:
-    """Somebody pours data into the node as fast as it takes it, and the node is told to end."""
+    """A peer sends data to the node as fast as it takes it, and the node is told to end."""
     chunk = bytes(CHUNK_BYTES)
 
     async def pour(peer: PeerId, address: str, task_status: trio.TaskStatus[None]) -> None:

@@ -1,4 +1,4 @@
-"""What a person may type wrong: exit code 2, and an error that knows better."""
+"""Mistakes in typing give exit code 2, and an error that helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where contract tests get their networks from: a simulated world, or loopback.
+"""Provides the networks for the contract tests: a simulated world, or loopback.
 
 A test is written once against `Neighbourhood` and knows nothing of what is below. `@on_both`
 runs it in virtual time on the simulated network and in real time on the libp2p one.
@@ -47,7 +47,7 @@ class Neighbourhood(ABC):
 
     @abstractmethod
     def dead_address(self) -> str:
-        """A well-formed address at which nobody listens."""
+        """A well-formed address at which no node listens."""
 
     @abstractmethod
     async def settle(self) -> None:

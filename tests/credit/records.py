@@ -46,7 +46,7 @@ def page_of(brought: Brought, line: Line) -> Page:
 
 
 def says(name: str, brought: Brought, epoch: int = 0, **details: object) -> CreditRecord:
-    """What this person's only device says of a step."""
+    """The line of this person's only device about a step."""
     line = line_of(brought, epoch, **details)  # type: ignore[arg-type]
     return CreditRecord(PEERS[name], name, page_of(brought, line))
 

@@ -30,7 +30,7 @@ SIGNERS = {**IDENTITIES, "K": KEEPER, "B": ALICE}
 
 
 def page_by(name: str, epochs: int) -> bytes:
-    """What somebody says of so many steps, all alike."""
+    """The page of one peer about several equal steps."""
     members = tuple(SIGNERS[one].public_key for one in STEP)
     lines: tuple[Line, ...] = tuple(line_of(STEP, epoch) for epoch in range(epochs))
     return sign_page(SIGNERS[name], Page(RUN, 0, members, lines))
@@ -50,7 +50,7 @@ def sums_from(shelf: Shelf, steps: int) -> Sums:
 
 
 def checked(mine: Shelf, theirs: Shelf, sums: Sums, *, newest_epoch: int = 40) -> tuple[Check, ...]:
-    """What comes of checking a keeper that gives out these records, and these sums."""
+    """The result of checking a keeper that gives out these records, and these sums."""
 
     async def put(data: bytes) -> None:
         mine.put(data)

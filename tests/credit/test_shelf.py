@@ -1,4 +1,4 @@
-"""What is on the shelf was signed, is the newest version, outlives the process, and has a limit."""
+"""Pages on the shelf are signed, the newest versions, kept over restarts, and limited."""
 
 from __future__ import annotations
 

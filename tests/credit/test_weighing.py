@@ -1,4 +1,4 @@
-"""What most others confirm of a step, by the rule itself, and without much work for a flood."""
+"""The confirmation of a step by most others, by the rule itself, and cheaply under a flood."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo tells is added up from what its volunteers printed."""
+"""The demo's story is added up from the output of its volunteers."""
 
 from __future__ import annotations
 

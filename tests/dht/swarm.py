@@ -36,20 +36,20 @@ def nearest(contacts: Iterable[Contact], target: int, count: int) -> list[Contac
 
 @dataclass
 class Answerers:
-    """Who is there, and what each knows. An address leads to its peer if the peer has it."""
+    """The peers, and what each knows. An address leads to its peer if the peer has it."""
 
     alive: dict[int, Contact]
     knows: dict[int, Sequence[Contact]] = field(default_factory=dict)
 
     @staticmethod
     def all_of(contacts: Sequence[Contact]) -> Answerers:
-        """Everybody knows everybody."""
+        """Every peer knows all others."""
         return Answerers(
             {one.node_id: one for one in contacts}, {one.node_id: contacts for one in contacts}
         )
 
     def ask(self, asked: Contact, target: int, count: int) -> list[Contact] | None:
-        """What an asked peer answers; None if nobody is there."""
+        """The answer of a peer; None if no peer is there."""
         real = self.alive.get(asked.node_id)
         if real is None or not set(real.addresses) & set(asked.addresses):
             return None

@@ -1,4 +1,4 @@
-"""Reading a key again and again: what it costs, whom it asks, and that nothing can be hidden."""
+"""Repeated reading of a key: its cost, the peers that it asks, and that nothing can be hidden."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bytes_of(one: Member) -> int:
 
 
 def bytes_of_looks(number_of_slots: int, changed: int = 0) -> float:
-    """That one look costs on average, where so many slots are and so many change before each."""
+    """The mean bytes of a look, with this many slots, of which this many change before each."""
     found: list[float] = []
 
     @simulated
@@ -159,7 +159,7 @@ async def test_a_replica_that_hides_a_publisher_hides_it_from_nobody(world: Simu
     shown: list[Slot] = []
 
     def without_it(query: Query) -> Found:
-        """As a replica would that has all other slots."""
+        """Answers as a replica that has all other slots."""
         some = [one for one in shown if not query.wanted or prefix_of_slot(one) in query.wanted]
         if query.named:
             return Found(names=b"".join(map(prefix_of_slot, some)), cursor=b"1")

@@ -1,4 +1,4 @@
-"""What a lookup asks, when it is done, and whom it does not believe."""
+"""Which peers a lookup asks, when it is done, and which peers it does not believe."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ask_all(lookup: Lookup, swarm: Answerers) -> None:
 
 
 def routed(number: int) -> Answerers:
-    """A swarm in which everybody has heard from everybody, in an order of its own."""
+    """A swarm in which every peer has heard from all others, each in an order of its own."""
     contacts = scattered(number)
     swarm = Answerers({one.node_id: one for one in contacts})
     chance = random.Random(number)

@@ -1,4 +1,4 @@
-"""What is published stays published: said again in time, in few messages, and never older."""
+"""Published slots stay published: they are repeated in time, in few messages, and never older."""
 
 from __future__ import annotations
 

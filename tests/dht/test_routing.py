@@ -1,4 +1,4 @@
-"""What a routing table keeps, whom it lets go, and that it agrees with a naive one."""
+"""Which peers a routing table keeps and drops, and that it agrees with a naive one."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ async def among(
 
 
 def put_in_table(dht: Dht, impostor: Impostor) -> None:
-    """As if it had behaved until now."""
+    """Put it into the table, as if it had behaved until now."""
     network = impostor.network
     contact = contact_of(network.peer_id, without_peer(network.peer_id, network.addresses()))
     dht._state.table.heard_from(contact, trio.current_time())

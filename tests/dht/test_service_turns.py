@@ -1,4 +1,4 @@
-"""No message, however it is made, keeps everybody else waiting for long.
+"""No message, however it is made, keeps all others waiting for long.
 
 What is counted is what was checked between two pauses of the loop; where that says nothing, the
 processor's time of the slowest step, with room for slow machines.

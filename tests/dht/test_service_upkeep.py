@@ -1,4 +1,4 @@
-"""What a node does by itself: whom it pings, which links it closes, what it lets go of."""
+"""A node's own upkeep: which peers it pings, which links it closes, and what it drops."""
 
 from __future__ import annotations
 

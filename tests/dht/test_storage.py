@@ -1,4 +1,4 @@
-"""What a node keeps, what it refuses and why, and that nobody pushes out anybody."""
+"""Which slots a node keeps or refuses, and why, and that no peer can push out another's."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class NaiveStorage:
                 del self.kept[name]
 
     def share(self, slot: Slot, sender: Sender) -> str | None:
-        """For whom the slot would be counted; None if nobody has room."""
+        """The share that the slot would count for; None if none has room."""
         known = self.kept.get((slot.key, slot.publisher))
         wanted = sender.share
         if wanted and sender.public_key != slot.publisher:
@@ -202,7 +202,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(who=some.sampled_from(PUBLISHERS), key=some.sampled_from(KEYS))
     def leave_a_floor(self, who: Identity, key: str) -> None:
-        """What is to live for long is replaced by what is over in a moment."""
+        """A slot with a long life is replaced by one that expires in a moment."""
         value = VALUES[0] if key.startswith("word") else VALUES[-1]
         for sequence, life in ((3, 100), (4, 1)):
             slot = sign_slot(who, key, value, sequence, self.now + life * SECOND)

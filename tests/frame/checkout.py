@@ -95,7 +95,7 @@ class Checkout:
         )
 
     def asked_of_pip(self) -> list[str]:
-        """What pip was asked for since the last time, and `venv` where one was made."""
+        """The requests to pip since the last call, and `venv` if one was made."""
         text = self.journal.read_text(encoding="utf-8") if self.journal.exists() else ""
         self.journal.unlink(missing_ok=True)
         return text.splitlines()

@@ -164,7 +164,7 @@ class Sitting:
             self._run(line, command, home, expect_json="--json" in words)
 
     def _here(self, word: str, line: str) -> str:
-        """What a word stands for in this sitting."""
+        """The meaning of a word in this session."""
         stands_for = {"ADDRESS": self.address, "INVITE": self.invite}
         if word in stands_for:
             meant = stands_for[word]

@@ -1,4 +1,4 @@
-"""What the documents tell people to type works, and what they point at is there."""
+"""The commands in the documents work, and the links lead to existing pages."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_command_that_the_program_itself_names_is_there() -> None:
 
 
 def wrong_use(parser: CommandParser, command: str) -> str:
-    """What is wrong with it, or nothing."""
+    """The problem with it, or nothing."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
         try:
             parser.parse_args(shlex.split(command, comments=True)[1:])

@@ -1,4 +1,4 @@
-"""What tests lean on when a server is to come back at its port."""
+"""A server can come back at its port: other tests rely on this."""
 
 from __future__ import annotations
 

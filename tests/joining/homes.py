@@ -1,4 +1,4 @@
-"""What is in the home of a node that a test has made."""
+"""The home of a node that a test has made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the run is, is asked until somebody says so whom the organiser's signature bears out."""
+"""A newcomer asks for the run's definition until one answer has the organiser's signature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who needs a pass, and has one: a home is in one run, of one organiser."""
+"""When a pass is needed and used: a home is in one run, of one organiser."""
 
 from __future__ import annotations
 

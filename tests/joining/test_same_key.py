@@ -1,4 +1,4 @@
-"""Whoever comes second with a key that is in use refuses; who comes back after a kill does not."""
+"""A second node with a key in use refuses to start; one that returns after a kill does not."""
 
 from __future__ import annotations
 

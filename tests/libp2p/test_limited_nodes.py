@@ -33,7 +33,7 @@ _ACKED_AND_RECEIVED = 120  # of linux/tcp.h's tcp_info: tcpi_bytes_acked, tcpi_b
 
 
 def kernel_counts(network: Libp2pNetwork) -> tuple[int, int]:
-    """What the kernel has sent and received over all connections of a node."""
+    """The bytes that the kernel has sent and received over all connections of a node."""
     sent = received = 0
     for connection in network._links.every_connection():
         assert connection._tcp is not None

@@ -41,7 +41,7 @@ def other(peer: PeerId) -> PeerId:
 def test_both_sides_choose_the_same_of_two_simultaneous_dials(
     orders: tuple[tuple[int, int], tuple[int, int]],
 ) -> None:
-    """Whatever the order in which the two connections come up on either side."""
+    """The two connections may come up in any order on either side."""
     connections = [both_ends(dialled_by=SMALLER), both_ends(dialled_by=LARGER)]
     chosen = set()
     for side, order in zip((SMALLER, LARGER), orders, strict=True):

@@ -1,4 +1,4 @@
-"""What py-libp2p does when it is left alone: each test here is a reason for a piece of ours.
+"""The behaviour of plain py-libp2p: each test here is the reason for a part of our code.
 
 When one of these fails, a newer version has mended that fault, and the piece that its docstring
 names can be looked at again (negotiation, logging and identify have theirs beside our own tests).

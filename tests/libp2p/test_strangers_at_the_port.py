@@ -1,4 +1,4 @@
-"""Whoever finds the port: nonsense, silence and crowds cost us nothing for long."""
+"""Strangers at the port: nonsense, silence and crowds cost us nothing for long."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def is_hung_up_on(stream: trio.SocketStream) -> None:
 
 
 async def still_serves(network: Libp2pNetwork) -> None:
-    """Somebody decent can still call."""
+    """An honest peer can still call."""
     async with open_libp2p_network(Identity.generate(), LOOPBACK) as caller:
         caller.learn_addresses(network.peer_id, network.addresses())
         with trio.fail_after(PATIENCE_SECONDS):

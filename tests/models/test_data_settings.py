@@ -1,4 +1,4 @@
-"""What a run's file may say about data, and how a mistake is named."""
+"""The data settings of a run's file, and the errors for mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `hf_export` gives is loaded by transformers itself.
+"""transformers itself loads the output of `hf_export`.
 
 tests/models/test_hf_export.py checks names, shapes and numbers without it.
 """

@@ -1,4 +1,4 @@
-"""What holds for every model, whatever it is of."""
+"""Properties that hold for every model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/organisers.md says of the models is so."""
+"""docs/organisers.md is right about the models."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def status(code: int, **headers: str) -> Answer:
 
 @dataclass
 class Site:
-    """What it answers, for good and once; what it was asked."""
+    """Its answers, permanent ones and single ones, and the requests."""
 
     url: str
     over: threading.Event

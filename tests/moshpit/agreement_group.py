@@ -27,13 +27,13 @@ TIMING = Timing(round_seconds=60.0)
 
 
 def plan(members: tuple[int, ...]) -> tuple[int, ...]:
-    """Everybody reduces as much."""
+    """All members reduce equal parts."""
     return tuple(10 * place for place in range(len(members) + 1))
 
 
 def statement(ballot: Ballot, part: int, text: bytes = b"average") -> Statement:
-    """What an honest reducer states; another text is another result. The signature is a stand-in
-    that `verify` knows."""
+    """The statement of an honest reducer; another text means another result. The signature is a
+    stand-in that `verify` knows."""
     told = b"%d %d %d %s" % (ballot.number, ballot.coordinator, part, text)
     return Statement(part, blake3(told).digest(), _signature(ballot, part, blake3(told).digest()))
 
@@ -53,7 +53,7 @@ def statements(ballot: Ballot, members: tuple[int, ...]) -> tuple[Statement, ...
 
 @dataclass
 class Exchange:
-    """What became of one member's exchange: it holds these, or these are to blame."""
+    """The end of one member's exchange: it holds these, or these members are to blame."""
 
     seconds: float
     statements: tuple[Statement, ...] = ()
@@ -65,7 +65,7 @@ Exchanging = Callable[["Group", int, StartExchange], Exchange]
 
 
 def smooth(group: Group, member: int, start: StartExchange) -> Exchange:
-    """Everything works, unless one of the members is down: then it is seen after a while."""
+    """Every exchange works, unless a member is down: then that is noticed after a while."""
     for other in start.members:
         if other in group.killed:
             return Exchange(0.1, suspicions=(Suspicion(other, "cut", "is gone"),))
@@ -76,7 +76,7 @@ def smooth(group: Group, member: int, start: StartExchange) -> Exchange:
 
 @dataclass
 class Group:
-    """`size` members, the first of them the leader, all of whom may coordinate."""
+    """`size` members that may all coordinate; the first is the leader."""
 
     size: int
     timing: Timing = TIMING
@@ -121,23 +121,23 @@ class Group:
         return member not in self.killed and member not in self.stopped
 
     def kill(self, member: int) -> None:
-        """Gone at once: its links break, so exchanges with it fail within a moment."""
+        """Kill a member: its links break, so exchanges with it fail within a moment."""
         self.killed.add(member)
         self.break_exchanges_with(member, 0.1, "cut")
 
     def stop(self, member: int) -> None:
-        """Silent, as by SIGSTOP: exchanges with it stall."""
+        """Stop a member, as with SIGSTOP: it is silent, and exchanges with it stall."""
         self.stopped.add(member)
         self.break_exchanges_with(member, 4.0, "stalled")
 
     def wake(self, member: int) -> None:
-        """Continues, and first does all that has come meanwhile."""
+        """Continue a member: it first handles everything that has come meanwhile."""
         self.stopped.discard(member)
         for what in self._asleep.pop(member, []):
             what()
 
     def break_exchanges_with(self, gone: int, after: float, code: str) -> None:
-        """Exchanges that still need this member fail, those that had all from it do not."""
+        """Exchanges that still need this member fail; those that have everything from it do not."""
         if gone not in self._running:
             return
         for member, ballot in list(self._running.items()):
@@ -150,7 +150,7 @@ class Group:
     # running
 
     def run(self, until: float = math.inf) -> None:
-        """Until nothing happens any more, or this moment."""
+        """Run until nothing more happens, or until this moment."""
         while True:
             due = min((self.members[m].next_deadline, m) for m in range(self.size) if self.alive(m))
             moment = min(due[0], self._events[0][0] if self._events else math.inf)

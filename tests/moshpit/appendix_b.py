@@ -26,7 +26,7 @@ class Rates:
     returning: list[list[float]]
 
     def fractions(self) -> list[float] | None:
-        """Equation 6: proportional to min_j g_ij; None where no reducer returns to everybody."""
+        """Equation 6: proportional to min_j g_ij; None if no reducer returns to all members."""
         least = [min(row) for row in self.returning]
         return [one / sum(least) for one in least] if sum(least) > 1e-9 else None
 

@@ -1,4 +1,4 @@
-"""Nodes that average, in a simulated world: the cast of the tests of rounds.
+"""Nodes that average in a simulated world, for the tests of rounds.
 
 peers = await averagers(world, 4)
 outcomes = await average_all(peers)
@@ -37,7 +37,7 @@ SETTINGS = AveragerSettings(
 )
 VALUES = 16 << 10  # 64 KiB: two chunks to each of two reducers
 HOME = NodeSettings(upload_bytes_per_second=100_000.0, download_bytes_per_second=100_000.0)
-"""With it an exchange of `VALUES` among four takes about a second."""
+"""At this rate, an exchange of `VALUES` among four takes about a second."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class AveragingPeer:
         return not self.network.closed
 
     def vector(self) -> Vector:
-        """Values that are this peer's alone, and the same in every run."""
+        """Values that only this peer has, and that are the same in every run."""
         seed = torch.Generator().manual_seed(self.network.index)
         return Vector.of({"w": torch.randn(self.values, generator=seed)})
 
@@ -183,7 +183,7 @@ async def averagers(
     machine: NodeSettings | None = None,
     settings: AveragerSettings = SETTINGS,
 ) -> list[AveragingPeer]:
-    """So many that have joined and are ready."""
+    """Start this many peers, and wait until they have joined and are ready."""
     peers: list[AveragingPeer] = []
     for number in range(count):
         one = peer_in(world, f"peer-{number}", peers, machine=machine, settings=settings)
@@ -203,7 +203,7 @@ async def average_all(
     grid: Grid = ONE_GROUP,
     within: float = 60.0,
 ) -> list[Ended]:
-    """All of these average once; what came of it at each."""
+    """Let all of these average once. Returns the outcome of each."""
     events = [
         one.begin(
             epoch=epoch,
@@ -220,13 +220,13 @@ async def average_all(
 
 
 def mean_of(peers: Iterable[AveragingPeer]) -> Tensor:
-    """The average of what these bring with equal weights, in double precision."""
+    """The average of these peers' values with equal weights, in double precision."""
     vectors = [one.vector().values.double() for one in peers]
     return torch.stack(vectors).mean(dim=0)
 
 
 def check_same_result(ended: Sequence[Ended], counted: Sequence[AveragingPeer]) -> None:
-    """All committed the same bits, which are the average of those who counted, and say so."""
+    """All have committed the same bits, and these are the average of the members that they name."""
     for one in ended:
         assert isinstance(one.outcome, Committed), one.outcome
         assert set(one.outcome.members) == {peer.peer for peer in counted}
@@ -239,15 +239,15 @@ def check_same_result(ended: Sequence[Ended], counted: Sequence[AveragingPeer]) 
 
 
 def counted(ended: Sequence[Ended], peers: Sequence[AveragingPeer]) -> list[AveragingPeer]:
-    """The members as the first of the outcomes says."""
+    """The members that the first outcome names."""
     outcome = ended[0].outcome
     assert isinstance(outcome, Committed)
     return [one for one in peers if one.peer in outcome.members]
 
 
 def check_no_private_mix(ended: Iterable[Ended], peers: Sequence[AveragingPeer]) -> int:
-    """Whatever befell them: two results are the same, to the bit, or have no member in common,
-    and each is the average of its members. How many have committed."""
+    """Check that two results are equal, to the bit, or have no member in common, and that each is
+    the average of its members. Returns how many have committed."""
     committed = [one for one in ended if isinstance(one.outcome, Committed)]
     results: dict[bytes, tuple[frozenset[PeerId], Tensor]] = {}
     for one in committed:

@@ -1,4 +1,4 @@
-"""Agreements that are wrong in one thing each, so that the checker can show that it would tell."""
+"""Agreements with one fault each, to show that the checker would find it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BreaksItsPromise(Agreement):
 
 
 class CommitsOnItsOwn(Agreement):
-    """Takes its own whole result for the end of the round, as most systems of this kind do."""
+    """Treats its own whole result as the end of the round, as most systems of this kind do."""
 
     def exchange_done(
         self,

@@ -30,7 +30,7 @@ def setup(name: str) -> Members:
 
 
 def collaboration_of(members: Members, batch: float = 32_768.0) -> PlannedPeers:
-    """The same as a plan is asked for: who contributes computes 40 samples per second."""
+    """The same as the input of a plan: contributors compute 40 samples per second."""
     peers = [
         PlannedPeer(
             name=f"peer {i:03}",
@@ -54,7 +54,7 @@ speeds = st.one_of(st.sampled_from([0.2, 1.0, 2.5]), st.floats(min_value=0.05, m
 
 @st.composite
 def all_contribute(draw: st.DrawFn, most: int = 7) -> Members:
-    """Everybody has data; some can only dial out."""
+    """All members have data; some can only dial out."""
     n = draw(st.integers(2, most))
     reduces = draw(st.lists(st.booleans(), min_size=n, max_size=n).filter(any))
     up = draw(st.lists(speeds, min_size=n, max_size=n))

@@ -41,7 +41,7 @@ ROUND_ID = bytes(range(32))
 BALLOT = Ballot(0, 0)
 CHUNK_BYTES = 8_192
 LATENCY_SECONDS = 0.02
-LONGEST_SECONDS = 600.0  # of virtual time: whoever waits longer waits for ever
+LONGEST_SECONDS = 600.0  # of virtual time: a longer wait would never end
 
 Result = TypeVar("Result")
 
@@ -58,7 +58,7 @@ def layout_of(*codecs: CodecName, values: int = 5_000) -> Layout:
 
 @dataclass
 class Peer:
-    """One member: what it brings, and what came of it."""
+    """One member: its values, and its result."""
 
     index: int
     network: SimulatedNetwork
@@ -72,7 +72,7 @@ class Peer:
     ended: float = 0.0
 
     async def exchange(self, plan: ExchangePlan | None = None) -> None:
-        """Run the exchange to its end, and keep what came of it."""
+        """Run the exchange to its end, and keep its result."""
         assert self.butterfly is not None
         try:
             self.report = await self.butterfly.exchange(plan or self.plan, self.source, self.result)
@@ -83,7 +83,7 @@ class Peer:
 
     @property
     def code(self) -> str:
-        """What it has against whom, as `code member`."""
+        """Its suspicions, as `code member`."""
         assert self.suspicion is not None, f"member {self.index} suspects nobody"
         return f"{self.suspicion.code} {self.suspicion.member}"
 
@@ -107,7 +107,7 @@ class Exchanging:
                         nursery.start_soon(peer.exchange)
 
     def average(self) -> Tensor:
-        """What the exchange should come to, in float64."""
+        """The expected result of the exchange, in float64."""
         weights = [member.weight for member in self.peers[0].plan.members]
         total = sum(weights)
         return sum(
@@ -196,7 +196,7 @@ def exchange(
     sources: Sequence[Tensor] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Exchanging:
-    """One exchange to which nothing happens, when it is over."""
+    """Run one exchange without faults, to its end."""
 
     async def scenario(group: Exchanging) -> Exchanging:
         await group.exchange()

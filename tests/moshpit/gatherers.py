@@ -1,4 +1,4 @@
-"""Peers of a simulated swarm that look for groups: the cast of the matchmaking tests."""
+"""Peers of a simulated swarm that look for groups, for the matchmaking tests."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def gatherers(
     settle: float = 12.0,
     matchmaker: type[Matchmaker] = Matchmaker,
 ) -> list[Gatherer]:
-    """So many nodes that have met; those with these numbers can only dial out."""
+    """Start this many nodes, and let them meet; those behind NAT can only dial out."""
     hidden = set(behind_nat)
     cast: list[Gatherer] = []
     for number in range(count):
@@ -135,13 +135,13 @@ async def gatherers(
 
 
 def in_order(cast: Iterable[Gatherer], key: str = KEY) -> list[Gatherer]:
-    """As the hashes under this key order them: the first that can be dialled leads."""
+    """The order of their hashes under this key: the first that can be dialled leads."""
     return sorted(cast, key=lambda one: hash_order(key, one.peer))
 
 
 @dataclass
 class Found:
-    """How everybody's search ended, and when."""
+    """How each search ended, and when."""
 
     groups: dict[PeerId, Group] = field(default_factory=dict)
     errors: dict[PeerId, NoGroup] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Found:
         return len(self.groups) + len(self.errors)
 
     async def until(self, peers: Collection[PeerId]) -> None:
-        """Until the searches of all these have ended."""
+        """Wait until the searches of all these have ended."""
         while not set(peers) <= self.seconds.keys():
             await self.news.wait()
 
@@ -166,8 +166,8 @@ class Found:
         return max(self.seconds.values(), default=0.0)
 
     def check(self, key: str = KEY, epoch: int = EPOCH, layout: bytes = LAYOUT) -> None:
-        """What has to hold whatever happened: one list for all of its members, and nobody who
-        is listed twice and lives in both."""
+        """Check what must always hold: all members of a list have the same list, and no peer is a
+        living member of two."""
         for peer, group in self.groups.items():
             roster = group.roster
             assert roster.members[group.me] == peer
@@ -199,7 +199,7 @@ async def find_all(
     searches: Sequence[Search] | None = None,
     delays: Sequence[float] | None = None,
 ) -> Found:
-    """Let all of them look at once, or after these delays."""
+    """Let all of them search at once, or after these delays."""
     found = Found()
     async with trio.open_nursery() as nursery:
         for number, one in enumerate(cast):

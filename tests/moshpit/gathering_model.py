@@ -44,9 +44,9 @@ PARTS = {
     Awaited,
     KnownPeers,
 }
-"""What a machine is made of. They may hold dicts, lists and sets, which hold no parts."""
+"""The parts of a machine. They may hold dicts, lists and sets, but these hold no parts."""
 SETS = ("_came", "_there", "_lost", "_asked")
-LATEST = 20.0  # by then everybody must have come to an end
+LATEST = 20.0  # all must have ended before this
 
 
 def by_name(peer: PeerId) -> bytes:
@@ -91,7 +91,7 @@ class Model:
         return all(self.machines[peer].ended for peer in self.alive) and not self.letters
 
     def clone(self) -> Model:
-        """A world that goes its own way from here."""
+        """An independent copy of this world."""
         other = copy.copy(self)
         other.machines = {peer: _clone_of(one) for peer, one in self.machines.items()}
         other.letters = [copy.copy(letter) for letter in self.letters]
@@ -115,7 +115,7 @@ class Model:
         first: set[tuple[bool, PeerId, PeerId]] = set()
         for number, letter in enumerate(self.letters):
             way = (letter.kind == "join", letter.sender, letter.receiver)
-            if way not in first:  # of two on the same way the first comes first
+            if way not in first:  # messages on one way stay in order
                 first.add(way)
                 steps.append(f"deliver {number}")
         if not steps:
@@ -161,7 +161,7 @@ class Model:
         self._carry_out(peer)
 
     def _kill(self, peer: PeerId) -> None:
-        """A process is killed: its machine closes the connections, which everybody notices."""
+        """A process is killed: its machine closes the connections, which all others notice."""
         self.dead.add(peer)
         for ticket, (follower, leader) in list(self.waiting.items()):
             if leader == peer:
@@ -170,7 +170,7 @@ class Model:
                 self._post(Letter("gone", peer, leader, ticket))
 
     def _lose_letters_of(self, peer: PeerId) -> None:
-        """What it sent and has not arrived is lost; whoever waits for it notices."""
+        """Its messages that have not arrived are lost; peers that wait for it notice."""
         lost = [letter for letter in self.letters if letter.sender == peer]
         self.letters = [letter for letter in self.letters if letter.sender != peer]
         for letter in lost:
@@ -322,7 +322,7 @@ def model(
 
 
 def explore(start: Model, check: Callable[[Model], None], most: int = 1_000_000) -> int:
-    """Go through every state once, and check each that is an end. How many states there are."""
+    """Visit every state once, and check each end. Returns the number of states."""
     seen: set[bytes] = set()
     ends = 0
     waiting = [start]
@@ -347,14 +347,14 @@ def explore(start: Model, check: Callable[[Model], None], most: int = 1_000_000)
 
 
 def _clone_of(machine: Gathering) -> Gathering:
-    """A gathering that goes its own way from here."""
+    """An independent copy of a gathering."""
     clone = _copy(machine, {})
     assert isinstance(clone, Gathering)
     return clone
 
 
 def _copy(part: object, done: dict[object, object]) -> object:
-    """A copy of this part and all others that it holds, in which what was one is one."""
+    """A copy of this part and all parts that it holds; shared parts stay shared."""
     clone = done.get(part)
     if clone is None:
         clone = done[part] = copy.copy(part)
@@ -371,7 +371,7 @@ def _copy(part: object, done: dict[object, object]) -> object:
 
 
 def _fingerprint_of(machine: Gathering) -> str:
-    """Of all that may change in it; what is in several parts of it is told once."""
+    """A value of everything in it that may change; shared parts are included once."""
     told: list[str] = []
     done: set[object] = set()
     parts: list[object] = [machine]

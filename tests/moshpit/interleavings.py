@@ -74,7 +74,7 @@ def _less(budgets: Spent, which: int) -> Spent:
 
 
 class Broken(AssertionError):
-    """Something does not hold, and these are the steps that lead there."""
+    """An invariant does not hold; these steps lead to that state."""
 
     def __init__(self, what: str, path: list[Step]) -> None:
         super().__init__("\n".join([what, *map(str, path)]))
@@ -82,7 +82,7 @@ class Broken(AssertionError):
 
 @dataclass
 class Local:
-    """One member, and what is really the case around it."""
+    """One member, and the real state around it."""
 
     agreement: Agreement
     begun: bool = False
@@ -108,7 +108,7 @@ class Local:
 
 
 def clone(value: Any, done: dict[int, Any]) -> Any:
-    """A copy that shares what cannot change."""
+    """A copy that shares immutable parts."""
     if id(value) in done:
         return done[id(value)]
     if isinstance(value, dict):
@@ -133,7 +133,7 @@ SHARED = ("_owner", "_desk", "_ending", "_blame", "_acceptor", "_exchange", "_su
 
 
 def freeze(value: Any) -> Hashable:
-    """Equal for two local states from which the same will follow."""
+    """A key that is equal for two local states with the same future."""
     if isinstance(value, msgspec.Struct | enum.Enum):
         return value
     if isinstance(value, dict):
@@ -154,7 +154,7 @@ def freeze(value: Any) -> Hashable:
 
 @dataclass(frozen=True)
 class Budgets:
-    """How often what could happen for ever may happen."""
+    """How often events may happen that could otherwise happen for ever."""
 
     deaths: int = 0
     timers: int = 0  # that fire while something is under way
@@ -210,7 +210,7 @@ class Interleavings:
         return found
 
     def _local_step(self, me: int, before: int, step: Step) -> tuple[int, tuple[int, ...]]:
-        """What this does to a member, and what it sends."""
+        """The effect of this on a member, and the messages that it sends."""
         known = self._after.get((before, step))
         if known is not None:
             return known
@@ -276,7 +276,7 @@ class Interleavings:
     # worlds
 
     def first(self) -> World:
-        """Nothing has happened. Who dies here dies before anything has reached it."""
+        """The world before any event. A member that dies here has received nothing."""
         ids = tuple(
             self._intern(
                 Local(
@@ -290,7 +290,7 @@ class Interleavings:
         return ids, (1 << self.size) - 1, frozenset(), astuple(self.budgets)
 
     def steps(self, world: World) -> list[tuple[Step, World]]:
-        """All that can happen next, and where it leads."""
+        """All possible next events, and the worlds after them."""
         ids, alive, under_way, budgets = world
         found: list[tuple[Step, World]] = []
         busy = False
@@ -361,7 +361,7 @@ class Interleavings:
         return found
 
     def _reaching(self, left: frozenset[int], sent: tuple[int, ...], alive: int) -> frozenset[int]:
-        """What is under way when this is sent, too. Calls to the dead fail, all at once."""
+        """The messages under way, with these. All calls to dead members fail at once."""
         if not sent:
             return left
         now = set(left)
@@ -382,7 +382,7 @@ class Interleavings:
         return frozenset(now)
 
     def what_is_wrong(self, world: World) -> str:
-        """Which invariant does not hold in this world; "" if all do."""
+        """The invariant that does not hold in this world; "" if all do."""
         ids = world[0]
         wrong = self._checked.get(ids)
         if wrong is None:
@@ -392,7 +392,7 @@ class Interleavings:
         return wrong
 
     def _what_is_wrong_at_the_end(self, world: World) -> str:
-        """Survivors agree, and where they are a quorum nobody is in doubt."""
+        """Survivors agree, and if they are a quorum, none is in doubt."""
         ids, alive, _, left = world
         verdicts = [self.locals[ids[me]].verdict for me in range(self.size) if alive >> me & 1]
         discards = [each for each in verdicts if isinstance(each, Discard)]
@@ -433,7 +433,7 @@ class Interleavings:
         return ""
 
     def has_ended(self, world: World) -> bool:
-        """Whether all who live have a verdict."""
+        """Whether all living members have a verdict."""
         ids, alive = world[0], world[1]
         return all(
             self.locals[ids[me]].verdict is not None for me in range(self.size) if alive >> me & 1
@@ -442,7 +442,7 @@ class Interleavings:
 
 @dataclass(frozen=True)
 class Found:
-    """How much a search has seen."""
+    """The statistics of a search."""
 
     worlds: int
     ended: int
@@ -456,7 +456,7 @@ def search(
     detours: int | None = None,
     progress: bool = True,
 ) -> Found:
-    """Look at all worlds that can be reached (or `most` of them), depth first.
+    """Visit all worlds that can be reached (or `most` of them), depth first.
 
     With `detours`, only those on ways on which, that many times at most, something else happens
     next than what has been under way for longest; deaths are no detours and come everywhere.
@@ -527,7 +527,7 @@ class _Seen:
         return number
 
     def way_to(self, number: int) -> list[Step]:
-        """Gone once more from the first world, as only digests are kept."""
+        """Repeats the way from the first world, because only digests are kept."""
         numbers = []
         while number:
             numbers.append(number)
@@ -550,7 +550,7 @@ def _digest_of(world: World) -> int:
 def _without_an_end(
     worlds: int, edges_from: array[int], edges_to: array[int], ended: array[int]
 ) -> int | None:
-    """A world from which none can be reached in which all the living have a verdict, if any."""
+    """A world from which no end can be reached (all living members have a verdict), if any."""
     can_end = bytearray(worlds)
     for number in ended:
         can_end[number] = True
@@ -565,7 +565,7 @@ def _without_an_end(
 
 
 def walk(space: Interleavings, random: Random, most: int = 1000) -> World:
-    """One way through the worlds, drawn step by step, to an end (or `most` steps far)."""
+    """One random way through the worlds, step by step, to an end (or `most` steps)."""
     world, way = space.first(), list[Step]()
     for _ in range(most):
         if space.has_ended(world):

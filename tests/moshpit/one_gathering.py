@@ -1,4 +1,4 @@
-"""One gathering, and what happens to it, without a network: for tests of its decisions."""
+"""One gathering and its events, without a network, for tests of its decisions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def joins(one: Gathering, *peers: PeerId, now: float = 0.0, **options: bool) -> 
 
 
 def passes(one: Gathering, until: float) -> list[Effect]:
-    """Let time pass as it does: with a tick whenever one is due."""
+    """Let time pass, with a tick whenever one is due."""
     effects: list[Effect] = []
     while not one.ended and one.next_moment < until:
         one.tick(one.next_moment)

@@ -1,4 +1,4 @@
-"""When each phase of a round begins: measured in a run of the same seed in which nothing befalls.
+"""When each phase of a round begins, measured in a run without faults with the same seed.
 
 A simulated run is decided by its seed. So what happens in the second round of some peers, until
 something is done to them, happens at the same moments in every run; `undisturbed` says when.
@@ -28,7 +28,7 @@ class Moments:
     leader: int
 
     def at(self, phase: str, part: float) -> float:
-        """When this part of a phase is over."""
+        """The moment when this part of a phase is over."""
         start, stop = self.starts[PHASES.index(phase) :][:2]
         return start + part * (stop - start)
 

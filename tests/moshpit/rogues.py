@@ -1,4 +1,4 @@
-"""Members that are in the list and agree as they should, and exchange as nobody should.
+"""Members that are in the list and agree as they should, but exchange as no member should.
 
 A rogue is a `Butterfly` of another kind. Everything else of its node is ours.
 """
@@ -99,7 +99,7 @@ class SendsTooLittle(RogueSender):
 
 
 class SendsTwice(RogueSender):
-    """Its part once more, behind its part."""
+    """Sends its part a second time after its part."""
 
     async def misbehave(self, transfer: SenderTransfer, chunks: list[Chunk]) -> None:
         for chunk in [*chunks, *chunks]:
@@ -116,7 +116,7 @@ class Trickles(RogueSender):
 
 
 class StopsReading(RogueSender):
-    """Sends what it should, and takes nothing of what it gets."""
+    """Sends what it should, but receives nothing."""
 
     async def misbehave(self, transfer: SenderTransfer, chunks: list[Chunk]) -> None:
         for chunk in chunks:
@@ -124,7 +124,7 @@ class StopsReading(RogueSender):
 
 
 class Strange(Butterfly):
-    """Exchanges in ways of its own, takes everything in and is always alive. It accuses nobody."""
+    """Exchanges in its own way, receives everything and is always alive. It accuses no member."""
 
     sends: type[PartExchange] = PartExchange
     serves: type[PartService] = PartService
@@ -149,7 +149,7 @@ class Strange(Butterfly):
 
 
 async def stays_alive(transfer: Transfer[Any, Any, Any], seconds: float = math.inf) -> None:
-    """Says so for so long, and nothing else."""
+    """Says ALIVE for this long, and nothing else."""
     with trio.move_on_after(seconds):
         while True:
             await transfer.say_alive()
@@ -162,7 +162,7 @@ class NoValues(PartExchange):
 
 
 class NoValuesToSome(PartExchange):
-    """None to every second reducer."""
+    """Sends nothing to every second reducer."""
 
     async def _send_values(self, transfer: SenderTransfer) -> None:
         if self._reducer.index % 2:
@@ -235,7 +235,7 @@ class ReadsNothing(Strange):
 
 
 class Liar(Butterfly):
-    """As a reducer it tells one member something else than the others, and signs both."""
+    """As a reducer, it sends one member another result than the others, and signs both."""
 
     cheated: PeerId | None = None  # set before the exchange; else it is honest
 
@@ -287,15 +287,15 @@ class LyingService(PartService):
 
 
 class TwoFacedRound(Round):
-    """The leader of a round that is a `Liar` as a reducer, and then proposes to each member, and
-    says to be decided, whatever that member holds."""
+    """The leader of a round that is a `Liar` as a reducer. Then it proposes to each member the
+    result which that member holds, and claims that it is decided."""
 
     def __init__(self, shell: Shell, task: Task) -> None:
         super().__init__(shell, task)
         self._held_by: dict[int, Holding] = {}
 
     def receive(self, peer: PeerId, message: AgreementMessage) -> None:
-        """Our own side is to believe that all hold what we do."""
+        """Makes our own side believe that all members hold our result."""
         if not isinstance(message, Holding) or message.ballot.number > 0:
             super().receive(peer, message)
             return

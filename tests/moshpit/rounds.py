@@ -54,7 +54,7 @@ LATENCY_SECONDS = 0.01
 CHUNK_BYTES = 4_096
 VALUES_OF_A_PART = 2_048  # two chunks: one is under way while the other is reduced
 ROUND_SECONDS = 30.0
-LONGEST_SECONDS = 600.0  # of virtual time: whoever waits longer waits for ever
+LONGEST_SECONDS = 600.0  # of virtual time: a longer wait would never end
 
 WORLD = WorldSettings(link=LinkSettings(latency_seconds=LATENCY_SECONDS))
 
@@ -63,7 +63,7 @@ How = Literal["killed", "killed and heard out", "stopped"]
 
 @dataclass(frozen=True)
 class Fate:
-    """What befalls one member instead of its message of this number, the first being 1.
+    """A fault of one member in place of its message with this number; the first is 1.
 
     A stopped one goes on when the round is over for the others.
     """
@@ -75,7 +75,7 @@ class Fate:
 
 @dataclass(eq=False)
 class Member:
-    """One member's round. `finished` stays None where it died before the end."""
+    """One member's round. `finished` stays None if it died before the end."""
 
     place: int
     weight: float
@@ -94,7 +94,7 @@ class Member:
 
 @dataclass(frozen=True)
 class RoundEnded:
-    """A round that is over for everybody who lives. Moments are of the world's clock."""
+    """A round that is over for all living members. Moments are of the world's clock."""
 
     members: tuple[Member, ...]
     fates: tuple[Fate, ...]
@@ -107,7 +107,7 @@ class RoundEnded:
 
     @property
     def seconds_after(self) -> float:
-        """From the last thing that befell a member until the round was over for all others."""
+        """The time from the last fault until the round was over for all other members."""
         return max(one.ended for one in self.survivors) - max(self.befell.values())
 
     def check(self) -> None:
@@ -124,7 +124,7 @@ class RoundEnded:
             self._check_end(one, [commit for _, commit in commits])
 
     def _check_end(self, one: Member, commits: list[Commit]) -> None:
-        """Nobody hangs, and nobody believes of the others what is not so."""
+        """No member hangs, and no member believes anything false about the others."""
         if one.finished is None:
             assert one not in self.survivors, f"{self.fates}: member {one.place} has not ended"
             return
@@ -136,7 +136,7 @@ class RoundEnded:
                 assert not commits, f"{self.fates}: {one.place} is sure, and others committed"
 
     def average_of(self, members: tuple[int, ...]) -> Tensor:
-        """What these members' values come to by weight, in double precision."""
+        """The weighted average of these members' values, in double precision."""
         counted = [self.members[place] for place in members]
         total = sum(one.weight for one in counted)
         shares = [one.values.double() * (one.weight / total) for one in counted]
@@ -145,7 +145,7 @@ class RoundEnded:
 
 @dataclass(frozen=True)
 class Rogue:
-    """A member that exchanges, and takes part in the round, in a way of its own."""
+    """A member that exchanges, and takes part in the round, in its own way."""
 
     member: int
     butterfly: type[Butterfly]
@@ -243,7 +243,7 @@ def _arrange(world: SimulatedWorld, victim: Member, fate: Fate, befell: dict[int
 def _nodes(
     world: SimulatedWorld, terms: Terms, cast: str, setting: Setting
 ) -> list[SimulatedNetwork]:
-    """A node for each of the cast, in the order in which the list will have them."""
+    """A node for each of the cast, in the order of the list."""
     names = [f"member-{number}" for number in range(len(cast))]
     names.sort(key=lambda name: hash_order(terms.key, world.identity_of(name).peer_id))
     networks = [

@@ -1,4 +1,4 @@
-"""How a round ends, with a clock: who commits, who is left out, why, and how soon after a fault."""
+"""How a round ends, with a clock: which members commit, which are left out, why, and how soon."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _round(size: int, latency: float = 0.03, exchange_seconds: float = 0.5) -> G
 
 
 def _kind(verdict: Verdict) -> object:
-    """What survivors have to have in common."""
+    """The result that all survivors must have."""
     if isinstance(verdict, Discard):
         return "discard"
     return verdict.attempt, verdict.members, verdict.digest
@@ -62,7 +62,7 @@ def _kind(verdict: Verdict) -> object:
 def check_committed(
     group: Group, members: tuple[int, ...], excluded: dict[int, str] | None = None
 ) -> None:
-    """These have committed the same, with nobody else in it, and say of whom why not."""
+    """These have committed one result with only their data, and name the reason for each other."""
     for member in members:
         commit = group.verdicts[member]
         assert isinstance(commit, Commit)
@@ -102,7 +102,7 @@ def test_agreement_of_sixteen_costs_a_few_milliseconds() -> None:
 
 
 def _after(size: int, how: str, victim: int, moment: float) -> tuple[set[object], float]:
-    """How survivors of a death (or a stop) at this moment end, and how much later."""
+    """How the survivors of a death (or a stop) at this moment end, and how much later."""
     group = _round(size)
     group.run(until=moment)
     getattr(group, how)(victim)
@@ -479,7 +479,7 @@ def promises_of(agreement: Agreement) -> list[Promise]:
 
 
 def test_a_vow_is_not_given_to_a_coordinator_of_whose_ballot_nobody_has_heard() -> None:
-    """It may be deaf: then it finds no quorum, and everybody else has one."""
+    """It may receive nothing: then it finds no quorum, and all others have one."""
     one = Agreement(2, 4, range(4), TIMING, 0.0, plan=plan, verify=verify)
     ballot = Ballot(1, 1)
     one.receive(1, Forswear(ballot), 1.0)
@@ -505,7 +505,7 @@ def test_who_finds_a_quorum_of_which_too_many_have_vowed_seeks_the_end_at_once()
 
 
 def test_who_has_accepted_what_no_quorum_can_accept_any_more_ends_in_doubt() -> None:
-    """And does not propose it again and again, until the round's time is over."""
+    """It does not propose it again and again, until the round's time is over."""
     one = Agreement(1, 3, range(3), TIMING, 0.0, plan=plan, verify=verify)
     first, own = Ballot(0, 0), Ballot(1, 1)
     everybody = (0, 1, 2)

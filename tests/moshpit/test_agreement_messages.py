@@ -1,4 +1,4 @@
-"""No message of the agreement, whatever it says, is believed further than its sender may speak."""
+"""No message of the agreement is believed beyond what its sender may say."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_a_plan_that_is_not_the_right_one_is_refused_by_name() -> None:
 
 
 def test_no_sequence_of_wild_messages_does_anything_but_be_refused_or_taken() -> None:
-    """Whatever a member says, in whatever order: only NotAnHonestMessage comes out."""
+    """Any messages of a member, in any order, raise only NotAnHonestMessage."""
     for seed in range(150):
         random = Random(seed)
         agreement = member(random.randrange(3))

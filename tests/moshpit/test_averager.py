@@ -266,8 +266,8 @@ def test_a_full_grid_averages_exactly(grid: Grid) -> None:
 
 
 async def a_death_on_the_grid(world: SimulatedWorld) -> None:
-    """The rest of the grid goes on. Who met the dead, and is late for its next group, keeps the
-    average of its first."""
+    """The rest of the grid goes on. A peer that met the dead one is late for its next group, and
+    keeps the average of its first."""
     grid = Grid(3, 2)
     peers = await averagers(world, grid.cells, machine=HOME)
     events = [

@@ -1,4 +1,4 @@
-"""What an averager refuses of its own caller, by name and before anything is sent; and its end."""
+"""An averager refuses wrong calls by name, before anything is sent; and how it ends."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def begin(one: AveragingPeer, counted: Sequence[AveragingPeer], *, named: bool) 
 
 
 async def newcomer_comes_first(world: SimulatedWorld, *, named: bool) -> list[AveragingPeer]:
-    """Three know of each other and of nobody else; one more comes before the last of them."""
+    """Three know only each other; another peer comes before the last of them."""
     *counted, newcomer = peers = await averagers(world, 4)
     await average_all(peers)
     *prompt, last = counted

@@ -1,4 +1,4 @@
-"""What this peer believes its connection bears, from what exchanges have measured."""
+"""A peer's estimate of its connection's speed, from the measurements of exchanges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is left out of the next attempt, by what members have said; and who is proven a liar."""
+"""Which members are left out of the next attempt, by the complaints, and which are proven liars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exchange comes to when nothing goes wrong: the average, and the same bits for all."""
+"""An exchange without faults gives the average, with the same bits for all."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LOSSY = [name for name, codec in CODECS.items() if not codec.is_lossless]
 
 
 def tolerated(codec: CodecName) -> float:
-    """What a value may be off by, relative to the largest: the codec's own error, once when the
-    values are sent and once when the average is. float32 alone rounds once for each addition."""
+    """The largest error of a value, relative to the largest value: the codec's own error, for the
+    values and again for the average. float32 alone rounds once for each addition."""
     largest = 1.001  # just above a power of two a float is coarsest for its size
     values = torch.linspace(-largest, largest, 1 << 16)
     encoded = bytearray(CODECS[codec].encoded_bytes(len(values)))

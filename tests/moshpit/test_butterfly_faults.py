@@ -1,4 +1,4 @@
-"""Members that die, stop, are slow or never come: who is named, how soon, and what is left."""
+"""Members that die, stop, are slow or never come: which are named, how soon, and what is left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLOW_BYTES_PER_SECOND = 20_000.0
 
 
 def check_over(group: Exchanging, dead: int, within_seconds: float) -> None:
-    """All others have given up by then, and whoever names somebody else has only lost it."""
+    """All others have given up before that, and one that names another has only lost its link."""
     for peer in group.peers:
         if peer.index == dead:
             continue
@@ -82,7 +82,7 @@ def test_a_member_that_is_stopped_is_given_up_after_the_stall(moment: float) -> 
 
 @pytest.mark.slow
 def test_a_slow_member_is_waited_for_and_nobody_takes_anybody_for_stalled() -> None:
-    """Its part takes it four times as long as a stopped member is waited for."""
+    """Its part takes four times as long as the wait for a stopped member."""
 
     async def scenario(group: Exchanging) -> float:
         group.world.throttle(group[2].network, upload_bytes_per_second=SLOW_BYTES_PER_SECOND)
@@ -227,7 +227,7 @@ def test_a_cancelled_exchange_leaves_nothing_behind_and_the_next_attempt_is_whol
 
 
 class OnceBusy(Butterfly):
-    """Has no room for the first transfer that comes from anybody."""
+    """Has no room for the first transfer of each sender."""
 
     def __init__(self, rpc: Rpc, network: Network) -> None:
         super().__init__(rpc, network)

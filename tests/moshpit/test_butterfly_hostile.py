@@ -1,4 +1,4 @@
-"""Members that break the protocol, each in one way, and what they are called for it.
+"""Members that each break the protocol in one way, and the names of these faults.
 
 Member 1 is hostile and speaks through its rpc; the others are as they should be.
 """
@@ -70,7 +70,7 @@ async def send_as_hostile(
     *,
     then_listen: bool = True,
 ) -> PotluckError | None:
-    """Open a transfer, send these, and wait for what the reducer says."""
+    """Open a transfer, send these, and wait for the reducer's answer."""
     rpc, peer = group[HOSTILE].rpc, group[reducer].network.peer_id
     try:
         async with rpc.open_bulk(peer, PART, opening, timeout=SECONDS) as transfer:
@@ -87,7 +87,7 @@ async def send_as_hostile(
 async def with_the_others(
     group: Exchanging, hostile: Callable[[], Awaitable[PotluckError | None]]
 ) -> PotluckError | None:
-    """The honest members exchange while the hostile one does this; what it was told."""
+    """The honest members exchange while the hostile one does this. Returns what it was told."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(group.exchange, HOSTILE)
         await trio.sleep(0.5)
@@ -428,7 +428,7 @@ def test_a_statement_counts_for_one_reducer_round_ballot_and_part_only() -> None
 
 
 def test_what_a_reducer_says_when_it_gives_up_accuses_nobody_here() -> None:
-    """A told error is only words: it is reported as such, whatever its code."""
+    """An error that a peer sends is only a claim: it is reported as such, whatever its code."""
 
     async def scenario(group: Exchanging) -> None:
         async def give_up(_: Caller, transfer: ServedTransfer, _opening: PartOpening) -> None:

@@ -1,4 +1,4 @@
-"""A member dies, or stops, instead of any of its messages: the round still ends as one.
+"""A member dies or stops in place of any of its messages: the round still ends the same for all.
 
 Each case is a whole real round (tests/moshpit/rounds.py) in which one member meets its fate
 instead of its k-th message: every member, every k. The default tests take every k in a pair, every
@@ -53,7 +53,7 @@ def check_all(cast: str, how: How, every: int = 1) -> None:
 
 
 def check_committed(ended: RoundEnded) -> None:
-    """Two or more are left, and most of the list: nothing may keep them from an average."""
+    """If two or more are left, and most of the list, nothing may keep them from an average."""
     for one in ended.survivors:
         assert one.committed is not None, f"{ended.fates}: {one.place} has {one.finished}"
         assert {other.place for other in ended.survivors} <= set(one.committed.members), ended.fates

@@ -1,4 +1,4 @@
-"""A peer dies, or stops, at any of its messages of a whole averaging, the search included.
+"""A peer dies or stops at any of its messages in a whole averaging, with the search.
 
 As test_fates_of_a_round.py, and with everything that a node has: the directory, matchmaking, the
 averager. Here a leader can die when it has sent its list to some of the members only.
@@ -25,7 +25,7 @@ LONGEST_SECONDS = 120.0  # of virtual time
 
 @dataclass(frozen=True)
 class AveragingEnded:
-    """How it went: when the fate befell its peer, when it was over for all others."""
+    """The result: when the fault happened, and when the averaging was over for all others."""
 
     messages: tuple[int, ...]
     befell: float | None
@@ -33,7 +33,7 @@ class AveragingEnded:
 
 
 async def averaging(world: SimulatedWorld, count: int, fate: Fate | None) -> AveragingEnded:
-    """All average once. Checks that whoever is left holds one result, if there is one."""
+    """All average once. Checks that the survivors hold one result, if there is one."""
     peers = await averagers(world, count)
     await trio.sleep(SETTLING_SECONDS)
     befell: list[float] = []
@@ -78,7 +78,7 @@ def undisturbed(count: int) -> AveragingEnded:
 def check_all(count: int, how: How, every: int) -> None:
     struck, seconds = 0, OVER_SECONDS[how]
     if count == 2:
-        seconds += AVERAGERS.matchmaking_seconds  # whoever is left looks for somebody else first
+        seconds += AVERAGERS.matchmaking_seconds  # the survivors first look for other peers
     for member, messages in enumerate(undisturbed(count).messages):
         for message in range(1 + member * 3 % every, messages + 1, every):
             fate = Fate(member, message, how)

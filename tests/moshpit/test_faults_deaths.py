@@ -1,4 +1,4 @@
-"""Members that die, in whatever phase of a round: the survivors hold one result, soon."""
+"""Members die in any phase of a round: the survivors soon hold one result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEXT_ROUND_SECONDS = 1.0  # of matchmaking without the dead
 async def survivors_agree(
     peers: Sequence[AveragingPeer], victims: Sequence[AveragingPeer], after: float
 ) -> list[Ended]:
-    """Begin a round, kill these after so many seconds, and check how it ends for the others."""
+    """Begin a round, kill these after some seconds, and check how it ends for the others."""
     survivors = [one for one in peers if one not in victims]
     events = {one: one.begin(epoch=EPOCH, expected=len(peers)) for one in peers}
     await trio.sleep(after)
@@ -87,7 +87,7 @@ def test_a_member_that_dies_in_the_exchange_is_left_out() -> None:
 
 
 async def several_die(world: SimulatedWorld, count: int, dying: int, phase: str) -> None:
-    """With a quorum the others commit; without, all of them keep what they had."""
+    """With a quorum, the others commit; without one, all keep their own values."""
     after = undisturbed(count, world.seed).at(phase, 0.5)
     peers = await ready_for_a_round(world, count)
     victims, survivors = peers[:dying], peers[dying:]

@@ -1,4 +1,4 @@
-"""Members that stop and go on, links that flap, nets that come apart: one result for all."""
+"""Members stop and go on, links flap, networks split: one result for all."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_one_of_four_is_stopped_and_continues(phase: str, leader_stops: bool) ->
 
 
 async def one_pauses(world: SimulatedWorld, seconds: float) -> None:
-    """Shorter than anybody's patience: nothing happens."""
+    """The stop is shorter than any member's patience, so nothing happens."""
     after = undisturbed(4, world.seed).at(EXCHANGE, 0.5)
     peers = await ready_for_a_round(world, 4)
     events = begin_all(peers, epoch=EPOCH)
@@ -135,7 +135,7 @@ Damage = Callable[[SimulatedWorld, Sequence[AveragingPeer]], None]
 
 
 def deaf(world: SimulatedWorld, peers: Sequence[AveragingPeer]) -> None:
-    """Nothing gets to the first; what it says arrives."""
+    """Nothing reaches the first member, but its messages arrive."""
     world.cut([one.network for one in peers[1:]], [peers[0].network])
 
 

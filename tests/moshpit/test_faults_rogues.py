@@ -1,4 +1,4 @@
-"""Members that send what nobody should, or nothing, or take nothing: the others average without."""
+"""Members send something wrong, or nothing, or receive nothing: the others average without them."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_member_too_slow_for_the_round_is_left_out() -> None:
 
 
 async def slow_and_planned_for(world: SimulatedWorld) -> None:
-    """Who says how slow it is reduces nothing, and is waited for as long as its own data takes."""
+    """A member that declares its low speed reduces nothing, and its own data is waited for."""
     fast = dataclasses.replace(
         SETTINGS,
         up_bytes_per_second=FAST_BYTES_PER_SECOND,

@@ -1,4 +1,4 @@
-"""Who leads, whom a peer asks, and when a list is closed: the decisions of one gathering."""
+"""The decisions of one gathering: which peer leads, which one to ask, and when to close a list."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_a_group_of_stragglers_that_is_not_smaller_goes_on() -> None:
 
 
 def test_after_the_process_was_stopped_the_list_is_not_closed_at_once() -> None:
-    """Those whose joins it still holds may long be elsewhere: first it hears what they said."""
+    """The peers whose joins it still holds may be elsewhere: first it takes their messages."""
     one = gathering(A)
     sees(one, B)
     joins(one, B, now=0.01)
@@ -375,7 +375,7 @@ def all_in_one_list_each(end: Model) -> None:
 
 
 def survivors_are_together_or_know_why(end: Model) -> None:
-    """Who is in a list was listed by its leader; who is in none is alone, or was shown a list."""
+    """A listed peer was listed by its leader; any other peer is alone, or was shown a list."""
     for member, leader in end.accepted.items():
         assert member in end.lists[leader]
     for peer in end.alive:

@@ -1,4 +1,4 @@
-"""The grid: who averages with whom, and that this is the exact average on full grids."""
+"""The grid: which peers average together, and that full grids give the exact average."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def average(
     grid: Grid,
     order: random.Random,
 ) -> None:
-    """One round of everybody, with rosters in any order, written over what they had."""
+    """One round of all peers, with rosters in any order. Their values are replaced."""
     for group in groups_of(indices):
         order.shuffle(group)
         total = sum(weights[peer] for peer in group)
@@ -275,6 +275,6 @@ def test_what_is_no_grid_is_refused(wrong: object) -> None:
 
 
 def test_the_grid_is_light() -> None:
-    """What simulates or plans with it starts at once: torch alone would cost a second."""
+    """Programs that simulate or plan with it start at once: torch alone would cost a second."""
     check = "import sys, protocols.moshpit.grid; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

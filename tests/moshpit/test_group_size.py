@@ -19,7 +19,7 @@ rates = st.floats(0.0, 0.9)
 
 
 def expected_attempts(peers: int, group_size: int, rate: float) -> float:
-    """How many rounds a peer takes part in, in the mean, until it has the average of all."""
+    """The mean number of rounds that a peer needs to get the average of all."""
     return rounds_needed(peers, group_size) / (1.0 - rate) ** group_size
 
 

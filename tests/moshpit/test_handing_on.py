@@ -1,4 +1,4 @@
-"""How the list of a large group gets to its members: from one to the next, and unchanged."""
+"""The list of a large group is handed on from member to member, unchanged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ways(entries: Sequence[Entry]) -> dict[PeerId, Way]:
 
 
 def lists_sent(entries: Sequence[Entry]) -> Counter[PeerId]:
-    """How often each member sends the list, if nobody fails."""
+    """How often each member sends the list, if none fails."""
     leader = entries[0].peer
     return Counter(way.sources[0] if way.sources else leader for way in ways(entries).values())
 

@@ -1,4 +1,4 @@
-"""A group of 256: whatever its members say to each other fits into the limits of its messages."""
+"""In a group of 256, all messages between members fit into their limits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Members that are alive and hold a round up: one that sends no values, returns no averages, or
-takes nothing, is left out soon, and nobody honest with it. A slow link is none of these."""
+"""Members that are alive but hold up a round. One that sends no values, returns no averages, or
+receives nothing is soon left out, and no honest one with it. A slow link is none of these."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def of_machines(rate: float, members: int, *, declared: bool) -> Setting:
 
 
 def check_only_one_is_left_out(ended: RoundEnded, rogue: int) -> None:
-    """All others commit what they share, and say who it was, and that is soon."""
+    """All others soon commit one result, and name the member that was late."""
     ended.check()
     honest = [one for one in ended.members if one.place != rogue]
     expected = tuple(one.place for one in honest)
@@ -155,7 +155,7 @@ def check_all_are_in(ended: RoundEnded) -> None:
 @pytest.mark.parametrize("declared", [False, True], ids=["rates unknown", "rates known"])
 @pytest.mark.parametrize("cast", ["rrrr", "drrr", "drd"])
 def test_a_slow_link_is_waited_for(cast: str, declared: bool) -> None:
-    """One up with a megabit, among links that carry a hundred times as much."""
+    """One uplink has a megabit, among links that carry a hundred times as much."""
     up = dict.fromkeys(range(1, len(cast)), 100.0 * MEGABIT) | {0: 1.0 * MEGABIT}
     check_all_are_in(one_round(cast, setting=at_home(up, declared=declared)))
 
@@ -184,7 +184,7 @@ FIRST, SECOND = Ballot(0, 0), Ballot(1, 1)
 
 
 def test_a_reducer_that_waits_for_a_sender_is_not_taken_for_it() -> None:
-    """Two members have no averages of member 1, which has found out that 3 sends it nothing."""
+    """Two members have no averages from member 1, which has found that 3 sends it nothing."""
     blame = Blame()
     blame.complain(0, FIRST, [Suspicion(1, "no_averages")])
     blame.complain(2, FIRST, [Suspicion(1, "no_averages")])
@@ -216,7 +216,7 @@ def test_to_be_awaited_is_nothing_against_anybody_by_itself() -> None:
 
 
 def test_two_that_send_nothing_do_not_cost_the_one_that_finds_it_out_first() -> None:
-    """Member 0 is first to say it, of 3 and then of 4; 1 and 2 were about to."""
+    """Member 0 is the first to complain, about 3 and then 4; 1 and 2 were about to."""
     blame = Blame()
     for ballot, late in ((FIRST, 3), (SECOND, 4)):
         blame.complain(0, ballot, [Suspicion(late, "no_values")])

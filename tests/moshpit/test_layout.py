@@ -1,4 +1,4 @@
-"""What a vector is made of, and where it is cut."""
+"""The tensors of a vector, and its cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gathering believes the leader that it follows, and what not."""
+"""Which claims of its leader a gathering believes, and which not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_whoever_has_passed_over_our_leader_waits_here_instead() -> None:
 
 
 def test_whoever_has_passed_over_our_leader_is_sent_to_it_again_after_a_while() -> None:
-    """It may have been there a moment too early. Else the leader would wait for it in vain."""
+    """It may have come a moment too early. Otherwise the leader would wait for it in vain."""
     one = gathering(B)
     sees(one, A)
     one.leader.answers(A, 0.01, 0.1)

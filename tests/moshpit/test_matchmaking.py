@@ -1,4 +1,4 @@
-"""Peers that look for a group under one key find each other, whatever befalls them meanwhile."""
+"""Peers that look for a group under one key find each other, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_peers_that_expect_nobody_in_particular_are_in_one_group_each_or_late(se
 async def without(
     world: SimulatedWorld, cast: Sequence[Gatherer], victim: Gatherer, how: str, after: float
 ) -> Found:
-    """Everybody looks; after a while one is killed, silently or not, or stopped."""
+    """All peers search; after a while one is killed, silently or not, or stopped."""
     found = Found()
     count = len(cast)
     for one in cast:

@@ -1,4 +1,4 @@
-"""What a peer that breaks the rules of matchmaking is told, and what it can do to the others."""
+"""A peer that breaks the rules of matchmaking: the answers that it gets, and the harm it can do."""
 
 from __future__ import annotations
 

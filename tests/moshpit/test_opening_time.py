@@ -1,4 +1,4 @@
-"""Who opens late is waited for while anything comes from it, and not for ever."""
+"""A member that opens late is waited for while bytes come from it, but not for ever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATE = 2
 
 
 async def talk(group: Exchanging, late: Peer, seconds: float = LONGEST_SECONDS) -> None:
-    """Something else comes from this member, to everybody, for so long."""
+    """Other bytes come from this member, to all others, for this long."""
     others = [peer for peer in group.peers if peer is not late]
     until = trio.current_time() + seconds
     while trio.current_time() < until:
@@ -36,7 +36,7 @@ def serve_others(group: Exchanging) -> None:
 
 @pytest.mark.parametrize("fractions", [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
 def test_whoever_begins_late_and_is_heard_meanwhile_takes_part(fractions: list[float]) -> None:
-    """Also if it only sends, or only reduces."""
+    """The same if it only sends, or only reduces."""
 
     async def scenario(group: Exchanging) -> None:
         late = group[LATE]

@@ -1,4 +1,4 @@
-"""Streams over one uplink end together, and a peer that is slow is not taken for stalled."""
+"""Streams over one uplink end together, and a slow peer does not count as stalled."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_small_part_beside_a_large_one_has_several_chunks() -> None:
 
 @pytest.mark.parametrize("says_something", [True, False])
 def test_whoever_sends_something_else_has_not_stalled(says_something: bool) -> None:
-    """Member 2 opens its transfers and brings nothing; other bytes of it come, or none."""
+    """Member 2 opens its transfers but sends no values; other bytes come from it, or none."""
 
     async def scenario(group: Exchanging) -> None:
         late, others = group[2], (group[0], group[1])

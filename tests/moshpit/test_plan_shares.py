@@ -1,4 +1,4 @@
-"""Who reduces how much: exact, the same bits for everybody, and what appendix B promises."""
+"""The shares of a plan: exact, the same bits for all, and as good as appendix B promises."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_the_plan_of_a_round_takes_less_than_a_millisecond() -> None:
 
 
 def _fastest(action: Callable[[], object]) -> float:
-    """Of twenty, in CPU time: it waits for nothing, and a busy machine does not count."""
+    """The time of twenty, in CPU time: it waits for nothing, so a busy machine does not matter."""
     seconds = []
     for _ in range(20):
         began = time.process_time()

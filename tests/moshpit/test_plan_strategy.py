@@ -1,4 +1,4 @@
-"""Who computes and who reduces, of a whole collaboration: as good as trying everything."""
+"""Which peers of a collaboration compute and which reduce: as good as trying every choice."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def peer(
 
 
 def planned(collaboration: PlannedPeers) -> Strategy:
-    """The plan, where there can be one."""
+    """The plan, if there can be one."""
     try:
         return best_strategy(collaboration)
     except PotluckError:
@@ -198,7 +198,7 @@ def test_one_who_may_compute_is_left_out_where_it_would_hold_up_the_rest() -> No
 
 
 def test_nobody_idles_where_that_gains_nothing() -> None:
-    """The network is the limit in any case: of equally good plans that with more samples."""
+    """The network is the limit in any case: of equally good plans, that with more samples wins."""
     peers = [peer("must", 1.0, computes=Computes.ALWAYS), *(peer(f"{i}", 9.0) for i in range(4))]
     assert all(best_strategy(PlannedPeers(1.0, 1e-3, peers)).computes)
 
@@ -307,7 +307,7 @@ def test_pairwise_limits_take_some_milliseconds_more() -> None:
 
 
 def _fastest_ms(collaboration: PlannedPeers) -> float:
-    """Of five, in CPU time: it waits for nothing, and a busy machine does not count."""
+    """The time of five, in CPU time: it waits for nothing, so a busy machine does not matter."""
     times = []
     for _ in range(5):
         began = time.process_time()

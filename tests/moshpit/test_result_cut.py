@@ -1,4 +1,4 @@
-"""What was committed can be shown to a peer that was not there, who needs to believe nobody."""
+"""A committed result can be shown to a peer that was not there, and that trusts no other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALUES = 5_000  # not a whole number of blocks
 
 
 def digest_of(result: torch.Tensor, layout: Layout, cut: ResultCut) -> bytes:
-    """Of decoded values, encoded again."""
+    """The digests of decoded values, encoded again."""
     digests = {}
     for part in cut.parts:
         digest = PartHash()

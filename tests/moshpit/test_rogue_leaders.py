@@ -1,4 +1,4 @@
-"""Leaders that are alive and do not lead: they hold up one round, and are not followed again."""
+"""Leaders that are alive but do not lead: they hold up one round, and are not followed again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def never_closes_its_list(monkeypatch: pytest.MonkeyPatch, rogue: PeerId) -> Non
 
 
 def does_nothing_as_coordinator(monkeypatch: pytest.MonkeyPatch, rogue: PeerId) -> None:
-    """It answers what it is asked, and says nothing that moves the others on."""
+    """It answers questions, but sends nothing that moves the others on."""
     do = Round._do
 
     def does(self: Round, effect: Effect) -> None:
@@ -68,7 +68,7 @@ MOVES_ON = {"Start", "Prepare", "Open", "Accept", "Decided"}
 
 
 def starts_and_does_not_go_on(monkeypatch: pytest.MonkeyPatch, rogue: PeerId) -> None:
-    """Nor does it send values; what the others say of that it does not hear."""
+    """It sends no values either, and ignores the others' complaints about that."""
     do = Round._do
 
     def does(self: Round, effect: Effect) -> None:
@@ -90,7 +90,7 @@ def led_by(rogue: AveragingPeer, peers: list[AveragingPeer], after: int) -> int:
 
 
 async def average(peers: list[AveragingPeer], rogue: AveragingPeer, epoch: int) -> list[Ended]:
-    """All average; how it ended for the honest ones, which is waited for."""
+    """Let all average, and wait for the outcomes of the honest ones."""
     events = {one.peer: one.begin(epoch=epoch, expected=len(peers)) for one in peers}
     for one in peers:
         if one is not rogue:

@@ -1,4 +1,4 @@
-"""A list of members is what they signed, in the order of the hashes, or is refused by name."""
+"""A list is as its members signed it, in the order of the hashes, or it is refused by name."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def roster_of(*people: Identity, leader: Identity = FIRST, terms: Terms = TERMS)
 
 
 def signed_again(roster: Roster, by: Identity = FIRST, **changes: Any) -> Roster:
-    """The list with something changed, and the leader's signature over that."""
+    """The list with a change, and the leader's signature over the changed list."""
     changed = msgspec.structs.replace(roster, **changes)
     signature = by.sign(b"potluck moshpit roster 1", canonical_roster(changed))
     return msgspec.structs.replace(changed, signature=signature)
@@ -109,7 +109,7 @@ def test_the_round_id_is_the_hash_of_exactly_this_list() -> None:
 
 
 def test_the_canonical_bytes_are_those_of_the_documentation() -> None:
-    """A vector for those who write this in another language."""
+    """A test vector for implementations in other languages."""
     entry = canonical_entry(TERMS, FIRST.peer_id, entry_of(SECOND))
     terms = b"\x00\x12group/poem/7/0/all" + (7).to_bytes(8, "big") + TERMS.layout_digest
     own = SECOND.public_key + bytes.fromhex("4040000000000000") + bytes(16) + b"\x01" + NONCE

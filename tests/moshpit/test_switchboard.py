@@ -1,4 +1,4 @@
-"""Messages find their round: one that runs, one that is about to, one that is over, or none."""
+"""Messages find their round: a running one, one about to begin, one that is over, or none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def query(number: int = 0) -> BallotQuery:
 
 
 class Listener:
-    """A node with a switchboard, and somebody who talks to it."""
+    """A node with a switchboard, and a peer that sends it messages."""
 
     def __init__(self, world: SimulatedWorld, rpc: Rpc, switchboard: Switchboard, talker: Rpc):
         self.world, self.rpc, self.switchboard, self.talker = world, rpc, switchboard, talker

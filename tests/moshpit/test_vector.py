@@ -1,4 +1,4 @@
-"""Tensors as one vector, and what may not be in it."""
+"""Tensors as one vector, and values that may not be in it."""
 
 from __future__ import annotations
 

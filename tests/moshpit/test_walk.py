@@ -42,7 +42,7 @@ def step(
 
 
 def average_together(walks: list[GridWalk], rounds: list[GridRound]) -> None:
-    """One round of one group as it would be committed."""
+    """One round of one group, as if it were committed."""
     total = sum(one.request.weight for one in rounds)
     mean = sum((one.request.weight / total) * one.request.vector.values for one in rounds)
     assert isinstance(mean, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Lists of members that nobody has signed, for tests of what comes after matchmaking."""
+"""Lists of members without signatures, for tests of the steps after matchmaking."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def unsigned_list(members: Sequence[PeerId]) -> Roster:
 
 
 def unsigned_group(members: Sequence[PeerId], me: int = 0) -> Group:
-    """A group in which the first leads. Its round id is not that of its list."""
+    """A group that its first member leads. Its round id is not that of its list."""
     return Group(unsigned_list(members), me, ROUND)

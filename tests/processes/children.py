@@ -79,7 +79,7 @@ class Child:
         )
 
     def memory_bytes(self) -> int:
-        """What the kernel counts as resident for it."""
+        """Its resident memory, as the kernel counts it."""
         for line in Path(f"/proc/{self.process_id}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""What the peers of these tests can be asked, made to be interrupted at every point.
+"""The methods of the peers of these tests, made to be interrupted at every point.
 
 Easy to get wrong: a fault test that only looks at the caller proves half. `CENSUS` therefore asks
 a peer what it holds (tasks, files, links, handlers at work), so that a test can see that a fault
@@ -29,14 +29,14 @@ class Amount(Message, frozen=True):
 
 
 class Seen(Message, frozen=True):
-    """What arrived at the other side: how many bytes, and their hash."""
+    """The bytes that arrived at the other side: how many, and their hash."""
 
     total_bytes: int
     digest: bytes
 
 
 class Census(Message, frozen=True):
-    """What a peer holds at one moment."""
+    """The resources that a peer holds at one moment."""
 
     tasks: int
     file_descriptors: int

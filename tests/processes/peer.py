@@ -56,7 +56,7 @@ _PERIOD: Final = 251  # of the bytes in chunks: prime, so it falls in step with 
 
 
 class Known(Protocol):
-    """Whoever has an identity and addresses, such as a process that a test started."""
+    """Something with an identity and addresses, such as a process that a test started."""
 
     @property
     def peer(self) -> PeerId: ...
@@ -93,7 +93,7 @@ class TestPeer:
             self.network.learn_addresses(other.peer, other.addresses)
 
     def census(self) -> Census:
-        """What this process holds now."""
+        """The resources that this process holds now."""
         links = self.network.links()
         return Census(
             tasks=trio.lowlevel.current_statistics().tasks_living,
@@ -104,7 +104,7 @@ class TestPeer:
         )
 
     async def census_of(self, peer: PeerId) -> Census:
-        """What the other process holds now, by its own word."""
+        """The resources that the other process reports to hold now."""
         return await self.rpc.call(peer, CENSUS, Empty(), timeout=CALL_SECONDS)
 
     async def upload(self, peer: PeerId, chunks: int) -> None:

@@ -1,4 +1,4 @@
-"""What hostile or broken peers send costs them their stream, and us next to nothing.
+"""Hostile or broken peers lose their stream, and cost us next to nothing.
 
 The victim is a process of its own, so that its memory can be read from outside. Around each
 attack an honest customer is served as if nothing happened, and afterwards the victim holds

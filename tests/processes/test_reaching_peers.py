@@ -1,4 +1,4 @@
-"""Whoever can be reached is reached: past dead addresses, and however many came before."""
+"""Every reachable peer is reached: past dead addresses, however many came before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the directory keeps over restarts of real nodes: a backbone its slots, all the way back.
+"""The directory over restarts of real nodes: a backbone gets all its slots back.
 
 Easy to get wrong: a killed node says nothing, so what it had on disk is looked at before it is
 killed, and only that is asked for afterwards.
@@ -51,7 +51,7 @@ class Place:
             yield peer
 
     async def ask(self, action: str, **question: Any) -> dict[str, Any]:
-        """What the node that runs here answers to `potluck dht`."""
+        """This node's answer to `potluck dht`."""
         socket = self.home / "run" / "control.sock"
         answer: dict[str, Any] = await trio.to_thread.run_sync(
             lambda: ask_once(socket, f"dht {action}", question)

@@ -169,7 +169,7 @@ def test_an_error_of_the_script_comes_out_and_the_node_ends(tmp_path: Path) -> N
 
 
 class Broken(PotluckError):
-    """What the lab's network fails with."""
+    """The error of the lab's network."""
 
 
 def test_a_loop_learns_that_its_node_has_failed_and_by_what(tmp_path: Path) -> None:

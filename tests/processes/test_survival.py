@@ -46,7 +46,7 @@ async def test_rounds_go_on_while_peers_are_killed_and_started() -> None:
 
 
 def processes_of_session(session: int) -> list[int]:
-    """Who is in it and is not a zombie."""
+    """The processes in it that are not zombies."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

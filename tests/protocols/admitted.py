@@ -27,7 +27,7 @@ def seed(word: str) -> bytes:
 
 @dataclass
 class Authority:
-    """What an auth server would be: it signs, and knows no clock."""
+    """A stand-in for an auth server: it signs, and knows no clock."""
 
     run: str = RUN
     key: SigningKey = field(default_factory=lambda: SigningKey(seed("auth key")))

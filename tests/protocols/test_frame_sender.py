@@ -1,4 +1,4 @@
-"""What waits to be sent is bounded, for a stream and for all streams of a node together."""
+"""Bytes that wait to be sent are bounded, for a stream and for all streams of a node together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others can do to us by breaking the protocol: little, once, and then less."""
+"""Peers that break the protocol can do little harm to us, and less each time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def double(_caller: Caller, request: Number) -> Number:
 
 
 async def everything_from(stream: Stream) -> tuple[bytes, bool]:
-    """What came until the end, and whether the end was a reset."""
+    """The bytes that came until the end, and whether the end was a reset."""
     data = b""
     try:
         while more := await stream.receive_some(65_536):

@@ -1,4 +1,4 @@
-"""Whatever the bytes, decoding raises MalformedMessage or gives what the type says."""
+"""Decoding any bytes raises MalformedMessage or returns a value of the type."""
 
 from __future__ import annotations
 

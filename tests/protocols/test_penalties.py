@@ -1,4 +1,4 @@
-"""Who breaks the protocol is avoided for longer each time, and forgiven in the end."""
+"""A peer that breaks the protocol is avoided for longer each time, and forgiven in the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What those without a token can make a node do: little. And that members notice nothing of it."""
+"""Peers without a token can make a node do little, and its members notice nothing of it."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_flood_of_openings_without_a_token_is_refused_slowly() -> None:
 
 
 def test_a_node_whose_token_ran_out_in_many_calls_is_told_so_at_once() -> None:
-    """Nobody who was a member is slowed down by it."""
+    """A peer that was a member is not slowed down by it."""
     admission = Admission("alice")
 
     async def scenario(pair: Pair) -> None:

@@ -66,7 +66,7 @@ def test_every_name_of_a_codec_is_in_the_table_once() -> None:
 
 
 def bound(codec: CodecName, values: Tensor) -> Tensor:
-    """What codecs.py promises, for each value, in float64."""
+    """The error bound of codecs.py for each value, in float64."""
     wide = values.double().abs()
     if codec == "none":
         return torch.zeros_like(wide)

@@ -1,4 +1,4 @@
-"""What was overheard is worth nothing: not again, not elsewhere, not for another, not later."""
+"""Overheard messages are useless: again, elsewhere, for another peer, or later."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sealed:
 
 
 class Overheard(TokenGuard):
-    """Somebody else knows everything that this guard has sealed."""
+    """Another peer knows everything that this guard has sealed."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ async def ask_both_ways(pair: Pair) -> None:
 
 
 async def answer_to(stream: Stream, frame: bytes) -> str:
-    """What the other side answers to one frame: "answered", or the code of its error."""
+    """The other side's answer to one frame: "answered", or the code of its error."""
     await stream.send_all(frame)
     header = await exactly(stream, 5)
     payload = await exactly(stream, int.from_bytes(header[:4], "big"))
@@ -317,7 +317,7 @@ def test_whoever_answers_with_an_older_answer_is_not_believed() -> None:
 
 
 def test_an_error_for_another_request_is_not_believed_though_it_is_signed() -> None:
-    """Whoever was asked cannot end other calls with the error of one."""
+    """A peer that was asked cannot end other calls with the error of one."""
     admission = Eavesdropping()
 
     async def scenario(pair: Pair) -> None:
@@ -361,7 +361,7 @@ def test_the_closing_covers_the_chunks_whatever_the_method_says() -> None:
 
 
 def test_two_nodes_with_one_identity_are_one_party_and_judge_alone() -> None:
-    """Somebody runs two nodes with one key file. Both may take part; revoked, both may not.
+    """A person runs two nodes with one key file. Both may take part; once revoked, neither may.
 
     Each has seen only its own requests, so a request to one can be shown to the other, by its
     sender alone: nobody else gets a channel that proves the sender's key.

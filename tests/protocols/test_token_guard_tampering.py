@@ -168,7 +168,7 @@ def test_no_changed_bit_of_any_message_is_accepted(part: Part) -> None:
 
 
 def sealed_frame(part: Part) -> bytes:
-    """What Alice would send first."""
+    """Alice's first message."""
     admission = Admission()
 
     async def scenario(pair: Pair) -> bytes:

@@ -1,4 +1,4 @@
-"""What is open while a token is renewed, runs out, or is revoked: calls, transfers, streams."""
+"""Open calls, transfers and streams while a token is renewed, expires, or is revoked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained follows from the definition alone: the same at every peer, in its own order."""
+"""The definition alone decides what is trained: the same at every peer, in its own order."""
 
 from __future__ import annotations
 

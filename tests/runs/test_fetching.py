@@ -1,4 +1,4 @@
-"""Who joins a run learns what it is from any of its peers, and believes the organiser alone."""
+"""A newcomer gets a run's definition from any of its peers, and trusts only the organiser."""
 
 from __future__ import annotations
 

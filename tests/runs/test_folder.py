@@ -1,4 +1,4 @@
-"""What is kept of runs: the organiser's folder, and the newest definitions that were seen."""
+"""The kept files of runs: the organiser's folder, and the newest definitions that were seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a home keeps of runs is told; of it only a state that others have anyway is removed."""
+"""The files of runs in a home are listed; only a state that others have anyway is removed."""
 
 from __future__ import annotations
 

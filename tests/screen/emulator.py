@@ -38,7 +38,7 @@ class Emulator:
                 self._show(character)
 
     def lines(self) -> list[str]:
-        """What is seen, without the empty rows at the end."""
+        """The visible text, without the empty rows at the end."""
         seen = ["".join(row).rstrip() for row in self.cells]
         while seen and not seen[-1]:
             seen.pop()

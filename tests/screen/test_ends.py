@@ -1,4 +1,4 @@
-"""What ends a session by itself is the last thing shown, with its exit code."""
+"""The reason for the end of a session is the last line shown, with its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever peers, organisers and servers call themselves, no word of theirs moves the cursor.
+"""No name of a peer, organiser or server can move the cursor.
 
 What is written goes to a terminal that fails at anything but our own few sequences, and that counts
 what would have wrapped.

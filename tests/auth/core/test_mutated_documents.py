@@ -1,4 +1,4 @@
-"""Whatever is changed in a signed document: not believed, and never an accident."""
+"""A signed document with any change is not believed, and never causes another error."""
 
 from __future__ import annotations
 

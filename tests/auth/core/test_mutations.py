@@ -1,4 +1,4 @@
-"""Whatever is changed in a token, a request or a response: refused, and never an accident.
+"""A token, request or response with any change is refused, and never causes another error.
 
 Three thousand of each by default, two hundred thousand of each with `scripts/test --soak`.
 Everything is judged by nodes that know the originals and have verified their tokens, which is

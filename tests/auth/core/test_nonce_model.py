@@ -28,7 +28,7 @@ steps = some.one_of(
 
 
 class NaiveWindow:
-    """What the specification says, word for word; never forgets anything."""
+    """The specification, word for word; it never forgets anything."""
 
     def __init__(self, started_ms: int) -> None:
         self.started_ms = started_ms

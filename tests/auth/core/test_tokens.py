@@ -61,7 +61,7 @@ def tokens(draw: some.DrawFn) -> Token:
 
 
 def signed(*fields: Any) -> bytes:
-    """Whatever the fields, as if the auth server itself had gone mad and signed them."""
+    """Any fields, as if the auth server itself were broken and had signed them."""
     body = encode(fields)
     return body + AUTH.sign(DOMAIN, body)
 

@@ -78,7 +78,7 @@ class OpenIdImitation:
         return sum(each.path == path for each in self.asked)
 
     def send_back(self, authorization_url: str) -> dict[str, str]:
-        """What a browser brings back to the redirect URI after the person said yes."""
+        """The parameters that a browser brings to the redirect URI after the person agreed."""
         query = dict(parse_qsl(urlsplit(authorization_url).query))
         code = f"code-{len(self.codes)}"
         self.codes[code] = query

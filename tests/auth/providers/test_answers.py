@@ -1,4 +1,4 @@
-"""Whatever JSON a provider answers, it is understood, refused or an outage, and nothing else."""
+"""Any JSON answer of a provider is understood, refused, or an outage, and nothing else."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_beginning_again_and_again_leaves_nothing_behind() -> None:
 
 
 class SessionsMachine(RuleBasedStateMachine):
-    """Whatever happens in whatever order, every index of the table tells of the same sessions."""
+    """After any events in any order, all indices of the table have the same sessions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a [[provider]] table may say, and that whatever it may not is named to the moderator."""
+"""The settings of a [[provider]] table; anything else is named to the moderator."""
 
 from __future__ import annotations
 

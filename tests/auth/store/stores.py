@@ -71,7 +71,7 @@ class Server:
         self.moderation.allow(name, roles=roles or None, actor=ROOT)
 
     def acts(self) -> list[str]:
-        """What the log tells of, oldest first, without its first two rows."""
+        """The entries of the log, oldest first, without its first two rows."""
         rows = self.moderation.audit(limit=5000).rows
         return [row.act for row in reversed(rows)][2:]
 

@@ -74,7 +74,7 @@ def verdict_of(folder: Path, noted: tuple[int, bytes] | None = None) -> AuditVer
 
 
 def tamper(folder: Path, edit: Callable[[sqlite3.Connection], object]) -> None:
-    """What somebody who knows SQLite does: without the triggers, and with them afterwards."""
+    """The changes of a person who knows SQLite: first without the triggers, then with them."""
     with contextlib.closing(sqlite3.connect(folder / "auth.sqlite")) as connection, connection:
         triggers = connection.execute(
             "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"

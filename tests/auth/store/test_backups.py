@@ -53,7 +53,7 @@ def test_a_backup_is_never_written_over_anything(server: Server, tmp_path: Path)
 
 
 def test_there_is_no_backup_that_the_log_does_not_know_of(server: Server, tmp_path: Path) -> None:
-    """Whoever has one can sign tokens. So the row comes first, and is in the copy as well."""
+    """With a backup, a person can sign tokens. So the row is written first, and is in the copy."""
     made = server.moderation.backup(tmp_path / "backup", actor="local:bo")
     with running(Path(made.path)) as restored:
         row = restored.moderation.audit(act="backed up").rows[0]
@@ -68,7 +68,7 @@ def test_there_is_no_backup_that_the_log_does_not_know_of(server: Server, tmp_pa
 async def test_a_backup_has_every_key_that_its_database_counts_on(
     server: Server, tmp_path: Path
 ) -> None:
-    """Whatever happens to the keys while it is made."""
+    """The same with any change of the keys while it is made."""
     made: list[Path] = []
 
     def change_keys() -> None:

@@ -242,7 +242,7 @@ def test_reading_does_not_bring_a_file_up_to_date(made: Path) -> None:
 
 
 def test_a_file_of_version_1_is_still_understood(folder: Path) -> None:
-    """What version 1 wrote, as SQL. Never change that file; each version adds one."""
+    """A database of version 1, as SQL. Never change that file; each version adds one."""
     with running(folder):
         pass  # for the key, which is made from the same seed
     path = folder / "auth.sqlite"

@@ -1,4 +1,4 @@
-"""Who gets a pass, who does not and why, and that each answer is in the log."""
+"""Which persons get a pass, which do not and why; each answer is in the log."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ with running(Path(sys.argv[1]), clock) as server:
 
 
 def serials_until_killed(folder: Path, answers: int, forward_ms: int) -> list[int]:
-    """What a server said that it issued; it is killed in the middle of what follows."""
+    """The issues that a server reported; it is killed during the next ones."""
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(folder), str(forward_ms)], cwd=ROOT,
         stdout=subprocess.PIPE, text=True,

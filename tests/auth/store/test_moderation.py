@@ -1,4 +1,4 @@
-"""What moderators do: each act whole, told truthfully, and in the log with who and why."""
+"""Acts of moderators: each is whole, reported correctly, and in the log with who and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.auth.store.test_issuing import refused
 
 
 class Peers:
-    """What every peer believes: the newest list, under the keys of the pinned one."""
+    """The list that every peer accepts: the newest one, under the keys of the pinned one."""
 
     def __init__(self, server: Server) -> None:
         self.server = server

@@ -32,7 +32,7 @@ ALICE = Person("alice")
 
 
 class Peer:
-    """Somebody else's node, which pinned a key and believes what follows from it."""
+    """Another person's node, which pinned a key and accepts the keys that follow from it."""
 
     def __init__(self, server: Server, pinned: str) -> None:
         self.server = server

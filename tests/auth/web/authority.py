@@ -52,7 +52,7 @@ class Authority:
         return certificate_file, key_file
 
     def trust(self) -> ssl.SSLContext:
-        """What a client has that trusts this authority and no other."""
+        """The TLS context of a client that trusts only this authority."""
         return ssl.create_default_context(cafile=str(self.file))
 
     def _built(

@@ -37,7 +37,7 @@ def decoded(text: str) -> bytes:
 
 
 class RunningServer:
-    """What a test needs to know of it."""
+    """The facts about the server that a test needs."""
 
     def __init__(self, server: AuthServer, store: Store, tls: ssl.SSLContext | None) -> None:
         self.server = server

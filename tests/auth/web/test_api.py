@@ -1,4 +1,4 @@
-"""What a node asks, over real TLS, against SQLite on disk; answers verified as a node does."""
+"""A node's requests over real TLS, against SQLite on disk; answers verified as a node does."""
 
 from __future__ import annotations
 

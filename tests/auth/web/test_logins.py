@@ -95,7 +95,7 @@ async def begun(
 
 
 async def ended(volunteer: Volunteer, session: str) -> HttpAnswer:
-    """What the login comes to, asking as often as a terminal does."""
+    """The result of a login, polled as often as a terminal does."""
     while True:
         answer = await volunteer.poll(session)
         if answer.status != 202:

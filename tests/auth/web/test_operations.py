@@ -1,4 +1,4 @@
-"""What an operator's tools see: alive, ready, counted."""
+"""The endpoints for an operator's tools: alive, ready, metrics."""
 
 from __future__ import annotations
 

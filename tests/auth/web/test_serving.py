@@ -1,4 +1,4 @@
-"""What strangers do to a port: all of it against a real listener over real TLS.
+"""Strangers at a port: all tests use a real listener over real TLS.
 
 Deadlines of ten seconds pass in half a second here: the clock runs faster (`hurried`).
 """
