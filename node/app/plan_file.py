@@ -179,7 +179,7 @@ def _peer(table: Mapping[str, Any], where: str) -> PlannedPeer:
     if not isinstance(computes, bool) and computes != "auto":
         raise WrongUse(
             f"`computes` of {where} is {_shown(computes)}.",
-            why='It is true or false, without quotes, or "auto" for the plan to say.',
+            why='It is true or false, without quotes, or "auto" for the plan to decide.',
             advice='Write computes = "auto" if you do not know.',
         )
     dial_out_only = table.get("dial_out_only", False)

@@ -27,11 +27,11 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     show = actions.add_parser(
         "show",
-        help="print every setting as the settings file would say it",
+        help="print every setting in the form of the settings file",
         description="Print every setting and its value, in the form of the settings file.",
         example="potluck config show --origin\npotluck config show --json",
     )
-    show.add_argument("--origin", action="store_true", help="say where each value came from")
+    show.add_argument("--origin", action="store_true", help="show where each value comes from")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -32,20 +32,20 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "join",
-        help="train in a run with an invite, until you say stop",
-        description="Take part in a run: make what is missing (this node's key, a login), fetch "
+        help="train in a run until you stop it",
+        description="Take part in a run: make a key for this node and log in if necessary, fetch "
         "the run's definition and verify its signature, say in three lines what will be used, "
-        "measure this machine for a few seconds, catch up with the others, and train. Nothing is "
-        "executed that came over the network. It is safe to repeat: without an INVITE it goes on "
-        "in the run of last time.\n\n"
-        "On a terminal a picture of any size shows the run, the loss, the batch that all fill "
-        "together, what you gave, the peers and what happened last; the summary stays when you "
-        "leave. NO_COLOR takes its colours away.\n\n"
-        "Ctrl-C leaves after the round that is under way, a second one at once; both within five "
-        "seconds. From another terminal: potluck status, peers, pause, resume, leave, logs.\n\n"
+        "measure this machine for a few seconds, catch up with the others, and train. No code that "
+        "came over the network is run. It is safe to repeat: without an INVITE it continues in the "
+        "last run.\n\n"
+        "A terminal of any size shows the run, the loss, the batch that all peers fill together, "
+        "your contribution, the peers and the last events; the summary stays when you leave. "
+        "NO_COLOR turns colours off.\n\n"
+        "Ctrl-C leaves after the current round, a second Ctrl-C at once; both within five seconds. "
+        "From another terminal use potluck status, peers, pause, resume, leave and logs.\n\n"
         "An invite with an enrolment code is a secret: give it as a file or in POTLUCK_INVITE, "
-        "because a command line can be read by every user of the machine. Exit code 3: not "
-        "allowed, or too large for this machine; 130: Ctrl-C.",
+        "because every user of the machine can read a command line. Exit code 3: not allowed, or "
+        "too large for this machine; 130: Ctrl-C.",
         example="potluck join potluck-run:…\n"
         "potluck join --invite-file alice.invite --upload-limit 2MB/s\n"
         "POTLUCK_INVITE=potluck-run:… potluck join --plain\n"
@@ -55,22 +55,25 @@ def add_parser(subparsers: Subparsers) -> None:
         "invite",
         metavar="INVITE",
         nargs="*",
-        help="the invite (potluck-run:…), or a file with it; left out, POTLUCK_INVITE or the run "
-        "of last time",
+        help="the invite (potluck-run:…), or a file that contains it; by default POTLUCK_INVITE, "
+        "or the last run",
     )
     parser.add_argument(
-        "--invite-file", metavar="FILE", help="the invite is in this file (- for standard input)"
+        "--invite-file",
+        metavar="FILE",
+        help="read the invite from this file (- for standard input)",
     )
     parser.add_argument(
         "--code-file",
         metavar="FILE",
-        help="an enrolment code is in this file (- for standard input); also POTLUCK_LOGIN_CODE",
+        help="read an enrolment code from this file (- for standard input); also "
+        "POTLUCK_LOGIN_CODE",
     )
     parser.add_argument(
         "--plain",
         action="store_true",
-        help="one line for each thing that happens instead of the screen; so it is anyway where "
-        "stdout is no terminal",
+        help="print one line for each event instead of the screen, as it does if stdout is no "
+        "terminal",
     )
     add_trust(parser)
     for key in CAP_KEYS:

@@ -43,16 +43,16 @@ def add_start(actions: Subparsers) -> None:
     start = actions.add_parser(
         "start",
         help="start the run's first peer, which keeps its checkpoints",
-        description="Start a run, or go on with it from its newest checkpoint: this is its first "
-        "peer, gives the signed definition and the state to others, keeps checkpoints in "
-        "DIR/checkpoints and, unless --keep-only says otherwise, trains as well. run.toml is "
-        "signed if it never was. What volunteers paste is printed when it listens, with a QR code "
-        "on a terminal; `potluck run invite` prints it again.\n\n"
-        "Keep it running, or start it again: volunteers who were alone meanwhile find it where it "
-        "was before, since its port is remembered. If the run is closed, and its auth server in "
-        "this home, the first start lets this node in by itself.\n\n"
-        "Ctrl-C leaves after the round that is under way and writes a last checkpoint, a second "
-        "one leaves at once.",
+        description="Start a run, or continue it from its newest checkpoint. This is the run's "
+        "first peer: it gives the signed definition and the state to others, keeps checkpoints in "
+        "DIR/checkpoints and, without --keep-only, trains as well. It signs run.toml if it is not "
+        "signed yet. When it listens, it prints the invite, with a QR code on a terminal; `potluck "
+        "run invite` prints it again.\n\n"
+        "Keep it running, or start it again: it remembers its port, so volunteers find it again. "
+        "If the run is closed and its auth server is in this home, the first start lets this node "
+        "in by itself.\n\n"
+        "Ctrl-C leaves after the current round and writes a last checkpoint; a second Ctrl-C "
+        "leaves at once.",
         example="potluck run start poem\n"
         "potluck run start poem --keep-only --listen /ip4/0.0.0.0/tcp/4001\n"
         "potluck run start poem --announce /dns4/poem.example.org/tcp/4001 --threads 2",
@@ -61,7 +61,7 @@ def add_start(actions: Subparsers) -> None:
     start.add_argument(
         "--keep-only",
         action="store_true",
-        help="bring no samples: keep checkpoints, help to average, and serve the state",
+        help="compute no samples: keep checkpoints, help to average, and serve the state",
     )
     add_flags(start)
 
@@ -75,19 +75,19 @@ def add_flags(start: CommandParser) -> None:
     start.add_argument(
         "--plain",
         action="store_true",
-        help="one line for each thing that happens instead of the screen; so it is anyway where "
-        "stdout is no terminal",
+        help="print one line for each event instead of the screen, as it does if stdout is no "
+        "terminal",
     )
     start.add_argument(
         "--qr",
         action=argparse.BooleanOptionalAction,
-        help="draw a QR code of the invite, or not (if this is a terminal)",
+        help="draw a QR code of the invite, or not (by default on a terminal)",
     )
     start.add_argument(
         "--from-peers",
         action="store_true",
-        help="begin nothing: where no checkpoint is whole, take the run's state from the "
-        "volunteers who have it, and wait until one of them is there",
+        help="if no checkpoint is whole, take the run's state from a volunteer who has it, waiting "
+        "for one if necessary, instead of beginning the run",
     )
     add_trust(start)
     for key in CAP_KEYS:

@@ -30,9 +30,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "service",
-        help="train in the background, from login (or from boot) on",
-        description="Have systemd run `potluck join` for you: in the run of last time, started "
-        "again when it fails, and told to leave when you log out or shut down. Caps and other "
+        help="train in the background, from login or boot",
+        description="Let systemd run `potluck join` for you, in the last run. It starts it again "
+        "when it fails, and tells it to leave when you log out or shut down. Limits and other "
         "settings come from the settings file (`potluck config show --origin`).",
         example="potluck service install\npotluck service uninstall",
     )
@@ -42,31 +42,31 @@ def add_parser(subparsers: Subparsers) -> None:
     install = actions.add_parser(
         "install",
         help="write a user unit for systemd, and start it",
-        description="Write a unit for your own systemd (~/.config/systemd/user), have it begin "
-        "with your session, and start it now unless a node runs in this home. Safe to repeat: "
-        "what was written before is replaced. Nothing secret is in it: join the run once by hand "
-        "first, so that there is a key and, in a closed run, a pass.\n\n"
-        "It is not started again after exit code 2 (wrong use) or 3 (not allowed, too large), "
-        "and given ten seconds to leave. `potluck status`, `pause`, `leave` and `logs` work as "
-        "ever; `journalctl --user -u potluck` has what it printed.",
+        description="Write a unit for your own systemd (~/.config/systemd/user) that starts with "
+        "your session, and start it now unless a node runs in this home. It is safe to repeat: an "
+        "earlier unit is replaced. The unit contains no secret: join the run once by hand first, "
+        "so that there is a key and, in a closed run, a pass.\n\n"
+        "systemd does not start it again after exit code 2 (wrong use) or 3 (not allowed, too "
+        "large), and gives it ten seconds to leave. `potluck status`, `pause`, `leave` and `logs` "
+        "work as usual; `journalctl --user -u potluck` shows its output.",
         example="potluck service install\npotluck service install --show\n"
         "potluck service install --home ~/poem --name potluck-poem",
     )
     install.add_argument(
-        "--show", action="store_true", help="print the unit, and neither write nor start anything"
+        "--show", action="store_true", help="print the unit, without writing or starting anything"
     )
     install.add_argument(
-        "--no-start", action="store_true", help="have it begin with your next session, not now"
+        "--no-start", action="store_true", help="start it with your next session, not now"
     )
     uninstall = actions.add_parser(
         "uninstall",
         help="stop the unit, and remove it",
-        description="Have the node leave, and remove the unit. The home stays as it is.",
+        description="Make the node leave, and remove the unit. The home stays as it is.",
         example="potluck service uninstall",
     )
     for action in (install, uninstall):
         action.add_argument(
-            "--name", metavar="NAME", help="of the unit (potluck, or after the home's folder)"
+            "--name", metavar="NAME", help="the unit's name (potluck, or after the home's folder)"
         )
 
 
