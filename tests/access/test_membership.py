@@ -272,7 +272,7 @@ async def test_a_refusal_ends_the_node_at_once_and_says_why(run: Run) -> None:
                 await trio.sleep_forever()
     failure = failure_of(ended.value)
     assert failure.what == (
-        "This node is no longer let into albert: You may not take part in this run."
+        "This node may no longer take part in albert: You may not take part in this run."
     )
     assert (failure.why, failure.advice) == ("A moderator said so.", "Ask them.")
     assert failure.exit_code == 3

@@ -154,7 +154,7 @@ async def test_a_state_without_a_history_is_not_begun_from(tmp_path: Path) -> No
     model = torch.nn.Linear(2, 2)
     alone: TrainingState = capture(model.named_parameters(), run=RUN, epoch=3)
     Checkpoints(tmp_path).save(alone)
-    with pytest.raises(WrongUse, match="nothing of the steps"):
+    with pytest.raises(WrongUse, match="does not name the steps"):
         async with training(CheckpointSettings(tmp_path)):
             raise AssertionError
 

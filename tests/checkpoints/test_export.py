@@ -63,7 +63,7 @@ def test_a_model_that_nobody_described_is_not_exported_for_transformers(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(folder), "--format", "hf"]) == 2
-    assert "does not say what its model was built from" in capsys.readouterr().err
+    assert "does not contain the settings of its model" in capsys.readouterr().err
 
 
 def test_a_folder_without_checkpoints_is_wrong_use(

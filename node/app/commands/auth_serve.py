@@ -88,7 +88,7 @@ def _introduce(status: dict[str, Any], output: Output) -> None:
     ]
     output.data(started, "\n".join(lines))
     if status["certificate_until_ms"] is None:
-        output.say("Plain HTTP: this is for this machine alone.")
+        output.say("Plain HTTP: it answers this machine only.")
     if not output.json:
         output.say("`potluck auth invite` prints an invite. Ctrl-C ends the server.")
 

@@ -123,7 +123,7 @@ def _is_guarded_node_there(configuration: Configuration, output: Output) -> bool
     places = configuration.places
     if not places.pass_file.exists() or not a_node_answers(places.control_socket):
         return False
-    output.say("The node that runs here is asked, for it holds the access pass.")
+    output.say("The node that runs here is asked, because it holds the access pass.")
     return True
 
 
@@ -178,8 +178,8 @@ def _found(answer: Mapping[str, Any]) -> str:
     slots = answer["slots"]
     if not slots and not answer["peers_known"]:
         return (
-            f"This node knows no other, so nobody could be asked for {answer['key']}; it keeps "
-            "nothing under it itself. `potluck dht stats` shows whom it has tried to reach."
+            f"This node knows no other node to ask for {answer['key']}, and keeps nothing under it "
+            "itself. `potluck dht stats` shows which nodes it has tried to reach."
         )
     if not slots:
         return f"Nothing is stored under {answer['key']}."

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from node.run.invite import RunInvite
 
 CODE_IN_SIGHT = (
-    "warning: There is a code in this invite, and everybody on this machine can read a command "
-    "line. Give such an invite as a file (--invite-file), or in POTLUCK_INVITE."
+    "warning: This invite contains a code, and every user of this machine can read a command line. "
+    "Give such an invite as a file (--invite-file), or in POTLUCK_INVITE."
 )
 LOGIN_SECONDS = 900.0  # a person goes to another device, and finds the second factor
 
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     places = configuration.places
     if arguments.invite_file == arguments.code_file == STANDARD_INPUT:
         raise WrongUse(
-            "Invite and code cannot both come from standard input.",
+            "The invite and the code cannot both come from standard input.",
             advice="Put one of them into a file, or into POTLUCK_INVITE or POTLUCK_LOGIN_CODE.",
         )
     # several words are one invite: it was copied in several lines, or something broke it
@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
         before = other_run_before(places, invite)
         keep_invite(places, invite)
         if before:
-            words = f"This home was in the run {before}; from now on it is in {invite.run}."
+            words = f"This home was in the run {before}; now it is in {invite.run}."
             session.happened(Notice(words))
         session.happened(Preparing(STARTING))
 

@@ -90,23 +90,23 @@ def board_lines(board: dict[str, Any], columns: int | None = None) -> Iterator[s
     yield f"{board['run']}: {board['steps']:,} steps, {seen}; from {records}"
     if not (board["people"] or board["helpers"]):
         yield "Nothing can be credited yet: as far as this node knows, no step of this run was made"
-        yield "by several people. If it has not entered the run yet, ask again when it has."
+        yield "by several people. If it has not entered the run yet, ask again later."
     if board["people"]:
         yield ""
         yield from _table(board["people"], columns)
     if _any_alone(board["people"]):
         yield ""
-        yield "Alone: samples in steps that nobody else was there for, by their maker's own word;"
-        yield "the run went on from those steps."
+        yield "Alone: samples in steps that a person made alone, by that person's own word;"
+        yield "the run continued from those steps."
     if board["helpers"]:
         yield ""
-        yield "Helpers, who bring no samples:"
+        yield "Helpers, without samples:"
         yield from _table(board["helpers"], columns)
     if board["unheard"]:
         yield ""
         count = len(board["unheard"])
         asked = counted(board["asked"], "peer")
-        yield f"{count} of {asked} gave no record; what they saw may be missing."
+        yield f"{count} of {asked} gave no record; steps that only they saw may be missing."
 
 
 def check_lines(board: dict[str, Any]) -> Iterator[str]:
@@ -117,10 +117,10 @@ def check_lines(board: dict[str, Any]) -> Iterator[str]:
     if board["keeps"] and not board["checks"]:
         yield (
             "Checked: nothing. This node keeps the run's records itself, and no other peer here "
-            "does. What is above is what the signed records come to."
+            "does. The figures above are the sums of the signed records."
         )
     elif not board["checks"]:
-        yield "Checked: nothing. No other peer that keeps this run's records is here."
+        yield "Checked: nothing. No other peer here keeps this run's records."
     for check in board["checks"]:
         who = f"the keeper {short(check['keeper'])}"
         if check["trouble"]:
@@ -131,15 +131,15 @@ def check_lines(board: dict[str, Any]) -> Iterator[str]:
             people = (
                 "1 person's sum is" if check["people"] == 1 else f"{check['people']:,} sums are"
             )
-            yield f"Checked: {who} ({what}): {people} what the signed records come to."
+            yield f"Checked: {who} ({what}): {people} what the signed records add up to."
         else:
-            yield f"WRONG: {who} ({what}) says otherwise than the signed records:"
+            yield f"WRONG: {who} ({what}) differs from the signed records:"
             for words in check["differences"]:
                 yield f"  {one_line(words)}"
             if check["without"]:
-                yield f"  it cannot show {check['without']:,} of the pages that it has added up"
+                yield f"  it cannot show {check['without']:,} of the pages behind its sums"
         if check["left_out"]:
-            yield f"  {check['left_out']:,} pages that are here, it has not added up (yet)"
+            yield f"  {check['left_out']:,} pages that are here are not in its sums (yet)"
 
 
 def _agrees(check: dict[str, Any]) -> bool:

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.invite == "-" and arguments.code_file == "-":
         from node.core.wrong_use import WrongUse
 
-        raise WrongUse("Invite and code cannot both come from standard input.")
+        raise WrongUse("The invite and the code cannot both come from standard input.")
     invite = None if arguments.invite is None else read_invite(arguments.invite)
     code = read_code(arguments.code_file)
 

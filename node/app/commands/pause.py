@@ -44,9 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     words = str(paused["words"]).capitalize()
     if paused.get("instead_of"):
         words += f" (before: {paused['instead_of']})"
-    back = "`potluck resume` goes on" + (" earlier." if paused["until"] else ".")
+    back = "`potluck resume` ends it" + (" earlier." if paused["until"] else ".")
     if paused.get("not_kept"):
-        back += f" A restart would end it: it cannot be written down ({paused['not_kept']})."
+        back += f" A restart would end it, because it cannot be saved ({paused['not_kept']})."
     Output.of(arguments).data(paused, f"{words}. {back}")
     return 0
 

@@ -100,10 +100,10 @@ def choose_identity(
         if own is None:
             raise WrongUse(
                 "This node has no key yet, so it cannot ping as itself.",
-                advice="`potluck id` makes one; without --identity a new one is used.",
+                advice="`potluck id` makes one; without --identity, ping uses a new one.",
             )
         if node_runs:
-            output.say("warning: a node runs here with this identity; its links may be cut off.")
+            output.say("warning: a node with this identity runs here; its links may be cut off.")
         return own
     if own is None or node_runs:
         return Identity.generate()

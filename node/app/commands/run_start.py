@@ -244,16 +244,16 @@ def _signed(
     before = folder.signed(organiser)
     assert before is not None, "it was there a moment ago"
     if before.text != text:
-        signs = f"`potluck run sign {typed}` makes the change binding for everybody who starts "
+        signs = f"`potluck run sign {typed}` signs the change for everybody who starts "
         raise WrongUse(
-            "run.toml is not what was signed.",
-            why=f"It was changed, and {folder.signed_file.name} has the definition of before.",
-            advice="The organiser's key is not here: take both files from the organiser again."
+            "run.toml differs from the signed definition.",
+            why=f"It was changed, and {folder.signed_file.name} has the earlier definition.",
+            advice="The organiser's key is not here: get both files from the organiser again."
             if organiser is None
-            else f"{signs}after that; or take the change back.",
+            else f"{signs}after that; or undo the change.",
         )
     if organiser is None:
-        output.say("the organiser's key is not here: this peer keeps the run, and cannot change it")
+        output.say("the organiser's key is not here: this peer can keep the run, but not change it")
     return before
 
 
@@ -272,7 +272,7 @@ def _way_in(
     kept = load_pass(configuration.places.pass_file)
     if kept is not None and kept.run != name:
         raise WrongUse(
-            f"This home is in the run {kept.run}, and {name} is to be started.",
+            f"This home is in the run {kept.run}, so it cannot start {name}.",
             why="One home is one node in one run.",
             advice=ANOTHER_HOME,
         )
@@ -287,7 +287,7 @@ def _way_in(
     _, nobody_serves = perform_act(places, "keys-list", {})
     if nobody_serves:
         raise WrongUse(
-            f"The auth server of {name} is in this home, and does not run.",
+            f"The auth server of {name} is in this home, but is not running.",
             why="The run is closed: this peer needs a pass like everybody else.",
             advice="Start `potluck auth serve` first, in another terminal.",
         )
@@ -307,8 +307,8 @@ def listening_as_before(
         wanted = before.pop(kind, 0) if port == 0 else 0
         if wanted and not _is_free(kind, host, wanted):
             output.say(
-                f"warning: another program uses port {wanted}, to which earlier invites lead. "
-                "Make new ones, or end it and start again."
+                f"warning: earlier invites lead to port {wanted}, which another program uses now. "
+                "Make new invites, or end that program and start again."
             )
             wanted = 0
         addresses.append(f"/{kind}/{host}/tcp/{wanted or port}")
@@ -352,8 +352,8 @@ def _introduce(
         folder.keep_ports(addresses)
     except OSError as error:
         lines.say(
-            f"warning: this run's ports cannot be remembered ({error.strerror}: {folder.path}). "
-            "After a restart the invite may lead nowhere: name a port with --listen."
+            f"warning: this run's ports cannot be saved ({error.strerror}: {folder.path}). After a "
+            "restart the invite may be useless: choose a port with --listen."
         )
     access = None
     if node.membership is not None:
@@ -388,7 +388,7 @@ def _introduce(
 def for_people(is_closed: bool, makes_codes: bool, folder: str) -> Iterator[str]:
     """How to use the invite. `makes_codes`: the run's auth server is in this home."""
     if is_closed:
-        yield "The run is closed: who can log in takes part with `potluck join INVITE`."
+        yield "The run is closed: people who can log in take part with `potluck join INVITE`."
         yield (
             f"For the others: `potluck run invite {folder} --new-code --name NAME "
             "--file NAME.invite`."
@@ -398,6 +398,6 @@ def for_people(is_closed: bool, makes_codes: bool, folder: str) -> Iterator[str]
         )
     else:
         yield (
-            "The run is open: with `potluck join INVITE` everybody who has this invite takes part. "
-            "docs/moderators.md says how to close it."
+            "The run is open: everybody who has this invite can take part with `potluck join "
+            "INVITE`. docs/moderators.md says how to close it."
         )

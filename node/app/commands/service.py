@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from node.core.configuration import Configuration
 
 PLACES = ("POTLUCK_HOME", "POTLUCK_CONFIG")  # copied into the unit with their present values
-LINGER = "It ends when you log out, and begins when you log in. `loginctl enable-linger` keeps it."
+LINGER = "It runs while you are logged in; with `loginctl enable-linger` it runs always."
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -97,13 +97,13 @@ def _install(arguments: argparse.Namespace, output: Output) -> int:
         ask_manager("enable", f"{unit.name}.service")
         if starts:
             ask_manager("start", f"{unit.name}.service")
-    said = [f"{file} is written; it begins with your session{', and now' if starts else ''}."]
+    said = [f"{file} is written; it starts with your session{', and now' if starts else ''}."]
     if runs:
-        said.append("A node runs in this home now, so it was not started.")
+        said.append("A node is running in this home, so it was not started now.")
     if not lingers():
         said.append(LINGER)
     said.append(
-        f"`potluck status` shows it; `journalctl --user -u {unit.name}` has what it printed."
+        f"`potluck status` shows its state; `journalctl --user -u {unit.name}` shows its output."
     )
     value = {"unit": unit.name, "file": str(file), "started": starts, "lingers": lingers()}
     output.data(value, "\n".join(said))
@@ -120,7 +120,7 @@ def _uninstall(arguments: argparse.Namespace, output: Output) -> int:
     if not file.exists():
         raise WrongUse(
             f"There is no unit {file}.",
-            why="It was not installed, or under another name.",
+            why="It was not installed, or has another name.",
             advice="`potluck service uninstall --name NAME`, or with the --home of `install`.",
         )
     ask_manager("disable", "--now", f"{name}.service")
@@ -142,8 +142,8 @@ def _unit(arguments: argparse.Namespace, configuration: Configuration) -> Servic
         or pass_needed(configuration, invite, "") is not Need.NOTHING
     ):
         raise WrongUse(
-            f"This node has no key or pass for {invite.run}, and a service can ask nobody for one.",
-            advice="`potluck join` once by hand (or `potluck login`), then again.",
+            f"This node has no key or pass for {invite.run}, and a service cannot ask for one.",
+            advice="Run `potluck join` (or `potluck login`) once by hand, then try again.",
         )
     home, variables = _chosen_home(arguments), {}
     if home is not None:
@@ -173,8 +173,8 @@ def _tell_what_is_left_out(output: Output) -> None:
     names = sorted(one for one in os.environ if one.startswith("POTLUCK_") and one not in PLACES)
     if names:
         output.say(
-            f"warning: {', '.join(names)} of this shell will not hold in the service; what it is "
-            "to keep has to be in the settings file (`potluck config show --origin`)."
+            f"warning: {', '.join(names)} of this shell do not apply to the service; put what it "
+            "needs into the settings file (`potluck config show --origin`)."
         )
 
 
@@ -189,8 +189,8 @@ def _refuse_another_home(file: Path, unit: ServiceUnit) -> None:
         return
     if [line for line in before if "POTLUCK_HOME=" in line] != home:
         raise WrongUse(
-            f"{file} is for another home.",
-            advice="Give this one a name of its own: --name NAME.",
+            f"{file} belongs to another home.",
+            advice="Choose another name for this one: --name NAME.",
         )
 
 
