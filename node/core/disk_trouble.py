@@ -21,7 +21,7 @@ def disk_trouble(error: OSError, folder: Path) -> tuple[str, str]:
     reason = error.strerror or "an error of the system"
     there = next((at for at in (folder, *folder.parents) if os.path.exists(at)), folder)
     if error.errno in _FULL:
-        why = f"There is no space left: {reason}."
+        why = f"There is no room: {reason}."
         return why, f"Free some space on the disk of {folder}, or choose another folder."
     if error.errno == errno.EROFS:
         why = f"The disk is read-only: {reason}."

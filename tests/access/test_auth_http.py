@@ -235,7 +235,7 @@ async def test_a_silent_server_is_given_up(
         ),
         (
             response("500 Internal Server Error", b'{"what": "The disk is full."}', JSON),
-            r"trouble of its own \(500: The disk is full\)",
+            r"fault of its own \(500: The disk is full\)",
             "the moderator sees it",
         ),
         (

@@ -82,7 +82,7 @@ async def test_training_begins_and_ends_with_the_schedule(
 ) -> None:
     machine = Machine(tmp_path)
     async with machine.caps(Caps(schedule="22:00-07:00")) as watched:
-        assert machine.reasons() == ["outside of the schedule (22:00-07:00): goes on at 22:00"]
+        assert machine.reasons() == ["outside of the schedule (22:00-07:00): continues at 22:00"]
         assert watched.used().goes_on_at == START + 30
         await trio.sleep(31)
         assert machine.gate.is_open

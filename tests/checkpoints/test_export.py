@@ -79,7 +79,7 @@ def test_a_broken_checkpoint_is_refused_by_name(
     (path,) = folder.iterdir()
     (path / "state.safetensors").write_bytes(b"nothing")
     assert main(["export", str(path)]) == 1
-    assert f"{path} is no whole checkpoint" in capsys.readouterr().err
+    assert f"{path} is not a whole checkpoint" in capsys.readouterr().err
 
 
 def test_a_gpt_becomes_a_folder_for_transformers(

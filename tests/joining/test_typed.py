@@ -97,7 +97,7 @@ def test_a_home_that_cannot_be_one_is_told_before_anything_is_tried(
 
 
 TROUBLE = {
-    errno.ENOSPC: ("There is no room", "Make room"),
+    errno.ENOSPC: ("There is no room", "Free some space"),
     errno.EROFS: ("The disk is read-only", "writable"),
     errno.EACCES: ("This user may not write there", "permissions"),
     errno.ENOLCK: ("has no locks", "on a disk of this machine"),

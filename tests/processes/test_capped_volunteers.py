@@ -37,7 +37,7 @@ async def ask(home: Path, *words: str) -> Any:
 @pytest.mark.slow
 async def test_volunteers_keep_to_what_their_owners_allow(tmp_path: Path) -> None:
     schedule = an_hour_that_is_not_now()
-    outside = f"outside of the schedule ({schedule}): goes on at"
+    outside = f"outside of the schedule ({schedule}): continues at"
     with trio.fail_after(3 * PATIENCE_SECONDS):
         async with started_run(tmp_path) as run:
             async with (

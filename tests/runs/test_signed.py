@@ -50,7 +50,7 @@ REFUSED = {
     "too large": (bytes(LIMIT_BYTES + 1), "cannot be read"),
     "another run's": (
         sign_definition(changed('"poem"', '"prose"'), ORGANISER, now_ms=NOW_MS),
-        "defines prose, and poem was asked for",
+        "defines prose, but poem was asked for",
     ),
 }
 

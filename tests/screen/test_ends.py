@@ -55,8 +55,8 @@ async def test_who_is_thrown_out_is_left_with_a_picture_of_it(pseudo: Pseudo) ->
     lines = pseudo.read()
     assert lines[0].startswith(" poem · refused at ")
     assert lines[1:] == [
-        " This node may no longer take part in poem: Your access was revoked. A moderator of",
-        " the run decided so.",
+        " This node may no longer take part in poem: Your access was revoked. A",
+        " moderator of the run decided so.",
         " next: Ask the run's moderators.",
     ]
     assert pseudo.echoes()

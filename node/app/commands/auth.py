@@ -34,13 +34,8 @@ HOW = (
 def group(
     actions: Subparsers, name: str, *, help: str, description: str, example: str
 ) -> Subparsers:
-    from node.app.commands.parser import CommandParser
-
     parser = actions.add_parser(name, help=help, description=description, example=example)
-    group: Subparsers = parser.add_subparsers(
-        dest="act", metavar="ACT", required=True, parser_class=CommandParser
-    )
-    return group
+    return parser.add_actions("act")
 
 
 def add_roles(parser: CommandParser, help: str) -> None:
@@ -81,7 +76,6 @@ def add_settings(parser: CommandParser) -> None:
 
 def add_parser(subparsers: Subparsers) -> None:
     from node.app.commands import auth_serve
-    from node.app.commands.parser import CommandParser
 
     parser = subparsers.add_parser(
         "auth",
@@ -92,9 +86,7 @@ def add_parser(subparsers: Subparsers) -> None:
         f"in ten minutes. {HOW}",
         example="potluck auth init\npotluck auth serve\npotluck auth allow github:alice",
     )
-    actions: argparse._SubParsersAction[CommandParser] = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=CommandParser
-    )
+    actions = parser.add_actions("action")
     _add_init(actions)
     auth_serve.add_parser(actions)
     _add_status(actions)

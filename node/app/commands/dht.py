@@ -27,7 +27,7 @@ TTL_SECONDS = 3600.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.parser import CommandParser, positive_seconds
+    from node.app.commands.parser import positive_seconds
 
     parser = subparsers.add_parser(
         "dht",
@@ -37,9 +37,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "they join the swarm for a moment as a client.",
         example='potluck dht put note/hello "good morning"\npotluck dht get note/hello',
     )
-    actions: argparse._SubParsersAction[CommandParser] = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=CommandParser
-    )
+    actions = parser.add_actions("action")
     get = actions.add_parser(
         "get",
         help="read the slots under a key",

@@ -26,9 +26,8 @@ LOGIN_SECONDS = 900.0  # a person goes to another device, and finds the second f
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.configured import add_setting_flag
-    from node.app.commands.run import add_trust
-    from node.core.caps.settings import CAP_KEYS
+    from node.app.commands.login import add_code_file
+    from node.app.commands.run import add_peer_flags
 
     parser = subparsers.add_parser(
         "join",
@@ -63,25 +62,8 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         help="read the invite from this file (- for standard input)",
     )
-    parser.add_argument(
-        "--code-file",
-        metavar="FILE",
-        help="read an enrolment code from this file (- for standard input); also "
-        "POTLUCK_LOGIN_CODE",
-    )
-    parser.add_argument(
-        "--plain",
-        action="store_true",
-        help="print one line for each event instead of the screen, as it does if stdout is no "
-        "terminal",
-    )
-    add_trust(parser)
-    for key in CAP_KEYS:
-        add_setting_flag(parser, key)
-    for key in ("network.listen", "network.announce", "dht.bootstrap", "dht.client"):
-        add_setting_flag(parser, key)
-    for key in ("identity.name", "identity.key_file"):
-        add_setting_flag(parser, key)
+    add_code_file(parser)
+    add_peer_flags(parser, "dht.client")
 
 
 def run(arguments: argparse.Namespace) -> int:

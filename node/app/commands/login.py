@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from node.app.commands.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.commands.parser import CommandParser, Subparsers
 
 # A person goes to another device, logs in there, and finds the second factor.
 WAIT_SECONDS = 900.0
@@ -44,12 +44,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="the invite (potluck:…), a file that contains it, or - for standard input; by default "
         "the server of the present pass",
     )
-    parser.add_argument(
-        "--code-file",
-        metavar="FILE",
-        help="read an enrolment code from this file (- for standard input); also "
-        "POTLUCK_LOGIN_CODE",
-    )
+    add_code_file(parser)
     parser.add_argument(
         "--provider",
         metavar="NAME",
@@ -75,6 +70,15 @@ def add_parser(subparsers: Subparsers) -> None:
         help=f"how long to wait for the login ({WAIT_SECONDS:g})",
     )
     add_setting_flag(parser, "identity.key_file")
+
+
+def add_code_file(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--code-file",
+        metavar="FILE",
+        help="read an enrolment code from this file (- for standard input); also "
+        "POTLUCK_LOGIN_CODE",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

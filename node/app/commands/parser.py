@@ -60,6 +60,12 @@ class CommandParser(argparse.ArgumentParser):
         self.example = example
         self._words: list[str] = []
 
+    def add_actions(self, name: str) -> Subparsers:
+        """The parsers of its subcommands. One of them must be typed; it is called `name`."""
+        return self.add_subparsers(
+            dest=name, metavar=name.upper(), required=True, parser_class=CommandParser
+        )
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.parser import CommandParser
     from node.app.commands.run_start import add_start
 
     parser = subparsers.add_parser(
@@ -28,9 +27,7 @@ def add_parser(subparsers: Subparsers) -> None:
         example="potluck run init poem\npotluck run check poem\npotluck run start poem\n"
         "potluck run invite poem",
     )
-    actions: argparse._SubParsersAction[CommandParser] = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=CommandParser
-    )
+    actions = parser.add_actions("action")
     _add_init(actions)
     _add_check(actions)
     _add_sign(actions)
@@ -63,6 +60,23 @@ def add_trust(parser: CommandParser) -> None:
         help="trust this Python file as the run's module of the same name; may be given several "
         "times",
     )
+
+
+def add_peer_flags(parser: CommandParser, *further_settings: str) -> None:
+    """The flags of every peer of a run: its display, trusted modules, limits, network and name."""
+    from node.app.commands.configured import add_setting_flag
+    from node.core.caps.settings import CAP_KEYS
+
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="print one line for each event instead of the screen, as it does if stdout is no "
+        "terminal",
+    )
+    add_trust(parser)
+    network = ("network.listen", "network.announce", "dht.bootstrap", *further_settings)
+    for key in (*CAP_KEYS, *network, "identity.name", "identity.key_file"):
+        add_setting_flag(parser, key)
 
 
 def _add_init(actions: Subparsers) -> None:

@@ -68,16 +68,8 @@ def add_start(actions: Subparsers) -> None:
 
 def add_flags(start: CommandParser) -> None:
     """The flags of an organiser's peer, whether it trains or only keeps."""
-    from node.app.commands.configured import add_setting_flag
-    from node.app.commands.run import add_trust
-    from node.core.caps.settings import CAP_KEYS
+    from node.app.commands.run import add_peer_flags
 
-    start.add_argument(
-        "--plain",
-        action="store_true",
-        help="print one line for each event instead of the screen, as it does if stdout is no "
-        "terminal",
-    )
     start.add_argument(
         "--qr",
         action=argparse.BooleanOptionalAction,
@@ -89,13 +81,7 @@ def add_flags(start: CommandParser) -> None:
         help="if no checkpoint is whole, take the run's state from a volunteer who has it, waiting "
         "for one if necessary, instead of beginning the run",
     )
-    add_trust(start)
-    for key in CAP_KEYS:
-        add_setting_flag(start, key)
-    for key in ("network.listen", "network.announce", "dht.bootstrap"):
-        add_setting_flag(start, key)
-    for key in ("identity.name", "identity.key_file"):
-        add_setting_flag(start, key)
+    add_peer_flags(start)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from node.app.commands.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import CommandParser, Subparsers
+    from node.app.commands.parser import Subparsers
     from node.app.systemd import ServiceUnit
     from node.core.configuration import Configuration
 
@@ -26,8 +26,6 @@ LINGER = "It runs while you are logged in; with `loginctl enable-linger` it runs
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.parser import CommandParser
-
     parser = subparsers.add_parser(
         "service",
         help="train in the background, from login or boot",
@@ -36,9 +34,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "settings come from the settings file (`potluck config show --origin`).",
         example="potluck service install\npotluck service uninstall",
     )
-    actions: argparse._SubParsersAction[CommandParser] = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=CommandParser
-    )
+    actions = parser.add_actions("action")
     install = actions.add_parser(
         "install",
         help="write a user unit for systemd, and start it",
