@@ -145,7 +145,7 @@ async def test_what_could_not_be_written_is_told_and_tried_again_when_due(
 
 async def test_the_checkpoints_of_another_run_are_not_begun_from(tmp_path: Path) -> None:
     Checkpoints(tmp_path).save(state_of(3, run="other"))
-    with pytest.raises(WrongUse, match="of the run other, not of test"):
+    with pytest.raises(WrongUse, match="to the run other, not to test"):
         async with training(CheckpointSettings(tmp_path)):
             raise AssertionError
 

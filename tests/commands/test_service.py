@@ -173,7 +173,7 @@ def test_what_systemd_reads_is_what_was_meant(tmp_path: Path, folder: str) -> No
 
 
 def test_a_folder_that_no_unit_can_name_is_refused() -> None:
-    with pytest.raises(WrongUse, match="does not start"):
+    with pytest.raises(WrongUse, match="cannot start"):
         ServiceUnit("potluck", "poem", ('/tmp/"mine"/potluck',)).text()
     with pytest.raises(WrongUse, match="cannot be written into a unit"):
         ServiceUnit("potluck", "poem", ("/tmp/a\nb",)).text()
