@@ -64,7 +64,7 @@ def test_a_new_run_is_written_once_with_a_key_that_stays(tmp_path: Path) -> None
     assert first["key_made"]
     key = home / "organiser.key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    assert "never written over" in refused(home, "init", str(tmp_path / "poem"))
+    assert "never overwritten" in refused(home, "init", str(tmp_path / "poem"))
     second = answer(home, "init", str(tmp_path / "prose"))
     assert not second["key_made"]
     assert second["organiser"] == first["organiser"]
