@@ -43,6 +43,26 @@ FACES = (
     "node.app.demo",
 )
 
+# Packages without such a face, because it would load more than a light command needs: others use
+# their modules, all but these.
+INSIDE = {
+    "node.core": ("control_frames", "dht_store", "machine_changes", "peer_cache"),
+    "node.core.access": ("auth_http",),
+    "node.run": ("safetensors_file",),
+    "node.training": (
+        "account",
+        "compiler_kept_out",
+        "departure",
+        "loop",
+        "loss_curve",
+        "network_watch",
+        "owners_pause",
+        "phases",
+        "trainer",
+        "watched",
+    ),
+}
+
 # Inside node: each layer leans on those before it. `node` itself only starts what is in `app`.
 LAYERS = ("faces", "net", "core", "run", "training", "app")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.import_rules import FACES, PACKAGES, imports_of, wrong_imports
+from tests.import_rules import FACES, INSIDE, PACKAGES, imports_of, wrong_imports
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -54,6 +54,20 @@ def test_nobody_reaches_past_the_face_of_a_package() -> None:
                 name = found.target.removeprefix(f"{package}.")
                 is_inside = module == package or module.startswith(f"{package}.")
                 if name not in (found.target, *names) and not is_inside:
+                    wrong.append(f"{module}, line {found.line}: {found.target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nobody_imports_a_module_from_the_inside_of_another_package() -> None:
+    inside = {f"{package}.{name}": package for package, names in INSIDE.items() for name in names}
+    modules = product_modules()
+    assert inside.keys() <= {module for module, _ in modules}
+    wrong = []
+    for module, path in modules:
+        for found in imports_of(module, path.read_text(encoding="utf-8")):
+            for hidden, package in inside.items():
+                is_it = found.target == hidden or found.target.startswith(f"{hidden}.")
+                if is_it and not module.startswith(f"{package}."):
                     wrong.append(f"{module}, line {found.line}: {found.target}")
     assert not wrong, "\n".join(wrong)
 

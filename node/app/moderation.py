@@ -278,6 +278,6 @@ def _bounded(limit: int) -> int:
 def _not_understood(act: str, why: str) -> PotluckError:
     return PotluckError(
         f"The auth server does not understand `potluck auth {act.replace('-', ' ')[:40]}`.",
-        why=f"It is version {VERSION}; the command that asked may be newer or older. {why}",
-        advice="Restart the server, so that both are of one version.",
+        why=f"It is version {VERSION}; the command may be newer or older. {why}",
+        advice="Restart the server, so that both have the same version.",
     )

@@ -78,14 +78,14 @@ def parse_plan(document: Mapping[str, Any], name: str) -> PlannedPeers:
     numbers = {key: _number(document[key], key, bounds, name) for key, bounds in _TOP.items()}
     tables = _tables(document["peer"], "peer", MOST_PEERS, name)
     if not tables:
-        raise WrongUse(f"There is no peer in {name}.", why="A plan is for peers.", advice=_EXAMPLE)
+        raise WrongUse(f"There is no peer in {name}.", why="A plan needs peers.", advice=_EXAMPLE)
     peers = [_peer(table, f"peer {number} of {name}") for number, table in enumerate(tables, 1)]
     places: dict[str, int] = {}
     for place, peer in enumerate(peers):
         if peer.name in places:
             raise WrongUse(
                 f"Two peers of {name} have the name {peer.name!r}.",
-                why="Links and results are told apart by names.",
+                why="Links and results go by the peers' names.",
                 advice="Give each [[peer]] a name of its own.",
             )
         places[peer.name] = place
@@ -95,9 +95,9 @@ def parse_plan(document: Mapping[str, Any], name: str) -> PlannedPeers:
         ends, limit = _link(table, places, f"link {number} of {name}")
         if ends in limits:
             raise WrongUse(
-                f"The link {number} of {name} was given before, with the same from and to.",
-                why="Only one limit can hold for one direction between two peers.",
-                advice="Take one of the two away, or exchange from and to for the other direction.",
+                f"The link {number} of {name} has the same from and to as an earlier one.",
+                why="There can be only one limit for one direction between two peers.",
+                advice="Remove one of the two, or exchange from and to for the other direction.",
             )
         limits[ends] = limit
     return PlannedPeers(
@@ -119,14 +119,14 @@ def _content(path: str, name: str) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise WrongUse(
             f"{name} cannot be read: {reason}.",
-            why="It has to be a file with peers, or - for stdin.",
-            advice="Check its name and who may read it (ls -l).",
+            why="Give a file with peers, or - for stdin.",
+            advice="Check its name and permissions (ls -l).",
         ) from None
     if len(content) > LARGEST_FILE_BYTES:
         raise WrongUse(
             f"{name} is larger than a megabyte.",
-            why=f"A plan is for at most {MOST_PEERS:,} peers, and they take far less.",
-            advice="Check that it is the file you mean.",
+            why=f"A plan has at most {MOST_PEERS:,} peers, which need far less.",
+            advice="Check that this is the right file.",
         )
     return content
 
@@ -158,7 +158,7 @@ def _tables(value: Any, key: str, most: int, name: str) -> Sequence[Mapping[str,
     if len(value) > most:
         raise WrongUse(
             f"{name} has {len(value):,} tables [[{key}]].",
-            why=f"At most {most:,} are planned at once.",
+            why=f"A plan has at most {most:,}.",
             advice="Plan a group instead of the whole swarm: only a group averages together.",
         )
     return value
@@ -171,15 +171,15 @@ def _peer(table: Mapping[str, Any], where: str) -> PlannedPeer:
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise WrongUse(
             f"The name of {where} is {_shown(name)}.",
-            why=f"A name is a text of 1 to {LONGEST_NAME} characters that can be printed.",
-            advice='Write name = "alice", say.',
+            why=f"A name is a text of 1 to {LONGEST_NAME} printable characters.",
+            advice='Write for example name = "alice".',
         )
     where = f"{where}, {name!r}"
     computes = table["computes"]
     if not isinstance(computes, bool) and computes != "auto":
         raise WrongUse(
             f"`computes` of {where} is {_shown(computes)}.",
-            why='It is true or false, without quotes, or "auto" for the plan to say.',
+            why='It is true or false, without quotes, or "auto" for the plan to decide.',
             advice='Write computes = "auto" if you do not know.',
         )
     dial_out_only = table.get("dial_out_only", False)
@@ -211,14 +211,14 @@ def _link(
             meant = nearest(peer, places) if isinstance(peer, str) else None
             raise WrongUse(
                 f"`{key}` of {where} is {_shown(peer)}.",
-                why="There is no [[peer]] of that name.",
+                why="There is no [[peer]] with that name.",
                 advice=f"Did you mean {meant!r}?" if meant else "Name one of the peers.",
             )
         ends.append(places[peer])
     if ends[0] == ends[1]:
         raise WrongUse(
             f"The {where} leads from {table['from']!r} to itself.",
-            why="What a peer keeps for itself crosses no link.",
+            why="A peer sends itself nothing over a link.",
             advice="Name two different peers.",
         )
     limit = _number(table["mbps"], "mbps", _LINK["mbps"], where)
@@ -234,13 +234,14 @@ def _check_keys(
             raise WrongUse(
                 f"There is no `{_short(key)}` in {where}.",
                 why=f"It has {', '.join(sorted(known))}.",
-                advice=f"Did you mean `{meant}`?" if meant else "Take it away.",
+                advice=f"Did you mean `{meant}`?" if meant else "Remove it.",
             )
     for key in sorted(known - optional):
         if key not in table:
             raise WrongUse(
                 f"`{key}` is missing in {where}.",
-                why="Nothing is guessed: a plan for other peers than yours would look right.",
+                why="potluck guesses no value, because a plan for other peers than yours would "
+                "look right.",
                 advice=_EXAMPLE,
             )
 
@@ -254,7 +255,7 @@ def _number(value: Any, key: str, bounds: _Number, where: str) -> float:
         raise WrongUse(
             f"`{key}` of {where} is {_shown(value)}.",
             why=f"It is {kind} from {bounds.least:g} to {bounds.most:g}: {bounds.what}.",
-            advice="Correct it in the file: the plan is only as good as what it is made from.",
+            advice="Correct it in the file: the plan is only as good as its figures.",
         )
     return float(value)
 

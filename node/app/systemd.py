@@ -84,9 +84,9 @@ class ServiceUnit:
         """WrongUse for a word that cannot be written in a unit."""
         if not set(self.command[0]).isdisjoint(NOT_IN_PROGRAMS):
             raise WrongUse(
-                f"systemd does not start {self.command[0]}.",
-                why=f"There is one of {' '.join(NOT_IN_PROGRAMS)} in its path.",
-                advice="Give the folder that potluck is in another name.",
+                f"systemd cannot start {self.command[0]}.",
+                why=f"Its path contains one of {' '.join(NOT_IN_PROGRAMS)}.",
+                advice="Rename the folder of potluck.",
             )
         environment = "".join(
             f"Environment={_quoted(f'{name}={value}')}\n" for name, value in self.variables.items()
@@ -115,8 +115,8 @@ def unit_name(wanted: str | None, home: str | None) -> str:
         if not _NAME.fullmatch(name):
             raise WrongUse(
                 f"{wanted!r} is no name for a unit.",
-                why="It has letters, digits, dots, dashes and underlines only.",
-                advice="Such as --name potluck-poem.",
+                why="A name has only letters, digits, dots, dashes and underscores.",
+                advice="Use for example --name potluck-poem.",
             )
         return name
     if home is None:
@@ -128,9 +128,9 @@ def _quoted(word: str) -> str:
     """In systemd's quoting: one word, whatever is in it."""
     if any(not one.isprintable() for one in word):
         raise WrongUse(
-            f"{word!r} cannot stand in a unit.",
-            why="It has a character in it that no line of a file can have.",
-            advice="Give the folder another name.",
+            f"{word!r} cannot be written into a unit.",
+            why="It contains a character that no line of a file can contain.",
+            advice="Rename the folder.",
         )
     word = _escaped(word)
     if _PLAIN.fullmatch(word):
@@ -150,7 +150,7 @@ ON_MACOS: Final = (
     "are the whole path of potluck, `join` and `--plain`; or keep `potluck join` in tmux."
 )
 ELSEWHERE: Final = (
-    "Have what starts programs on this machine start `potluck join --plain`, or keep it in tmux."
+    "Let this machine's service manager start `potluck join --plain`, or keep it in tmux."
 )
 
 
@@ -163,7 +163,7 @@ def require_systemd() -> None:
     if shutil.which("systemctl") is None:
         raise NoServices(
             "There is no systemd on this machine.",
-            why="`potluck service` writes a unit for it, and finds no `systemctl`.",
+            why="`potluck service` writes a unit for systemd, but finds no `systemctl`.",
             advice=ON_MACOS if sys.platform == "darwin" else ELSEWHERE,
         )
     ask_manager("show-environment")  # needs a running manager, and little else

@@ -153,7 +153,7 @@ def _from_variable(setting: Setting, text: str) -> Value:
     try:
         return value_from_text(setting, text)
     except WrongUse as error:
-        why = f"The environment variable {setting.variable} says so. {error.why}".strip()
+        why = f"The environment variable {setting.variable} sets it. {error.why}".strip()
         raise WrongUse(error.what, why=why, advice=error.advice) from None
 
 
@@ -163,7 +163,7 @@ def _warnings(environment: Mapping[str, str]) -> Iterator[str]:
         if name.startswith("POTLUCK_") and name not in known:
             meant = nearest(name, known)
             hint = f"; did you mean {meant}?" if meant else ""
-            yield f"The environment variable {name} is not one that potluck knows{hint}"
+            yield f"potluck does not know the environment variable {name}{hint}"
 
 
 def _read_file(places: Places) -> tuple[dict[str, Value], dict[str, int], Path | None]:
@@ -181,10 +181,10 @@ def _read_file(places: Places) -> tuple[dict[str, Value], dict[str, int], Path |
     except OSError as error:
         raise WrongUse(
             f"The settings file {path} cannot be read: {error.strerror}.",
-            advice="Check what it is and who may read it (ls -l).",
+            advice="Check its type and permissions (ls -l).",
         ) from None
     if len(content) > LARGEST_CONFIG_BYTES:
-        raise WrongUse(f"The settings file {path} is larger than a megabyte: that is not one.")
+        raise WrongUse(f"{path} is larger than a megabyte: it cannot be a settings file.")
     document = _parse_toml(path, content)
     lines = {key: line_of(key, content.decode()) for key, _ in _flattened(document)}
     return dict(_settings_in(document, path, lines)), lines, path
@@ -235,7 +235,7 @@ def _settings_in(
             yield key, value_from_toml(setting, value)
         except WrongUse as error:
             where = f" on line {lines[key]}" if lines[key] else ""
-            why = f"The file {path} says so{where}. {error.why}".strip()
+            why = f"The file {path} sets it{where}. {error.why}".strip()
             raise WrongUse(error.what, why=why, advice=error.advice) from None
 
 
@@ -254,7 +254,7 @@ def _unknown_key(key: str, path: Path) -> WrongUse:
         meant = next(known for known in BY_KEY if known.endswith(f".{meant}"))
     if meant:
         table, name = meant.split(".")
-        advice = f"Did you mean {meant}, that is `{name}` below `[{table}]`?"
+        advice = f"Did you mean {meant}, which is `{name}` below `[{table}]`?"
     else:
-        advice = "`potluck config show` lists every setting there is."
+        advice = "`potluck config show` lists every setting."
     return WrongUse(f"There is no setting {key} (in {path}).", advice=advice)

@@ -91,7 +91,7 @@ class ControlServer:
     async def serve(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled, then remove the socket file. Started when clients can connect."""
         if not hasattr(socket, "AF_UNIX"):
-            _log.warning("this platform has no local sockets: `potluck status` cannot ask us")
+            _log.warning("this platform has no local sockets, so `potluck status` cannot work")
             task_status.started()
             await trio.sleep_forever()
         if _is_stand_in(self.path):
@@ -156,10 +156,8 @@ class ControlServer:
         meant = nearest(command, self._handlers)
         return ControlFailed(
             f"The running node does not know the command {command[:80]!r}.",
-            why=f"It is version {VERSION}; the one that asked may be newer.",
-            advice=f"Did you mean {meant}?"
-            if meant
-            else "Restart the node to bring it up to date.",
+            why=f"It is version {VERSION}; the command may be newer.",
+            advice=f"Did you mean {meant}?" if meant else "Restart the node to update it.",
         )
 
 
@@ -193,7 +191,7 @@ async def _receive_exactly(client: trio.SocketStream, count: int) -> bytes:
     while len(received) < count:
         some = await client.receive_some(count - len(received))
         if not some:
-            raise MalformedMessage("The control request ends in its middle.")
+            raise MalformedMessage("The control request is incomplete.")
         received += some
     return bytes(received)
 

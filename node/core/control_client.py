@@ -89,7 +89,7 @@ def ask_once(
     with ask(path, command, arguments, silence_seconds=silence_seconds) as answers:
         for answer in answers:
             return answer
-    raise NodeWentAway(f"The node had nothing to answer to {command}.")
+    raise NodeWentAway(f"The node did not answer {command}.")
 
 
 def a_node_answers(path: Path) -> bool:
@@ -121,15 +121,15 @@ def _not_connected(path: Path, error: OSError) -> PotluckError:
     if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
         return NoRunningNode(
             "No node is running here.",
-            why=f"Nobody answers at {path}.",
+            why=f"Nothing answers at {path}.",
             advice="`potluck join INVITE` starts one that trains, `potluck listen` one that does "
-            "not. If it has a home of its own, say which: --home.",
+            "not. If it has a home of its own, name it: --home DIRECTORY.",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return Refused(
             "The running node belongs to another user.",
-            why=f"{path} may not be opened.",
-            advice="Ask as that user.",
+            why=f"This user may not open {path}.",
+            advice="Run the command as that user.",
         )
     return PotluckError(f"The running node cannot be asked: {error.strerror or error}.")
 
@@ -142,9 +142,9 @@ def _check_owner(connection: socket.socket) -> None:
     _pid, user, _group = struct.unpack("iII", credentials)
     if user not in (os.geteuid(), 0) and os.geteuid() != 0:
         raise Refused(
-            "Something of another user answers in the node's place.",
+            "A process of another user answers in the node's place.",
             why=f"Its user id is {user}.",
-            advice="Do not trust what it says, and find out what it is.",
+            advice="Do not trust its answers, and find out which process it is.",
         )
 
 
@@ -178,13 +178,14 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes:
 
 def _silent(seconds: float) -> DeadlineExceeded:
     return DeadlineExceeded(
-        f"The node has said nothing for {seconds:g} seconds.",
-        why="It may be stopped (SIGSTOP), swapping, or busy beyond measure.",
-        advice="Look at its process; its own log says what it was doing.",
+        f"The node has not answered for {seconds:g} seconds.",
+        why="It may be stopped (SIGSTOP), swapping, or very busy.",
+        advice="Look at its process and its log.",
     )
 
 
 def _went_away() -> NodeWentAway:
     return NodeWentAway(
-        "The node ended while it was answering.", advice="`potluck status` says whether it is back."
+        "The node ended while it was answering.",
+        advice="`potluck status` shows whether it is back.",
     )

@@ -78,7 +78,7 @@ def length_of(header: bytes, limit_bytes: int) -> int:
     if length > limit_bytes:
         raise LimitExceeded(
             f"The control socket was sent a message of {length:,} bytes.",
-            why=f"The limit is {limit_bytes:,} bytes; this is not potluck talking.",
+            why=f"The limit is {limit_bytes:,} bytes; the sender cannot be potluck.",
         )
     return int(length)
 

@@ -91,9 +91,9 @@ async def answer(asked: Asked, action: str, question: Mapping[str, Any]) -> obje
             return await _ACTIONS[action](asked, question)
     except trio.TooSlowError:
         raise DeadlineExceeded(
-            f"The directory had no answer within {seconds:g} seconds.",
+            f"The directory did not answer within {seconds:g} seconds.",
             why=f"This node knows {asked.dht.statistics().peers_in_table} others.",
-            advice="Try again, or give it longer with --timeout.",
+            advice="Try again, or wait longer with --timeout.",
         ) from None
 
 
@@ -173,7 +173,7 @@ def value_in(key: str, typed: str) -> Any:
         raise WrongUse(
             f"{typed[:80]!r} is not a value of the family {family.name}.",
             why=str(error),
-            advice="Values that are not text are typed as JSON.",
+            advice="Values that are not text have to be JSON.",
         ) from None
 
 
@@ -181,7 +181,7 @@ def _read(type_: type[Question], arguments: Mapping[str, Any]) -> Question:
     try:
         return msgspec.convert(dict(arguments), type_)
     except msgspec.ValidationError as error:
-        raise WrongUse("That is no question to the directory.", why=str(error)) from None
+        raise WrongUse("That is not a request to the directory.", why=str(error)) from None
 
 
 def _seconds_left(expires_ms: int, now_ms: int) -> float:

@@ -102,7 +102,8 @@ class DhtStore:
             raise PotluckError(
                 f"The directory cannot be kept in {path}: {error}.",
                 why="A backbone needs a place for it on disk.",
-                advice="Make room there and let this user write, or run without --keep-slots.",
+                advice="Free some space and allow this user to write there, or run without "
+                "--keep-slots.",
             ) from error
 
     def __enter__(self) -> DhtStore:
@@ -173,7 +174,7 @@ class DhtStore:
                 raise KeepingFailed(
                     f"The directory cannot be kept in {self.path}: {error}.",
                     why="The disk may be full or gone.",
-                    advice="This node goes on; what changes now is lost when it ends.",
+                    advice="This node continues, but loses later changes when it ends.",
                 ) from error
 
 

@@ -22,20 +22,20 @@ def disk_trouble(error: OSError, folder: Path) -> tuple[str, str]:
     there = next((at for at in (folder, *folder.parents) if os.path.exists(at)), folder)
     if error.errno in _FULL:
         why = f"There is no room: {reason}."
-        return why, f"Make room where {folder} is, or choose another folder."
+        return why, f"Free some space on the disk of {folder}, or choose another folder."
     if error.errno == errno.EROFS:
-        why = f"It can only be read there: {reason}."
+        why = f"The disk is read-only: {reason}."
         return why, f"Make {there} writable, or choose another folder."
     if error.errno in _NO_LOCKS:
         why = f"That file system has no locks, which keep a second node out: {reason}."
         return why, f"Choose a folder on a disk of this machine instead of {folder}."
     if error.errno in _IN_THE_WAY:
-        why = f"Something that is no folder, or no file, is in the way: {reason}."
-        return why, f"Look at what is at {folder}, and move it away; or choose another folder."
+        why = f"A file or folder is in the way: {reason}."
+        return why, f"Look at {folder}, and move it away; or choose another folder."
     if error.errno in _CLOSED:
         why = f"This user may not write there: {reason}."
-        return why, f"See to the permissions of {there}, or choose another folder."
-    return f"The system says: {reason}.", f"See whether {folder} and its disk are in order."
+        return why, f"Change the permissions of {there}, or choose another folder."
+    return f"The system says: {reason}.", f"Check {folder} and its disk."
 
 
 class HomeUnusable(PotluckError):

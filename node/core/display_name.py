@@ -89,8 +89,8 @@ def as_written(text: str) -> str:
     name = " ".join(unicodedata.normalize("NFKC", text).split())
     if len(name) > LONGEST_NAME or cleaned(name) != name or "?" in name:
         raise WrongUse(
-            f"A name has at most {LONGEST_NAME} letters, figures, spaces and -_.' of one alphabet.",
-            why="It is shown in the terminals of all others, beside the end of your key.",
+            f"A name has at most {LONGEST_NAME} letters, digits, spaces and -_.' of one alphabet.",
+            why="Everybody else sees it in their terminal, beside the end of your key.",
         )
     return name
 

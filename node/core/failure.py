@@ -45,14 +45,14 @@ def failure_of(error: BaseException) -> CommandFailure:
     for cause in causes:
         if isinstance(cause, RuntimeError) and NO_HOME in str(cause).lower():
             return CommandFailure(
-                "There is no home directory to look into.",
+                "There is no home directory.",
                 why=f"{str(cause).rstrip('.')}.",
-                advice="Set HOME, or name a place of your own: --home DIRECTORY, or POTLUCK_HOME.",
+                advice="Set HOME, or name another folder: --home DIRECTORY, or POTLUCK_HOME.",
                 exit_code=WRONG_USE,
             )
     cause = causes[0] if causes else error
     name = type(cause).__name__
-    return CommandFailure(f"Something unforeseen happened: {name}: {cause}", advice=REPORT_IT)
+    return CommandFailure(f"An unexpected error: {name}: {cause}", advice=REPORT_IT)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -64,10 +64,10 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 _ADVICE = {
-    errno.EACCES: "Check who owns it and its mode (ls -l).",
-    errno.EPERM: "Check who owns it and its mode (ls -l).",
+    errno.EACCES: "Check its owner and mode (ls -l).",
+    errno.EPERM: "Check its owner and mode (ls -l).",
     errno.ENOSPC: "The disk is full: free some space.",
-    errno.EROFS: "That file system is read-only: point POTLUCK_HOME at one that is not.",
+    errno.EROFS: "That file system is read-only: point POTLUCK_HOME at a writable one.",
     errno.EADDRINUSE: "Another program uses that port: choose another one, or 0 for any free one.",
     errno.EADDRNOTAVAIL: "That address is not one of this machine: listen on /ip4/0.0.0.0/tcp/0.",
     errno.EMFILE: "Too many open files: raise the limit (ulimit -n).",
@@ -81,6 +81,6 @@ def _failure_of_system(error: OSError) -> CommandFailure:
     if error.filename is not None:
         what = f"{what}: {error.filename}"
     return CommandFailure(
-        f"The operating system said no: {what}.",
+        f"The operating system refused: {what}.",
         advice=_ADVICE.get(error.errno or 0, "Run it again with --debug to see where."),
     )

@@ -68,7 +68,7 @@ def _read(path: Path) -> bytes | None:
         if error.errno == errno.ELOOP:
             raise KeyFileError(
                 f"The key file {path} is a symbolic link, so it was not used.",
-                why="A link can be turned to another key by whoever owns its folder.",
+                why="The owner of its folder can point a link at another key.",
                 advice="Give the path of the real file.",
             ) from None
         raise _unusable(path, error) from error
@@ -97,7 +97,7 @@ def _check_owner_and_mode(path: Path, status: os.stat_result) -> None:
     if mode & ~KEY_FILE_MODE:
         raise KeyFileError(
             f"Others may use the key file {path}: its mode is {mode:04o}.",
-            why="Whoever reads it can pose as this node.",
+            why="Anyone who reads it can pose as this node.",
             advice=f"If nobody has read it, run `chmod 600 {path}`; otherwise delete it, and a "
             "new one is made (the node then has a new peer id).",
         )
@@ -162,7 +162,7 @@ def _keep_across_power_loss(folder: Path) -> None:
 def _unusable(path: Path, error: OSError) -> KeyFileError:
     why, advice = disk_trouble(error, path.parent)
     return KeyFileError(
-        f"The key file {path} cannot be used, and without a key nothing can be done here.",
+        f"The key file {path} cannot be used, and this command needs a key.",
         why=why,
         advice=f"{advice} Another home: --home DIRECTORY, or POTLUCK_HOME.",
     )

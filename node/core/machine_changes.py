@@ -73,9 +73,11 @@ class MachineWatch:
             slept = self._elapsed() - began - LOOK_SECONDS
             places_before, places = places, frozenset(self._network.addresses())
             if slept > ASLEEP_SECONDS:
-                self._tell(f"this machine slept for {span(slept)}: looking who is still there")
+                self._tell(
+                    f"this machine slept for {span(slept)}: checking which peers are still there"
+                )
             elif places_before - places and places:
-                self._tell("this machine has another address: looking who is still there")
+                self._tell("this machine has another address: checking which peers are still there")
             elif not places_before and places:
                 self._tell("this machine has an address again: looking for the others")
             else:

@@ -27,7 +27,7 @@ EXAMPLE = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
 _NAMES = ("dns", "dns4", "dns6")
 _HOSTS = ("ip4", "ip6", *_NAMES)
 _OTHER_TRANSPORTS = ("udp", "quic", "quic-v1", "ws", "wss", "webtransport", "webrtc-direct", "tls")
-_WHERE_FROM = "`potluck listen` and `potluck status` over there print it ready to paste."
+_WHERE_FROM = "`potluck listen` and `potluck status` print it there, ready to paste."
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def parse_peer_address(text: str) -> PeerAddress:
     host_and_port, rest = _take_host_and_port(text, parts)
     if not rest:
         raise WrongUse(
-            f"The address {text} does not say who lives there.",
-            why="It ends before /p2p/ and the peer id, so nobody could be sure of the answerer.",
+            f"The address {text} does not name the peer.",
+            why="It ends before /p2p/ and the peer id, so this node could not verify who answers.",
             advice=f"Copy it whole, as in {EXAMPLE}: {_WHERE_FROM}",
         )
     peers = _take_peers(text, rest)
@@ -59,9 +59,9 @@ def check_listen_address(text: str) -> str:
     host_and_port, rest = _take_host_and_port(text, _parts(text))
     if rest:
         raise WrongUse(
-            f"{text} cannot be listened on: it goes on after the port.",
+            f"{text} cannot be listened on: there is more after the port.",
             why="A node adds its own /p2p/ and peer id." if rest[0] == "p2p" else "",
-            advice=f"Leave the end away: {'/'.join(['', *host_and_port])}",
+            advice=f"Leave the end out: {'/'.join(['', *host_and_port])}",
         )
     if host_and_port[0] in _NAMES:
         raise WrongUse(
@@ -76,8 +76,8 @@ def check_announce_address(text: str) -> str:
     host_and_port, rest = _take_host_and_port(text, _parts(text))
     if rest and (rest[0] != "p2p" or len(rest) > 2):
         raise WrongUse(
-            f"{text} cannot be announced: it goes on after the port.",
-            advice=f"Leave the end away: {'/'.join(['', *host_and_port])}",
+            f"{text} cannot be announced: there is more after the port.",
+            advice=f"Leave the end out: {'/'.join(['', *host_and_port])}",
         )
     if host_and_port[3] == "0":
         raise WrongUse(
@@ -92,7 +92,7 @@ def _parts(text: str) -> list[str]:
         shown = text[:60] + ("…" if len(text) > 60 else "")
         raise WrongUse(
             f"{shown!r} is not an address.",
-            why="It is empty, too long, or holds a space or another character that none has.",
+            why="It is empty, too long, or contains a space or another impossible character.",
             advice=f"An address looks like {EXAMPLE}",
         )
     if not text.startswith("/"):
@@ -103,7 +103,7 @@ def _parts(text: str) -> list[str]:
 def _advice_without_slash(text: str) -> str:
     if _is_peer_id(text):
         return (
-            "That is a peer id alone; say also where the peer can be dialled: "
+            "That is only a peer id; add where the peer can be dialled: "
             f"/ip4/HOST/tcp/PORT/p2p/{text}"
         )
     host, colon, port = text.rpartition(":")
@@ -128,12 +128,12 @@ def _take_host_and_port(text: str, parts: list[str]) -> tuple[list[str], list[st
     kind, host, transport, port = (*parts, "", "", "", "")[:4]
     if kind == "p2p":
         raise WrongUse(
-            f"{text} says who, but not where.",
+            f"{text} names the peer, but no place to dial.",
             advice=f"Put the host and port before it: /ip4/HOST/tcp/PORT{text}",
         )
     if kind not in _HOSTS:
         raise WrongUse(
-            f"{text} starts with /{kind}, which is no kind of host.",
+            f"{text} starts with /{kind}, which is not a kind of host.",
             why=f"Known are {', '.join('/' + known for known in _HOSTS)}.",
             advice=f"An address looks like {EXAMPLE}",
         )
@@ -142,7 +142,7 @@ def _take_host_and_port(text: str, parts: list[str]) -> tuple[list[str], list[st
         raise _not_tcp(text, transport)
     if transport != "tcp" or not port:
         raise WrongUse(
-            f"{text} lacks the port.",
+            f"{text} has no port.",
             why=f"After /{kind}/{host} comes /tcp/ and a number.",
             advice=f"An address looks like {EXAMPLE}",
         )
@@ -158,7 +158,7 @@ def _not_tcp(text: str, transport: str) -> WrongUse:
     return WrongUse(
         f"{text} is an address for {transport}, which potluck does not speak.",
         why="potluck's links are plain TCP, encrypted by Noise.",
-        advice="Take the address of that node that has /tcp/PORT and then /p2p/.",
+        advice="Use the address of that node with /tcp/PORT and then /p2p/.",
     )
 
 
@@ -203,7 +203,7 @@ def _take_peers(text: str, rest: list[str]) -> list[PeerId]:
         return [_peer(text, words[1]), _peer(text, words[4])]
     if len(words) == 3 and words[2] == "p2p-circuit":
         raise WrongUse(
-            f"{text} names a relay, but not who is behind it.",
+            f"{text} names a relay, but not the peer behind it.",
             advice=f"It ends in /p2p-circuit/p2p/PEER-ID. {_WHERE_FROM}",
         )
     if len(words) == 1:
@@ -213,7 +213,7 @@ def _take_peers(text: str, rest: list[str]) -> list[PeerId]:
             advice=_WHERE_FROM,
         )
     raise WrongUse(
-        f"{text} goes on after the peer id in a way that potluck does not know.",
+        f"{text} has an unknown part after the peer id.",
         advice=f"An address looks like {EXAMPLE}",
     )
 

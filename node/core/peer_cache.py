@@ -69,7 +69,7 @@ class PeerCache:
         try:
             return _contacts_in(read_private_file(self.path, LARGEST_FILE_BYTES))
         except (UnusableFile, MalformedMessage) as error:
-            log.warning("The cache of peers is not used. %s", error)
+            log.warning("The peer cache is not used. %s", error)
             return []
 
     def save_contacts(self, contacts: Sequence[Contact]) -> None:
@@ -86,8 +86,8 @@ class PeerCache:
         except OSError as error:
             raise KeepingFailed(
                 f"The peers cannot be kept in {self.path}: {error.strerror or error}.",
-                why="Without them this node may not find back after a restart.",
-                advice="Make room, or let this user write there.",
+                why="Without them this node may not find the others after a restart.",
+                advice="Free some space, or allow this user to write there.",
             ) from error
 
     def load_slots(self) -> list[KeptSlot]:

@@ -48,14 +48,14 @@ def make_private_folder(folder: Path) -> None:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise PotluckError(
             f"{folder} is not a folder of this user's own.",
-            why="Another user could put things there in the node's name.",
+            why="Another user could put files there in the node's name.",
             advice="Remove it, or choose another place with POTLUCK_HOME.",
         )
     if stat.S_IMODE(status.st_mode) & 0o022:
         raise PotluckError(
             f"Others may write to {folder}: its mode is {stat.S_IMODE(status.st_mode):04o}.",
-            why="They could have put something there that answers in the node's name.",
-            advice=f"If all that is in it is yours, run `chmod 700 {folder}`.",
+            why="They could have put a socket there that answers in the node's name.",
+            advice=f"If all its files are yours, run `chmod 700 {folder}`.",
         )
     if stat.S_IMODE(status.st_mode) & ~RUN_FOLDER_MODE:
         folder.chmod(RUN_FOLDER_MODE)

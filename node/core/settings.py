@@ -91,19 +91,19 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "identity.name",
         SettingKind.NAME,
-        "what the others are shown beside the end of this node's key; at most 24 letters",
+        "the name that others see beside the end of this node's key; at most 24 letters",
         "",
     ),
     Setting(
         "network.listen",
         SettingKind.LISTEN_ADDRESSES,
-        "where to listen for other nodes; port 0 takes any free port",
+        "addresses to listen on for other nodes; port 0 takes any free port",
         ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"),
     ),
     Setting(
         "network.announce",
         SettingKind.ANNOUNCE_ADDRESSES,
-        "addresses to give out to others besides those found, for forwarded ports and DNS names",
+        "further addresses to announce to others, for forwarded ports and DNS names",
         (),
     ),
     Setting(
@@ -127,13 +127,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "dht.bootstrap",
         SettingKind.PEER_ADDRESSES,
-        "nodes of the swarm to join through; one that lives is enough",
+        "nodes of the swarm to join through; one that answers is enough",
         (),
     ),
     Setting(
         "dht.client",
         SettingKind.SWITCH,
-        "read and write the directory, but keep nothing for others and be in nobody's table: for "
+        "read and write the directory, but keep nothing for others and be in no routing table: for "
         "a node that others cannot dial",
         False,
     ),
@@ -146,43 +146,44 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "dht.save_seconds",
         SettingKind.SECONDS,
-        "how often the peers known, and slots, are written to disk: what a crash may cost",
+        "how often the known peers and the slots are written to disk; a crash loses at most this "
+        "much",
         30.0,
     ),
     Setting(
         "limits.device",
         SettingKind.DEVICE,
-        "what trains: auto (the fastest there is), cpu, cuda, cuda:1, mps",
+        "the device that trains: auto (the fastest there is), cpu, cuda, cuda:1, mps",
         AUTO,
     ),
     Setting(
         "limits.threads",
         SettingKind.THREADS,
-        "how many cores are used; auto is as many as torch thinks good",
+        "the number of processor cores to use; auto leaves it to torch",
         AUTO,
     ),
     Setting(
         "limits.max_memory",
         SettingKind.SIZE,
-        "the most memory that this process may hold, such as 8GB",
+        "the most memory that this process may use, such as 8GB",
         NONE,
     ),
     Setting(
         "limits.upload_limit",
         SettingKind.RATE,
-        "the most that is sent, over all connections, such as 2MB/s or 16Mbit/s",
+        "the highest rate of sending, over all connections, such as 2MB/s or 16Mbit/s",
         NONE,
     ),
     Setting(
         "limits.download_limit",
         SettingKind.RATE,
-        "the most that is received, over all connections, such as 2MB/s or 16Mbit/s",
+        "the highest rate of receiving, over all connections, such as 2MB/s or 16Mbit/s",
         NONE,
     ),
     Setting(
         "limits.quota",
         SettingKind.QUOTA,
-        "the most that is sent and received in a calendar month, such as 200GB/month",
+        "the most to send and receive in a calendar month, such as 200GB/month",
         NONE,
     ),
     Setting(

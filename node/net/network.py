@@ -344,7 +344,7 @@ def _no_link(peer: PeerId) -> Unreachable:
 def _link_lost(peer: PeerId) -> Unreachable:
     return Unreachable(
         f"The link to {peer} was lost.",
-        why="The node over there ended, or the network between us did.",
+        why="The other node ended, or the network in between failed.",
         advice="Try again: the next call connects anew.",
     )
 

@@ -176,8 +176,8 @@ class ModuleBatches(TrainingBatches):
         if batch is None:
             raise BrokenModule(
                 f"{self._file}: the batches of open_batches have ended.",
-                why="In a run data has no end: it is over after the steps of all peers together.",
-                advice=f"open_batches has to begin again by itself. {NOT_OURS}",
+                why="A run's data has no end: the run ends after the steps of all peers together.",
+                advice=f"open_batches has to start again by itself. {NOT_OURS}",
             )
         first = next(tensors_in(batch), None)
         if first is None or not first.dim() or not len(first):

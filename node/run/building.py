@@ -254,7 +254,7 @@ def data_of(
         if isinstance(model, Classifier):
             return None
         raise DataSettingsError(
-            "The model takes no text (its window is 0), and [data] names nothing else.",
+            "The model takes no text (its window is 0), but [data] names only text.",
             advice="Name sources of pictures, or a [data] module that makes the batches; or give "
             "the model a `window`.",
         )
@@ -267,8 +267,8 @@ def data_from_strangers(table: Mapping[str, Any]) -> DataSettings:
     refuse_this_machine(settings)
     if settings.passes:
         raise DataSettingsError(
-            "In a run data has no end, and `passes` would give it one for each peer.",
-            why="A run is over after its steps, which all peers make together.",
+            "A run's data has no end, and `passes` would end it at each peer.",
+            why="A run ends after its steps, which all peers make together.",
             advice="Leave `passes` out, and set `steps` below [training].",
         )
     return settings
@@ -279,7 +279,7 @@ def _function(module: ModuleType, name: str) -> Any:
     if not callable(found):
         raise BrokenModule(
             f"{file_of(module)} has no function {name}.",
-            advice="docs/organisers.md says what a module must have.",
+            advice="docs/organisers.md describes what a module must have.",
         )
     return found
 

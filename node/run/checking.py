@@ -110,8 +110,9 @@ def _contradictions_of_sections(definition: RunDefinition) -> Iterator[str]:
     training = definition.training
     if training.samples_at_once > training.batch:
         yield (
-            f"samples_at_once below [training] is {training.samples_at_once:,}, and the batch of "
-            f"all together only {training.batch:,}: one machine would make every step alone."
+            f"samples_at_once below [training] is {training.samples_at_once:,}, but the batch of "
+            f"all peers together is only {training.batch:,}: one machine would make every step "
+            "alone."
         )
 
 
@@ -126,8 +127,8 @@ def _contradictions_of_tables(
     training, schedule = definition.training, definition.schedule
     if schedule is not None and training.steps and schedule.get("warmup", 0) >= training.steps:
         yield (
-            f"The run is over after {training.steps:,} steps, before the schedule's warm-up of "
-            f"{schedule['warmup']:,} is."
+            f"The run ends after {training.steps:,} steps, before the schedule's warm-up of "
+            f"{schedule['warmup']:,}."
         )
     if "module" not in definition.model:
         yield from _said_by(lambda: build_model(definition.model, seed=None), "[model]")
@@ -135,8 +136,8 @@ def _contradictions_of_tables(
         own = isinstance(settings, AlbertSettings) and settings.vocabulary != BYTE_VOCABULARY
         if own and "module" not in definition.data:
             yield (
-                "This model wants ids of its own vocabulary, and data of text gives bytes: take "
-                "the size base-bytes or large-bytes, or a [data] module that makes the ids."
+                "This model needs ids of its own vocabulary, but text data gives bytes: use the "
+                "size base-bytes or large-bytes, or a [data] module that makes the ids."
             )
     yield from _mistakes_of_modules(definition, trusted)
 
@@ -153,8 +154,8 @@ def _mistakes_of_modules(definition: RunDefinition, trusted: Mapping[str, Path])
         if path is None:
             wrong = True
             yield (
-                f"[{where}] is the module {name}, which is not part of potluck: say where it is, "
-                f"with --trust-module PATH/{name}.py."
+                f"[{where}] is the module {name}, which is not part of potluck: name its file with "
+                f"--trust-module PATH/{name}.py."
             )
         elif wanted not in (None, digest):
             wrong = True

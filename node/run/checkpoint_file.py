@@ -118,7 +118,7 @@ def write_checkpoint(
         raise CheckpointFailed(
             f"The checkpoint of epoch {state.epoch} was not written to {folder}.",
             why=why,
-            advice=f"{advice} Older checkpoints are as they were.",
+            advice=f"{advice} Older checkpoints are unchanged.",
         ) from None
     finally:
         with contextlib.suppress(OSError):
@@ -134,9 +134,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
             state = _read_state(file, manifest)
     except BrokenFile as error:
         raise CheckpointBroken(
-            f"{path} is no whole checkpoint: {error.what}",
-            why="It was copied in part, changed, or the disk has lost some of it.",
-            advice="Take another checkpoint.",
+            f"{path} is not a whole checkpoint: {error.what}",
+            why="It was copied only in part or changed, or the disk has lost a part of it.",
+            advice="Choose another checkpoint.",
         ) from None
     except OSError as error:
         raise CheckpointBroken(f"{path} cannot be read: {error.strerror}.") from None
@@ -218,9 +218,9 @@ def _read_state(file: BinaryIO, manifest: CheckpointManifest) -> TrainingState:
         read_tensor(file, header, spec.name, stream[start : start + spec.bytes])
     state = TrainingState(checked, memory)
     if state.digest != wanted:
-        raise BrokenFile("Its bytes do not have the digest that its manifest says.")
+        raise BrokenFile("Its bytes do not match the digest in its manifest.")
     if state.signature.digest != checked.signature:
-        raise BrokenFile("Its tensors are not those of the model that its manifest names.")
+        raise BrokenFile("Its tensors do not match the model in its manifest.")
     return state
 
 

@@ -200,10 +200,11 @@ def _newest_of(
         if broken:
             raise CheckpointBroken(
                 f"None of the {len(broken)} checkpoints in {checkpoints.folder} is whole.",
-                why="The lines above say of each what is wrong with it.",
-                advice="Every volunteer who trains has the run's state: start with --from-peers "
-                "(in a script: begins=False, and the broken ones moved away) to take it from them. "
-                "Or copy a whole checkpoint there. To begin the run anew, take another folder.",
+                why="The lines above name the fault of each.",
+                advice="Every volunteer who trains has the run's state: start with --from-peers to "
+                "take it from them (in a script: move the broken checkpoints away, and set "
+                "begins=False). Or copy a whole checkpoint there. To begin the run anew, use "
+                "another folder.",
             )
         log.info("there is no checkpoint in %s yet", checkpoints.folder)
         return None
@@ -216,14 +217,14 @@ def _check(found: Checkpoint, run: str) -> None:
     state = found.state
     if state.run != run:
         raise WrongUse(
-            f"The checkpoint {found.path} is of the run {state.run}, not of {run}.",
-            advice="Keep each run's checkpoints in a folder of their own. To begin a new run from "
-            "an old one's state, call optimizer.restore(read_checkpoint(path).state).",
+            f"The checkpoint {found.path} belongs to the run {state.run}, not to {run}.",
+            advice="Keep each run's checkpoints in their own folder. To begin a new run from an "
+            "old one's state, call optimizer.restore(read_checkpoint(path).state).",
         )
     if len(state.history) != HISTORY_BYTES:
         raise WrongUse(
-            f"The checkpoint {found.path} says nothing of the steps that its state has had.",
+            f"The checkpoint {found.path} does not name the steps in its state.",
             why="It was not written by a collaborative optimizer.",
-            advice="Call optimizer.load_state_dict or torch's own on the model, and take another "
+            advice="Call optimizer.load_state_dict or torch's own on the model, and use another "
             "folder.",
         )

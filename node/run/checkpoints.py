@@ -55,9 +55,8 @@ class KeepPolicy:
     def __post_init__(self) -> None:
         if self.keep_last < 1 or self.keep_every < 0:
             raise WrongUse(
-                f"Keeping the last {self.keep_last} and every {self.keep_every}. checkpoint makes "
-                "no sense.",
-                advice="Take keep_last of 1 or more, and keep_every of 0 or more.",
+                f"keep_last={self.keep_last} and keep_every={self.keep_every} are impossible.",
+                advice="Set keep_last to 1 or more, and keep_every to 0 or more.",
             )
 
     def surplus(self, epochs: list[int]) -> set[int]:
@@ -134,7 +133,7 @@ def open_checkpoint(path: Path, say: Callable[[str], None]) -> Checkpoint:
     if found is None:
         raise WrongUse(
             f"There is no whole checkpoint at {path}.",
-            advice="Give the folder of one checkpoint (it holds manifest.json), or of several.",
+            advice="Name the folder of one checkpoint (it contains manifest.json), or of several.",
         )
     return found
 

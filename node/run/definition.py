@@ -269,7 +269,7 @@ def too_old(why: str) -> NewerPotluckNeeded:
     return NewerPotluckNeeded(
         f"This potluck ({VERSION}) is too old for the run.",
         why=why,
-        advice="Update potluck (`git pull` in its checkout), and type the same again.",
+        advice="Update potluck (`git pull` in its checkout), and repeat the command.",
     )
 
 

@@ -142,7 +142,7 @@ def check_room(
         raise NoRoom(
             f"There is no room for a checkpoint of {definition.name} in {checkpoints}.",
             why=f"One takes {in_words(costs.state_bytes)}, and {in_words(free)} are free there.",
-            advice=f"{takes}: make room, or move the run's folder to a larger disk.",
+            advice=f"{takes}: free some space, or move the run's folder to a larger disk.",
         )
     if free + sum(kept) < costs.keeper_disk_bytes:
         tell(f"warning: {takes}, and {in_words(free)} are free in {checkpoints}.")
@@ -156,8 +156,8 @@ def _unreadable(source: str, why: str) -> DataUnreadable:
     return DataUnreadable(
         f"The data {source!r} cannot be read.",
         why=why,
-        advice="See to its address below [[data.source]], or to this machine's connection. "
-        "`potluck run check --offline` looks at everything else.",
+        advice="Check its address below [[data.source]], and this machine's connection. `potluck "
+        "run check --offline` checks everything else.",
     )
 
 
@@ -178,8 +178,8 @@ def pass_over(task: RunTask, batch: Any) -> float:
             raise
         raise TooLarge(
             f"There is no room for {task.samples_in(batch)} samples of this run in memory.",
-            why="The model fits, and computing with it does not.",
-            advice="Look at it from a larger machine.",
+            why="The model fits, but computing with it does not.",
+            advice="Check the run on a larger machine.",
         ) from None
     finally:
         for buffer, before in buffers:
@@ -204,6 +204,6 @@ def _diverges(task: RunTask, what: str) -> BrokenModule:
     whose = task.model_file or "the model"
     return BrokenModule(
         what,
-        why=f"It was computed by {whose}, with the parameters that the run begins with.",
-        advice="Such a batch would be held back. Look at the model, its precision and the data.",
+        why=f"{whose} computed it, with the run's initial parameters.",
+        advice="Such a batch would be held back. Check the model, its precision and the data.",
     )

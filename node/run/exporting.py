@@ -89,9 +89,8 @@ def _for_transformers(
 
     if not checkpoint.model:
         raise WrongUse(
-            "This checkpoint does not say what its model was built from.",
-            why="It was written by a loop with a model of its own, which transformers does not "
-            "know.",
+            "This checkpoint does not contain the settings of its model.",
+            why="A loop with its own model wrote it, and transformers does not know that model.",
             advice="Export it with --format safetensors.",
         )
     files = hf_export(checkpoint.model, tensors)

@@ -69,14 +69,14 @@ class RunFolder:
             raise WrongUse(
                 f"There is no run in {self.path}.",
                 why=f"{self.definition_file} is not there.",
-                advice=f"`potluck run init {self.typed}` makes one. To keep a run that there is, "
-                "copy its run.toml and run.signed there.",
+                advice=f"`potluck run init {self.typed}` makes one. To keep an existing run, copy "
+                "its run.toml and run.signed there.",
             ) from None
         except OSError as error:
             raise WrongUse(
                 f"{self.definition_file} cannot be read.",
                 why=f"The system says: {error.strerror}.",
-                advice="It has to be a file that you may read: see whose it is.",
+                advice="It has to be a file that you may read: check its owner.",
             ) from None
 
     def signed(self, organiser: str | None) -> SignedDefinition | None:
@@ -98,7 +98,7 @@ class RunFolder:
                 f"{self.signed_file} cannot be used. {error.what.removeprefix(NOT_IT).strip()}",
                 why=error.why,
                 advice="Use the home that it was signed in (POTLUCK_HOME or --home); or move the "
-                f"file away, and sign anew: `potluck run sign {self.typed}`.",
+                f"file away, and sign again: `potluck run sign {self.typed}`.",
             ) from None
 
     def keep_signed(self, data: bytes) -> None:
@@ -120,8 +120,8 @@ class RunFolder:
                 raise AlreadyRunning(
                     f"Another peer keeps the run in {self.path} already.",
                     why="It has another home, and writes its checkpoints there.",
-                    advice="Stop it, or keep the run in a folder of its own: a copy of run.toml "
-                    "and run.signed is enough.",
+                    advice="Stop it, or use another folder: a copy of run.toml and run.signed is "
+                    "enough.",
                 )
             yield
         finally:
@@ -194,7 +194,7 @@ def organiser_key(places: Places, *, make: bool = False) -> SigningKey:
     if identity is None:
         raise WrongUse(
             "There is no organiser's key here.",
-            why=f"{path} is not there: the run was made in another home, or by somebody else.",
+            why=f"{path} does not exist: the run was made in another home, or by somebody else.",
             advice="Use the home that it was made in (POTLUCK_HOME or --home), or copy the key.",
         )
     return identity.signing_key

@@ -133,9 +133,10 @@ def read_invite(text: str) -> RunInvite:
     """The invite in a text or a file's contents; NotAnInvite. Does not check the expiry."""
     if holds(LOGIN_SCHEME, text) and not holds(SCHEME, text):
         raise NotAnInvite(
-            "This invite lets you log in, and names no run to join.",
+            "This invite is for logging in, and names no run to join.",
             why="It was made with `potluck auth invite`.",
-            advice="Ask for the run's own (`potluck run invite`); `potluck login` takes this one.",
+            advice="Ask for an invite to the run (`potluck run invite`); this one is for `potluck "
+            "login`.",
         )
     try:
         read = _INVITES.read(from_text(SCHEME, text))
@@ -170,12 +171,12 @@ def check_expiry(invite: RunInvite, now_ms: int) -> None:
     now = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     raise InviteExpired(
         f"This invite to {invite.run} has expired.",
-        why=f"It was good until {until}, and this machine's clock says {now}.",
-        advice="Ask the organiser for a new one; if the clock is wrong, set it.",
+        why=f"It was valid until {until}, and this machine's clock says {now}.",
+        advice="Ask the organiser for a new one; if the clock is wrong, correct it.",
     )
 
 
-_NEWER = "It is of a kind that this version of potluck does not know."
+_NEWER = "This version of potluck does not know its kind."
 
 
 def _addresses(read: _Invite) -> Iterator[tuple[bytes, _Address]]:

@@ -43,7 +43,7 @@ VERSION_PATTERN = r"^[0-9]{1,9}(\.[0-9]{1,9}){0,3}\Z"
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
 _EXPECTED = re.compile(r"^Expected `([^`]*)`(?:, got `[^`]*`)?(.*)$")
 _FORMS = {
-    RUN_PATTERN: "of letters, digits, dots, dashes and underscores, without blanks",
+    RUN_PATTERN: "of letters, digits, dots, dashes and underscores, without spaces",
     LINE_PATTERN: "of one line, without control characters",
     VERSION_PATTERN: "of numbers and dots, such as 0.1.0",
 }
@@ -58,8 +58,8 @@ _KINDS = {
 
 
 ADVICE = (
-    "It is in run.toml; `potluck run check` lists every mistake, and docs/organisers.md says what "
-    "each table takes."
+    "It is in run.toml; `potluck run check` lists every mistake, and docs/organisers.md explains "
+    "each table."
 )
 
 
@@ -89,7 +89,7 @@ def parse(text: bytes) -> dict[str, Any]:
 
     if len(text) > LARGEST_TEXT_BYTES:
         raise WrongDefinition.of(
-            [f"It has {len(text):,} bytes, and may have {LARGEST_TEXT_BYTES:,}: that is no run."]
+            [f"It has {len(text):,} bytes, but a run has at most {LARGEST_TEXT_BYTES:,}."]
         )
     for number, line in enumerate(text.split(b"\n"), 1):
         if line.count(b".") > MOST_DOTS_IN_A_LINE:

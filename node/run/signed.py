@@ -46,9 +46,9 @@ from protocols.runs.messages import (
 )
 
 ONLY_THE_ORGANISER = (
-    "Only the run's organiser can mend that: tell them. Nothing of the run was downloaded."
+    "Only the run's organiser can correct that: tell them. Nothing of the run was downloaded."
 )
-NOT_IT = "What was given out as the run's definition is not it."  # of a peer's definition
+NOT_IT = "The peers gave out a wrong definition of the run."  # of a peer's definition
 DOMAIN = b"potluck run definition 1"
 LIMIT_BYTES = LARGEST_DEFINITION_BYTES
 
@@ -110,7 +110,7 @@ def read_signed(
         raise _not_it("Its signature is wrong.", "It was changed after the organiser signed it.")
     if document.signed_ms < not_before_ms:
         raise _not_it(
-            "It is older than one that was seen before.",
+            "It is older than an earlier one of this run.",
             f"It was signed {_moment(document.signed_ms)}, the other {_moment(not_before_ms)}.",
         )
     try:
@@ -126,7 +126,7 @@ def read_signed(
 
 def _check_run(asked: str | None, found: str) -> None:
     if asked is not None and found and found != asked:
-        raise _not_it("It is another run's.", f"It defines {found}, and {asked} was asked for.")
+        raise _not_it("It is another run's.", f"It defines {found}, but {asked} was asked for.")
 
 
 def unusable(
@@ -160,5 +160,5 @@ def _not_it(what: str, why: str) -> NotTheDefinition:
     return NotTheDefinition(
         f"{NOT_IT} {what}",
         why=why,
-        advice="Nothing was taken from it. If nobody has the right one, ask the organiser.",
+        advice="It was not used. If no peer has the right one, ask the organiser.",
     )

@@ -18,12 +18,12 @@ LONGEST_NAME = 64
 TEMPLATE = """\
 # The definition of a run, written by `potluck run init`: everybody in the run trains by it.
 #
-#   potluck run check DIR     whether it can be right, and what it costs a volunteer
-#   potluck run sign DIR      makes it binding, under your organiser's key
-#   potluck run start DIR     the run's first peer, which keeps its checkpoints
-#   potluck run invite DIR    what volunteers paste after `potluck join`
+#   potluck run check DIR     finds mistakes, and shows what the run costs a volunteer
+#   potluck run sign DIR      signs it with your organiser's key
+#   potluck run start DIR     starts the run's first peer, which keeps its checkpoints
+#   potluck run invite DIR    prints the invite for volunteers
 #
-# A key behind a # shows its default, or an example. docs/organisers.md goes through it.
+# A key behind a # shows its default or an example. docs/organisers.md explains them all.
 
 format = 1
 
@@ -32,18 +32,18 @@ name = "NAME"
 # A line for people, shown to volunteers before they train.
 description = ""
 
-# What is trained: gpt, albert or classifier, in one of its sizes. Further keys change single fields
-# of that size (for gpt: context, width, layers, heads).
+# The model: gpt, albert or classifier, in one of its sizes. Further keys change single fields of
+# that size (for gpt: context, width, layers, heads).
 [model]
 name = "gpt"
 size = "tiny"
-# A model of your own: volunteers need its file on their disk, and have to trust it by name.
+# Your own model: volunteers need its file on their disk, and have to trust it by name.
 #module = "my_model"        # my_model.py has build_model(settings, seed=…)
-#sha256 = "…"               # then it must be this very file
+#sha256 = "…"               # then it must be exactly this file
 
-# What it is trained on. Without any source it is the source code of Python's standard library (for
-# classifier: built-in figures). Sources are http(s) addresses, or data sets of Hugging Face:
-# nothing is ever read from a volunteer's disk.
+# The data. Without a source it is the source code of Python's standard library (for classifier:
+# built-in figures). Sources are http(s) addresses, or data sets of Hugging Face: nothing is read
+# from a volunteer's disk.
 [data]
 #shuffle_examples = 10_000
 #[[data.source]]
@@ -52,7 +52,7 @@ size = "tiny"
 #field = "text"
 #probability = 1.0
 
-# As on one large computer that has the whole batch: adamw, lamb, lars or sgd.
+# As for one large computer with the whole batch: adamw, lamb, lars or sgd.
 [optimizer]
 name = "adamw"
 lr = 0.003
@@ -64,54 +64,54 @@ weight_decay = 0.1
 name = "cosine"
 warmup = 20
 steps = 2000
-floor = 0.1                 # of the full rate, which is where it ends
+floor = 0.1                 # of the full rate, where it ends
 
 [training]
 # Samples of one step of all peers together. Larger: fewer exchanges, less traffic.
 batch = 1024
 # The most that one machine computes at once; a weak one takes fewer by itself.
 samples_at_once = 32
-# After how many steps the run is over; 0: when you stop it.
+# The run ends after this many steps; 0: when you stop it.
 steps = 2000
-# Of the initial parameters, and of the order of the data.
+# For the initial parameters and the order of the data.
 seed = 0
-# What the averaged gradient is clipped to; without the line it is not clipped.
+# The averaged gradient is clipped to this norm; without the line it is not clipped.
 max_norm = 1.0
-# What passes are computed in where a GPU can: float32, bf16 or fp16.
+# The number type of the passes, on GPUs that have it: float32, bf16 or fp16.
 #precision = "float32"
-# Compute the next batch while the last one is averaged: where rounds take as long as computing.
+# Compute the next batch while the last one is averaged: if rounds take as long as computing.
 #delayed = false
-# More than 1: so many steps of each machine's own between two exchanges, for slow uplinks.
+# More than 1: this many steps of each machine's own between two exchanges, for slow uplinks.
 #local_steps = 1
 
 [averaging]
-# The codec in which gradients travel: none, or one of those in docs/organisers.md, which send half
-# or a quarter of the bytes.
+# The codec for gradients on the wire: none, or one in docs/organisers.md that sends half or a
+# quarter of the bytes.
 codec = "float16"
-# How long at most a round waits for those who are expected: at least six times what the slowest
-# machine takes for a batch of its own.
+# The longest that a round waits for expected peers: at least six times what the slowest machine
+# takes for a batch of its own.
 #grace_seconds = 10.0
-# How long a round may take.
+# The longest that a round may take.
 #round_seconds = 300.0
-# How many peers may be in a round. More follow the run, and take a place when one is free.
+# The most peers in a round. Others follow the run, and take a place when one is free.
 #group_size = 256
-# Lets all of them take part: steps are then made with averages over a grid, which differ between
-# its groups, so that peers no longer hold the same bits.
+# Lets all peers take part: steps then use averages over a grid. They differ between its groups, so
+# peers no longer hold the same bits.
 #approximate = false
-# After so many steps the parameters are averaged, too, for machines that round unlike; 0: never.
+# Averages the parameters, too, every so many steps, for machines that round differently; 0: never.
 #parameters_every = 0
 
 [limits]
-# The least potluck that can take part.
+# The oldest version of potluck that can take part.
 #least_version = "0.1.0"
-# Millions of bytes of memory that a volunteer must have for it; 0: what `run check` works out.
+# Millions of bytes of memory that a volunteer needs; 0: the estimate of `run check`.
 #memory_mb = 0
 
-# What `potluck run start` keeps.
+# For `potluck run start`.
 [checkpoints]
 #every_seconds = 300.0
 #keep_last = 3
-# Keeps every so many steps for ever; 0: none.
+# Keeps a checkpoint for ever every this many steps; 0: none.
 #keep_every = 0
 """
 

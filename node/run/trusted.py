@@ -45,8 +45,8 @@ DIGEST = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 OWN_KEYS = ("module", "sha256")
 LONGEST_REASON = 300  # characters of somebody else's error
 NOT_OURS = (
-    "This is the organiser's code and not potluck's: mend it there, or tell the organiser. "
-    "docs/organisers.md says what a module must do."
+    "This is the organiser's code, not potluck's: correct it there, or tell the organiser. "
+    "docs/organisers.md describes what a module must do."
 )
 
 
@@ -67,13 +67,13 @@ def trusted_modules(arguments: Sequence[str]) -> dict[str, Path]:
         path = Path(argument).expanduser().absolute()
         if path.suffix != ".py" or not NAME.match(path.stem) or not path.is_file():
             raise WrongUse(
-                f"--trust-module {argument[:200]} names no Python file that is there.",
-                advice="Give the path of one file whose name ends in .py, as you have read it.",
+                f"There is no Python file at --trust-module {argument[:200]}.",
+                advice="Give the path of a file that ends in .py and that you have read.",
             )
         if found.get(path.stem, path) != path:
             raise WrongUse(
                 f"--trust-module names two files called {path.name}.",
-                advice="The run asks for a module by its name: give the one that is meant.",
+                advice="The run asks for a module by its name: give only the right one.",
             )
         found[path.stem] = path
     return found
@@ -86,7 +86,7 @@ def mistakes_in_module_table(table: Mapping[str, Any], where: str) -> list[str]:
     if not isinstance(name, str) or not NAME.match(name):
         mistakes.append(f'module below [{where}] must be a name, such as "poem_model".')
     if digest is not None and not (isinstance(digest, str) and DIGEST.match(digest)):
-        mistakes.append(f"sha256 below [{where}] must be 64 hexadecimal digits, in small letters.")
+        mistakes.append(f"sha256 below [{where}] must be 64 hexadecimal digits, in lower case.")
     return mistakes
 
 
@@ -109,8 +109,8 @@ def load_trusted(table: Mapping[str, Any], trusted: Mapping[str, Path], where: s
     if path is None:
         raise UntrustedModule(
             f"The run's {where} is the module {name}, which is not part of potluck.",
-            why="Code never comes over the network: only you can say that it may run here, and "
-            "where it is on your disk.",
+            why="Code never comes over the network: only you can trust it, and name its place on "
+            "your disk.",
             advice=f"Get {name}.py from the organiser, read it, and add --trust-module "
             f"PATH/{name}.py.",
         )
@@ -121,7 +121,7 @@ def load_trusted(table: Mapping[str, Any], trusted: Mapping[str, Path], where: s
         raise UntrustedModule(
             f"{path} is not the module {name} of this run.",
             why=f"The run's has the SHA-256 {wanted[:16]}…, this file has {digest[:16]}….",
-            advice="Get the organiser's present version of it, and read it again.",
+            advice="Get the organiser's current version of it, and read it again.",
         )
     return _execute(name, path, source)
 
@@ -140,11 +140,13 @@ def _read(path: Path) -> bytes:
     if mode & stat.S_IWOTH and os.name == "posix":
         raise UntrustedModule(
             f"Everybody on this machine may write to {path}.",
-            why="What you have read in it need not be what is in it now.",
+            why="It may have changed since you read it.",
             advice=f"Read it again, and run `chmod o-w {path}`.",
         )
     if len(source) > LARGEST_MODULE_BYTES:
-        raise WrongUse(f"{path} has more than {LARGEST_MODULE_BYTES:,} bytes: that is no module.")
+        raise WrongUse(
+            f"{path} has more than {LARGEST_MODULE_BYTES:,} bytes, too many for a module."
+        )
     return source
 
 

@@ -98,8 +98,8 @@ def choose(
     if first is None:
         raise TooLarge(
             "There is no room for one sample of this run in memory.",
-            why="The model fits, and computing with it does not.",
-            advice="Join from a larger machine; if a GPU's memory is too small, --device cpu takes "
+            why="The model fits, but computing with it does not.",
+            advice="Join from a larger machine; if a GPU's memory is too small, --device cpu uses "
             "the machine's own.",
         )
     best = MeasuredBatch(1, first, limit)

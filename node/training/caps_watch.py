@@ -107,10 +107,10 @@ class WatchedCaps:
         quota = self.caps.quota_bytes
         if quota is not None and state_bytes > quota:
             raise TooLarge(
-                f"{run} begins with a download of {in_words(state_bytes)}; this node may carry "
-                f"{in_words(quota)} a month.",
-                why="limits.quota (--quota) says so.",
-                advice="Allow some times as much, for the rounds come on top. Nothing was "
+                f"{run} begins with a download of {in_words(state_bytes)}; this node may send and "
+                f"receive only {in_words(quota)} a month.",
+                why="limits.quota (--quota) sets this limit.",
+                advice="Allow several times as much, because the rounds come on top. Nothing was "
                 "downloaded.",
             )
         self._expected_bytes = state_bytes
@@ -159,7 +159,7 @@ class WatchedCaps:
         if self._idleness.is_needed:
             self._close("idle", f"paused while {self._idleness.why}", None)
         elif was:
-            self._open("idle", "nobody else needs this machine: training goes on")
+            self._open("idle", "nobody else needs this machine: training continues")
 
     def count(self) -> None:
         """Count the bytes carried until now."""
@@ -179,7 +179,9 @@ class WatchedCaps:
             self._open("schedule", f"the schedule ({self.caps.schedule}) has begun")
             return
         until = self._next_change()
-        goes_on = "" if until is None else f": goes on at {_hour(until, moment, self._clocks.wall)}"
+        goes_on = ""
+        if until is not None:
+            goes_on = f": continues at {_hour(until, moment, self._clocks.wall)}"
         words = f"outside of the schedule ({self.caps.schedule}){goes_on}"
         self._close("schedule", words, until)
 
@@ -206,12 +208,12 @@ class WatchedCaps:
             self._close("quota", f"the quota of {in_words(quota)} for {month} is used up", until)
         elif left < self._expected_bytes:
             words = (
-                f"{in_words(left)} of the quota for {month} are left, and the run's state has "
+                f"{in_words(left)} of the quota for {month} are left, but the run's state has "
                 f"{in_words(self._expected_bytes)}"
             )
             self._close("quota", words, until)
         else:
-            self._open("quota", "there is quota again: training goes on")
+            self._open("quota", "there is quota again: training continues")
 
     # ---- the parts
 

@@ -315,11 +315,11 @@ def _check_pass(node: Node, run: str) -> None:
         raise NotInThisRun(
             f"This node is a member of {member.run_name}, not of {run}.",
             why="The pass in its home says so.",
-            advice=f"Train in {member.run_name}, or take another home (POTLUCK_HOME) for {run}.",
+            advice=f"Train in {member.run_name}, or use another home (POTLUCK_HOME) for {run}.",
         )
     if not member.may_train:
         raise NotInThisRun(
-            f"This node may look on in {run}, and not train.",
+            f"This node may read in {run}, but not train.",
             why="The roles in its pass do not allow more.",
             advice="Ask the run's moderators for the role of a volunteer.",
         )
@@ -336,9 +336,9 @@ async def _meet_the_others(node: Node) -> None:
     if patience.cancelled_caught and state.addresses:
         raise NobodyAnswers(
             "Nobody of the run answers.",
-            why=f"For {seconds:g} seconds it was tried to join: {node.dht.bootstrap_state()}.",
-            advice="Check the addresses, and this machine's connection. Training alone would make "
-            "steps that nobody else has.",
+            why=f"This node tried to join for {seconds:g} seconds: {node.dht.bootstrap_state()}.",
+            advice="Check the addresses, and this machine's connection. This node does not train "
+            "alone, because nobody else would have its steps.",
         )
 
 

@@ -170,10 +170,10 @@ class Loop:
                 else:
                     self._read_with(optimizer, self._size())
         if self._is_complete(optimizer):
-            self._drop("The run was complete before the step that they were for.", optimizer)
+            self._drop("The run was complete before their step.", optimizer)
             self._wait_for_the_end(optimizer, bridge)
         elif not optimizer.see_out(ROUND_PATIENCE_SECONDS):
-            self._drop("This peer left before the step that they were for.", optimizer)
+            self._drop("This peer left before their step.", optimizer)
 
     def _drop(self, reason: str, optimizer: CollaborativeOptimizer) -> None:
         if self._counted:
@@ -260,7 +260,7 @@ class Loop:
         if size == 1:
             raise MemoryUsedUp(
                 "There is no room in memory for one more sample.",
-                why="It had room before: another program may have taken it since.",
+                why="There was room before: another program may use it now.",
                 advice="Join again when there is more, or from a larger machine.",
             )
         self._batch_size.did_not_fit(size)
@@ -322,7 +322,7 @@ class Loop:
         except FileNotFoundError:
             return None
         except (PositionError, OSError) as error:
-            logger.warning("the data is read from its beginning: %s", error)
+            logger.warning("the data starts from the beginning: %s", error)
             return None
 
     def _keep_position(self, batches: TrainingBatches, *, at_once: bool = False) -> None:
@@ -337,4 +337,4 @@ class Loop:
                     write_position(position, self._position_file)
                 except OSError as error:  # training does not need it
                     why = error.strerror or error
-                    logger.warning("where in the data this peer is, is not kept: %s", why)
+                    logger.warning("this peer's place in the data cannot be saved: %s", why)

@@ -91,7 +91,7 @@ class LossCurve:
             raise ValueError(f"{path} has more than {LARGEST_FILE_BYTES:,} bytes.")
         kept = msgspec.json.decode(data, type=_Kept)
         if kept.run != run:
-            raise ValueError(f"{path} is of another run of this name.")
+            raise ValueError(f"{path} belongs to another run of this name.")
         steps = [one.step for one in kept.points]
         if sorted(set(steps)) != steps:
             raise ValueError(f"The steps in {path} are not in order.")

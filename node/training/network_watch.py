@@ -58,17 +58,17 @@ def _whose(failures: Iterable[str]) -> str:
         return "This machine may be offline, or the others are."
     if all(any(sign in one for sign in ELSEWHERE) for one in said):
         return (
-            "This machine is online: the fault is at the other end, where something else runs at "
-            "that address now. An invite of today would lead to the right one."
+            "This machine is online: the fault is at the other end, where another program uses "
+            "that address now. You may need a new invite."
         )
     if any(sign in one for one in said for sign in THEIRS):
         return (
             "This machine is online: the fault is at the other end, where no node is running. The "
-            "run may be over, or its peers away for a while."
+            "run may be over, or its peers may be away for a while."
         )
     if all(any(sign in one for sign in OURS) for one in said):
         return "The fault is this machine's connection: it has no way out."
-    return "They may be off, or a firewall between swallows what is sent."
+    return "They may be off, or a firewall in between may block the traffic."
 
 
 def _shown(address: str, failure: str) -> str:

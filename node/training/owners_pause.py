@@ -84,7 +84,7 @@ class OwnersPause:
     def words(self, now: float) -> str:
         """The words for a pause that is on."""
         until = "" if self.until is None else f" until {time_of_day(self.until, now)}"
-        kept = "; starting again has not ended it" if self._from_before else ""
+        kept = "; a restart does not end it" if self._from_before else ""
         return f"paused by you{until}{kept}"
 
 

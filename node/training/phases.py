@@ -62,8 +62,8 @@ def told_of(facts: Facts) -> PhaseWords:
         return PhaseWords(
             TrainerPhase.NETWORK_LOST,
             network.words,
-            "Nothing has to be done: all known addresses are tried again and again, and training "
-            "goes on by itself. Ctrl-C leaves.",
+            "You need not do anything: potluck keeps trying all known addresses, and training "
+            "continues by itself. Ctrl-C leaves.",
         )
     if facts.closed:
         return _paused(facts.closed)
@@ -71,7 +71,7 @@ def told_of(facts: Facts) -> PhaseWords:
         return PhaseWords(
             TrainerPhase.FOLLOWING,
             f"following the run: all {facts.places_taken:,} places in its rounds are taken",
-            "Nothing has to be done: this peer computes from when a place is free.",
+            "You need not do anything: this peer computes as soon as a place is free.",
         )
     if facts.behind:
         return PhaseWords(
@@ -103,7 +103,7 @@ def _keeping(facts: Facts) -> PhaseWords:
             "`potluck run invite` makes an invite for them.",
         )
     return PhaseWords(
-        TrainerPhase.KEEPING, "helping with the volunteers' steps, and keeping what they learn"
+        TrainerPhase.KEEPING, "helping with the volunteers' steps, and keeping checkpoints"
     )
 
 
@@ -122,7 +122,7 @@ def _complete(facts: Facts) -> PhaseWords:
         return PhaseWords(TrainerPhase.COMPLETE, "the run has made all its steps", "Ctrl-C leaves.")
     return PhaseWords(
         TrainerPhase.COMPLETE,
-        "the run has made all its steps; its state is served to whoever asks",
+        "the run has made all its steps; its state is served to every peer that asks",
         f"{_export(facts)} Ctrl-C ends it.".lstrip(),
     )
 
@@ -139,16 +139,16 @@ def _leaving(facts: Facts) -> PhaseWords:
         return PhaseWords(TrainerPhase.LEAVING, "leaving now")
     return PhaseWords(
         TrainerPhase.LEAVING,
-        "leaving after the round that is under way, within five seconds",
+        "leaving after the current round, within five seconds",
         "Ctrl-C again leaves at once.",
     )
 
 
 def _paused(closed: tuple[Closed, ...]) -> PhaseWords:
     yours = [one for one in closed if one.name == "pause"]
-    advice = "It goes on by itself."
+    advice = "It continues by itself."
     if len(yours) < len(closed) and yours:
-        advice = "`potluck resume` takes back your pause; the rest ends by itself."
+        advice = "`potluck resume` ends your pause; the rest ends by itself."
     elif yours:
-        advice = f"`potluck resume` goes on{'' if yours[0].until is None else ' earlier'}."
+        advice = f"`potluck resume` continues{'' if yours[0].until is None else ' earlier'}."
     return PhaseWords(TrainerPhase.PAUSED, "; ".join(one.words for one in closed), advice)

@@ -86,7 +86,7 @@ class TrainerQuestions:
             isinstance(seconds, int | float) and 0.0 < seconds <= LONGEST_SECONDS
         ):
             raise WrongUse(
-                "A pause is longer than nothing, and at most ten years.",
+                "A pause has to be longer than 0 seconds, and at most ten years.",
                 why=f"{seconds!r} seconds were asked for.",
                 advice="Without a length it lasts until `potluck resume`.",
             )

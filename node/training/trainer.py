@@ -198,7 +198,7 @@ class _LossesFile:
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            logger.warning("the curve of the run's loss begins anew: %s", error)
+            logger.warning("the run's loss curve starts anew: %s", error)
 
     def keep(self) -> None:
         """Blocks for about a millisecond."""
@@ -209,7 +209,7 @@ class _LossesFile:
             keep(data, self._path)
         except OSError as error:
             why = error.strerror or error
-            logger.warning("the curve of the run's loss is not kept: %s", why)
+            logger.warning("the run's loss curve cannot be saved: %s", why)
         self._kept = data
 
     async def keep_on(self) -> None:

@@ -76,9 +76,9 @@ def words_of(happening: Happening) -> str:
             said = "; ".join(reasons)
             return said if said.startswith("paused") else f"paused: {said}"
         case Resumed(seconds=seconds):
-            return f"going on after {span(seconds)}"
+            return f"continuing after {span(seconds)}"
         case NetworkLost(reason=reason):
-            return f"network lost: {reason} It is tried again and again."
+            return f"network lost: {reason} potluck keeps trying."
         case NetworkBack(seconds=seconds):
             return f"the network is back after {span(seconds)}"
         case PeerCame(peer=peer, reach=reach):
@@ -127,13 +127,12 @@ def _words_of_run(happening: Happening) -> str:
         case CaughtUp():
             return _caught_up(happening)
         case TooSlowToCatchUp(epoch=epoch, reason=reason):
-            return f"the run is faster than its state comes (step {epoch:,}): {reason}"
+            return f"the run is faster than the download of its state (step {epoch:,}): {reason}"
         case NoBatchFits(steps=steps, batch=batch, batch_seconds=seconds):
             return (
                 f"the last {steps} steps were made without this machine: a batch of {batch:,} "
-                f"takes it {seconds:.1f} s, and the others are done before. Give it more "
-                "processors or memory, or ask the organiser for a smaller samples_at_once, or "
-                "a larger batch of the run"
+                f"takes it {seconds:.1f} s, and the others finish earlier. Give it more processors "
+                "or memory, or ask the organiser for a smaller samples_at_once or a larger batch"
             )
         case NoRunFound():
             return (
@@ -144,12 +143,12 @@ def _words_of_run(happening: Happening) -> str:
         case PlacesTaken(places=places):
             return (
                 f"all {places:,} places in the run's rounds are taken: this peer follows its "
-                "steps, and computes from when a place is free"
+                "steps, and computes as soon as a place is free"
             )
         case PlaceFree():
             return "a place in the run's rounds is free: this peer computes"
         case FetchingFailed(reason=reason):
-            return f"the run's state could not be fetched yet, and is tried again: {reason}"
+            return f"the run's state could not be fetched yet, and potluck tries again: {reason}"
         case ParametersAveraged(members=members, drift=drift):
             return f"parameters averaged with {len(members)} peers; they had drifted by {drift:.1e}"
         case ScaleChanged(scale=scale):

@@ -126,7 +126,7 @@ async def test_any_other_than_the_pinned_one_gets_not_a_byte(
         scripted_server(tmp_path, response("200 OK"), certificate=certificate) as server,
         open_auth_http(server.url, bytes(32)) as http,
     ):
-        with pytest.raises(Outage, match="not the one that the invite names"):
+        with pytest.raises(Outage, match="not the certificate in the invite"):
             await http.ask("GET", "/v1/about")
     assert server.asked == []
 
@@ -210,7 +210,7 @@ async def test_a_silent_server_is_given_up(
     [
         (
             response("302 Found", b"", "Location: http://portal.example/login"),
-            r"sends us elsewhere \(302, http://portal.example/login\)",
+            r"redirects us \(302, http://portal.example/login\)",
             "log in to the network",
         ),
         (
@@ -225,17 +225,17 @@ async def test_a_silent_server_is_given_up(
         ),
         (
             response("407 Proxy Authentication Required"),
-            "a proxy wants a login",
+            "a proxy requires a login",
             "HTTPS_PROXY",
         ),
         (
             response("429 Too Many Requests", b"{}", JSON, "Retry-After: 20"),
-            "too much to do",
+            "it is busy",
             "Try again in 20 s",
         ),
         (
             response("500 Internal Server Error", b'{"what": "The disk is full."}', JSON),
-            r"trouble of its own \(500: The disk is full\)",
+            r"fault of its own \(500: The disk is full\)",
             "the moderator sees it",
         ),
         (

@@ -272,13 +272,13 @@ async def test_a_refusal_ends_the_node_at_once_and_says_why(run: Run) -> None:
                 await trio.sleep_forever()
     failure = failure_of(ended.value)
     assert failure.what == (
-        "This node is no longer let into albert: You may not take part in this run."
+        "This node may no longer take part in albert: You may not take part in this run."
     )
     assert (failure.why, failure.advice) == ("A moderator said so.", "Ask them.")
     assert failure.exit_code == 3
     kept = load_pass(configuration.places.pass_file)
     assert kept is not None
-    assert "no longer let into albert" in kept.refused
+    assert "no longer take part in albert" in kept.refused
 
 
 async def test_after_a_refusal_it_asks_before_it_goes_on(run: Run) -> None:

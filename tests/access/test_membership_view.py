@@ -29,11 +29,11 @@ def test_an_open_run_is_called_so_loudly() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "token good for 40 min, renewed in 20 min"),
-        ({"renewed_in_seconds": 0.0}, "token good for 40 min, being renewed"),
+        ({}, "token valid for 40 min, renewed in 20 min"),
+        ({"renewed_in_seconds": 0.0}, "token valid for 40 min, being renewed"),
         (
             {"standing": "grace", "expires_in_seconds": -600.0},
-            "token expired 10 min ago; taken for another 50 min",
+            "token expired 10 min ago; accepted for another 50 min",
         ),
         (
             {"standing": "over", "expires_in_seconds": -7_200.0},
@@ -58,6 +58,4 @@ def test_a_token_is_described_with_what_comes_next(changes: dict[str, object], w
 def test_a_clock_is_mentioned_when_it_is_off(offset_ms: int, words: str) -> None:
     assert clock_words(status(clock_offset_ms=offset_ms, clock_measured=True)) == words
     if words:
-        assert clock_words(status(clock_offset_ms=offset_ms)).endswith(
-            "(when it was measured last)"
-        )
+        assert clock_words(status(clock_offset_ms=offset_ms)).endswith("(at the last measurement)")

@@ -149,7 +149,7 @@ def test_who_is_revoked_is_out_and_is_told_why(tmp_path: Path) -> None:
         assert bob.wait(timeout=PATIENCE_SECONDS) == 3
         assert bob.stdout is not None
         error = objects(bob.stdout.read().decode())[-1]["error"]
-        assert "no longer let into albert" in error["what"]
+        assert "no longer take part in albert" in error["what"]
         assert error["exit_code"] == 3
         assert error["advice"]
         eventually(lambda: membership(tmp_path / "alice")["revocations"] > 0)

@@ -82,7 +82,7 @@ async def test_training_begins_and_ends_with_the_schedule(
 ) -> None:
     machine = Machine(tmp_path)
     async with machine.caps(Caps(schedule="22:00-07:00")) as watched:
-        assert machine.reasons() == ["outside of the schedule (22:00-07:00): goes on at 22:00"]
+        assert machine.reasons() == ["outside of the schedule (22:00-07:00): continues at 22:00"]
         assert watched.used().goes_on_at == START + 30
         await trio.sleep(31)
         assert machine.gate.is_open
@@ -158,7 +158,7 @@ async def test_a_state_that_only_this_month_has_no_room_for_is_waited_for(
         machine.carried = TrafficFacts(60 * GB, 0)
         watched.expect(50 * GB, "poem")
         assert machine.reasons() == [
-            "40 GB of the quota for 2026-11 are left, and the run's state has 50 GB"
+            "40 GB of the quota for 2026-11 are left, but the run's state has 50 GB"
         ]
         machine.starts += 10 * 24 * 3600
         await trio.sleep(1)
@@ -250,7 +250,7 @@ async def test_others_who_need_the_machine_pause_it(
         await trio.sleep(FREE_SECONDS + 1)
         watched.look_at_others(SignsOfUse(others_share=0.0))
         assert machine.gate.is_open
-        assert machine.said[-1] == "nobody else needs this machine: training goes on"
+        assert machine.said[-1] == "nobody else needs this machine: training continues"
 
 
 def test_one_busy_moment_pauses_nothing() -> None:

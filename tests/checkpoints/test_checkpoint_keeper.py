@@ -145,7 +145,7 @@ async def test_what_could_not_be_written_is_told_and_tried_again_when_due(
 
 async def test_the_checkpoints_of_another_run_are_not_begun_from(tmp_path: Path) -> None:
     Checkpoints(tmp_path).save(state_of(3, run="other"))
-    with pytest.raises(WrongUse, match="of the run other, not of test"):
+    with pytest.raises(WrongUse, match="to the run other, not to test"):
         async with training(CheckpointSettings(tmp_path)):
             raise AssertionError
 
@@ -154,7 +154,7 @@ async def test_a_state_without_a_history_is_not_begun_from(tmp_path: Path) -> No
     model = torch.nn.Linear(2, 2)
     alone: TrainingState = capture(model.named_parameters(), run=RUN, epoch=3)
     Checkpoints(tmp_path).save(alone)
-    with pytest.raises(WrongUse, match="nothing of the steps"):
+    with pytest.raises(WrongUse, match="does not name the steps"):
         async with training(CheckpointSettings(tmp_path)):
             raise AssertionError
 

@@ -63,7 +63,7 @@ def test_a_model_that_nobody_described_is_not_exported_for_transformers(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(folder), "--format", "hf"]) == 2
-    assert "does not say what its model was built from" in capsys.readouterr().err
+    assert "does not contain the settings of its model" in capsys.readouterr().err
 
 
 def test_a_folder_without_checkpoints_is_wrong_use(
@@ -79,7 +79,7 @@ def test_a_broken_checkpoint_is_refused_by_name(
     (path,) = folder.iterdir()
     (path / "state.safetensors").write_bytes(b"nothing")
     assert main(["export", str(path)]) == 1
-    assert f"{path} is no whole checkpoint" in capsys.readouterr().err
+    assert f"{path} is not a whole checkpoint" in capsys.readouterr().err
 
 
 def test_a_gpt_becomes_a_folder_for_transformers(

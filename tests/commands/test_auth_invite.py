@@ -98,7 +98,7 @@ def test_the_pinned_key_leads_to_every_token_that_may_still_live(
 
 
 def test_without_a_key_that_signs_there_is_no_invite(tmp_path: Path) -> None:
-    with pytest.raises(PotluckError, match="No auth key signs now"):
+    with pytest.raises(PotluckError, match="No auth key can sign now"):
         fingerprint_to_pin([key("a", 0, 1), key("b", 5)], settings(tmp_path), 3)
 
 

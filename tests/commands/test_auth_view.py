@@ -98,11 +98,11 @@ def test_for_a_program_the_answer_is_one_object(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("spread", "said"),
     [
-        ({"way": "server"}, "Spread: the running server"),
+        ({"way": "server"}, "Spread: the nodes get the list from the running server"),
         ({"way": "directory", "replicas": 1}, "at 1 node;"),
         ({"way": "node", "number": 9}, "Spread: the list was given to the node"),
-        ({"way": "nobody", "why": "Nobody answered."}, "NOT SPREAD: no node knows of it yet."),
-        ({"way": "none"}, "Nothing has to be spread"),
+        ({"way": "nobody", "why": "Nobody answered."}, "NOT SPREAD: no node knows the list yet."),
+        ({"way": "none"}, "There is nothing to spread"),
     ],
 )
 def test_it_is_said_whether_the_nodes_have_heard(
@@ -115,9 +115,9 @@ def test_it_is_said_whether_the_nodes_have_heard(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("name", "No login and no renewal any more."),
-        ("peer", "Nothing is issued to that key any more"),
-        ("serial", "Only that token is out"),
+        ("name", "Logins and renewals are refused."),
+        ("peer", "That key gets no more tokens"),
+        ("serial", "Only that token is refused"),
     ],
 )
 def test_it_is_said_what_a_revocation_does_not_do(
@@ -163,12 +163,12 @@ def test_who_came_with_a_code_comes_back_with_it(
     answer = {"kind": "name", "value": "code:alice", "account": alice, "change": change}
     show("allow", {**answer, "list_number": 3}, Output())
     said = capsys.readouterr().out
-    assert ("with their code once more" in said) is is_said
+    assert ("with their code again" in said) is is_said
 
 
 def test_a_log_that_was_changed_cannot_be_overlooked(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = {"sound": False, "rows": 16, "what": "Row 17 is missing.", "head": "16:ab"}
     show("audit-verify", verdict, Output())
     shown = capsys.readouterr().out
-    assert shown.startswith("THE AUDIT LOG IS NOT AS IT WAS WRITTEN")
+    assert shown.startswith("THE AUDIT LOG WAS CHANGED")
     assert "Row 17" in shown

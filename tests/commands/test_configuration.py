@@ -104,7 +104,7 @@ def test_an_unknown_key_is_an_error_that_names_the_right_one(
 def test_a_value_that_cannot_be_right_is_an_error_that_names_the_file(
     line: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(WrongUse, match=r"potluck\.toml says so"):
+    with pytest.raises(WrongUse, match=r"potluck\.toml sets it"):
         configured(tmp_path, file=line)
 
 

@@ -60,7 +60,7 @@ async def _asked_alone(world: SimulatedWorld, action: str, question: dict[str, o
 )
 def test_a_question_that_is_none_is_wrong_use(action: str, question: dict[str, object]) -> None:
     async def scenario(world: SimulatedWorld) -> None:
-        with pytest.raises(WrongUse, match="no question"):
+        with pytest.raises(WrongUse, match="not a request"):
             await _asked_alone(world, action, question)
 
     run_simulation(scenario, seed=1)

@@ -55,7 +55,7 @@ async def test_links_that_died_in_its_sleep_are_given_up_and_the_others_found(
     cuts = world.partition([keeper.network], [laptop.one.network])  # nothing arrives, none says so
     laptop.slept = NIGHT_SECONDS
     await trio.sleep(SOON_SECONDS)
-    assert laptop.told == ["this machine slept for 8 h 0 min: looking who is still there"]
+    assert laptop.told == ["this machine slept for 8 h 0 min: checking which peers are still there"]
     assert laptop.one.network.links() == ()
     world.heal(cuts)
     await trio.sleep(LOOK_SECONDS)

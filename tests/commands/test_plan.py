@@ -111,7 +111,7 @@ def test_a_thousand_different_peers_fill_no_more_than_a_screen(tmp_path: Path) -
     collaboration = read_plan_file(str(file))
     text = plan_lines(collaboration, best_strategy(collaboration), solve_ms=1.0)
     assert len(text.splitlines()) < 100
-    assert "and 960 rows more" in text
+    assert "and 960 more rows" in text
 
 
 def test_who_can_be_dialled_need_not_be_said(tmp_path: Path) -> None:

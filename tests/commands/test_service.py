@@ -96,7 +96,7 @@ def test_a_node_that_runs_in_the_home_is_not_started_a_second_time(machine: Mach
     with hold_running_lock(machine.places, machine.key):
         told = machine.service("install")
     assert told.returncode == 0, told.stderr
-    assert "A node runs in this home now" in told.stdout
+    assert "A node is running in this home" in told.stdout
     assert not any(one.startswith("--user start") for one in machine.asked())
 
 
@@ -173,9 +173,9 @@ def test_what_systemd_reads_is_what_was_meant(tmp_path: Path, folder: str) -> No
 
 
 def test_a_folder_that_no_unit_can_name_is_refused() -> None:
-    with pytest.raises(WrongUse, match="does not start"):
+    with pytest.raises(WrongUse, match="cannot start"):
         ServiceUnit("potluck", "poem", ('/tmp/"mine"/potluck',)).text()
-    with pytest.raises(WrongUse, match="cannot stand in a unit"):
+    with pytest.raises(WrongUse, match="cannot be written into a unit"):
         ServiceUnit("potluck", "poem", ("/tmp/a\nb",)).text()
 
 

@@ -66,7 +66,7 @@ def test_what_was_trained_alone_has_a_column_and_is_told_as_that() -> None:
     people, helpers = shown(ALICE, alone, HELPER).split("Helpers")
     assert "bob" in people and "593,920" in people  # noqa: PT018
     assert "bob" not in helpers
-    assert "Alone: samples in steps that nobody else was there for" in people
+    assert "Alone: samples in steps that a person made alone" in people
 
 
 def test_before_anything_was_shared_it_says_so() -> None:
@@ -98,10 +98,10 @@ KEEPER = Check(keeper=PEERS["A"], steps=1200, people=2, pages=9)
 @pytest.mark.parametrize(
     ("check", "words"),
     [
-        (KEEPER, "2 sums are what the signed records come to."),
+        (KEEPER, "2 sums are what the signed records add up to."),
         (
-            msgspec.structs.replace(KEEPER, differences=("bob: 9 samples, and the records say 8",)),
-            "bob: 9 samples, and the records say 8",
+            msgspec.structs.replace(KEEPER, differences=("bob: 9 samples, but the records say 8",)),
+            "bob: 9 samples, but the records say 8",
         ),
         (msgspec.structs.replace(KEEPER, without=1), "cannot show 1 of the pages"),
         (msgspec.structs.replace(KEEPER, trouble="No answer."), "No answer."),
@@ -120,7 +120,7 @@ def test_what_a_keeper_calls_somebody_is_no_line_of_ours() -> None:
 
 
 def test_with_no_keeper_nothing_is_proven() -> None:
-    assert "No other peer that keeps" in "\n".join(check_lines(board(ALICE)))
+    assert "No other peer here keeps" in "\n".join(check_lines(board(ALICE)))
     assert not is_proven(board(ALICE))
 
 

@@ -79,7 +79,7 @@ def test_nobody_else_can_read_it_and_no_draft_stays(cache: PeerCache) -> None:
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(KeepingFailed, match="may not find back"):
+    with pytest.raises(KeepingFailed, match="may not find the others"):
         PeerCache(tmp_path / "file" / "peers.json").save_contacts([contact(1)])
 
 

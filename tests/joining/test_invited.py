@@ -85,7 +85,7 @@ def test_a_file_that_can_be_no_invite_is_said_by_name(tmp_path: Path) -> None:
     large, binary = tmp_path / "large", tmp_path / "binary"
     with large.open("wb") as opened:
         opened.truncate(10 << 30)  # of which no more is read than a file with an invite has
-    with pytest.raises(WrongUse, match="too long to be a file with an invite"):
+    with pytest.raises(WrongUse, match="too long for a file with an invite"):
         read_invited(places, None, str(large), {})
     binary.write_bytes(bytes(range(256)))
     with pytest.raises(NotAnInvite, match="does not begin with potluck-run:"):
@@ -125,7 +125,7 @@ def test_a_damaged_invite_of_last_time_is_told_as_that(tmp_path: Path) -> None:
     keep_invite(places, INVITE)
     file = tmp_path / "run.invite"
     file.write_text(file.read_text()[:50])
-    with pytest.raises(NotAnInvite, match=r"of last time, in .*run\.invite, cannot be used"):
+    with pytest.raises(NotAnInvite, match=r"last invite, in .*run\.invite, cannot be used"):
         read_invited(places, None, None, {})
     assert read_invited(places, TEXT, None, {}) == INVITE
 

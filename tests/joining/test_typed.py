@@ -32,7 +32,7 @@ TYPED = {
         2,
         "wrong",
     ),
-    "expired": ([EXPIRED], 3, "It was good until 1970-01-01 00:00:01 UTC"),
+    "expired": ([EXPIRED], 3, "It was valid until 1970-01-01 00:00:01 UTC"),
     "in several words": ([EXPIRED[:40], EXPIRED[40:90], EXPIRED[90:]], 3, "has expired"),
     "one to log in with": ([LOGIN], 2, "names no run to join"),
     "empty": ([""], 2, "it is empty"),
@@ -44,7 +44,7 @@ TYPED = {
     "none": ([], 2, "no invite to join with"),
     "a flag that there is not": ([TEXT, "--max-memroy", "4GB"], 2, "Did you mean --max-memory?"),
     "too little memory for any run": ([TEXT, "--max-memory", "300MB"], 3, "as every run does"),
-    "a module that is no file": ([TEXT, "--trust-module", "os"], 2, "names no Python file"),
+    "a module that is no file": ([TEXT, "--trust-module", "os"], 2, "There is no Python file"),
 }
 
 
@@ -97,8 +97,8 @@ def test_a_home_that_cannot_be_one_is_told_before_anything_is_tried(
 
 
 TROUBLE = {
-    errno.ENOSPC: ("There is no room", "Make room"),
-    errno.EROFS: ("It can only be read there", "writable"),
+    errno.ENOSPC: ("There is no room", "Free some space"),
+    errno.EROFS: ("The disk is read-only", "writable"),
     errno.EACCES: ("This user may not write there", "permissions"),
     errno.ENOLCK: ("has no locks", "on a disk of this machine"),
     errno.ENOTDIR: ("in the way", "move it away"),

@@ -37,7 +37,7 @@ async def ask(home: Path, *words: str) -> Any:
 @pytest.mark.slow
 async def test_volunteers_keep_to_what_their_owners_allow(tmp_path: Path) -> None:
     schedule = an_hour_that_is_not_now()
-    outside = f"outside of the schedule ({schedule}): goes on at"
+    outside = f"outside of the schedule ({schedule}): continues at"
     with trio.fail_after(3 * PATIENCE_SECONDS):
         async with started_run(tmp_path) as run:
             async with (
@@ -55,10 +55,10 @@ async def test_volunteers_keep_to_what_their_owners_allow(tmp_path: Path) -> Non
                 night.child.send_signal(signal.SIGKILL)
                 await night.child.exit_code()
                 assert await small.child.exit_code() == 3
-            assert "limits.max_memory (--max-memory) says so" in json.dumps(small.told)
+            assert "limits.max_memory (--max-memory) sets this limit" in json.dumps(small.told)
             async with run.joining("night", "--schedule", schedule, invite="") as again:
                 paused = await again.until("paused")
-                assert paused["reasons"][0].endswith("; starting again has not ended it")
+                assert paused["reasons"][0].endswith("; a restart does not end it")
                 resumed = await ask(again.home, "resume")
                 assert resumed["was_paused"]
                 assert [words.startswith(outside) for words in resumed["still_closed"]] == [True]

@@ -196,7 +196,9 @@ async def test_a_disk_that_fills_is_told_and_training_goes_on(tmp_path: Path) ->
         resource.prlimit(keeper.child.process_id, resource.RLIMIT_FSIZE, (SMALLEST_STATE_BYTES, -1))
         missed = await keeper.until_event("CheckpointMissed", after=saved["epoch"])
         assert "There is no room" in missed["reason"]
-        assert any("Make room" in line and "Training goes on" in line for line in keeper.output)
+        assert any(
+            "Free some space" in line and "Training goes on" in line for line in keeper.output
+        )
         assert Checkpoints(crowd.checkpoints).newest() is not None
         await keeper.until(missed["epoch"] + 3)
         resource.prlimit(keeper.child.process_id, resource.RLIMIT_FSIZE, (-1, -1))

@@ -215,7 +215,7 @@ def test_a_module_that_does_not_do_it_is_told(source: str, told: str, tmp_path: 
 def test_what_is_no_python_file_cannot_be_trusted(name: str, tmp_path: Path) -> None:
     (tmp_path / "poem_model.txt").write_text("")
     (tmp_path / "two words.py").write_text("")
-    with pytest.raises(WrongUse, match="names no Python file"):
+    with pytest.raises(WrongUse, match="There is no Python file"):
         trusted_modules([str(tmp_path / name)])
 
 
@@ -237,7 +237,7 @@ MISTAKES = {
         changed('name = "gpt"\nsize = "tiny"', 'name = "albert"\nsize = "base"').replace(
             b"context = 16\nwidth = 16\nlayers = 1\nheads = 2\n", b""
         ),
-        "wants ids of its own vocabulary",
+        "needs ids of its own vocabulary",
     ),
     "a model called by a list": (
         changed('"gpt"', '["gpt"]'),

@@ -179,8 +179,8 @@ def test_run_check_opens_the_data_unless_it_is_told_not_to(
     assert "No mistake" not in said.out
     assert typed(run_of_nowhere, "check", "--samples-per-s", "9", "--offline") == 0
     told = capsys.readouterr().out
-    assert "not looked at (--offline): whether the data can be read" in told
-    assert "No mistake was found, as far as was looked" in told
+    assert "not checked (--offline): whether the data can be read" in told
+    assert "No mistake was found, as far as was checked" in told
     assert typed(run_of_nowhere, "check", "--samples-per-s", "9", "--offline", "--json") == 0
     assert json.loads(capsys.readouterr().out)["left_out"]
 

@@ -50,7 +50,7 @@ REFUSED = {
     "too large": (bytes(LIMIT_BYTES + 1), "cannot be read"),
     "another run's": (
         sign_definition(changed('"poem"', '"prose"'), ORGANISER, now_ms=NOW_MS),
-        "defines prose, and poem was asked for",
+        "defines prose, but poem was asked for",
     ),
 }
 
@@ -71,7 +71,7 @@ def test_no_byte_can_be_changed(place: int, difference: int) -> None:
 
 
 def test_an_older_one_than_was_seen_is_refused() -> None:
-    with pytest.raises(NotTheDefinition, match="older than one that was seen before"):
+    with pytest.raises(NotTheDefinition, match="older than an earlier one"):
         read(DATA, not_before_ms=NOW_MS + 1)
     assert read(DATA, not_before_ms=NOW_MS) == TEXT
 
@@ -114,7 +114,7 @@ def test_what_a_later_potluck_knows_and_this_one_does_not_says_which_version_is_
 def test_a_genuine_one_with_a_mistake_says_whose_it_is_to_mend() -> None:
     with pytest.raises(UnusableDefinition, match="batch below") as caught:
         read(signed_by_hand(changed("batch = 64", "batch = 0")))
-    assert "Only the run's organiser can mend that" in caught.value.advice
+    assert "Only the run's organiser can correct that" in caught.value.advice
     assert "run.toml" not in str(caught.value)
     assert (caught.value.exit_code, caught.value.signed_ms) == (3, NOW_MS)
 

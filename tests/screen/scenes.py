@@ -22,7 +22,7 @@ from node.training.phases import NETWORK, Facts, told_of
 
 LOST = "no peer answers at 3 known addresses: connection refused by the machine at 203.0.113.7"
 DENIED = Failed(
-    "This node is no longer let into poem: Your access was revoked.",
+    "This node may no longer take part in poem: Your access was revoked.",
     "A moderator of the run decided so.",
     "Ask the run's moderators; `potluck whoami` says as whom this node is known.",
     refused=True,

@@ -19,7 +19,7 @@ from node.training.session import TrainingSession
 from tests.screen.pseudo import Pseudo
 
 THROWN_OUT = MembershipEnded(
-    "This node is no longer let into poem: Your access was revoked.",
+    "This node may no longer take part in poem: Your access was revoked.",
     why="A moderator of the run decided so.",
     advice="Ask the run's moderators.",
 )
@@ -55,8 +55,8 @@ async def test_who_is_thrown_out_is_left_with_a_picture_of_it(pseudo: Pseudo) ->
     lines = pseudo.read()
     assert lines[0].startswith(" poem · refused at ")
     assert lines[1:] == [
-        " This node is no longer let into poem: Your access was revoked. A moderator of",
-        " the run decided so.",
+        " This node may no longer take part in poem: Your access was revoked. A",
+        " moderator of the run decided so.",
         " next: Ask the run's moderators.",
     ]
     assert pseudo.echoes()
@@ -83,7 +83,7 @@ async def test_a_pipe_gets_a_line_of_it(json: bool, capfd: pytest.CaptureFixture
         assert '"refused": true' in line
     else:
         assert line.endswith(
-            "refused: This node is no longer let into poem: Your access was revoked. "
+            "refused: This node may no longer take part in poem: Your access was revoked. "
             "A moderator of the run decided so."
         )
 

@@ -35,8 +35,8 @@ def test_who_is_thrown_out_sees_what_happened_why_and_what_to_do() -> None:
     lines = text(STATES["refused"])
     assert lines[0] == f" poem · refused at {AT}, after 1 h 10 min{'alice …WzXn7Rde':>34}"
     assert lines[1:4] == [
-        " This node is no longer let into poem: Your access was revoked. A moderator of",
-        " the run decided so.",
+        " This node may no longer take part in poem: Your access was revoked. A",
+        " moderator of the run decided so.",
         " next: Ask the run's moderators; `potluck whoami` says as whom this node is",
     ]
     assert any(line.startswith(" given    28,160 accepted samples in 84 steps") for line in lines)

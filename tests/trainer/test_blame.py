@@ -30,7 +30,7 @@ def failure(address: str, detail: str) -> tuple[str, str]:
         (("no route to that address", "the name does not resolve"), "this machine's connection"),
         (("no route to that address", "timed out"), "may be off"),
         (("timed out", "timed out"), "may be off"),
-        (("another node answers there", "what answers there is no potluck node"), "An invite of"),
+        (("another node answers there", "what answers there is no potluck node"), "a new invite"),
         (("another node answers there", "connection refused"), "where no node is running"),
         ((), "may be offline"),
     ],

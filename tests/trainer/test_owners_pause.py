@@ -40,7 +40,7 @@ def test_a_restart_does_not_end_a_pause(tmp_path: Path, seconds: float | None) -
     assert again.until == pause.until
     until = "" if seconds is None else " until 13:00"
     assert pause.words(NOON) == f"paused by you{until}"
-    assert again.words(NOON) == f"paused by you{until}; starting again has not ended it"
+    assert again.words(NOON) == f"paused by you{until}; a restart does not end it"
 
 
 def test_a_pause_that_is_over_is_forgotten(tmp_path: Path) -> None:

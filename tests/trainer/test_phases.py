@@ -90,7 +90,7 @@ def test_several_reasons_for_a_pause_end_in_several_ways() -> None:
     quota = Closed("quota", "the quota for 2026-11 is used up", 1e9)
     told = told_of(Facts(closed=(PAUSE, quota)))
     assert told.doing == "paused by you; the quota for 2026-11 is used up"
-    assert told.advice == "`potluck resume` takes back your pause; the rest ends by itself."
+    assert told.advice == "`potluck resume` ends your pause; the rest ends by itself."
 
 
 def test_a_peer_that_only_keeps_is_told_nothing_of_samples() -> None:

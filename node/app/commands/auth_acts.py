@@ -122,16 +122,16 @@ def _ask_server(socket: Path, act: str, asked: Mapping[str, Any]) -> dict[str, A
         answer: dict[str, Any] = ask_once(socket, "auth", question, silence_seconds=seconds)
     except NodeWentAway:
         raise ServerDoesNotAnswer(
-            "The auth server ended in the middle: what was asked may have been done, or not.",
+            "The auth server ended during the request, which may or may not have been carried out.",
             why="It was stopped or has crashed; its log says which.",
-            advice="`potluck auth audit` shows what was done. Asking again does no harm.",
+            advice="`potluck auth audit` shows what was done. It is safe to repeat the command.",
         ) from None
     except DeadlineExceeded:
         raise ServerDoesNotAnswer(
-            f"The auth server has said nothing for {seconds:g} seconds: what was asked may still "
-            "be done, or not.",
+            f"The auth server has not answered for {seconds:g} seconds; it may still carry out the "
+            "request.",
             why="It may be stopped (SIGSTOP), swapping, or waiting for its disk.",
-            advice="Look at its process. If it has to be killed, these commands work on its "
+            advice="Look at its process. If you have to kill it, these commands work on its "
             "database afterwards.",
         ) from None
     return answer
@@ -156,7 +156,8 @@ def check_there_is_one(places: AuthPlaces) -> None:
         raise NoAuthServerHere(
             "There is no auth server here.",
             why=f"{places.database} does not exist.",
-            advice="`potluck auth init` makes one. If it has a home of its own, say which: --home.",
+            advice="`potluck auth init` makes one. If it has a home of its own, name it: --home "
+            "DIRECTORY.",
         ) from None
 
 
@@ -185,15 +186,15 @@ def _another_users(places: AuthPlaces, owner: str) -> Refused:
     user = owner if " " not in owner else "USER"
     return Refused(
         f"This auth server's files belong to {owner}.",
-        why=f"{places.folder} would get files in it that the server then cannot write.",
-        advice=f"Do it as that user: sudo -u {user} potluck auth …",
+        why=f"{places.folder} would get files that the server cannot write.",
+        advice=f"Run the command as that user: sudo -u {user} potluck auth …",
     )
 
 
 def _server_does_not_answer(places: AuthPlaces, holder: AlreadyRunning) -> ServerDoesNotAnswer:
     return ServerDoesNotAnswer(
-        "The auth server runs, but it cannot be asked: nothing was done.",
-        why=f"Nobody answers at {places.socket}, and {holder.why.removeprefix('It holds ')} is "
+        "The auth server runs, but cannot be asked: nothing was done.",
+        why=f"Nothing answers at {places.socket}, and {holder.why.removeprefix('It holds ')} is "
         f"held. {holder.what}",
         advice="If it is just starting, try again. If it is stuck, stop it (`kill` with that pid): "
         "these commands then work on its database.",
@@ -224,8 +225,8 @@ def _check_filters(arguments: argparse.Namespace) -> None:
     other = arguments.name or arguments.tokens or arguments.revocations
     if other and (arguments.role or arguments.state):
         raise WrongUse(
-            "--role and --state choose among accounts, and something else is asked for.",
-            advice="Leave them out, or NAME, --tokens or --revocations.",
+            "--role and --state choose accounts, but the command asks for something else.",
+            advice="Leave them out; or leave out NAME, --tokens or --revocations.",
         )
 
 

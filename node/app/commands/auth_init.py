@@ -108,8 +108,8 @@ def _check_agreement(there: Settings, given: Mapping[str, Value], places: AuthPl
     for name, value in given.items():
         if getattr(there, name) != value:
             raise WrongUse(
-                f"There is an auth.toml already, and it says something else about {name}.",
-                why=f"{places.settings_file} was made earlier, and is not changed by `auth init`.",
+                f"There is an auth.toml already, with another value of {name}.",
+                why=f"{places.settings_file} was made earlier, and `auth init` does not change it.",
                 advice=f"Change the line there to `{name} = {toml(value)}`, or leave the flag out.",
             )
 
@@ -155,8 +155,9 @@ def _database(places: AuthPlaces, settings: Settings) -> tuple[str, bool]:
         run, fingerprint = there
         if run != settings.run:
             raise WrongUse(
-                f"The database here is of the run {run!r}, and the settings name {settings.run!r}.",
-                why="Tokens carry the name of their run: a database belongs to one.",
+                f"The database here belongs to the run {run!r}, but the settings name "
+                f"{settings.run!r}.",
+                why="Tokens contain the name of their run, so a database belongs to one run.",
                 advice=f'Set `run = "{run}"` in {places.settings_file}, or give the new run a home '
                 "of its own (POTLUCK_HOME or --home).",
             )
@@ -182,7 +183,7 @@ def _text(places: AuthPlaces, made: MadeServer) -> str:
     settings = made.settings
 
     def state(new: bool) -> str:
-        return "made" if new else "was there, and is as it was"
+        return "made" if new else "was there, unchanged"
 
     return "\n".join(
         [
@@ -206,20 +207,22 @@ def _next_steps(places: AuthPlaces, settings: Settings) -> list[str]:
         )
     if all(provider.id == "code" for provider in settings.providers):
         steps.append(
-            f"name an identity provider in {places.settings_file.name}, or do without: "
+            f"name an identity provider in {places.settings_file.name}, or use codes instead: "
             "`potluck auth codes new`"
         )
     if not settings.endpoints:
         steps.append(
-            f"name nodes to join at (`endpoints` in {places.settings_file.name}), as `potluck "
+            f"name nodes to join through (`endpoints` in {places.settings_file.name}), as `potluck "
             "listen` prints them"
         )
     steps += [
         "`potluck auth serve"
         + (" --insecure-http" if settings.public_url.startswith("http:") else "")
         + "` starts it",
-        "`potluck auth allow NAME` lets somebody in, `potluck auth invite` prints what to send",
-        f"keep a copy of {places.folder} (`potluck auth backup`): the keys in it are the run",
+        "`potluck auth allow NAME` lets a person in, `potluck auth invite` prints the invite to "
+        "send",
+        f"keep a copy of {places.folder} (`potluck auth backup`): the run depends on the keys in "
+        "it",
     ]
     return ["next:", *(f"  {number}. {step}" for number, step in enumerate(steps, start=1))]
 
@@ -228,13 +231,13 @@ _WIDTH = 100
 
 _HEADING = """\
 # The settings of an auth server, written by `potluck auth init`.
-# A key behind a # shows its default, or an example: take the # away to say something else.
+# A key behind a # shows its default or an example: remove the # to set it.
 # The server reads this file when it starts. docs/moderators.md goes through it.
 """
 
 # The settings that a provider needs; all others have a default.
 _PROVIDERS = {
-    "code": ("Enrolment codes, for whom there is no provider: `potluck auth codes new`.", {}),
+    "code": ("Enrolment codes, for people without a provider: `potluck auth codes new`.", {}),
     "github": (
         "GitHub, by its device flow: make an OAuth app there (Settings, Developer settings), "
         "enable its device flow, and copy its client id. No secret is needed.",
@@ -280,8 +283,8 @@ def _setting(key: Key, given: Mapping[str, Value]) -> Iterator[str]:
 
 def _providers() -> Iterator[str]:
     yield from _comment(
-        "Identity providers: how people prove who they are. Several at once are fine; the id is "
-        "the first half of their names, as in github:alice."
+        "Identity providers: how people prove who they are. There may be several; the id is the "
+        "first half of people's names, as in github:alice."
     )
     yield ""
     for kind, (what, told) in _PROVIDERS.items():

@@ -93,8 +93,8 @@ def fingerprint_to_pin(keys: Sequence[Mapping[str, Any]], settings: Settings, no
     usable = [key for key in keys if key["withdrawn_ms"] is None and key["from_ms"] <= now]
     if not usable:
         raise PotluckError(
-            "No auth key signs now.",
-            why="Each was withdrawn, or signs later only: has this machine's clock gone back?",
+            "No auth key can sign now.",
+            why="Each was withdrawn, or signs only later: has this machine's clock gone back?",
             advice="`potluck auth keys list` shows them.",
         )
     pinned = usable.pop()
@@ -118,8 +118,8 @@ def _for_a_file(run: str, text: str, code: Mapping[str, Any] | None) -> str:
 def _warn(settings: Settings, output: Output) -> None:
     if not settings.endpoints:
         output.say(
-            "It names no node to join at: it is for `potluck login`, and who shall train needs the "
-            "run's invite as well (`potluck run invite`). To have nodes in it, name some in "
+            "It names no node to join through, so it is only for `potluck login`; to train, people "
+            "also need the run's invite (`potluck run invite`). To put nodes into it, name some in "
             "auth.toml (`endpoints`), and restart the server."
         )
 
@@ -128,10 +128,10 @@ def _say_what_it_is_worth(code: Mapping[str, Any] | None, output: Output) -> Non
     if output.json:
         return
     if code is None:
-        output.say("It is no secret. To get in: `potluck login INVITE`.")
+        output.say("It is no secret. To log in: `potluck login INVITE`.")
         return
     view = code["view"]
     output.say(
-        f"A code is in it ({view['code_id']}), good for one, until {utc(view['expires_ms'])}: send "
-        "it where nobody else reads. To get in: `potluck login INVITE`."
+        f"It contains a code ({view['code_id']}) for one use, valid until "
+        f"{utc(view['expires_ms'])}: send it privately. To log in: `potluck login INVITE`."
     )

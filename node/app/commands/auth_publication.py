@@ -73,10 +73,12 @@ def publish(
                 )
                 replicas = written.replicas
                 return 0
-        raise DeadlineExceeded(f"The swarm took nothing within {SPREAD_SECONDS:g} seconds.")
+        raise DeadlineExceeded(
+            f"No node of the swarm has taken the list within {SPREAD_SECONDS:g} seconds."
+        )
 
     if run_until_signal(main) != exit_codes.DONE:
-        raise Unreachable("It was interrupted before the swarm had taken the list.")
+        raise Unreachable("It was interrupted before a node of the swarm had taken the list.")
     return replicas
 
 

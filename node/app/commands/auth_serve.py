@@ -18,9 +18,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "serve",
         help="run the auth server",
         description="Run the auth server that `potluck auth init` has made here, in the "
-        "foreground: it lets volunteers in over HTTPS, and does what moderators' commands on this "
-        "machine ask for. The certificate is read again whenever its files change. Ctrl-C ends it "
-        "(exit code 130); SIGTERM does, too (exit code 0, so that systemd is content).",
+        "foreground. It lets volunteers in over HTTPS, and answers moderators' commands on this "
+        "machine. It reads the certificate again when its files change. Ctrl-C ends it (exit code "
+        "130), and so does SIGTERM (exit code 0, as systemd expects).",
         example="potluck auth serve\n"
         "potluck auth serve --listen '[::]:443' --listen 0.0.0.0:443\n"
         "potluck auth serve --insecure-http --listen 127.0.0.1:8080",
@@ -29,13 +29,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "--listen",
         action="append",
         metavar="HOST:PORT",
-        help="where to listen instead of server.listen in auth.toml; may be given several times",
+        help="an address to listen on, instead of server.listen in auth.toml; may be given several "
+        "times",
     )
     parser.add_argument(
         "--insecure-http",
         action="store_true",
-        help="plain HTTP, on an address of this machine only: for trying it out, or behind a proxy "
-        "on this machine that does the TLS",
+        help="plain HTTP, on an address of this machine only: for a trial, or behind a proxy on "
+        "this machine that does the TLS",
     )
     parser.add_argument(
         "--settings", metavar="FILE", help="read settings from this file instead of auth.toml"
@@ -87,7 +88,7 @@ def _introduce(status: dict[str, Any], output: Output) -> None:
     ]
     output.data(started, "\n".join(lines))
     if status["certificate_until_ms"] is None:
-        output.say("Plain HTTP: this is for this machine alone.")
+        output.say("Plain HTTP: it answers this machine only.")
     if not output.json:
         output.say("`potluck auth invite` prints an invite. Ctrl-C ends the server.")
 

@@ -22,8 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
         check_there_is_one(places)
         raise NoRunningNode(
             "The auth server of this home is not running.",
-            why=f"Nobody answers at {places.socket}.",
-            advice="`potluck auth serve` starts it. Moderators' commands work also while it is "
+            why=f"Nothing answers at {places.socket}.",
+            advice="`potluck auth serve` starts it. Moderators' commands also work while it is "
             "stopped.",
         ) from None
     Output.of(arguments).data(status, _text(status))
@@ -41,12 +41,12 @@ def _text(status: Mapping[str, Any]) -> str:
         *(("listening", address) for address in status["listening"]),
         ("fingerprint", status["fingerprint"]),
         ("server", f"potluck {status['version']}, pid {status['pid']}, started {started}"),
-        ("tokens", f"{status['live_tokens']} live"),
+        ("tokens", f"{status['live_tokens']} valid"),
         ("revocations", f"number {status['revocation_number']}"),
         ("connections", str(status["connections"])),
         ("certificate", certificate),
         *(
-            (f"{provider}", trouble or "answers, or was not asked yet")
+            (f"{provider}", trouble or "answers, or has not been asked yet")
             for provider, trouble in status["provider_troubles"].items()
         ),
     ]

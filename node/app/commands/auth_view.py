@@ -73,29 +73,31 @@ def allowed(answer: Answer) -> str:
     value, change, account = answer["value"], answer["change"], answer["account"]
     if account is None:
         thing = "The peer" if answer["kind"] == "peer" else "The token"
-        return f"{thing} {value} is no longer revoked: number {answer['list_number']} of the list."
+        return f"{thing} {value} is no longer revoked (list number {answer['list_number']})."
     roles = roles_of(account)
-    again = f"{value} may take part again, as {roles}: with a new login; the tokens from before "
+    again = f"{value} may take part again, as {roles}, with a new login; earlier tokens "
     text = {
-        "unchanged": f"{value} was allowed already, as {roles}: nothing is changed.",
+        "unchanged": f"{value} was allowed already, as {roles}: nothing changed.",
         "new": f"{value} may take part now, as {roles}.\n"
-        "To get in: `potluck login INVITE`; `potluck auth invite` prints the invite.",
+        "To log in: `potluck login INVITE`; `potluck auth invite` prints the invite.",
         "roles": f"{value} is {roles} from the next renewal on.",
-        "rebound": f"{value} belongs to nobody now: the next one who logs in under it has it. Who "
-        f"had it is out: number {answer['list_number']} of the list.",
-        "was denied": again + "stay dead.",
-        "was revoked": again + "stay dead.",
+        "rebound": f"{value} belongs to nobody now: the next person who logs in under it gets it. "
+        f"The previous owner is revoked (list number {answer['list_number']}).",
+        "was denied": again + "stay invalid.",
+        "was revoked": again + "stay invalid.",
     }
     said = text.get(change, f"{value}: {change}; as {roles}.")
     if account["name"].startswith("code:") and change in ("was denied", "was revoked"):
         said += (
-            "\nThey log in with their code once more, on the same machine; where it is lost or "
-            "was cancelled, with a new one (`potluck auth codes new`)."
+            "\n"
+            "They log in with their code again, on the same machine; if it is lost or cancelled, "
+            "with a new one (`potluck auth codes new`)."
         )
     if not answer.get("provider_is_known", True):  # a server that was not restarted says nothing
         said += (
-            f"\nBut there is no provider {account['provider']} in auth.toml: until there is, "
-            "nobody can log in under that name."
+            "\n"
+            f"There is no provider {account['provider']} in auth.toml yet, so nobody can log in "
+            "under that name."
         )
     return said
 
@@ -104,27 +106,27 @@ def ended(answer: Answer) -> str:
     """The result of `deny` and `revoke`."""
     value, live = answer["value"], answer["live_tokens"]
     if answer["change"] == "unchanged":
-        return f"{value} was denied already: nothing is changed."
+        return f"{value} was denied already: nothing changed."
     what = {"peer": "The peer ", "serial": "The token "}.get(answer["kind"], "") + value
     lines = [
-        f"{what} is off the list of those who may take part."
+        f"{what} is off the list of allowed names."
         if answer["change"] == "denied"
         else f"{what} is revoked."
     ]
     if live:
         lines.append(
-            f"{counted(live, 'token')} that lived {agreeing(live, 'is', 'are')} refused from now "
-            f"on: number {answer['list_number']} of the list of revocations."
+            f"{counted(live, 'token')} {agreeing(live, 'is', 'are')} refused from now on (list "
+            f"number {answer['list_number']})."
         )
     else:
-        lines.append("No token that lives is concerned.")
+        lines.append("No valid token is affected.")
     lines.append(
         {
-            "peer": "Nothing is issued to that key any more; its owner can log in with a new one, "
-            "unless revoked by name.",
-            "serial": "Only that token is out: its node gets another one by renewing. To keep "
-            "somebody out, revoke the name or the peer.",
-        }.get(answer["kind"], "No login and no renewal any more.")
+            "peer": "That key gets no more tokens; its owner can log in with a new key, unless "
+            "revoked by name.",
+            "serial": "Only that token is refused: its node gets another one by renewing. To keep "
+            "a person out, revoke the name or the peer.",
+        }.get(answer["kind"], "Logins and renewals are refused.")
     )
     lines.append(f"`potluck auth allow {value}` takes it back.")
     return "\n".join([*lines, *spread_lines(answer)])
@@ -143,9 +145,9 @@ def spread_lines(answer: Answer) -> list[str]:
     spread = answer["spread"]
     match spread["way"]:
         case "none":
-            return ["Nothing has to be spread: no token is out there that still counts."]
+            return ["There is nothing to spread: it affects no valid token."]
         case "server":
-            return ["Spread: the running server gives the list to every node; each asks often."]
+            return ["Spread: the nodes get the list from the running server, which they ask often."]
         case "directory":
             return [
                 "Spread: the list is in the swarm's directory, at "
@@ -158,9 +160,9 @@ def spread_lines(answer: Answer) -> list[str]:
             ]
         case _:
             return [
-                f"NOT SPREAD: no node knows of it yet. {one_line(spread['why'])}",
-                "Start the server (`potluck auth serve`), or bring the list to any node of the "
-                "run: `potluck auth spread --bootstrap ADDRESS`.",
+                f"NOT SPREAD: no node knows the list yet. {one_line(spread['why'])}",
+                "Start the server (`potluck auth serve`), or give the list to any node of the run: "
+                "`potluck auth spread --bootstrap ADDRESS`.",
             ]
 
 
@@ -170,11 +172,11 @@ def listed(answer: Answer) -> Sequence[Part]:
     if "entries" in answer:
         return _revocations(answer)
     if "tokens" in answer:
-        return _tokens(answer, whose=True) if answer["tokens"] else ["No token lives."]
+        return _tokens(answer, whose=True) if answer["tokens"] else ["There is no valid token."]
     now = now_ms()
     accounts = answer["accounts"]
     if not accounts:
-        return ["Nobody like that is on the list. `potluck auth allow NAME` lets somebody in."]
+        return ["Nobody on the list matches. `potluck auth allow NAME` lets a person in."]
     rows = [
         (
             account["name"],
@@ -204,13 +206,13 @@ def _one_account(answer: Answer) -> Sequence[Part]:
     ]
     head = "\n".join(f"{name:<11}{short(value)}" for name, value in facts)
     if not tokens:
-        return [head, "No token of theirs lives."]
+        return [head, "They have no valid token."]
     return [head, *_tokens(answer, whose=False)]
 
 
 def _login(account: Answer) -> str:
     if account["bound"]:
-        return "bound to whoever logged in with it first"
+        return "bound to the first person who logs in with it"
     return "not yet" if account["last_seen_ms"] is None else "by enrolment code"
 
 
@@ -254,14 +256,14 @@ def new_code(answer: Answer) -> str:
         f"{answer.get('file') or answer['code']}\n"
         f"Code {view['code_id']}, {who}as {roles_of(view)}: it works {times}, until "
         f"{utc(view['expires_ms'])}. It is not shown again.\n"
-        "Whoever has it takes part: hand it over where nobody else reads. `potluck join INVITE "
-        "--code-file FILE` takes it, and `potluck login INVITE` asks for it."
+        "Anyone who has it can take part: send it privately. `potluck join INVITE --code-file "
+        "FILE` takes it, and `potluck login INVITE` asks for it."
     )
 
 
 def codes(answer: Answer) -> Sequence[Part]:
     if not answer["codes"]:
-        return ["No code works now. `potluck auth codes new` makes one."]
+        return ["There is no valid code. `potluck auth codes new` makes one."]
     now = now_ms()
     rows = [
         (
@@ -281,8 +283,8 @@ def codes(answer: Answer) -> Sequence[Part]:
 
 def cancelled(answer: Answer) -> str:
     return (
-        f"Code {answer['code_id']} works no more; it was used {counted(answer['uses'], 'time')}. "
-        "Who came in with it stays in: `potluck auth audit --act joined` shows them."
+        f"Code {answer['code_id']} is invalid now; it was used {counted(answer['uses'], 'time')}. "
+        "People who came in with it stay in: `potluck auth audit --act joined` shows them."
     )
 
 
@@ -304,24 +306,24 @@ def rotated(answer: Answer) -> str:
     new, old = answer["new"], answer["old"]
     return (
         f"Key {new['key_id']} is made, endorsed by {new['endorsed_by']}. It signs from "
-        f"{utc(answer['signs_from_ms'])} on; until then {old['key_id']} does, while the nodes hear "
-        "of the new one.\n"
-        "Nobody has to do anything: what the old key signed counts until it expires, and invites "
-        "that are out go on working.\n"
+        f"{utc(answer['signs_from_ms'])} on; until then {old['key_id']} signs, while the nodes "
+        "hear of the new one.\n"
+        "Nobody has to do anything: the old key's signatures are valid until they expire, and "
+        "earlier invites still work.\n"
         f"fingerprint: {new['fingerprint']}\n"
-        "Make a backup now (`potluck auth backup`): the last one does not have this key."
+        "Make a backup now (`potluck auth backup`): the last one does not contain this key."
     )
 
 
 def withdrawn(answer: Answer) -> str:
     gone, new = answer["withdrawn"], answer["new"]
     lines = [
-        f"Key {gone['key_id']} is withdrawn: number {answer['list_number']} of the list of "
-        "revocations. Nothing that it signed counts any more."
+        f"Key {gone['key_id']} is withdrawn (list number {answer['list_number']}). Everything that "
+        "it has signed is invalid."
     ]
     if new is not None:
         lines.append(
-            f"It was the one in use: {new['key_id']} is made, and signs from now on. Make a backup "
+            f"It was in use: {new['key_id']} is made, and signs from now on. Make a backup "
             "(`potluck auth backup`)."
         )
     return "\n".join(
@@ -329,10 +331,10 @@ def withdrawn(answer: Answer) -> str:
             *lines,
             "Nodes that are still allowed get new tokens from the server by themselves."
             if answer["spread"]["way"] == "server"
-            else "START THE SERVER NOW: until it hands out new tokens, the nodes that have heard "
-            "of this trust nobody.",
-            "Send new invites (`potluck auth invite`): who has only one with the fingerprint "
-            f"{gone['fingerprint']} cannot be protected from whoever else has that key.",
+            else "START THE SERVER NOW: until it issues new tokens, nodes that hear of this trust "
+            "nobody.",
+            "Send new invites (`potluck auth invite`): an invite with the fingerprint "
+            f"{gone['fingerprint']} does not protect its reader from the other owner of that key.",
             *spread_lines(answer),
         ]
     )
@@ -340,7 +342,7 @@ def withdrawn(answer: Answer) -> str:
 
 def audit(answer: Answer) -> Sequence[Part]:
     if not answer["rows"]:
-        return ["Nothing like that is in the audit log."]
+        return ["Nothing in the audit log matches."]
     rows = [
         (
             utc(row["at_ms"]),
@@ -353,22 +355,22 @@ def audit(answer: Answer) -> Sequence[Part]:
     ]
     shown: list[Part] = [(("when", "what", "who", "", "why"), rows)]
     if answer["more"]:
-        shown.append("There are older ones: --limit, --since, --name and --act choose.")
+        shown.append("There are older records: choose with --limit, --since, --name and --act.")
     return shown
 
 
 def verified(answer: Answer) -> str:
     if not answer["sound"]:
         return (
-            f"THE AUDIT LOG IS NOT AS IT WAS WRITTEN. {answer['what']}\n"
+            f"THE AUDIT LOG WAS CHANGED. {answer['what']}\n"
             f"{counted(answer['rows'], 'row')} before that {agreeing(answer['rows'], 'is', 'are')} "
-            "sound. Somebody has changed the database, or the disk has: keep a copy of the folder "
-            "as it is, and compare with the last backup."
+            "sound. Somebody or the disk has changed the database: keep a copy of the folder as it "
+            "is, and compare it with the last backup."
         )
     return (
         f"The audit log is whole: {counted(answer['rows'], 'row')}. {answer['what']}\n"
         f"{answer['head']}\n"
-        "Keep that line elsewhere: `potluck auth audit --verify --head LINE` then shows also "
+        "Keep that line elsewhere: later, `potluck auth audit --verify --head LINE` also shows "
         "whether everything was written anew."
     )
 
@@ -377,7 +379,7 @@ def backed_up(answer: Answer) -> str:
     return (
         f"{answer['path']}\n"
         f"{counted(answer['files'], 'file')}, {amount(answer['bytes'])}: the database and the auth "
-        "keys. Whoever has this folder can sign tokens: keep it where only you reach it.\n"
+        "keys. Anyone who has this folder can sign tokens: keep it private.\n"
         f"audit log: {answer['audit_head']}"
     )
 

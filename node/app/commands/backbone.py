@@ -27,16 +27,16 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "backbone",
-        help="keep a run alive: a peer to join at, its checkpoints, /metrics and /healthz",
-        description="Run an organiser's peer that brings no samples: others join at it, it keeps "
-        "the run's checkpoints in DIR/checkpoints, helps to average, and serves the state to "
-        "newcomers. It does all that `potluck run start DIR --keep-only` does, and answers over "
+        help="keep a run alive: a peer to join through, its checkpoints, /metrics and /healthz",
+        description="Run an organiser's peer that computes no samples: others join through it, and "
+        "it keeps the run's checkpoints in DIR/checkpoints, helps to average, and serves the state "
+        "to newcomers. It does all that `potluck run start DIR --keep-only` does, and answers over "
         "HTTP: /metrics for Prometheus, and /healthz with 200 while it listens, has joined and "
-        "writes checkpoints, else 503 and the reasons. docs/backbone.md is the page for it.\n\n"
-        "DIR is the organiser's folder or a copy of it (run.toml and run.signed): the organiser's "
-        "key is not needed where the run only is kept alive.\n\n"
-        "Both are for this machine alone unless --http names another address; there is no password "
-        "on them. Ctrl-C writes a last checkpoint and leaves.",
+        "writes checkpoints, otherwise with 503 and the reasons. See docs/backbone.md.\n\n"
+        "DIR is the organiser's folder or a copy of it (run.toml and run.signed). This peer does "
+        "not need the organiser's key.\n\n"
+        "/metrics and /healthz have no password, and answer only this machine unless --http names "
+        "another address. Ctrl-C writes a last checkpoint and leaves.",
         example="potluck backbone poem\n"
         "potluck backbone poem --listen /ip4/0.0.0.0/tcp/4001 --http 127.0.0.1:9100\n"
         "curl -s http://127.0.0.1:8481/healthz",
@@ -46,7 +46,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "--http",
         metavar="HOST:PORT",
         default=DEFAULT_HTTP,
-        help=f"where /metrics and /healthz are ({DEFAULT_HTTP}); a port of 0 is any that is free",
+        help=f"the address of /metrics and /healthz ({DEFAULT_HTTP}); a port of 0 is any that is "
+        "free",
     )
     add_flags(parser)
 
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         def listening(url: str) -> None:
             lines.data(
                 {"event": "serving_http", "url": url},
-                f"{url}/metrics and {url}/healthz say how this peer is",
+                f"{url}/metrics and {url}/healthz show the state of this peer",
             )
 
         def ailing(troubles: tuple[str, ...]) -> None:

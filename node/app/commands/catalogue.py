@@ -101,8 +101,8 @@ _FLAGS_OF_ALL: dict[str, dict[str, object]] = {
     "--json": {"action": "store_true", "help": "print JSON for programs on stdout"},
     "--home": {
         "metavar": "DIRECTORY",
-        "help": "keep key, settings and socket here instead of the platform's places"
-        " (POTLUCK_HOME)",
+        "help": "keep the key, settings and socket in this folder instead of the platform's places "
+        "(POTLUCK_HOME)",
     },
     "--config": {
         "metavar": "FILE",

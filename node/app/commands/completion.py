@@ -29,8 +29,8 @@ SHELLS = ("bash", "zsh", "fish")
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "completion",
-        help="print a script that completes commands in the shell",
-        description="Print a script that makes the shell complete potluck's commands and flags.",
+        help="print a completion script for the shell",
+        description="Print a script with which the shell completes potluck's commands and flags.",
         example="bash:  source <(potluck completion bash)\n"
         "zsh:   source <(potluck completion zsh)\n"
         "fish:  potluck completion fish > ~/.config/fish/completions/potluck.fish",

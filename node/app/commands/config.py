@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 from node.app.commands.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import CommandParser, Subparsers
+    from node.app.commands.parser import Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.parser import CommandParser
-
     parser = subparsers.add_parser(
         "config",
         help="show the settings",
@@ -22,16 +20,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "then defaults.",
         example="potluck config show --origin",
     )
-    actions: argparse._SubParsersAction[CommandParser] = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=CommandParser
-    )
+    actions = parser.add_actions("action")
     show = actions.add_parser(
         "show",
-        help="print every setting as the settings file would say it",
+        help="print every setting in the form of the settings file",
         description="Print every setting and its value, in the form of the settings file.",
         example="potluck config show --origin\npotluck config show --json",
     )
-    show.add_argument("--origin", action="store_true", help="say where each value came from")
+    show.add_argument("--origin", action="store_true", help="show where each value comes from")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -19,21 +19,21 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="see a whole run on this machine, in about a minute",
-        description="Play a whole run on this machine, with the commands that people type: an auth "
+        description="Show a whole run on this machine, with the commands that people type: an auth "
         "server with a fresh key, a backbone peer, and three volunteers in processes of their own, "
         "over real libp2p. They train a small GPT on the source code of Python's standard library; "
-        "one of them is killed in the middle, and a fourth joins late and catches up. The end "
-        "shows the loss, who contributed what, that all hold the same parameters, and what the "
-        "model writes. Nothing is asked, nothing is downloaded, and nothing of this machine's own "
-        "potluck is touched: it all happens in a temporary folder, which is removed at the end.\n\n"
-        "It needs two processor cores, 3 GB of memory, and about a minute. Exit code 1 if "
-        "something in it did not go as it must. Ctrl-C ends all of it.",
+        "one of them is killed in the middle, and a fourth joins late and catches up. At the end "
+        "it shows the loss, everybody's contribution, that all hold the same parameters, and a "
+        "text by the model. It asks nothing, downloads nothing, and does not touch this machine's "
+        "own potluck: everything happens in a temporary folder, which is removed at the end.\n\n"
+        "It needs two processor cores, 3 GB of memory, and about a minute. Exit code 1 if a part "
+        "of it failed. Ctrl-C ends all of it.",
         example="potluck demo\npotluck demo --keep\npotluck demo --json | tail -n 1",
     )
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="leave the folder with homes, logs, definition and checkpoints there, and say where",
+        help="keep the folder with the homes, logs, definition and checkpoints, and print its path",
     )
 
 

@@ -27,24 +27,22 @@ TTL_SECONDS = 3600.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.parser import CommandParser, positive_seconds
+    from node.app.commands.parser import positive_seconds
 
     parser = subparsers.add_parser(
         "dht",
-        help="read and write the directory that all nodes keep together",
-        description="The directory holds slots: under a key, every publisher owns one, signed and "
-        "expiring. These commands ask the node that runs in this home, or, with --bootstrap, join "
-        "the swarm for a moment as a client.",
+        help="read and write the swarm's directory",
+        description="The directory holds slots: under each key, every publisher owns one, which is "
+        "signed and expires. These commands ask the node that runs in this home. With --bootstrap "
+        "they join the swarm for a moment as a client.",
         example='potluck dht put note/hello "good morning"\npotluck dht get note/hello',
     )
-    actions: argparse._SubParsersAction[CommandParser] = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=CommandParser
-    )
+    actions = parser.add_actions("action")
     get = actions.add_parser(
         "get",
         help="read the slots under a key",
-        description="Read the slots of all publishers under a key, the newest of each. Exit code "
-        "0 also when there are none.",
+        description="Read the newest slot of every publisher under a key. Exit code 0 also if "
+        "there is none.",
         example="potluck dht get note/hello\n"
         "potluck dht get note/hello --json --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
     )
@@ -52,33 +50,32 @@ def add_parser(subparsers: Subparsers) -> None:
     get.add_argument(
         "--first",
         action="store_true",
-        help="be content with the first nodes that have something; faster, and perhaps not the "
-        "newest",
+        help="stop at the first nodes that have something: faster, but perhaps not the newest",
     )
     put = actions.add_parser(
         "put",
-        help="write the own slot under a key",
-        description="Write this node's own slot under a key, in place of what it wrote there "
-        "before. It is gone after --ttl seconds. For trying by hand take keys that begin with "
-        "note/, whose values are text; values of other families are typed as JSON.",
+        help="write this node's slot under a key",
+        description="Write this node's own slot under a key, in place of its earlier one. It "
+        "expires after --ttl seconds. For a trial use a key that begins with note/, whose value is "
+        "text; values of other families are JSON.",
         example='potluck dht put note/hello "good morning"\n'
         "potluck dht put note/hello again --ttl 60 --bootstrap "
         "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
     )
     put.add_argument("key", metavar="KEY", help="family/name, such as note/hello")
-    put.add_argument("value", metavar="VALUE", help="what to write")
+    put.add_argument("value", metavar="VALUE", help="the value to write")
     put.add_argument(
         "--ttl",
         type=positive_seconds,
         default=TTL_SECONDS,
         metavar="SECONDS",
-        help=f"how long it shall be there ({TTL_SECONDS:g})",
+        help=f"how long it stays ({TTL_SECONDS:g})",
     )
     stats = actions.add_parser(
         "stats",
-        help="show what the directory keeps, knows and does",
-        description="Show whom this node knows, what it keeps for others, and what it has asked "
-        "and answered.",
+        help="show figures of the directory",
+        description="Show how many nodes this one knows, how much it keeps for others, and how "
+        "often it asked and answered.",
         example="potluck dht stats\npotluck dht stats --json",
     )
     for action in (get, put, stats):
@@ -124,7 +121,7 @@ def _is_guarded_node_there(configuration: Configuration, output: Output) -> bool
     places = configuration.places
     if not places.pass_file.exists() or not a_node_answers(places.control_socket):
         return False
-    output.say("The node that runs here is asked, for it holds the access pass.")
+    output.say("The node that runs here is asked, because it holds the access pass.")
     return True
 
 
@@ -179,8 +176,8 @@ def _found(answer: Mapping[str, Any]) -> str:
     slots = answer["slots"]
     if not slots and not answer["peers_known"]:
         return (
-            f"This node knows no other, so nobody could be asked for {answer['key']}; it keeps "
-            "nothing under it itself. `potluck dht stats` shows whom it has tried to reach."
+            f"This node knows no other node to ask for {answer['key']}, and keeps nothing under it "
+            "itself. `potluck dht stats` shows which nodes it has tried to reach."
         )
     if not slots:
         return f"Nothing is stored under {answer['key']}."

@@ -112,7 +112,7 @@ async def join_swarm(network: Network, dht: Dht, addresses: Sequence[str], deadl
     failures |= {one.address: one.failure for one in dht.bootstrap_state().addresses if one.failure}
     raise Unreachable(
         "The swarm cannot be joined.",
-        why=" ".join(failures.values()) or "No node there has answered in time.",
-        advice="Take the address of a node that runs: `potluck listen` and `potluck status` over "
-        "there print it.",
+        why=" ".join(failures.values()) or "No node of it has answered in time.",
+        advice="Use the address of a running node: `potluck listen` and `potluck status` print it "
+        "there.",
     )

@@ -12,9 +12,9 @@ TERMINATED = 143  # 128 + SIGTERM; a node that was running answers SIGTERM with 
 MEANINGS = {
     DONE: "done (also: a running node that was told to stop by SIGTERM)",
     FAILED: "failed",
-    WRONG_USE: "wrong use: flags, addresses or settings that cannot be right",
+    WRONG_USE: "wrong use: impossible flags, addresses or settings",
     REFUSED: "refused: not allowed",
-    UNREACHABLE: "unreachable: the peer, or the running node that was asked",
+    UNREACHABLE: "unreachable: the peer, or the running node",
     INTERRUPTED: "Ctrl-C",
     BROKEN_PIPE: "the reader of the output went away",
     TERMINATED: "SIGTERM, before a node was running or in any other command",

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from node.app.commands.parser import Subparsers
 
 FORMATS = {
-    "safetensors": "one file of the parameters and buffers, by the names the model gives them",
+    "safetensors": "one file with the parameters and buffers, under the model's names",
     "torch": "the same as a state_dict, for torch.load(FILE, weights_only=True)",
-    "hf": "a folder that from_pretrained of transformers reads, for models that it has",
+    "hf": "a folder for from_pretrained of transformers, for models that it has",
 }
 
 
@@ -23,10 +23,10 @@ def add_parser(subparsers: Subparsers) -> None:
     formats = "\n".join(f"  {name:{width}}  {what}" for name, what in FORMATS.items())
     parser = subparsers.add_parser(
         "export",
-        help="write the model of a checkpoint for other programs",
-        description="Take the model out of a checkpoint and write it in another format, without "
-        "the optimizer and the counters. Of a folder with several checkpoints the newest whole "
-        f"one is taken. Every byte is verified first.\n\n{formats}",
+        help="convert a checkpoint's model for other programs",
+        description="Write the model of a checkpoint in another format, without the optimizer and "
+        "the counters. From a folder with several checkpoints it takes the newest whole one. It "
+        f"verifies every byte first.\n\n{formats}",
         example="potluck export checkpoints/epoch-0000000042-3fa9c1d2\n"
         "potluck export checkpoints --format hf --output my-gpt",
     )
@@ -35,17 +35,15 @@ def add_parser(subparsers: Subparsers) -> None:
         "--format",
         choices=tuple(FORMATS),
         default="safetensors",
-        help="what to write (safetensors)",
+        help="the format to write (safetensors)",
     )
     parser.add_argument(
         "--output",
         metavar="PATH",
         type=Path,
-        help="where to write it (named after the run and the epoch, in this folder)",
+        help="the file or folder to write (named after the run and the epoch, in this folder)",
     )
-    parser.add_argument(
-        "--force", action="store_true", help="write over what is there under that name"
-    )
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file or folder")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,8 +17,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "id",
         help="print this node's peer id",
-        description="Print the peer id of this node. If it has no key yet, one is made: the key "
-        "file is the node's identity, so keep a copy of it somewhere safe.",
+        description="Print the peer id of this node. If it has no key yet, make one. The key file "
+        "is the node's identity: keep a copy of it somewhere safe.",
         example="potluck id\npotluck id --json",
     )
     add_setting_flag(parser, "identity.key_file")

@@ -21,7 +21,7 @@ def check_flags(name: str | None, *, new_code: bool, file: Path | None) -> None:
     """WrongUse for a name without a code, and for a file that exists."""
     if name and not new_code:
         raise WrongUse(
-            "--name says who a new code is for, and no code was asked for.",
+            "--name belongs to a new code, but no code was asked for.",
             advice="Add --new-code, or leave --name out: an invite is the same for everybody.",
         )
     if file is not None:
@@ -33,18 +33,18 @@ def check_new(file: Path) -> None:
     if file.exists():
         raise WrongUse(
             f"{file} is there already.",
-            why="There may be a code in it that is nowhere else.",
+            why="It may contain a code that is nowhere else.",
             advice="Remove it, or choose another name.",
         )
     if not file.absolute().parent.is_dir():
         raise WrongUse(
-            f"There is no folder {file.absolute().parent} to write {file.name} into.",
+            f"There is no folder {file.absolute().parent} for {file.name}.",
             advice="Make it, or choose another place.",
         )
     if not os.access(file.absolute().parent, os.W_OK):  # before a code is made for it
         raise WrongUse(
             f"{file} cannot be written.",
-            why="You may not write into its folder, or its disk can only be read.",
+            why="Its folder is not writable for you, or its disk is read-only.",
             advice="Choose another place.",
         )
 
@@ -53,7 +53,9 @@ def with_words(words: Sequence[str], text: str, code: Mapping[str, Any] | None) 
     """The invite under these comment lines, and under one more if a code is in it."""
     lines = list(words)
     if code:
-        lines.append(f"# A code is in it, good for one, until {utc(code['view']['expires_ms'])}.")
+        lines.append(
+            f"# It contains a code for one use, valid until {utc(code['view']['expires_ms'])}."
+        )
     return "\n".join([*lines, text, ""])
 
 

@@ -19,33 +19,32 @@ if TYPE_CHECKING:
     from node.run.invite import RunInvite
 
 CODE_IN_SIGHT = (
-    "warning: There is a code in this invite, and everybody on this machine can read a command "
-    "line. Give such an invite as a file (--invite-file), or in POTLUCK_INVITE."
+    "warning: This invite contains a code, and every user of this machine can read a command line. "
+    "Give such an invite as a file (--invite-file), or in POTLUCK_INVITE."
 )
 LOGIN_SECONDS = 900.0  # a person goes to another device, and finds the second factor
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.configured import add_setting_flag
-    from node.app.commands.run import add_trust
-    from node.core.caps.settings import CAP_KEYS
+    from node.app.commands.login import add_code_file
+    from node.app.commands.run import add_peer_flags
 
     parser = subparsers.add_parser(
         "join",
-        help="train in a run with an invite, until you say stop",
-        description="Take part in a run: make what is missing (this node's key, a login), fetch "
+        help="train in a run until you stop it",
+        description="Take part in a run: make a key for this node and log in if necessary, fetch "
         "the run's definition and verify its signature, say in three lines what will be used, "
-        "measure this machine for a few seconds, catch up with the others, and train. Nothing is "
-        "executed that came over the network. It is safe to repeat: without an INVITE it goes on "
-        "in the run of last time.\n\n"
-        "On a terminal a picture of any size shows the run, the loss, the batch that all fill "
-        "together, what you gave, the peers and what happened last; the summary stays when you "
-        "leave. NO_COLOR takes its colours away.\n\n"
-        "Ctrl-C leaves after the round that is under way, a second one at once; both within five "
-        "seconds. From another terminal: potluck status, peers, pause, resume, leave, logs.\n\n"
+        "measure this machine for a few seconds, catch up with the others, and train. No code that "
+        "came over the network is run. It is safe to repeat: without an INVITE it continues in the "
+        "last run.\n\n"
+        "A terminal of any size shows the run, the loss, the batch that all peers fill together, "
+        "your contribution, the peers and the last events; the summary stays when you leave. "
+        "NO_COLOR turns colours off.\n\n"
+        "Ctrl-C leaves after the current round, a second Ctrl-C at once; both within five seconds. "
+        "From another terminal use potluck status, peers, pause, resume, leave and logs.\n\n"
         "An invite with an enrolment code is a secret: give it as a file or in POTLUCK_INVITE, "
-        "because a command line can be read by every user of the machine. Exit code 3: not "
-        "allowed, or too large for this machine; 130: Ctrl-C.",
+        "because every user of the machine can read a command line. Exit code 3: not allowed, or "
+        "too large for this machine; 130: Ctrl-C.",
         example="potluck join potluck-run:…\n"
         "potluck join --invite-file alice.invite --upload-limit 2MB/s\n"
         "POTLUCK_INVITE=potluck-run:… potluck join --plain\n"
@@ -55,30 +54,16 @@ def add_parser(subparsers: Subparsers) -> None:
         "invite",
         metavar="INVITE",
         nargs="*",
-        help="the invite (potluck-run:…), or a file with it; left out, POTLUCK_INVITE or the run "
-        "of last time",
+        help="the invite (potluck-run:…), or a file that contains it; by default POTLUCK_INVITE, "
+        "or the last run",
     )
     parser.add_argument(
-        "--invite-file", metavar="FILE", help="the invite is in this file (- for standard input)"
-    )
-    parser.add_argument(
-        "--code-file",
+        "--invite-file",
         metavar="FILE",
-        help="an enrolment code is in this file (- for standard input); also POTLUCK_LOGIN_CODE",
+        help="read the invite from this file (- for standard input)",
     )
-    parser.add_argument(
-        "--plain",
-        action="store_true",
-        help="one line for each thing that happens instead of the screen; so it is anyway where "
-        "stdout is no terminal",
-    )
-    add_trust(parser)
-    for key in CAP_KEYS:
-        add_setting_flag(parser, key)
-    for key in ("network.listen", "network.announce", "dht.bootstrap", "dht.client"):
-        add_setting_flag(parser, key)
-    for key in ("identity.name", "identity.key_file"):
-        add_setting_flag(parser, key)
+    add_code_file(parser)
+    add_peer_flags(parser, "dht.client")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -111,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     places = configuration.places
     if arguments.invite_file == arguments.code_file == STANDARD_INPUT:
         raise WrongUse(
-            "Invite and code cannot both come from standard input.",
+            "The invite and the code cannot both come from standard input.",
             advice="Put one of them into a file, or into POTLUCK_INVITE or POTLUCK_LOGIN_CODE.",
         )
     # several words are one invite: it was copied in several lines, or something broke it
@@ -147,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
         before = other_run_before(places, invite)
         keep_invite(places, invite)
         if before:
-            words = f"This home was in the run {before}; from now on it is in {invite.run}."
+            words = f"This home was in the run {before}; now it is in {invite.run}."
             session.happened(Notice(words))
         session.happened(Preparing(STARTING))
 

@@ -34,27 +34,27 @@ SHORTEST_NAME = 12  # below this, lines instead of a table
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "leaderboard",
-        help="show who gave what to the run",
-        description="What everybody gave to the run in which the node of this home trains: samples "
-        "that are in steps of the run, bytes averaged for others, time of service, and the "
-        "longest service without a break. The devices of one person are added up. Who brings no "
-        "samples and helps the others is listed in a table of its own; samples in steps that "
-        "somebody made alone, from which the run went on, have a column of their own.\n\n"
-        "Nobody's own word counts: every peer signs a record of the steps that it was in, and of "
-        "each step that is taken which most of the others confirm, and no more than this node has "
-        "seen where it was there. The node asks the peers that are there for their records, and "
-        "for those that they keep of others who have left.\n\n"
+        help="show everybody's contribution to the run",
+        description="Show everybody's contribution to this node's run: samples in steps of the "
+        "run, bytes averaged for others, time of service, and the longest service without a break. "
+        "The devices of one person are added up. Peers that helped without samples have a table of "
+        "their own. Samples in steps that somebody made alone, from which the run continued, have "
+        "a column of their own.\n\n"
+        "Nobody's own word counts. Every peer signs a record of its steps. A step counts as most "
+        "of the other peers confirm it, and never for more than this node has seen if it was "
+        "there. The node asks the present peers for their records, and for records of peers that "
+        "have left.\n\n"
         "With --check it also asks the peers that keep the run (`potluck backbone`, `potluck run "
-        "start`) for what they have added up and from which records, adds up the same, and says "
-        "what differs: exit code 1 if anything does, or if there is nobody to check. A node that "
-        "keeps the run itself, with no other here that does, says so, with exit code 0: its table "
-        "is added up from the records. Exit code 4 when no node trains here.",
+        "start`) for their sums and the records behind them, adds up the same records, and shows "
+        "the differences. Exit code 1 if there are any, or if there is no peer to check. If this "
+        "node is the only one that keeps the run, it says so, with exit code 0: its own table "
+        "comes from the records. Exit code 4 if no node trains here.",
         example="potluck leaderboard\npotluck leaderboard --check\npotluck leaderboard --json",
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="compare what the run's keepers have added up with the signed records",
+        help="compare the keepers' sums with the signed records",
     )
 
 
@@ -90,23 +90,23 @@ def board_lines(board: dict[str, Any], columns: int | None = None) -> Iterator[s
     yield f"{board['run']}: {board['steps']:,} steps, {seen}; from {records}"
     if not (board["people"] or board["helpers"]):
         yield "Nothing can be credited yet: as far as this node knows, no step of this run was made"
-        yield "by several people. If it has not entered the run yet, ask again when it has."
+        yield "by several people. If it has not entered the run yet, ask again later."
     if board["people"]:
         yield ""
         yield from _table(board["people"], columns)
     if _any_alone(board["people"]):
         yield ""
-        yield "Alone: samples in steps that nobody else was there for, by their maker's own word;"
-        yield "the run went on from those steps."
+        yield "Alone: samples in steps that a person made alone, by that person's own word;"
+        yield "the run continued from those steps."
     if board["helpers"]:
         yield ""
-        yield "Helpers, who bring no samples:"
+        yield "Helpers, without samples:"
         yield from _table(board["helpers"], columns)
     if board["unheard"]:
         yield ""
         count = len(board["unheard"])
         asked = counted(board["asked"], "peer")
-        yield f"{count} of {asked} gave no record; what they saw may be missing."
+        yield f"{count} of {asked} gave no record; steps that only they saw may be missing."
 
 
 def check_lines(board: dict[str, Any]) -> Iterator[str]:
@@ -117,10 +117,10 @@ def check_lines(board: dict[str, Any]) -> Iterator[str]:
     if board["keeps"] and not board["checks"]:
         yield (
             "Checked: nothing. This node keeps the run's records itself, and no other peer here "
-            "does. What is above is what the signed records come to."
+            "does. The figures above are the sums of the signed records."
         )
     elif not board["checks"]:
-        yield "Checked: nothing. No other peer that keeps this run's records is here."
+        yield "Checked: nothing. No other peer here keeps this run's records."
     for check in board["checks"]:
         who = f"the keeper {short(check['keeper'])}"
         if check["trouble"]:
@@ -131,15 +131,15 @@ def check_lines(board: dict[str, Any]) -> Iterator[str]:
             people = (
                 "1 person's sum is" if check["people"] == 1 else f"{check['people']:,} sums are"
             )
-            yield f"Checked: {who} ({what}): {people} what the signed records come to."
+            yield f"Checked: {who} ({what}): {people} what the signed records add up to."
         else:
-            yield f"WRONG: {who} ({what}) says otherwise than the signed records:"
+            yield f"WRONG: {who} ({what}) differs from the signed records:"
             for words in check["differences"]:
                 yield f"  {one_line(words)}"
             if check["without"]:
-                yield f"  it cannot show {check['without']:,} of the pages that it has added up"
+                yield f"  it cannot show {check['without']:,} of the pages behind its sums"
         if check["left_out"]:
-            yield f"  {check['left_out']:,} pages that are here, it has not added up (yet)"
+            yield f"  {check['left_out']:,} pages that are here are not in its sums (yet)"
 
 
 def _agrees(check: dict[str, Any]) -> bool:

@@ -19,15 +19,16 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "leave",
         help="leave the run, and end the node that trains",
-        description="Have the node that trains in this home leave after the round that is under "
-        "way, as the first Ctrl-C does, and wait until it has ended: five seconds at most. It says "
-        "how much of the disk its home keeps for the next time: pass, records, what was seen of "
-        "runs, and of a state that was being fetched what is there of it; joining another run "
-        "removes that. "
-        "Exit code 4 when no node trains here.",
+        description="Make the node that trains in this home leave after the current round, as the "
+        "first Ctrl-C does, and wait until it has ended: five seconds at most. It prints how much "
+        "stays on the disk for the next time: the pass, records, what was seen of runs, and a "
+        "partly downloaded state, which is removed when this home joins another run. Exit code 4 "
+        "if no node trains here.",
         example="potluck leave\npotluck leave --now",
     )
-    parser.add_argument("--now", action="store_true", help="at once, without waiting for the round")
+    parser.add_argument(
+        "--now", action="store_true", help="leave at once, without waiting for the round"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -53,7 +53,7 @@ class LineQueue:
         """One event, for a program or a person, on stdout. Never waits."""
         if self._dropped and self._send.statistics().current_buffer_used < LINES_IN_QUEUE:
             value = {**value, "dropped_before": self._dropped}
-            text = f"{text} ({self._dropped} lines before this were dropped: nobody read them)"
+            text = f"{text} ({self._dropped} lines before this were dropped: nothing read them)"
             self._dropped = 0
         self._put(STDOUT, self._output.line(value, text))
 

@@ -19,12 +19,12 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "listen",
-        help="run a bare node that is part of a swarm",
-        description="Run a bare node in the foreground: it prints its addresses ready to paste, "
-        "joins the swarm, keeps its share of the directory, answers pings, and tells of its "
-        "connections. Without --bootstrap it finds back through the nodes it has known; a node "
-        "that has known none waits for others to come. Ctrl-C ends it (exit code 130); SIGTERM "
-        "does, too (exit code 0, so that systemd is content).",
+        help="run a node that does not train",
+        description="Run a node that does not train, in the foreground. It prints its addresses "
+        "ready to paste, joins the swarm, keeps its share of the directory, answers pings, and "
+        "reports its connections. Without --bootstrap it joins through the nodes that it knows "
+        "from before; if it knows none, it waits for others. Ctrl-C ends it (exit code 130), and "
+        "so does SIGTERM (exit code 0, as systemd expects).",
         example="potluck listen\npotluck listen --listen /ip4/0.0.0.0/tcp/4001 "
         "--announce /dns4/node.example/tcp/4001\n"
         "potluck listen --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",

@@ -1,4 +1,4 @@
-"""`potluck login`: get into a run with an invite, once; the node renews by itself from then on.
+"""`potluck login`: log in to a closed run with an invite, once; later renewals need no command.
 
 The work is in login_flow.py. Here are the flags, and the reading of the invite and the code before
 anybody is asked: from files or standard input, because every user of the machine can read a command
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from node.app.commands.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.commands.parser import CommandParser, Subparsers
 
 # A person goes to another device, logs in there, and finds the second factor.
 WAIT_SECONDS = 900.0
@@ -25,15 +25,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "login",
-        help="get into a run with an invite",
+        help="log in to a closed run with an invite",
         description="Get an access pass for this node from the run's auth server. The invite "
-        "says where that is and how to recognise it. Depending on the server you are shown a "
-        "short code to type at an identity provider, or a page is opened in a browser, or an "
-        "enrolment code from the moderators is enough; it may be inside the invite.\n\n"
-        "Nothing is kept but the pass, readable by you alone. The running node renews it by "
-        "itself from then on. It is safe to log in again at any time: while the pass is good "
-        "nobody is asked for anything. Exit code 3: the server said no, and why; 4: it could not "
-        "be asked.",
+        "contains the server's address and the fingerprint of its key. Depending on the server you "
+        "type a short code at an identity provider, log in with a browser, or use an enrolment "
+        "code from the moderators, which may be in the invite.\n\n"
+        "It stores only the pass, which only you can read. The running node renews it by itself. "
+        "It is safe to repeat: while the pass is valid, nothing is asked. Exit code 3: the server "
+        "refused, and says why; 4: the server cannot be reached.",
         example="potluck login invite.txt\npotluck login - < invite.txt\n"
         "potluck login potluck:… --code-file code.txt\n"
         "potluck login --again",
@@ -42,39 +41,44 @@ def add_parser(subparsers: Subparsers) -> None:
         "invite",
         metavar="INVITE",
         nargs="?",
-        help="the invite itself (potluck:…), a file with it, or - for standard input; left out, "
-        "the server of the pass that is here",
+        help="the invite (potluck:…), a file that contains it, or - for standard input; by default "
+        "the server of the present pass",
     )
-    parser.add_argument(
-        "--code-file",
-        metavar="FILE",
-        help="an enrolment code is in this file (- for standard input); also POTLUCK_LOGIN_CODE",
-    )
+    add_code_file(parser)
     parser.add_argument(
         "--provider",
         metavar="NAME",
-        help="log in through this identity provider of the server, by default the first",
+        help="the identity provider to log in at; by default the server's first",
     )
     parser.add_argument(
         "--with",
         dest="kind",
         choices=("code", "device", "browser"),
-        help="with an enrolment code, a short code typed on any device, or a browser on this "
-        "one; by default the first of these that is possible",
+        help="an enrolment code, a short code for any device, or a browser on this one; by default "
+        "the first that is possible",
     )
     parser.add_argument(
         "--again",
         action="store_true",
-        help="log in anew even if the pass that is here is good; replaces the pass of another run",
+        help="log in even if the present pass is valid, and replace the pass of another run",
     )
     parser.add_argument(
         "--timeout",
         type=positive_seconds,
         default=WAIT_SECONDS,
         metavar="SECONDS",
-        help=f"how long to wait for you to log in ({WAIT_SECONDS:g})",
+        help=f"how long to wait for the login ({WAIT_SECONDS:g})",
     )
     add_setting_flag(parser, "identity.key_file")
+
+
+def add_code_file(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--code-file",
+        metavar="FILE",
+        help="read an enrolment code from this file (- for standard input); also "
+        "POTLUCK_LOGIN_CODE",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -86,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.invite == "-" and arguments.code_file == "-":
         from node.core.wrong_use import WrongUse
 
-        raise WrongUse("Invite and code cannot both come from standard input.")
+        raise WrongUse("The invite and the code cannot both come from standard input.")
     invite = None if arguments.invite is None else read_invite(arguments.invite)
     code = read_code(arguments.code_file)
 

@@ -67,7 +67,7 @@ def log_in(configuration: Configuration, wishes: Wishes, output: Output) -> int:
     if not invite.auth_url:
         raise WrongUse(
             f"{invite.run} is an open run: there is nothing to log in to.",
-            why="The invite names no auth server; everybody with a key may take part.",
+            why="The invite names no auth server: everybody with a key may take part.",
             advice="Take part with `potluck listen --bootstrap ADDRESS`"
             + (f": {invite.bootstrap[0]}" if invite.bootstrap else "."),
         )
@@ -90,8 +90,8 @@ def _invite_of_pass(configuration: Configuration) -> Invite:
     if kept is None:
         raise WrongUse(
             "There is no pass here yet, so an invite is needed.",
-            advice="`potluck login INVITE`: a text that begins with potluck:, or a file with it. "
-            "The run's moderators hand them out.",
+            advice="`potluck login INVITE`: a text that begins with potluck:, or a file that "
+            "contains it. The run's moderators hand them out.",
         )
     return Invite(kept.run, (), kept.auth_url, kept.fingerprint, pin=kept.pin)
 
@@ -107,8 +107,8 @@ def _present(
             raise WrongUse(
                 f"This home is in the run {kept.run}; the invite is for {invite.run}.",
                 why="One home is one node in one run.",
-                advice="For a second node name another home (--home DIRECTORY); to change over, "
-                "say --again.",
+                advice="For a second node name another home (--home DIRECTORY); to change to this "
+                "run, add --again.",
             )
         identity = load_identity(configuration.key_file)
         if kept is None or identity is None:
@@ -117,7 +117,7 @@ def _present(
             return None
         return open_membership(configuration, identity)
     except UnusableFile as error:
-        output.say(f"The pass that is here is replaced: {error.what} {error.why}")
+        output.say(f"The present pass is replaced: {error.what} {error.why}")
         return None
 
 
@@ -132,7 +132,7 @@ def _renew(present: Membership, output: Output, refusals: list[AccessDenied]) ->
         except (PotluckError, AuthError) as error:
             if isinstance(error, AccessDenied):
                 refusals.append(error)
-            output.say(f"The old pass cannot be renewed, so a new one is asked for: {error}")
+            output.say(f"The old pass cannot be renewed, so this node asks for a new one: {error}")
             return FAILED
         return DONE
 
@@ -183,9 +183,9 @@ class _Login:
                 raise self._refusals[0]
             raise WrongUse(
                 "An enrolment code is needed.",
-                why="The server has no other way to log in, or it was asked for.",
-                advice="The run's moderators hand them out (`potluck auth codes new`). Name a file "
-                f"that holds it with --code-file, or put it into {CODE_VARIABLE}.",
+                why="It was asked for, or the server has no other way to log in.",
+                advice="The run's moderators hand them out (`potluck auth codes new`). Put it into "
+                f"a file for --code-file FILE, or into {CODE_VARIABLE}.",
             )
         return ask_for_code()
 
@@ -263,7 +263,7 @@ class _Login:
                 f"computer's key:\n\n    {pending.confirmation}\n    {self._identity.peer_id}\n"
             )
             _open_browser(pending.url)
-        output.say(f"Waiting for up to {minutes} minutes; Ctrl-C ends it and leaves nothing.")
+        output.say(f"Waiting for up to {minutes} minutes; Ctrl-C cancels the login.")
 
     def _keep(self, granted: GrantedPass) -> None:
         path = self._configuration.places.pass_file
@@ -298,7 +298,8 @@ def _tell_done(configuration: Configuration, output: Output, outcome: str) -> No
     clock = clock_words(membership)
     if clock and not output.json:
         output.say(
-            f"warning: the clock: {clock}. Potluck goes by the server's; set it all the same."
+            f"warning: the clock: {clock}. potluck uses the server's time; correct the clock "
+            "anyway."
         )
     if note and not output.json:
         output.say(note)
@@ -311,5 +312,5 @@ def _tell_running_node(configuration: Configuration) -> str:
     except NoRunningNode:
         return ""
     except PotluckError as error:
-        return f"The node that runs here goes on as it was: {error}"
+        return f"The node that runs here has not taken it up: {error}"
     return "The node that runs here has taken it up."

@@ -18,8 +18,8 @@ from node.core.wrong_use import WrongUse
 CODE_VARIABLE = "POTLUCK_LOGIN_CODE"
 RUN_SCHEME = "potluck-run:"
 LONGEST_CODE = 128  # characters; the server's own codes are shorter
-INVITE_ADVICE = f"An invite begins with {SCHEME}; otherwise it has to be a file with one, or -."
-CODE_ADVICE = "Name a file that holds nothing but the code."
+INVITE_ADVICE = f"An invite begins with {SCHEME}; otherwise give a file that contains one, or -."
+CODE_ADVICE = "Name a file that contains only the code."
 
 
 def read_invite(words: str) -> Invite:
@@ -44,7 +44,7 @@ def _of_a_run(text: str) -> Invite:
     if invite.access is None:
         raise WrongUse(
             f"{invite.run} is an open run: there is nothing to log in to.",
-            why="The invite names no auth server; everybody with a key may take part.",
+            why="The invite names no auth server: everybody with a key may take part.",
             advice="Take part with `potluck join INVITE`.",
         )
     return Invite(
@@ -72,7 +72,7 @@ def read_code(file: str | None) -> str:
             advice=CODE_ADVICE,
         )
     if file is not None and not code:
-        raise WrongUse("There is no enrolment code in what --code-file names.", advice=CODE_ADVICE)
+        raise WrongUse("There is no enrolment code in the file of --code-file.", advice=CODE_ADVICE)
     return code
 
 

@@ -18,15 +18,13 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "logs",
-        help="show what has happened, and follow it",
-        description="What has happened to the node that trains in this home since it was started, "
-        "a line each: the last two thousand. With --follow it goes on until Ctrl-C, or until the "
-        "node ends. Exit code 4 when no node trains here.",
+        help="show the node's events, and follow them",
+        description="Show the events of the node that trains in this home since its start, one "
+        "line each: the last two thousand. With --follow it continues until Ctrl-C, or until the "
+        "node ends. Exit code 4 if no node trains here.",
         example="potluck logs\npotluck logs -f\npotluck logs --last 20 --json",
     )
-    parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on with what happens from now on"
-    )
+    parser.add_argument("-f", "--follow", action="store_true", help="continue with new events")
     parser.add_argument(
         "--last", type=positive_count, metavar="N", help="only the last N lines (all)"
     )

@@ -60,6 +60,12 @@ class CommandParser(argparse.ArgumentParser):
         self.example = example
         self._words: list[str] = []
 
+    def add_actions(self, name: str) -> Subparsers:
+        """The parsers of its subcommands. One of them must be typed; it is called `name`."""
+        return self.add_subparsers(
+            dest=name, metavar=name.upper(), required=True, parser_class=CommandParser
+        )
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
@@ -71,7 +77,7 @@ class CommandParser(argparse.ArgumentParser):
         return parsed, extras
 
     def error(self, message: str) -> NoReturn:
-        help_command = f"`{self.prog} --help` shows what there is, with an example."
+        help_command = f"`{self.prog} --help` shows its commands and flags, with an example."
         unknown = self._unknown_flag()
         if unknown is not None:
             raise WrongUse(
@@ -94,8 +100,8 @@ class CommandParser(argparse.ArgumentParser):
         if dashed:
             raise WrongUse(
                 f"`{self.prog}`: {message}.",
-                why="What begins with a dash is taken for a flag.",
-                advice=f"If it is meant, type {dashed}; else see `{self.prog} --help`.",
+                why="Every word that begins with a dash is taken for a flag.",
+                advice=f"If you mean a value, type {dashed}; otherwise see `{self.prog} --help`.",
             )
         raise WrongUse(f"`{self.prog}`: {message}.", advice=help_command)
 

@@ -17,13 +17,13 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "pause",
         help="stop computing for a while, and stay in the run",
-        description="Have the node that trains in this home compute nothing until `potluck "
-        "resume`, or for as long as --for says. The others are told, and nobody waits for it or "
-        "fetches from it. What is under way is finished first (a batch, a round), which takes "
-        "seconds on most links; a state that is being fetched is left, and gone on with "
-        "afterwards. Memory that only computing needs is given back, a GPU's as well; the model "
-        "and its optimizer's state stay (`potluck leave` gives back everything). A pause outlives "
-        "a restart. Pausing again replaces it. Exit code 4 when no node trains here.",
+        description="Pause the node that trains in this home until `potluck resume`, or for the "
+        "time of --for. It computes nothing, and the others neither wait for it nor fetch from it. "
+        "It finishes the current batch or round first, which takes seconds on most links; a "
+        "download of the state stops, and continues afterwards. Memory that only computing needs "
+        "is released, also a GPU's; the model and its optimizer's state stay (`potluck leave` "
+        "releases everything). A pause survives a restart. A new pause replaces it. Exit code 4 if "
+        "no node trains here.",
         example="potluck pause\npotluck pause --for 2h\npotluck pause --for 30min --json",
     )
     parser.add_argument(
@@ -31,7 +31,7 @@ def add_parser(subparsers: Subparsers) -> None:
         dest="seconds",
         type=time_span,
         metavar="TIME",
-        help="go on by itself after this: 90s, 30min, 2h, 1d (until `potluck resume`)",
+        help="end the pause after this: 90s, 30min, 2h, 1d (until `potluck resume`)",
     )
 
 
@@ -44,9 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     words = str(paused["words"]).capitalize()
     if paused.get("instead_of"):
         words += f" (before: {paused['instead_of']})"
-    back = "`potluck resume` goes on" + (" earlier." if paused["until"] else ".")
+    back = "`potluck resume` ends it" + (" earlier." if paused["until"] else ".")
     if paused.get("not_kept"):
-        back += f" A restart would end it: it cannot be written down ({paused['not_kept']})."
+        back += f" A restart would end it, because it cannot be saved ({paused['not_kept']})."
     Output.of(arguments).data(paused, f"{words}. {back}")
     return 0
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> None:
     subparsers.add_parser(
         "peers",
-        help="show who else is in the run, and how each is reached",
-        description="The other peers of the run, as the node that trains in this home knows them: "
-        "what each does, how it is reached (direct, relayed, or none: no link to it just now), "
-        "how many samples it has for the next step and how fast they come, and by which rates the "
-        "last round was planned (what its owner allows, or what was measured), with the part of "
-        "the averaging that this gave it. All of that is what they say of themselves; what does "
-        "not count of it is said as well. Exit code 4 when no node trains here.",
+        help="show the other peers of the run, and how each is reached",
+        description="Show the other peers of the run, as the node that trains in this home knows "
+        "them: their state, how each is reached (direct, relayed, or none: no link now), its "
+        "samples for the next step and their rate, and the rates by which the last round was "
+        "planned (its owner's limits, or measured), with its part of the averaging. Peers report "
+        "all of this themselves; reports that do not count are marked. Exit code 4 if no node "
+        "trains here.",
         example="potluck peers\npotluck peers --json",
     )
 

@@ -20,16 +20,18 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "ping",
-        help="measure the way to another node",
-        description="Connect to a node and measure round trips through potluck's own calls (a "
-        "libp2p node of another make is measured through its link). Exit code 0 when at least one "
-        "answer came, 4 when none did.",
+        help="measure the round trip to another node",
+        description="Connect to a node and measure round trips through potluck's own calls (for "
+        "other libp2p nodes, through the link's ping). Exit code 0 if at least one answer came, 4 "
+        "if none did.",
         example="potluck ping /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…\n"
         "potluck ping --count 10 --interval 0.2 --json ADDRESS",
     )
-    parser.add_argument("address", metavar="ADDRESS", help="as `potluck listen` prints it")
     parser.add_argument(
-        "--count", type=positive_count, default=4, metavar="N", help="how many pings (4)"
+        "address", metavar="ADDRESS", help="the node's address, as `potluck listen` prints it"
+    )
+    parser.add_argument(
+        "--count", type=positive_count, default=4, metavar="N", help="the number of pings (4)"
     )
     parser.add_argument(
         "--interval",
@@ -48,8 +50,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--identity",
         choices=("own", "new"),
-        help="with this machine's own key, or with a new one that is forgotten afterwards; by "
-        "default the own one, if there is one and no node is running with it",
+        help="use this machine's own key, or a new one that is not kept; by default the own one, "
+        "if there is one and no node is running with it",
     )
     add_setting_flag(parser, "identity.key_file")
 
@@ -98,10 +100,10 @@ def choose_identity(
         if own is None:
             raise WrongUse(
                 "This node has no key yet, so it cannot ping as itself.",
-                advice="`potluck id` makes one; without --identity a new one is used.",
+                advice="`potluck id` makes one; without --identity, ping uses a new one.",
             )
         if node_runs:
-            output.say("warning: a node runs here with this identity; its links may be cut off.")
+            output.say("warning: a node with this identity runs here; its links may be cut off.")
         return own
     if own is None or node_runs:
         return Identity.generate()

@@ -81,7 +81,7 @@ async def _connect(network: Network, target: PeerAddress, seconds: float) -> Lin
         raise Unreachable(
             f"{target.peer} did not answer within {2 * seconds:g} seconds.",
             why=f"{target.text} was tried.",
-            advice="Check that the node is running and that no firewall is between.",
+            advice="Check that the node is running, and that no firewall is in between.",
         ) from None
 
 
@@ -147,7 +147,7 @@ def _tell_connected(link: LinkFacts, connect_ms: float, through: str, output: Ou
     text = f"Connected to {link.peer} in {connect_ms:.1f} ms, {link.reach.value}, "
     text += f"{link.remote_address}"
     if through == LINK_PING:
-        text += "\nIt does not serve potluck's ping to us; the link's own is measured instead."
+        text += "\nIt does not answer potluck's ping, so the link's own ping is measured."
     if output.json:
         output.data(value, text)
     else:

@@ -21,7 +21,7 @@ _FILE = """\
   samples_per_s = 40       # 0 for a peer without a GPU
   up_mbps = 200
   down_mbps = 200
-  computes = true          # true, false, or "auto" for the plan to say
+  computes = true          # true, false, or "auto" for the plan to decide
   dial_out_only = false    # true for a peer that nobody can dial: it reduces nothing
   [[link]]                 # optional, as many as there are: one direction between two peers
   from = "alice"
@@ -32,17 +32,19 @@ _FILE = """\
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "plan",
-        help="plan who computes and who averages what",
-        description="Say for given peers and links who should compute gradients and who should "
-        "reduce which share of them, so that as many steps as possible are made; and how long a "
-        "round then takes, beside plain all-reduce and the best single parameter server. Nothing "
-        "is sent to anybody.\n\n"
+        help="plan which peers compute and which average",
+        description="Plan for given peers and links which of them should compute gradients, and "
+        "how much each should reduce, for the most steps per second. Show how long a round takes, "
+        "beside plain all-reduce and the best single parameter server. Nothing is sent to "
+        "anybody.\n\n"
         f"{_FILE}\n\n"
-        "solve_ms is the time that the plan took, without reading the file and, where [[link]] "
-        "asks for a solver, without loading it.",
+        "solve_ms is the time of the planning alone, without reading the file or loading the "
+        "solver for [[link]].",
         example="potluck plan docs/plans/d.toml\npotluck plan --json - < docs/plans/d.toml",
     )
-    parser.add_argument("file", metavar="FILE", help="the peers and links; - reads stdin")
+    parser.add_argument(
+        "file", metavar="FILE", help="the file with the peers and links; - reads stdin"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

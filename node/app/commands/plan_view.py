@@ -106,7 +106,7 @@ def _table(
             + [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
         )
     if len(rows) > MOST_ROWS:
-        yield f"and {len(rows) - MOST_ROWS:,} rows more: --json has all peers."
+        yield f"and {len(rows) - MOST_ROWS:,} more rows: --json has all peers."
 
 
 def _in_use(collaboration: PlannedPeers, strategy: Strategy, row: _Row) -> tuple[float, float]:

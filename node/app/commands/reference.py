@@ -24,17 +24,17 @@ _INTRODUCTION = """\
 This page is written by `python -m node.app.commands.reference`; change the commands, not the page.
 
 Results go to stdout, everything else to stderr. With `--json` stdout carries one JSON object, or
-one per line where a command streams; a failure is then the object
-`{"error": {"what", "why", "advice", "exit_code"}}`. No traceback is shown unless `--debug` or
-`POTLUCK_DEBUG=1` asks for it. `NO_COLOR` is respected.
+one per line for a stream; a failure is the object
+`{"error": {"what", "why", "advice", "exit_code"}}`. Tracebacks are shown only with `--debug` or
+`POTLUCK_DEBUG=1`. `NO_COLOR` is respected.
 """
 
 _SETTINGS = """\
 ## Settings
 
-A setting comes from a flag, else from its environment variable, else from the settings file, else
-it has its default; `potluck config show --origin` says which. Lists are separated by commas in
-the environment. The file is TOML: `network.listen` is `listen` below `[network]`.
+A setting comes from its flag, its environment variable, the settings file or its default, in this
+order; `potluck config show --origin` shows which. In the environment, commas separate the items of
+a list. The file is TOML: `network.listen` is `listen` below `[network]`.
 """
 
 _FILES = """\
@@ -43,26 +43,26 @@ _FILES = """\
 | file | with `POTLUCK_HOME` or `--home` | otherwise, on Linux |
 |---|---|---|
 | settings | `HOME/potluck.toml` | `~/.config/potluck/potluck.toml` |
-| key (mode 0600; whoever has it *is* the node) | `HOME/identity.key` \
+| key (mode 0600; anyone who has it can pose as the node) | `HOME/identity.key` \
 | `~/.local/share/potluck/identity.key` |
-| peers that this node has known, to find back through | `HOME/peers.json` | beside the key |
+| known peers, for rejoining | `HOME/peers.json` | beside the key |
 | bytes sent and received this month, for the quota | `HOME/traffic.json` | beside the key |
-| a pause that is on, so that a restart does not end it | `HOME/pause.json` | beside the key |
+| the present pause, which survives a restart | `HOME/pause.json` | beside the key |
 | slots that a backbone keeps across a restart | `HOME/dht.sqlite` | beside the key |
 | access pass of a run, and the newest revocation list | `HOME/access.pass`, \
 `HOME/revocations` | beside the key |
-| organiser's key (mode 0600; whoever has it can change the organiser's runs) \
+| organiser's key (mode 0600; anyone who has it can change the organiser's runs) \
 | `HOME/organiser.key` | beside the key |
-| of each run that this node was in: its definition, what is being fetched, where it stands in the \
-data | `HOME/runs/` | beside the key |
+| for each run of this node: its definition, partly downloaded files, its place in the data \
+| `HOME/runs/` | beside the key |
 | lock and control socket of a running node | `HOME/run/` | `~/.local/state/potluck/run/` |
 | auth server: settings | `HOME/auth.toml` | `~/.config/potluck/auth.toml` |
-| auth server: database, auth keys (whoever has them signs tokens) | `HOME/auth/` \
+| auth server: database, auth keys (anyone who has them can sign tokens) | `HOME/auth/` \
 | `~/.local/share/potluck/auth/` |
 | auth server: control socket | `HOME/run/auth.sock` | `~/.local/state/potluck/run/auth.sock` |
 
-On macOS and elsewhere they are where that platform expects them. A running node's files are gone
-when it has ended; what `kill -9` leaves behind is taken over by the next start.
+On macOS and elsewhere they are in that platform's usual places. A node removes its lock and socket
+when it ends; after `kill -9` the next start takes them over.
 """
 
 

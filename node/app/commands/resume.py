@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> None:
     subparsers.add_parser(
         "resume",
-        help="go on after `potluck pause`",
+        help="end a pause",
         description="End the pause of the node that trains in this home. It catches up with the "
-        "others first. What else keeps it from training (its schedule, its quota) is said, and "
-        "stays. Exit code 4 when no node trains here.",
+        "others first. If its schedule or quota still keeps it from training, the answer says so. "
+        "Exit code 4 if no node trains here.",
         example="potluck resume\npotluck resume --json",
     )
 

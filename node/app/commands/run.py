@@ -16,21 +16,18 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.parser import CommandParser
     from node.app.commands.run_start import add_start
 
     parser = subparsers.add_parser(
         "run",
         help="define a run, start it, and invite others to it",
-        description="A run is one training of one model by many machines. Its organiser writes "
-        "what is trained into run.toml, signs it, starts the first peer and invites others. "
+        description="A run is the training of one model by many machines. Its organiser describes "
+        "it in run.toml, signs this file, starts the first peer and invites others. "
         "docs/organisers.md goes from an idea to a running collaboration in fifteen minutes.",
         example="potluck run init poem\npotluck run check poem\npotluck run start poem\n"
         "potluck run invite poem",
     )
-    actions: argparse._SubParsersAction[CommandParser] = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=CommandParser
-    )
+    actions = parser.add_actions("action")
     _add_init(actions)
     _add_check(actions)
     _add_sign(actions)
@@ -60,9 +57,26 @@ def add_trust(parser: CommandParser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="this Python file may be executed as the module of its name that the run asks for; "
-        "may be given several times",
+        help="trust this Python file as the run's module of the same name; may be given several "
+        "times",
     )
+
+
+def add_peer_flags(parser: CommandParser, *further_settings: str) -> None:
+    """The flags of every peer of a run: its display, trusted modules, limits, network and name."""
+    from node.app.commands.configured import add_setting_flag
+    from node.core.caps.settings import CAP_KEYS
+
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="print one line for each event instead of the screen, as it does if stdout is no "
+        "terminal",
+    )
+    add_trust(parser)
+    network = ("network.listen", "network.announce", "dht.bootstrap", *further_settings)
+    for key in (*CAP_KEYS, *network, "identity.name", "identity.key_file"):
+        add_setting_flag(parser, key)
 
 
 def _add_init(actions: Subparsers) -> None:
@@ -70,13 +84,14 @@ def _add_init(actions: Subparsers) -> None:
         "init",
         help="write a new run.toml, with everything in it explained",
         description="Write DIR/run.toml with every key explained, and make the organiser's key if "
-        "there is none. As it is written it trains a small GPT on the source code of Python's "
-        "standard library, which two weak processor cores can do. A run that is there already is "
-        "not touched.",
+        "there is none. Unchanged, the run trains a small GPT on the source code of Python's "
+        "standard library; two weak processor cores are enough. An existing run is not touched.",
         example="potluck run init poem\npotluck run init ~/runs/poem --name bengali-poems",
     )
-    init.add_argument("folder", metavar="DIR", help="a folder for the run; made if it is missing")
-    init.add_argument("--name", metavar="NAME", help="the run's name (that of the folder)")
+    init.add_argument(
+        "folder", metavar="DIR", help="the run's folder; it is made if it does not exist"
+    )
+    init.add_argument("--name", metavar="NAME", help="the run's name (by default the folder's)")
 
 
 def _add_check(actions: Subparsers) -> None:
@@ -84,12 +99,12 @@ def _add_check(actions: Subparsers) -> None:
 
     check = actions.add_parser(
         "check",
-        help="find every mistake in run.toml, and say what the run costs a volunteer",
-        description="Say everything that is wrong in DIR/run.toml, each with its place; and, if "
-        "nothing is, what a volunteer pays: memory, disk, and traffic per hour. A batch of each "
-        "source of the data is read, and a pass made over one. For the traffic "
-        "this machine computes for two seconds, and the volunteers are taken to be like it. "
-        "Exit code 2 if there is a mistake, 4 if the data cannot be read.",
+        help="find every mistake in run.toml, and show what the run costs a volunteer",
+        description="Show every mistake in DIR/run.toml with its place. If there is none, show "
+        "what the run costs a volunteer: memory, disk, and traffic per hour. It reads a batch of "
+        "each data source, and trains on one. To estimate the traffic it computes for two seconds "
+        "and assumes that the volunteers' machines are like this one. Exit code 2 if there is a "
+        "mistake, 4 if the data cannot be read.",
         example="potluck run check poem\npotluck run check poem --volunteers 30\n"
         "potluck run check poem --offline\npotluck run check poem --samples-per-s 40 --json",
     )
@@ -99,18 +114,19 @@ def _add_check(actions: Subparsers) -> None:
         type=positive_count,
         default=8,
         metavar="N",
-        help="how many there are (8)",
+        help="the number of volunteers (8)",
     )
     check.add_argument(
         "--samples-per-s",
         type=positive_number,
         metavar="N",
-        help="what each of them computes (what this machine does, which is measured)",
+        help="the samples that each of them computes in a second (by default as many as this "
+        "machine, which is measured)",
     )
     check.add_argument(
         "--offline",
         action="store_true",
-        help="do not open the data: neither read a batch nor make a pass over it",
+        help="do not open the data: neither read a batch nor train on it",
     )
     add_trust(check)
 
@@ -118,22 +134,22 @@ def _add_check(actions: Subparsers) -> None:
 def _add_sign(actions: Subparsers) -> None:
     sign = actions.add_parser(
         "sign",
-        help="make run.toml binding, under the organiser's key",
-        description="Check DIR/run.toml and sign it, byte by byte, with the organiser's key. From "
-        "then on it is what peers give out and volunteers verify; one that was signed later takes "
-        "its place at whoever starts after that, and an older one is refused. Those who train go "
-        "on with theirs until they are started again, and are told of it within a few minutes. "
-        "Signing what is signed already changes nothing.\n\n"
-        "Who trains with another model, optimizer, schedule, batch or codec is apart from the "
-        "others. So such a change of a run that is being trained, or has been, is refused, unless "
-        "--apart says that it is meant: when everybody has left, and before they start again.",
+        help="sign run.toml with the organiser's key",
+        description="Check DIR/run.toml and sign it, byte by byte, with the organiser's key. Then "
+        "peers give it out, and volunteers verify it. Peers that start later take the newest "
+        "signed definition and refuse an older one. Peers that are training are told within a few "
+        "minutes, and keep theirs until they start again. To sign an unchanged file again changes "
+        "nothing.\n\n"
+        "Peers with a different model, optimizer, schedule, batch or codec cannot train together. "
+        "So such a change is refused while the run is being trained and afterwards, unless you add "
+        "--apart: use it when everybody has left, before they start again.",
         example="potluck run sign poem",
     )
     add_folder(sign)
     sign.add_argument(
         "--apart",
         action="store_true",
-        help="sign it although those who take it will not train with those who have not",
+        help="sign a change that separates the peers that take it from those that do not",
     )
     add_trust(sign)
 
@@ -143,14 +159,14 @@ def _add_invite(actions: Subparsers) -> None:
 
     invite = actions.add_parser(
         "invite",
-        help="print what volunteers paste after `potluck join`",
-        description="Print an invite: the run's name, where its peers are, and the fingerprint of "
-        "the organiser's key, by which a volunteer knows the definition to be genuine. On a "
-        "terminal there is a QR code as well. The addresses are those of the node that runs in "
-        "this home, unless --bootstrap names others; several are better than one.\n\n"
+        help="print the invite for `potluck join`",
+        description="Print an invite: the run's name, addresses of peers, and the fingerprint of "
+        "the organiser's key, by which volunteers recognise the definition. On a terminal it "
+        "prints a QR code, too. The addresses are those of the node that runs in this home, unless "
+        "--bootstrap names others; several are better than one.\n\n"
         "It is no secret, unless the run is closed and --new-code puts an enrolment code into it: "
-        "then it goes to one person, where nobody else reads. For that the auth server has to be "
-        "on this machine.",
+        "then send it to one person, privately. For --new-code the auth server has to be on this "
+        "machine.",
         example="potluck run invite poem\npotluck run invite poem --expires 30d\n"
         "potluck run invite poem --new-code --name alice --file alice.invite",
     )
@@ -160,28 +176,28 @@ def _add_invite(actions: Subparsers) -> None:
         action="append",
         default=[],
         metavar="ADDRESS",
-        help="a peer of the run to join at, instead of this home's node; may be given several "
+        help="a peer of the run to join through, instead of this home's node; may be given several "
         "times",
     )
     invite.add_argument(
         "--expires",
         type=life,
         metavar="TIME",
-        help="until when it is good: 12h, 7d, 4w (for ever; one with a code, as long as that)",
+        help="how long it is valid: 12h, 7d, 4w (for ever; with a code in it, as long as the code)",
     )
     invite.add_argument(
         "--new-code",
         action="store_true",
-        help="put a fresh enrolment code into it, good for one, of the auth server on this machine",
+        help="put a new enrolment code for one use into it, from the auth server on this machine",
     )
     invite.add_argument(
-        "--name", metavar="NAME", help="with --new-code: who it is for, shown as code:NAME"
+        "--name", metavar="NAME", help="with --new-code: the person's name, shown as code:NAME"
     )
     invite.add_argument(
-        "--file", metavar="FILE", help="write it into this new file, which only you can read"
+        "--file", metavar="FILE", help="write it to this new file, which only you can read"
     )
     invite.add_argument(
         "--qr",
         action=argparse.BooleanOptionalAction,
-        help="draw a QR code, or not (if this is a terminal)",
+        help="draw a QR code, or not (by default on a terminal)",
     )

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     least_samples, most_samples = step_samples(definition, arguments.volunteers)
     pins = unpinned(definition, trusted)
     typed = shlex.quote(arguments.folder)
-    found = "No mistake was found" + (", as far as was looked" if tried is None else "")
+    found = "No mistake was found" + (", as far as was checked" if tried is None else "")
     next_ = f"{found}. next: `potluck run start {typed}`"
     output.data(
         {
@@ -126,8 +126,9 @@ def measured_here(
         if "module" in definition.data:
             raise WrongUse(
                 "How fast this machine is cannot be measured with --offline.",
-                why="The run's batches come from a module, whose data would be opened for it.",
-                advice="Say what a machine computes: --samples-per-s N.",
+                why="The run's batches come from a module, and the measurement would open its "
+                "data.",
+                advice="Give a machine's speed: --samples-per-s N.",
             )
         task = _task(definition, trusted)
     training = definition.training
@@ -169,7 +170,7 @@ def _step_sizes(definition: RunDefinition, volunteers: int) -> list[tuple[str, s
     if most <= FAR_SHARE * target:
         return []
     words = f"{least:,} to {most:,} samples of all, as one sample of each is much of {target:,}"
-    return [("a step", f"{words}: a larger batch keeps it near to that")]
+    return [("a step", f"{words}: a larger batch keeps it near to the target")]
 
 
 def _lines(
@@ -199,8 +200,8 @@ def _lines(
         ),
         (
             "joining",
-            f"{_size(costs.state_bytes)} to fetch first: {_time(download_seconds)} "
-            f"at {SLOW_LINK_MBPS} Mb/s",
+            f"{_size(costs.state_bytes)} to fetch first: {_time(download_seconds)} at "
+            f"{SLOW_LINK_MBPS} Mb/s",
         ),
         (
             "disk",
@@ -221,7 +222,7 @@ def _lines(
     seconds = _run_seconds(definition, traffic)
     if seconds is not None:
         rows.append(("time", f"{definition.training.steps:,} steps: {_time(seconds)}"))
-    data = f"not looked at (--offline): {' and '.join(LEFT_OUT)}"
+    data = f"not checked (--offline): {' and '.join(LEFT_OUT)}"
     if tried is not None:
         data = f"a batch was read in {_time(tried.seconds)}; its loss is {tried.loss:.3f}"
     rows.append(("data", data))
@@ -248,9 +249,7 @@ def unpinned(definition: RunDefinition, trusted: Mapping[str, Path]) -> dict[str
 
 def _advice(pins: Mapping[str, str]) -> Iterator[str]:
     for where, digest in pins.items():
-        yield (
-            f'With sha256 = "{digest}" below [{where}] every volunteer has to have this very file.'
-        )
+        yield f'With sha256 = "{digest}" below [{where}] every volunteer needs exactly this file.'
 
 
 def _name(definition: RunDefinition) -> str:

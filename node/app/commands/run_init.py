@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     if folder.definition_file.exists():
         raise WrongUse(
             f"There is a run in {folder.path} already.",
-            why=f"{folder.definition_file} is there, and is never written over.",
-            advice="Change that file, or take another folder.",
+            why=f"{folder.definition_file} exists, and is never overwritten.",
+            advice="Change that file, or choose another folder.",
         )
     key_file = organiser_key_file(configuration.places)
     is_new = not key_file.exists()
@@ -59,11 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{'organiser':<12}{organiser}",
                 "",
                 "next:",
-                "  1. change run.toml: as it is, it trains a small GPT on Python's own source code",
-                f"  2. `potluck run check {typed}` says what it costs a volunteer",
-                f"  3. `potluck run start {typed}` signs it and is its first peer",
-                f"  4. `potluck run invite {typed}` prints what volunteers paste",
-                f"  keep a copy of {key_file.name}: whoever has it can change the run",
+                "  1. change run.toml: unchanged, it trains a small GPT on Python's own source "
+                "code",
+                f"  2. `potluck run check {typed}` shows what it costs a volunteer",
+                f"  3. `potluck run start {typed}` signs it and starts the run's first peer",
+                f"  4. `potluck run invite {typed}` prints the invite for volunteers",
+                f"  keep a copy of {key_file.name}: anyone who has it can change the run",
             ]
         ),
     )
@@ -80,8 +81,9 @@ def _check_name(name: str) -> None:
     except msgspec.ValidationError:
         raise WrongUse(
             f"A run cannot be called {name[:80]!r}.",
-            why="It has up to 64 letters, digits, dots, dashes and underscores, without blanks.",
-            advice="Give another one with --name.",
+            why="A name has up to 64 letters, digits, dots, dashes and underscores, without "
+            "spaces.",
+            advice="Choose another one with --name.",
         ) from None
 
 

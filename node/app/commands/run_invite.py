@@ -97,8 +97,9 @@ def peers_named(bootstrap: Sequence[str]) -> list[str]:
     if len(bootstrap) > MOST_IN_AN_INVITE:
         raise WrongUse(
             f"{len(bootstrap)} addresses do not fit into an invite.",
-            why=f"It has room for {MOST_IN_AN_INVITE}.",
-            advice="Name a few that are always there: who joins hears of the others from them.",
+            why=f"An invite has room for {MOST_IN_AN_INVITE}.",
+            advice="Name a few peers that are always there: newcomers hear of the others from "
+            "them.",
         )
     return [parse_peer_address(one).text for one in bootstrap]
 
@@ -114,7 +115,7 @@ def addresses_of_node_here(configuration: Configuration) -> tuple[str, ...]:
     except NoRunningNode:
         raise WrongUse(
             "There is no address to put into the invite: no node runs in this home.",
-            why="An invite leads to peers that are in the run.",
+            why="An invite names peers that are in the run.",
             advice="Start one (`potluck run start`), or name peers with --bootstrap ADDRESS.",
         ) from None
     found = worth_naming(status.get("addresses", ()))
@@ -170,8 +171,8 @@ def access_to(
     if arguments.new_code:
         raise WrongUse(
             "There is no code to put into the invite.",
-            why=f"The auth server of {run_name} is not in this home, and it alone makes codes.",
-            advice="Make it where `potluck auth serve` runs, or leave --new-code out.",
+            why=f"Only the auth server of {run_name} makes codes, and it is not in this home.",
+            advice="Make the invite where `potluck auth serve` runs, or leave --new-code out.",
         )
     kept = load_pass(configuration.places.pass_file)
     if kept is None or kept.run != run_name:
@@ -237,12 +238,12 @@ def for_a_file(invite: RunInvite, text: str, code: Mapping[str, Any] | None) -> 
 
 
 def what_it_is_worth(invite: RunInvite, code: Mapping[str, Any] | None) -> str:
-    until = f" It is good until {utc(invite.expires_ms)}." if invite.expires_ms else ""
+    until = f" It is valid until {utc(invite.expires_ms)}." if invite.expires_ms else ""
     if code is None:
-        secret = "" if invite.access is None else " Who is allowed in proves it when they join."
+        secret = "" if invite.access is None else " People log in when they join."
         return f"It is no secret. To take part: `potluck join INVITE`.{secret}{until}"
     view = code["view"]
     return (
-        f"A code is in it ({view['code_id']}), good for one: send it where nobody else reads. To "
-        f"take part: `potluck join --invite-file FILE`.{until}"
+        f"It contains a code ({view['code_id']}) for one use: send it privately. To take part: "
+        f"`potluck join --invite-file FILE`.{until}"
     )

@@ -41,12 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
             "file": str(folder.signed_file),
         },
         f"{signed.definition.name}: signed by {signed.organiser}, {utc(signed.signed_ms)}"
-        + ("" if is_new else " (it had not changed since)"),
+        + ("" if is_new else " (unchanged since then)"),
     )
     if is_new and before is not None and not output.json:
         output.say(
-            "Those who start from now on take it, `potluck run start` included. Who trains goes on "
-            "with the one before until then, and is told of it within a few minutes."
+            "Peers that start from now on take it, also with `potluck run start`. Peers that are "
+            "training are told within a few minutes, and keep the earlier one until they start "
+            "again."
         )
     return 0
 
@@ -64,10 +65,10 @@ def refuse_to_part(folder: RunFolder, before: SignedDefinition) -> None:
             f"This would be another run: {places_in_words(changed)} changed, and "
             f"{before.definition.name} "
             f"{'has been trained already' if trained else 'is being trained'}.",
-            why="Who trains by the definition of before and who starts by this one would not train "
-            "together, and each would refuse the other.",
-            advice="Give it another name below [run]; or, when everybody has left, sign it with "
-            "--apart and start it again.",
+            why="Peers with the earlier definition and peers with this one would not train "
+            "together: each would refuse the other.",
+            advice="Choose another name below [run]; or, when everybody has left, sign it with "
+            "--apart and start again.",
         )
 
 

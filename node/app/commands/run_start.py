@@ -43,16 +43,16 @@ def add_start(actions: Subparsers) -> None:
     start = actions.add_parser(
         "start",
         help="start the run's first peer, which keeps its checkpoints",
-        description="Start a run, or go on with it from its newest checkpoint: this is its first "
-        "peer, gives the signed definition and the state to others, keeps checkpoints in "
-        "DIR/checkpoints and, unless --keep-only says otherwise, trains as well. run.toml is "
-        "signed if it never was. What volunteers paste is printed when it listens, with a QR code "
-        "on a terminal; `potluck run invite` prints it again.\n\n"
-        "Keep it running, or start it again: volunteers who were alone meanwhile find it where it "
-        "was before, since its port is remembered. If the run is closed, and its auth server in "
-        "this home, the first start lets this node in by itself.\n\n"
-        "Ctrl-C leaves after the round that is under way and writes a last checkpoint, a second "
-        "one leaves at once.",
+        description="Start a run, or continue it from its newest checkpoint. This is the run's "
+        "first peer: it gives the signed definition and the state to others, keeps checkpoints in "
+        "DIR/checkpoints and, without --keep-only, trains as well. It signs run.toml if it is not "
+        "signed yet. When it listens, it prints the invite, with a QR code on a terminal; `potluck "
+        "run invite` prints it again.\n\n"
+        "Keep it running, or start it again: it remembers its port, so volunteers find it again. "
+        "If the run is closed and its auth server is in this home, the first start lets this node "
+        "in by itself.\n\n"
+        "Ctrl-C leaves after the current round and writes a last checkpoint; a second Ctrl-C "
+        "leaves at once.",
         example="potluck run start poem\n"
         "potluck run start poem --keep-only --listen /ip4/0.0.0.0/tcp/4001\n"
         "potluck run start poem --announce /dns4/poem.example.org/tcp/4001 --threads 2",
@@ -61,41 +61,27 @@ def add_start(actions: Subparsers) -> None:
     start.add_argument(
         "--keep-only",
         action="store_true",
-        help="bring no samples: keep checkpoints, help to average, and serve the state",
+        help="compute no samples: keep checkpoints, help to average, and serve the state",
     )
     add_flags(start)
 
 
 def add_flags(start: CommandParser) -> None:
     """The flags of an organiser's peer, whether it trains or only keeps."""
-    from node.app.commands.configured import add_setting_flag
-    from node.app.commands.run import add_trust
-    from node.core.caps.settings import CAP_KEYS
+    from node.app.commands.run import add_peer_flags
 
-    start.add_argument(
-        "--plain",
-        action="store_true",
-        help="one line for each thing that happens instead of the screen; so it is anyway where "
-        "stdout is no terminal",
-    )
     start.add_argument(
         "--qr",
         action=argparse.BooleanOptionalAction,
-        help="draw a QR code of the invite, or not (if this is a terminal)",
+        help="draw a QR code of the invite, or not (by default on a terminal)",
     )
     start.add_argument(
         "--from-peers",
         action="store_true",
-        help="begin nothing: where no checkpoint is whole, take the run's state from the "
-        "volunteers who have it, and wait until one of them is there",
+        help="if no checkpoint is whole, take the run's state from a volunteer who has it, waiting "
+        "for one if necessary, instead of beginning the run",
     )
-    add_trust(start)
-    for key in CAP_KEYS:
-        add_setting_flag(start, key)
-    for key in ("network.listen", "network.announce", "dht.bootstrap"):
-        add_setting_flag(start, key)
-    for key in ("identity.name", "identity.key_file"):
-        add_setting_flag(start, key)
+    add_peer_flags(start)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -244,16 +230,16 @@ def _signed(
     before = folder.signed(organiser)
     assert before is not None, "it was there a moment ago"
     if before.text != text:
-        signs = f"`potluck run sign {typed}` makes the change binding for everybody who starts "
+        signs = f"`potluck run sign {typed}` signs the change for everybody who starts "
         raise WrongUse(
-            "run.toml is not what was signed.",
-            why=f"It was changed, and {folder.signed_file.name} has the definition of before.",
-            advice="The organiser's key is not here: take both files from the organiser again."
+            "run.toml differs from the signed definition.",
+            why=f"It was changed, and {folder.signed_file.name} has the earlier definition.",
+            advice="The organiser's key is not here: get both files from the organiser again."
             if organiser is None
-            else f"{signs}after that; or take the change back.",
+            else f"{signs}after that; or undo the change.",
         )
     if organiser is None:
-        output.say("the organiser's key is not here: this peer keeps the run, and cannot change it")
+        output.say("the organiser's key is not here: this peer can keep the run, but not change it")
     return before
 
 
@@ -272,7 +258,7 @@ def _way_in(
     kept = load_pass(configuration.places.pass_file)
     if kept is not None and kept.run != name:
         raise WrongUse(
-            f"This home is in the run {kept.run}, and {name} is to be started.",
+            f"This home is in the run {kept.run}, so it cannot start {name}.",
             why="One home is one node in one run.",
             advice=ANOTHER_HOME,
         )
@@ -287,7 +273,7 @@ def _way_in(
     _, nobody_serves = perform_act(places, "keys-list", {})
     if nobody_serves:
         raise WrongUse(
-            f"The auth server of {name} is in this home, and does not run.",
+            f"The auth server of {name} is in this home, but is not running.",
             why="The run is closed: this peer needs a pass like everybody else.",
             advice="Start `potluck auth serve` first, in another terminal.",
         )
@@ -307,8 +293,8 @@ def listening_as_before(
         wanted = before.pop(kind, 0) if port == 0 else 0
         if wanted and not _is_free(kind, host, wanted):
             output.say(
-                f"warning: another program uses port {wanted}, to which earlier invites lead. "
-                "Make new ones, or end it and start again."
+                f"warning: earlier invites lead to port {wanted}, which another program uses now. "
+                "Make new invites, or end that program and start again."
             )
             wanted = 0
         addresses.append(f"/{kind}/{host}/tcp/{wanted or port}")
@@ -352,8 +338,8 @@ def _introduce(
         folder.keep_ports(addresses)
     except OSError as error:
         lines.say(
-            f"warning: this run's ports cannot be remembered ({error.strerror}: {folder.path}). "
-            "After a restart the invite may lead nowhere: name a port with --listen."
+            f"warning: this run's ports cannot be saved ({error.strerror}: {folder.path}). After a "
+            "restart the invite may be useless: choose a port with --listen."
         )
     access = None
     if node.membership is not None:
@@ -388,7 +374,7 @@ def _introduce(
 def for_people(is_closed: bool, makes_codes: bool, folder: str) -> Iterator[str]:
     """How to use the invite. `makes_codes`: the run's auth server is in this home."""
     if is_closed:
-        yield "The run is closed: who can log in takes part with `potluck join INVITE`."
+        yield "The run is closed: people who can log in take part with `potluck join INVITE`."
         yield (
             f"For the others: `potluck run invite {folder} --new-code --name NAME "
             "--file NAME.invite`."
@@ -398,6 +384,6 @@ def for_people(is_closed: bool, makes_codes: bool, folder: str) -> Iterator[str]
         )
     else:
         yield (
-            "The run is open: with `potluck join INVITE` everybody who has this invite takes part. "
-            "docs/moderators.md says how to close it."
+            "The run is open: everybody who has this invite can take part with `potluck join "
+            "INVITE`. docs/moderators.md says how to close it."
         )

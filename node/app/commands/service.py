@@ -17,56 +17,52 @@ from typing import TYPE_CHECKING
 from node.app.commands.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import CommandParser, Subparsers
+    from node.app.commands.parser import Subparsers
     from node.app.systemd import ServiceUnit
     from node.core.configuration import Configuration
 
 PLACES = ("POTLUCK_HOME", "POTLUCK_CONFIG")  # copied into the unit with their present values
-LINGER = "It ends when you log out, and begins when you log in. `loginctl enable-linger` keeps it."
+LINGER = "It runs while you are logged in; with `loginctl enable-linger` it runs always."
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.parser import CommandParser
-
     parser = subparsers.add_parser(
         "service",
-        help="train in the background, from login (or from boot) on",
-        description="Have systemd run `potluck join` for you: in the run of last time, started "
-        "again when it fails, and told to leave when you log out or shut down. Caps and other "
+        help="train in the background, from login or boot",
+        description="Let systemd run `potluck join` for you, in the last run. It starts it again "
+        "when it fails, and tells it to leave when you log out or shut down. Limits and other "
         "settings come from the settings file (`potluck config show --origin`).",
         example="potluck service install\npotluck service uninstall",
     )
-    actions: argparse._SubParsersAction[CommandParser] = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=CommandParser
-    )
+    actions = parser.add_actions("action")
     install = actions.add_parser(
         "install",
         help="write a user unit for systemd, and start it",
-        description="Write a unit for your own systemd (~/.config/systemd/user), have it begin "
-        "with your session, and start it now unless a node runs in this home. Safe to repeat: "
-        "what was written before is replaced. Nothing secret is in it: join the run once by hand "
-        "first, so that there is a key and, in a closed run, a pass.\n\n"
-        "It is not started again after exit code 2 (wrong use) or 3 (not allowed, too large), "
-        "and given ten seconds to leave. `potluck status`, `pause`, `leave` and `logs` work as "
-        "ever; `journalctl --user -u potluck` has what it printed.",
+        description="Write a unit for your own systemd (~/.config/systemd/user) that starts with "
+        "your session, and start it now unless a node runs in this home. It is safe to repeat: an "
+        "earlier unit is replaced. The unit contains no secret: join the run once by hand first, "
+        "so that there is a key and, in a closed run, a pass.\n\n"
+        "systemd does not start it again after exit code 2 (wrong use) or 3 (not allowed, too "
+        "large), and gives it ten seconds to leave. `potluck status`, `pause`, `leave` and `logs` "
+        "work as usual; `journalctl --user -u potluck` shows its output.",
         example="potluck service install\npotluck service install --show\n"
         "potluck service install --home ~/poem --name potluck-poem",
     )
     install.add_argument(
-        "--show", action="store_true", help="print the unit, and neither write nor start anything"
+        "--show", action="store_true", help="print the unit, without writing or starting anything"
     )
     install.add_argument(
-        "--no-start", action="store_true", help="have it begin with your next session, not now"
+        "--no-start", action="store_true", help="start it with your next session, not now"
     )
     uninstall = actions.add_parser(
         "uninstall",
         help="stop the unit, and remove it",
-        description="Have the node leave, and remove the unit. The home stays as it is.",
+        description="Make the node leave, and remove the unit. The home stays as it is.",
         example="potluck service uninstall",
     )
     for action in (install, uninstall):
         action.add_argument(
-            "--name", metavar="NAME", help="of the unit (potluck, or after the home's folder)"
+            "--name", metavar="NAME", help="the unit's name (potluck, or after the home's folder)"
         )
 
 
@@ -97,13 +93,13 @@ def _install(arguments: argparse.Namespace, output: Output) -> int:
         ask_manager("enable", f"{unit.name}.service")
         if starts:
             ask_manager("start", f"{unit.name}.service")
-    said = [f"{file} is written; it begins with your session{', and now' if starts else ''}."]
+    said = [f"{file} is written; it starts with your session{', and now' if starts else ''}."]
     if runs:
-        said.append("A node runs in this home now, so it was not started.")
+        said.append("A node is running in this home, so it was not started now.")
     if not lingers():
         said.append(LINGER)
     said.append(
-        f"`potluck status` shows it; `journalctl --user -u {unit.name}` has what it printed."
+        f"`potluck status` shows its state; `journalctl --user -u {unit.name}` shows its output."
     )
     value = {"unit": unit.name, "file": str(file), "started": starts, "lingers": lingers()}
     output.data(value, "\n".join(said))
@@ -120,7 +116,7 @@ def _uninstall(arguments: argparse.Namespace, output: Output) -> int:
     if not file.exists():
         raise WrongUse(
             f"There is no unit {file}.",
-            why="It was not installed, or under another name.",
+            why="It was not installed, or has another name.",
             advice="`potluck service uninstall --name NAME`, or with the --home of `install`.",
         )
     ask_manager("disable", "--now", f"{name}.service")
@@ -142,8 +138,8 @@ def _unit(arguments: argparse.Namespace, configuration: Configuration) -> Servic
         or pass_needed(configuration, invite, "") is not Need.NOTHING
     ):
         raise WrongUse(
-            f"This node has no key or pass for {invite.run}, and a service can ask nobody for one.",
-            advice="`potluck join` once by hand (or `potluck login`), then again.",
+            f"This node has no key or pass for {invite.run}, and a service cannot ask for one.",
+            advice="Run `potluck join` (or `potluck login`) once by hand, then try again.",
         )
     home, variables = _chosen_home(arguments), {}
     if home is not None:
@@ -173,8 +169,8 @@ def _tell_what_is_left_out(output: Output) -> None:
     names = sorted(one for one in os.environ if one.startswith("POTLUCK_") and one not in PLACES)
     if names:
         output.say(
-            f"warning: {', '.join(names)} of this shell will not hold in the service; what it is "
-            "to keep has to be in the settings file (`potluck config show --origin`)."
+            f"warning: {', '.join(names)} of this shell do not apply to the service; put what it "
+            "needs into the settings file (`potluck config show --origin`)."
         )
 
 
@@ -189,8 +185,8 @@ def _refuse_another_home(file: Path, unit: ServiceUnit) -> None:
         return
     if [line for line in before if "POTLUCK_HOME=" in line] != home:
         raise WrongUse(
-            f"{file} is for another home.",
-            advice="Give this one a name of its own: --name NAME.",
+            f"{file} belongs to another home.",
+            advice="Choose another name for this one: --name NAME.",
         )
 
 

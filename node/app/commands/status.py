@@ -16,17 +16,18 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "status",
-        help="show how the running node is",
-        description="Ask the node that runs in this home how it is. Exit code 4 when none runs.",
+        help="show the state of the running node",
+        description="Show the state of the node that runs in this home. Exit code 4 if none is "
+        "running.",
         example="potluck status\npotluck status --watch\npotluck status --json --watch",
     )
-    parser.add_argument("--watch", action="store_true", help="show it again and again")
+    parser.add_argument("--watch", action="store_true", help="repeat until Ctrl-C")
     parser.add_argument(
         "--interval",
         type=positive_seconds,
         default=1.0,
         metavar="SECONDS",
-        help="time between two looks with --watch (1)",
+        help="time between two answers with --watch (1)",
     )
 
 

@@ -50,13 +50,13 @@ def training_rows(view: TrainerView) -> Iterator[tuple[str, str]]:
     over = "" if view.seconds_left is None else f", over in {span(view.seconds_left)}"
     yield "step", f"{view.epoch:,}{of_all}{over}"
     if view.loss is not None:
-        yield "loss", f"{view.loss:.4f}, the run's, of all samples in step {view.loss_step:,}"
+        yield "loss", f"{view.loss:.4f}(the run's, over all samples of step {view.loss_step:,}"
     if view.batch.target:
         yield "batch", _batch(view.batch, computes=not view.keeps_only)
     if not view.keeps_only:
         yield "given", _given(view.contribution)
     if view.troubles is not None:
-        yield "health", "; ".join(view.troubles) or "well: it serves volunteers who come now"
+        yield "health", "; ".join(view.troubles) or "healthy: new volunteers can join here"
     if view.device:
         threads = "1 thread" if view.threads == 1 else f"{view.threads} threads"
         yield "device", f"{view.device}, {threads}, {view.micro_batch:,} samples at once"
@@ -110,8 +110,8 @@ def _limit(limit: float | None) -> str:
 
 
 OPEN_RUN = (
-    "OPEN RUN: there is no auth server, everybody with a key may take part. "
-    "`potluck login INVITE` makes this node part of a run that is not open."
+    "OPEN RUN: there is no auth server, and everybody with a key may take part. `potluck login "
+    "INVITE` puts this node into a closed run."
 )
 
 
@@ -133,10 +133,10 @@ def token_words(membership: MembershipStatus) -> str:
             if membership.renewed_in_seconds > 0
             else "being renewed"
         )
-        return f"token good for {duration(left)}, {renewed}"
+        return f"token valid for {duration(left)}, {renewed}"
     if membership.standing == "grace":
         more = duration(left + membership.grace_seconds)
-        return f"token expired {duration(-left)} ago; taken for another {more}"
+        return f"token expired {duration(-left)} ago; accepted for another {more}"
     return f"token expired {duration(-left)} ago: outside the run until it is renewed"
 
 
@@ -146,7 +146,7 @@ def clock_words(membership: MembershipStatus) -> str:
     if abs(offset) <= FAR_OFF_MS:
         return ""
     side = "behind" if offset > 0 else "ahead of"
-    when = "" if membership.clock_measured else " (when it was measured last)"
+    when = "" if membership.clock_measured else " (at the last measurement)"
     return f"this machine's is {distance(offset)} {side} the auth server's{when}"
 
 
@@ -187,7 +187,7 @@ def drawing(status: NodeStatus, console: Console) -> RenderableType:
     """The status, drawn for this console."""
     parts: list[RenderableType] = [_heading(status, console.width if console.is_terminal else None)]
     if not status.links:
-        parts.append(Text("No links. Another node can ping one of the addresses above."))
+        parts.append(Text("No links. Other nodes can ping the addresses above."))
     elif console.is_terminal and console.width >= WIDTH_FOR_TABLE:
         parts.append(_table(status.links))
     else:

@@ -38,7 +38,7 @@ def asking(
         raise NothingTrains(
             "No node is running here.",
             why=error.why,
-            advice="`potluck join INVITE` trains in a run. If it has a home of its own, say which: "
+            advice="`potluck join INVITE` trains in a run. If it has a home of its own, name it: "
             "--home DIRECTORY.",
         ) from None
     except ControlFailure as error:
@@ -46,8 +46,9 @@ def asking(
             raise
         raise _not_yet(socket) or NothingTrains(
             "The node that runs here does not train.",
-            why="It was not started by `potluck join` or `potluck run start`, or by an older one.",
-            advice="`potluck status` says how it is.",
+            why="It was not started by `potluck join` or `potluck run start`, or by an older "
+            "version of them.",
+            advice="`potluck status` shows its state.",
         ) from None
 
 
@@ -62,7 +63,7 @@ def _not_yet(socket: Path) -> NothingTrains | None:
     return NothingTrains(
         f"The node that runs here has not entered {view['run']} yet.",
         why=f"It is {view['phase']}: {view['doing']}.",
-        advice="Ask again when it trains; `potluck status` says how far it is.",
+        advice="Ask again when it trains; `potluck status` shows how far it is.",
     )
 
 

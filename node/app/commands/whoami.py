@@ -18,12 +18,12 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "whoami",
-        help="show as whom this node takes part, and until when",
-        description="Show this node's peer id, the run that it is in, its name and roles there, "
-        "how long its token is good and when it is renewed, how far this machine's clock is off "
-        "the auth server's, and the fingerprint of the auth key. Asks the running node; where "
-        "none runs, reads the pass on disk. Nobody else is asked. A token that is over is no "
-        "failure of this command.",
+        help="show this node's run, name and roles, and how long its token is valid",
+        description="Show this node's peer id, its run, its name and roles there, how long its "
+        "token is valid and when it is renewed, how far this machine's clock differs from the auth "
+        "server's, and the fingerprint of the auth key. It asks the running node or, if none is "
+        "running, reads the pass on disk; it asks nobody else. An expired token is no failure of "
+        "this command.",
         example="potluck whoami\npotluck whoami --json",
     )
     add_setting_flag(parser, "identity.key_file")

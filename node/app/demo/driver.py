@@ -90,9 +90,7 @@ class Demo:
     async def _play(self) -> dict[str, Any]:
         auth = await self._start_auth_server()
         codes = {name: await self._code_for(name) for name in (*EARLY, LATE)}
-        self._tell(
-            "enrolled", f"{', '.join(codes)} may take part, each with a code that works once"
-        )
+        self._tell("enrolled", f"{', '.join(codes)} may take part, each with a code for one use")
         await self._define()
         backbone, invite, http_url = await self._start_backbone()
         volunteers, health = await self._train(invite, codes, http_url)
@@ -100,8 +98,8 @@ class Demo:
         board = await self._do("leaderboard", "leaderboard")
         self._tell(
             "credit",
-            "the backbone peer has added up who gave what, from what "
-            f"{board['records']} peers have signed of one another",
+            "the backbone peer has added up everybody's contribution, from the signed records of "
+            f"{board['records']} peers",
             records=board["records"],
         )
         checkpoint = await self._last_checkpoint(backbone)
@@ -174,7 +172,7 @@ class Demo:
         await self._until(lambda: _has(child, "serving"), "the auth server")
         self._tell(
             "auth_server",
-            f"an auth server at {url}, with a fresh key: who may take part is decided here",
+            f"an auth server at {url}, with a fresh key: it decides who may take part",
             url=url,
             fingerprint=made["fingerprint"],
         )
@@ -190,8 +188,8 @@ class Demo:
         file.write_text(demo_sized(file.read_text("utf-8")), "utf-8")
         self._tell(
             "definition",
-            f"a run, defined in run.toml, to be signed by its organiser: {STEPS} steps of {BATCH} "
-            "samples, by everybody together",
+            f"a run, defined in run.toml: {STEPS} steps of {BATCH} samples, by everybody together; "
+            "its organiser will sign it",
             organiser=made["organiser"],
             steps=STEPS,
             batch=BATCH,
@@ -208,7 +206,8 @@ class Demo:
         started, http = _event(child, "started"), _event(child, "serving_http")
         self._tell(
             "backbone",
-            f"a backbone peer: others join at it, and it keeps checkpoints; {http['url']}/metrics",
+            "a backbone peer: others join through it, and it keeps checkpoints; "
+            f"{http['url']}/metrics",
             addresses=started["addresses"],
             url=http["url"],
         )
@@ -228,13 +227,13 @@ class Demo:
     def _kill(self, child: Child) -> None:
         person = self._story.person(child.name)
         if self._is_complete or not child.kill():
-            self._tell("spared", f"nobody is killed: the run had made its {STEPS} steps before")
+            self._tell("spared", f"nobody is killed: the run had already made its {STEPS} steps")
             return
         person.killed_at = self._story.epoch
         self._tell(
             "killed",
             f"{child.name} is killed (SIGKILL) after step {person.killed_at}, without a goodbye: "
-            "the others go on",
+            "the others continue",
             name=child.name,
             epoch=person.killed_at,
         )
@@ -369,10 +368,9 @@ class Demo:
             said = "\n".join(f"{one.name}: {one.last_lines()}" for one in self._children)
             raise DemoFailed(
                 f"The demo gave up waiting for {part}.",
-                why=f"It took more than {PART_SECONDS:.0f} seconds. What its parts said last:\n"
+                why=f"It took more than {PART_SECONDS:.0f} seconds. The last output of its parts:\n"
                 + said,
-                advice="Try again when the machine is less busy; with --keep everything that was "
-                "written stays.",
+                advice="Try again when the machine is less busy; --keep keeps all files.",
             )
 
     def _ended_well(self, child: Child) -> bool:
@@ -384,9 +382,11 @@ class Demo:
         said = child.last_lines()
         return DemoFailed(
             f"A part of the demo failed: {child.name} (`{child.command}`).",
-            why=" ".join(one for one in (why, f"{child.ended_by()}. It said last: {said}") if one),
-            advice="`potluck demo --keep` leaves everything there to look at. If it fails again, "
-            "please tell us.",
+            why=" ".join(
+                one for one in (why, f"{child.ended_by()}. Its last output: {said}") if one
+            ),
+            advice="`potluck demo --keep` keeps all files for a closer look. If it fails again, "
+            "please report it.",
         )
 
     def _wake(self) -> None:

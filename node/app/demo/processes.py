@@ -105,7 +105,7 @@ def _lock_of(folder: Path) -> Path:
 
 
 def _somebody_else(_pid: str) -> AlreadyRunning:
-    return AlreadyRunning("Another demo has this folder.")
+    return AlreadyRunning("Another demo uses this folder.")
 
 
 LARGEST_LINE = 1 << 20  # of an event; ours have some hundred bytes
@@ -216,7 +216,7 @@ class Child:
         """How it ended, in words."""
         code = self.exit_code
         if code is None:
-            return "it still runs"
+            return "it is still running"
         if code < 0:
             return f"it was ended by {signal.Signals(-code).name}"
         return f"its exit code is {code}"

@@ -276,7 +276,7 @@ def failures(summary: dict[str, Any]) -> list[str]:
     """The claims that do not hold, in words."""
     wrong = []
     if not summary["loss_ratio"] < LARGEST_LOSS_RATIO:
-        wrong.append(f"the loss fell to {summary['loss_ratio']:.0%} of the first one only")
+        wrong.append(f"the loss fell only to {summary['loss_ratio']:.0%} of the first one")
     if not summary["digests_equal"]:
         wrong.append("the survivors do not hold the same parameters")
     wrong += _credit_failures(summary)
@@ -285,7 +285,7 @@ def failures(summary: dict[str, Any]) -> list[str]:
     if not summary["killed"]:
         wrong.append("nobody was killed")
     if not summary["late"]["samples"]:
-        wrong.append("who came late brought nothing")
+        wrong.append("the latecomer's samples did not count")
     if summary["health"].get("status") != 200:
         wrong.append(f"the backbone peer was not healthy: {summary['health'].get('troubles')}")
     return wrong
@@ -313,8 +313,8 @@ def _credit_failures(summary: dict[str, Any]) -> list[str]:
         found, least = credited.get(one["name"], 0), one["witnessed"]
         if not least <= found <= least + one["unwitnessed"]:
             wrong.append(
-                f"the records give {one['name']} {found:,} samples, and the rounds that the keeper "
-                f"was in {least:,} (others: {one['unwitnessed']:,})"
+                f"the records give {one['name']} {found:,} samples, but the keeper's rounds "
+                f"{least:,} (others: {one['unwitnessed']:,})"
             )
         if one["differing"]:
             wrong.append(f"{one['name']} and the keeper differ on the steps {one['differing']}")
@@ -345,8 +345,8 @@ def page_of(summary: dict[str, Any], *, keep: bool) -> str:
             "  it writes   (after half a minute of training: the shape of code, not the sense)",
             sample,
             "",
-            f"That took {summary['seconds']:.0f} s. Now yours: `potluck run init DIR` defines a "
-            "run, `potluck join INVITE` takes part in one.",
+            f"That took {summary['seconds']:.0f} s. Now try it yourself: `potluck run init DIR` "
+            "defines a run, `potluck join INVITE` takes part in one.",
             *(f"FAILED: {one}" for one in summary["failures"]),
         ]
     )

@@ -127,7 +127,7 @@ def batch_block(view: TrainerView, room: int) -> ScreenBlock:
     if not wide:
         return ScreenBlock(3, [[line]], apart=apart)
     details = (
-        f"next step {due}" if batch.seconds_to_step else due or "next step: nobody can tell yet",
+        f"next step {due}" if batch.seconds_to_step else due or "next step: not known yet",
         "" if view.keeps_only else f"{MINE} {count(batch.mine)} from here",
         f"{count(batch.samples_per_second, 1)} samples/s together",
     )
@@ -171,13 +171,13 @@ def kept_block(view: TrainerView, room: int) -> ScreenBlock:
     """For a peer that brings no samples: the checkpoint on its disk, and its troubles."""
     free, age = within(room), view.checkpoint_age_seconds
     if age is None:
-        kept = "no checkpoint is written yet: that comes with the volunteers' steps"
+        kept = "no checkpoint is written yet: the first follows the volunteers' steps"
     else:
         kept = f"step {count(view.checkpoint_step)}, written {time_span(age)} ago"
     lines = [named("kept", Text(clip(kept, free)), room)]
     if view.troubles is None:
         return ScreenBlock(5, [lines])
-    health = Text("well: it serves volunteers who come now")
+    health = Text("healthy: new volunteers can join here")
     if view.troubles:
         health = Text(clip(clean("; ".join(view.troubles)), free), "bold")
     return ScreenBlock(5, [lines, [*lines, named("health", health, room)]])

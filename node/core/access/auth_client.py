@@ -205,9 +205,9 @@ class AuthClient:
         )
         for text in shown:
             if len(text) > LONGEST_SHOWN or not (text.isascii() and text.isprintable()):
-                raise self._wrong_server("What it would show you is no plain text.")
+                raise self._wrong_server("Its message for you is not plain text.")
         if pending.url and _origin(pending.url) != _origin(self.url):
-            raise self._wrong_server("The login page that it names is not its own.")
+            raise self._wrong_server("Its login page is at another address than the server.")
 
     async def poll_login(self, pending: PendingLogin) -> GrantedPass | float:
         """Check whether the person has finished: the pass, or the seconds until the next try."""
@@ -220,7 +220,7 @@ class AuthClient:
         if answer.status == 410:
             raise LoginNotFinished(
                 "The login was not finished in time.",
-                why="The code or the page is good for some minutes only.",
+                why="The code or the page is valid only for some minutes.",
                 advice="Run `potluck login` again.",
             )
         return self._granted(answer, self._login_challenge, asked)
@@ -331,9 +331,9 @@ class AuthClient:
 
     def _wrong_server(self, why: str) -> WrongServer:
         return WrongServer(
-            f"What answers at {self.url} is not the auth server of {self.run}.",
+            f"The server at {self.url} is not the auth server of {self.run}.",
             why=why,
-            advice="Nothing was told to it. See whether something stands in between (open the "
+            advice="Nothing was sent to it. Check whether something is in between (open the "
             "address in a browser); otherwise ask the moderator for a new invite.",
         )
 

@@ -112,7 +112,7 @@ class AuthHttp:
             raise _outage(
                 self.url,
                 f"it did not answer within {EXCHANGE_SECONDS:g} seconds",
-                "Nothing has to be done here: it is asked again.",
+                "You need not do anything: this node asks again.",
             ) from None
         except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
             raise _explained(self.url, error) from error
@@ -176,7 +176,7 @@ async def _read_within(chunks: AsyncIterator[bytes], url: str) -> bytes:
         raise _outage(
             url,
             f"its answer has more than {LARGEST_ANSWER_BYTES // 1024} KiB",
-            "Something else answers in its place; open the address in a browser to see what.",
+            "Something else answers in its place: open the address in a browser.",
         )
     return bytes(body)
 
@@ -204,7 +204,7 @@ def _pinned_to(pin: bytes) -> type[ssl.SSLObject]:
             certificate = self.getpeercert(binary_form=True) or b""
             if not hmac.compare_digest(hashlib.sha256(certificate).digest(), pin):
                 error = ssl.SSLCertVerificationError("the certificate is not the pinned one")
-                error.verify_message = "it is not the one that the invite names"
+                error.verify_message = "it is not the certificate in the invite"
                 raise error
 
     return Pinned
@@ -220,8 +220,8 @@ def _check_private(url: str) -> None:
         raise _outage(
             url,
             "that is no https address, and not on this machine",
-            "Everybody on the way could read what is sent there, an enrolment code for example. "
-            "Ask for a new invite.",
+            "Everybody on the way could read the traffic, for example an enrolment code. Ask for a "
+            "new invite.",
         )
 
 
@@ -254,7 +254,7 @@ def _explained(url: str, error: BaseException) -> Outage:
             return _outage(
                 url,
                 f"the certificate is not accepted ({reason.strip().rstrip('.')})",
-                "Something may stand between (a captive portal, a company's proxy): open the "
+                "Something may be in between (a captive portal, a company's proxy): open the "
                 "address in a browser. Or the certificate has expired, or this machine's clock is "
                 "days off. Otherwise ask the moderator for a new invite.",
             )
@@ -263,7 +263,7 @@ def _explained(url: str, error: BaseException) -> Outage:
         return _outage(
             url,
             f"the proxy did not let us through ({error})",
-            "The proxy is named by HTTPS_PROXY in the environment: correct it, or unset it.",
+            "The environment variable HTTPS_PROXY names the proxy: correct it, or unset it.",
         )
     if isinstance(error, httpx2.TimeoutException):
         return _outage(url, "it did not answer in time", advice)
@@ -301,38 +301,37 @@ def explain_answer(url: str, answer: HttpAnswer) -> Outage:
         where = answer.headers.get("location", "")[:200]
         return _outage(
             url,
-            f"something in between sends us elsewhere ({status}, {where or 'nowhere'})",
+            f"something in between redirects us ({status}, {where or 'nowhere'})",
             "This is what a captive portal does: open any page in a browser and log in to the "
             "network, then try again.",
         )
     if status == 407:
         return _outage(
             url,
-            "a proxy wants a login (407)",
-            "Put name and password into HTTPS_PROXY, or unset it.",
+            "a proxy requires a login (407)",
+            "Put the name and password into HTTPS_PROXY, or unset it.",
         )
     if status in (429, 503):
         seconds = _retry_seconds(answer)
         return _outage(
             url,
-            "it has too much to do, or its identity provider does not answer "
-            f"({status}{_said(answer)})",
+            f"it is busy, or its identity provider does not answer ({status}{_said(answer)})",
             f"Try again in {max(seconds, 1):.0f} s.",
             seconds,
         )
     if status >= 500:
-        return _outage(url, f"it has a trouble of its own ({status}{_said(answer)})", _WAIT)
+        return _outage(url, f"it has a fault of its own ({status}{_said(answer)})", _WAIT)
     if answer.document() is None:
         return _outage(
             url,
             f"a page came instead of an answer ({status}, {answer.content_type or 'no type'})",
             "Something in between answers for it, as a captive portal or a proxy does: open the "
-            "address in a browser to see what.",
+            "address in a browser.",
         )
     return _outage(url, f"the answer does not fit the question ({status}{_said(answer)})", _UPDATE)
 
 
-_WAIT = "Nothing has to be done here; the moderator sees it in the server's log."
+_WAIT = "You need not do anything; the moderator sees it in the server's log."
 _UPDATE = "Both sides may run different versions: update potluck here, or ask the moderator."
 LONGEST_QUOTED = 300  # characters of the text of an unproven server
 

@@ -96,8 +96,8 @@ def choose_provider(
     known = [one for one in possible if one.kind in order]
     if not known:
         raise WrongUse(
-            f"This version of potluck cannot log in in the way {possible[0].kind[:40]!r}.",
-            advice="Update potluck, or take another way: " + _ways(entries),
+            f"This version of potluck does not know the login {possible[0].kind[:40]!r}.",
+            advice="Update potluck, or choose another way: " + _ways(entries),
         )
     return min(known, key=lambda one: order.index(one.kind))
 
@@ -117,8 +117,8 @@ async def finish(
         return await _wait_for_person(client, begun)
     raise LoginNotFinished(
         "Nobody has finished the login in time.",
-        why=f"It was good for {min(wait_seconds, begun.expires_in):.0f} s.",
-        advice="Run `potluck login` again, and be quicker; --timeout sets how long it waits.",
+        why=f"It was valid for {min(wait_seconds, begun.expires_in):.0f} s.",
+        advice="Run `potluck login` again, and log in sooner; --timeout sets how long it waits.",
     )
 
 
@@ -144,7 +144,7 @@ def _no_such_way(
     wanted = " ".join(word for word in (provider, kind and f"with a {kind}") if word)
     meant = nearest(provider, [one.id for one in entries]) if provider else None
     return WrongUse(
-        f"The auth server has no way to log in {wanted}.",
+        f"The auth server offers no login {wanted}.",
         advice=(f"Did you mean {meant}? " if meant else "") + f"There is: {_ways(entries)}.",
     )
 

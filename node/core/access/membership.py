@@ -226,8 +226,8 @@ class Membership:
         by = self.keyring.find(opened.access_pass.key_id)
         if by is None or self.keyring.allows(opened.token) is None:
             raise PassNotProven(
-                "The auth server sent a pass under a key that was withdrawn.",
-                why="It may be somebody else who has that key.",
+                "The auth server sent a pass under a withdrawn key.",
+                why="Somebody else may have that key.",
                 advice="Tell the moderators of the run.",
             )
 
@@ -241,7 +241,7 @@ class Membership:
             raise PassNotProven(
                 f"The pass on disk is for the run {opened.access_pass.run}; this node is in "
                 f"{self.run_name}.",
-                advice="Start the node anew to change over.",
+                advice="Restart the node to change to that run.",
             )
         self.following.take_keys(opened.access_pass.keys)
         self._check_keys(opened)
@@ -368,10 +368,9 @@ def opened_from_disk(kept: KeptPass, identity: Identity, path: Path) -> OpenedPa
         )
     except AuthError as error:
         raise UnusableFile(
-            f"The access pass {path} is of no use to this node.",
+            f"This node cannot use the access pass {path}.",
             why=str(error.why or error.what),
-            advice="Run `potluck login INVITE` again; or remove the file, and this node is in no "
-            "run.",
+            advice="Run `potluck login INVITE` again; or remove the file to leave the run.",
         ) from None
 
 

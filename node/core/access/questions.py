@@ -54,9 +54,9 @@ def add_access_questions(control: ControlServer, membership: Membership | None, 
 def _member(membership: Membership | None) -> Membership:
     if membership is None:
         raise NotInARun(
-            "The running node is in an open run, where nobody is let in or kept out.",
-            why="There was no access pass when it was started.",
-            advice="Start it anew: it takes up the pass that is there then.",
+            "The running node is in an open run, which has no passes and no revocations.",
+            why="There was no access pass when it started.",
+            advice="Restart it: it reads the present pass when it starts.",
         )
     return membership
 
@@ -67,4 +67,4 @@ def _bytes_of(value: object) -> bytes:
             return base64.b64decode(value, validate=True)
         except binascii.Error:
             pass
-    raise WrongUse("A revocation list is given as base64.")
+    raise WrongUse("A revocation list has to be in base64.")

@@ -167,7 +167,7 @@ async def _renew(membership: Membership, client: AuthClient) -> None:
 
 async def _ended(membership: Membership, refused: AccessDenied | AccessRefused) -> MembershipEnded:
     ended = MembershipEnded(
-        f"This node is no longer let into {membership.run_name}: {refused.what}",
+        f"This node may no longer take part in {membership.run_name}: {refused.what}",
         why=refused.why,
         advice=refused.advice,
     )
@@ -194,7 +194,7 @@ def _tell_standing(membership: Membership, told: TokenStanding) -> TokenStanding
     validity = membership.schedule.validity
     if standing is TokenStanding.GRACE:
         log.warning(
-            "the token has expired while the auth server is away; the others take it for another "
+            "the token has expired while the auth server is away; the others accept it for another "
             "%.0f s (the grace of %s)",
             (validity.over_ms - membership.server_time.now_ms()) / 1000,
             membership.run_name,
@@ -202,7 +202,7 @@ def _tell_standing(membership: Membership, told: TokenStanding) -> TokenStanding
     else:
         log.warning(
             "the token and its grace are over: this node is outside of %s until the auth server "
-            "can be asked again, and goes on trying",
+            "answers again, and keeps asking",
             membership.run_name,
         )
     return standing

@@ -86,7 +86,7 @@ class RevocationFollower:
                 self.revocations.accept(known, self._keyring)
                 self._kept = known
         except (UnusableFile, AuthError) as error:
-            log.warning("the revocations on disk are of no use: %s", error)
+            log.warning("the revocations on disk cannot be used: %s", error)
 
     # -- accepting lists and keys
 
@@ -98,7 +98,7 @@ class RevocationFollower:
         new_keys = self._keyring.add(keys)
         is_newer = self.revocations.accept(signed_list, self._keyring)
         if is_newer:
-            log.info("revocation list %d came in", self.revocations.number)
+            log.info("revocation list %d has arrived", self.revocations.number)
         if is_newer or new_keys:
             self._tell()
         return is_newer
@@ -153,7 +153,7 @@ class RevocationFollower:
             except Outage as outage:
                 log.debug("revocations could not be asked for: %s", outage)
             except AuthError as error:
-                log.warning("the auth server's revocations are of no use: %s", error)
+                log.warning("the auth server's revocations cannot be used: %s", error)
             seconds = max(SHORTEST_POLL_SECONDS, min(seconds, LONGEST_POLL_SECONDS))
             await trio.sleep(seconds * (1 - POLL_JITTER * self._chance.random()))
 
@@ -220,7 +220,7 @@ class RevocationFollower:
         try:
             await dht.put(self._key, notice, NOTICE_TTL_SECONDS)
         except PotluckError as error:
-            log.debug("nobody has taken the revocations yet: %s", error)
+            log.debug("no node has taken the revocations yet: %s", error)
 
 
 # Which revocation lists are in the directory, and which node publishes one. Pure.

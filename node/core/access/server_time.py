@@ -50,7 +50,7 @@ class ClockIsOff:
         side = "behind" if self.offset_ms > 0 else "ahead of"
         return (
             f"The clock of this machine is {distance(self.offset_ms)} {side} the auth server's. "
-            "Potluck goes by the server's, so nothing is lost; set the clock all the same."
+            "potluck uses the server's time, so nothing is lost; correct the clock anyway."
         )
 
 

@@ -96,7 +96,7 @@ def choose_device(wanted: str) -> torch.device:
         raise NoSuchDevice(
             f"There is no device {wanted} on this machine.",
             why=f"torch sees {_listed(here)}." + _why_no_gpu(wanted, here),
-            advice=f"Take --device {here[0]}, or leave it out: {AUTO} takes the fastest.",
+            advice=f"Use --device {here[0]}, or leave it out: {AUTO} takes the fastest.",
         )
     return torch.device(wanted)
 
@@ -112,7 +112,7 @@ def check_threads(threads: int | None) -> None:
         raise WrongUse(
             f"{threads:,} threads cannot compute on this machine.",
             why=f"It has {cores} processor {'core' if cores == 1 else 'cores'}; limits.threads "
-            "(--threads) says how many of them are used at most.",
+            "(--threads) is the most of them to use.",
             advice=f"Give a number from 1 to {cores}, or leave it out.",
         )
 

@@ -52,7 +52,7 @@ def refuse_above(memory_bytes: int | None, needed_bytes: int, run: str) -> None:
     raise TooLarge(
         f"{run} needs about {in_words(needed_bytes)} of memory; this node may hold "
         f"{in_words(memory_bytes)}.",
-        why="limits.max_memory (--max-memory) says so.",
+        why="limits.max_memory (--max-memory) sets this limit.",
         advice=f"Allow {in_words(needed_bytes)} or more, or join from a larger machine. "
         "Nothing was downloaded.",
     )
@@ -78,9 +78,10 @@ class MemoryWatch:
             self.must_leave = MemoryUsedUp(
                 f"This node holds {in_words(held_bytes)} of memory, and may hold "
                 f"{in_words(self.memory_bytes)}.",
-                why="limits.max_memory (--max-memory) says so, and smaller batches did not help."
+                why="limits.max_memory (--max-memory) sets this limit, and smaller batches did not "
+                "help."
                 if self.batch_share < 1.0
-                else "limits.max_memory (--max-memory) says so.",
+                else "limits.max_memory (--max-memory) sets this limit.",
                 advice="It left the run before the limit. Allow more, or take part in a smaller "
                 "run.",
             )

@@ -118,8 +118,8 @@ def _parse_entry(entry: str) -> tuple[str, Iterable[int], int, int]:
     begins, ends = _minute_of_day(found["from"], entry), _minute_of_day(found["to"], entry)
     if begins in (ends, DAY_MINUTES):
         raise WrongUse(
-            f"The schedule {entry!r} says nothing.",
-            why="It ends where it begins.",
+            f"The schedule {entry!r} is empty.",
+            why="It begins and ends at the same time.",
             advice='Write "00:00-24:00" for a whole day, or "always".',
         )
     if found["days"] is None:

@@ -23,13 +23,13 @@ class DialReason(enum.Enum):
     """How an attempt failed. The value is the advice."""
 
     REFUSED = "The machine answers, but nothing listens there: is the node running, on that port?"
-    TIMED_OUT = "Nothing answers: a firewall or a router may drop it, or the machine may be off."
-    WRONG_PEER = "Another node answers there: ask for the peer's present address."
+    TIMED_OUT = "Nothing answers: a firewall or a router may block it, or the machine may be off."
+    WRONG_PEER = "Another node answers there: ask for the peer's current address."
     NAME_NOT_FOUND = "Check the spelling of the name, and whether this machine has DNS."
     NO_ROUTE = "This machine has no route there: is it online, and does it have IPv6 if that is?"
     NOT_LIBP2P = "Something else listens there, or the node refused us: check the port."
     OTHER_KIND = "This version dials TCP over IPv4, IPv6 and DNS names only."
-    FAILED = "Try again; `potluck ping ADDRESS`, over there and from here, shows where it ends."
+    FAILED = "Try again; `potluck ping ADDRESS`, there and from here, shows where it fails."
 
     @property
     def advice(self) -> str:
@@ -74,9 +74,9 @@ def unreachable(peer: PeerId, failures: list[DialFailure]) -> Unreachable:
     if not failures:
         return Unreachable(
             f"There is no known address for {peer}.",
-            why="Nobody has told this node where that peer is.",
-            advice="Give a whole address, ending in /p2p/<peer id>; `potluck id` over there "
-            "prints some.",
+            why="This node knows no address of that peer.",
+            advice="Give a whole address, ending in /p2p/<peer id>; `potluck status` prints them "
+            "there.",
         )
     # in a fixed order, so that the same failures always give the same message
     failures = sorted(failures, key=lambda failure: failure.address)

@@ -151,7 +151,8 @@ def _to_listen_on(text: str) -> Address:
         raise NodeCannotListen(
             f"{text} is not an address to listen on.",
             why="Listening needs an IP address of this machine and a TCP port.",
-            advice="For example /ip4/0.0.0.0/tcp/4001; a DNS name goes into what is announced.",
+            advice="For example /ip4/0.0.0.0/tcp/4001; a DNS name belongs in the announced "
+            "addresses.",
         )
     return address
 
@@ -178,7 +179,7 @@ def _listening_on(address: Address) -> socket.socket:
 def _cannot_listen(text: str, error: OSError) -> NodeCannotListen:
     why, advice = "", "Choose another address; port 0 takes any free port."
     if error.errno == errno.EADDRINUSE:
-        why = "Another program uses that port; perhaps a node is running already."
+        why = "Another program uses that port; a node may be running already."
     elif error.errno == errno.EACCES:
         why = "Ports below 1024 need special rights."
     elif error.errno == errno.EADDRNOTAVAIL:

@@ -60,7 +60,7 @@ def _checked(text: str, peer: PeerId) -> str:
         raise CannotAnnounce(
             f"The announce address {text} names another node.",
             why=f"This node is {peer}.",
-            advice="Leave /p2p/… out: it is added.",
+            advice="Leave /p2p/… out: potluck adds it.",
         )
     return address.of_peer(peer)
 

@@ -251,7 +251,7 @@ class Collector:
         if writer != peer:
             raise WrongPage("It is not a page of the peer that offers it.")
         if page.number > page_number(max(self._newest_epoch(), 0)):
-            raise WrongPage("It is of steps that nobody can have made.")
+            raise WrongPage("It contains impossible steps.")
         return self._shelve(data)
 
     async def sums(self, _caller: Caller, request: SumsRequest) -> Sums:

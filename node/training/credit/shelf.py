@@ -252,7 +252,7 @@ async def fetch_page(rpc: Rpc, peer: PeerId, run: str, key: bytes, number: int) 
     if answer.data:
         writer, page = read_page(answer.data, run)
         if (writer, page.number) != (peer_id_of(key), number):
-            raise WrongPage("It is another page than the one that was asked for.")
+            raise WrongPage("It is not the requested page.")
     return answer.data
 
 

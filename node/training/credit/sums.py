@@ -177,14 +177,14 @@ def _differences(said: Mapping[str, Sum], proven: Mapping[str, Sum]) -> Iterator
     for person in sorted({*said, *proven}):
         one, other = said.get(person), proven.get(person)
         if one is None:
-            yield f"{person} is not in it, and the records say {_words(other)}"
+            yield f"{person} is not in it, but the records say {_words(other)}"
         elif other is None:
-            yield f"{person} is in it, and in no record"
+            yield f"{person} is in it, but in no record"
         elif one != other:
             for name in Sum.__struct_fields__:
                 a, b = getattr(one, name), getattr(other, name)
                 if a != b:
-                    yield f"{person}: {a:,} {name.replace('_', ' ')}, and the records say {b:,}"
+                    yield f"{person}: {a:,} {name.replace('_', ' ')}, but the records say {b:,}"
 
 
 def _words(one: Sum | None) -> str:
@@ -266,11 +266,11 @@ class Checking:
                 if not sums.used and not sums.sums:
                     return None
                 trouble = (
-                    f"It has added up {sums.steps:,} steps, and so many have not been made as far "
-                    "as this peer knows."
+                    f"It has added up {sums.steps:,} steps, more than the run has made as far as "
+                    "this peer knows."
                 )
                 await self.until_made(sums.steps - 1)
-                trouble = "The records that it has added up could not be had in time."
+                trouble = "The records behind its sums did not arrive in time."
                 had = await self._have(keeper, sums)
                 return await in_thread(self._compare, keeper, sums, had)
             except (PotluckError, OSError) as error:

@@ -81,8 +81,8 @@ def read_invited(
         raise WrongUse(
             "There is no invite to join with.",
             why="This home has not been in a run yet.",
-            advice=f"`potluck join INVITE`: a text that begins with {SCHEME}, or a file with it "
-            f"(--invite-file FILE, or {INVITE_VARIABLE}). {HAND_THEM_OUT}",
+            advice=f"`potluck join INVITE`: a text that begins with {SCHEME}, or a file that "
+            f"contains it (--invite-file FILE, or {INVITE_VARIABLE}). {HAND_THEM_OUT}",
         )
     return kept
 
@@ -137,7 +137,7 @@ def _kept(places: Places) -> RunInvite | None:
         return None if data is None else read_invite(data.decode("utf-8", "replace"))
     except (NotAnInvite, UnusableFile) as error:
         raise NotAnInvite(
-            f"The invite of last time, in {file}, cannot be used.",
+            f"The last invite, in {file}, cannot be used.",
             why=error.why or error.what,
             advice=f"Type it once more: `potluck join INVITE`. {HAND_THEM_OUT}",
         ) from None
@@ -158,7 +158,7 @@ def _not_empty(text: str, where: str) -> str:
         return text
     raise WrongUse(
         f"There is no invite in {where}: it is empty.",
-        why="It may be a variable of the shell that is not set.",
+        why="Perhaps a shell variable is not set.",
         advice=f"An invite begins with {SCHEME}. {HAND_THEM_OUT}",
     )
 
@@ -169,18 +169,18 @@ def _is_invite(text: str) -> bool:
 
 
 def _text_of(file: str) -> str:
-    advice = f"An invite begins with {SCHEME}; otherwise it has to be a file with one, or -."
+    advice = f"An invite begins with {SCHEME}; otherwise give a file that contains one, or -."
     text = text_named(file, "invite", limit=LONGEST_TEXT_CHARACTERS, advice=advice)
     if len(text) > LONGEST_TEXT_CHARACTERS:
         raise WrongUse(
-            f"{file[:200]} is too long to be a file with an invite.",
+            f"{file[:200]} is too long for a file with an invite.",
             why=f"It has more than {LONGEST_TEXT_CHARACTERS:,} characters.",
-            advice="Name the file that you were sent.",
+            advice="Name the file that you received.",
         )
     return text
 
 
-ANOTHER_HOME: Final = "For a second run name another home (--home DIRECTORY, or POTLUCK_HOME)."
+ANOTHER_HOME: Final = "For a second run use another home (--home DIRECTORY, or POTLUCK_HOME)."
 
 
 ROOM_BYTES: Final = LARGEST_PASS_FILE_BYTES  # the largest of the small files that a node keeps
@@ -224,7 +224,7 @@ def pass_needed(configuration: Configuration, invite: RunInvite, code: str) -> N
     if kept is not None and was_anothers(configuration.places, invite):
         raise WrongUse(
             f"This home is in a run {invite.run} already, and the invite is another organiser's.",
-            why="Two runs may have the same name; the pass that is here counts in one of them.",
+            why="Two runs may have the same name; the present pass is for one of them.",
             advice=ANOTHER_HOME,
         )
     if access is None:

@@ -89,8 +89,8 @@ async def meet(node: Node, session: TrainingSession) -> None:
 def _without_a_pass(run: str, refusal: NotAllowed) -> NotAllowed:
     """The same refusal, for an owner whose invite says that the run is open."""
     return NotAllowed(
-        f"Those at the addresses of this invite let nobody into {run} without a pass.",
-        why=f"The run is closed, or the addresses are another run's by now. {refusal.what}",
+        f"The peers at the addresses of this invite let nobody into {run} without a pass.",
+        why=f"The run is closed, or the addresses belong to another run by now. {refusal.what}",
         advice="Ask the organiser for a new invite (`potluck run invite`); with one from the run's "
         "moderators, `potluck login INVITE` gets a pass.",
         reason=refusal.reason,
@@ -221,9 +221,9 @@ async def refuse_if_in_use(
         if said_ms > now_ms - 1000.0 * node.uptime_seconds - ROUNDING_MS:
             raise KeyInUse(
                 "Another node takes part in this run with this node's key.",
-                why=f"Its peer id is {node.network.peer_id}, as this one's is: one of the two has "
-                f"a copy of {node.configuration.key_file}.",
-                advice="Leave it to the other one, or give this one a key of its own: a new home "
+                why=f"Both have the peer id {node.network.peer_id}: one of them has a copy of "
+                f"{node.configuration.key_file}.",
+                advice="Let the other one train, or give this one its own key: a new home "
                 "(POTLUCK_HOME or --home) makes one. Copy invites between machines, never homes.",
             )
         if node.uptime_seconds > patience_seconds:

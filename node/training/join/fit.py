@@ -66,7 +66,7 @@ def check_any_fits(caps: Caps, run: str) -> None:
         raise TooLarge(
             f"{run} needs more than {in_words(PROCESS_BYTES)} of memory, as every run does; this "
             f"node may hold {in_words(caps.memory_bytes)}.",
-            why="limits.max_memory (--max-memory) says so.",
+            why="limits.max_memory (--max-memory) sets this limit.",
             advice="Allow more, or join from a larger machine. Nothing was downloaded.",
         )
 
@@ -90,8 +90,8 @@ def check_fits(
         raise TooLarge(
             f"{run} needs about {in_words(least)} of memory; this machine has "
             f"{in_words(machine_bytes)}.",
-            why="It is worked out from the run's definition.",
-            advice="Join from a larger machine. --max-memory says how much it may hold instead. "
+            why="This is an estimate from the run's definition.",
+            advice="Join from a larger machine. --max-memory overrides the amount that it may use. "
             "Nothing was downloaded.",
         )
     cap, room = caps.memory_bytes, machine_bytes

@@ -104,7 +104,7 @@ class NewerDefinition:
             found = await find()
         except UnusableDefinition as error:
             words = " ".join(part for part in (error.what, error.why, error.advice) if part)
-            self._tell_once(f"{SIGNED}, which cannot be taken here. {words}")
+            self._tell_once(f"{SIGNED}, which cannot be used here. {words}")
             return
         except (PotluckError, OSError):
             return  # retried later; the previous one is still served
@@ -115,11 +115,11 @@ class NewerDefinition:
         await self._keep(found)
         apart = incompatible_parts(self._trained.definition, found.definition)
         when = (
-            f"It changes {places_in_words(apart)}: whoever takes it does not train with those "
-            "who have not. Start again (Ctrl-C, and the same command) to take it, too."
+            f"It changes {places_in_words(apart)}: peers that take it do not train with the "
+            "others. Restart (Ctrl-C, and the same command) to take it, too."
             if apart
-            else "It counts from your next start; until then this peer trains by the one before, "
-            "together with everybody else."
+            else "It applies from your next start; until then this peer trains by the earlier one, "
+            "with everybody else."
         )
         self._tell_once(f"{SIGNED}. {when}")
 

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
-OTHERS_IN_PART = "another run's state, which this home had fetched in part, is removed."
+OTHERS_IN_PART = "a partly downloaded state of another run is removed."
 MEMORY_SECONDS = 1.0  # between two looks at whether memory forces this peer to leave
 
 
