@@ -203,6 +203,22 @@ def struct_of(type_: type[T], row: Sequence[object]) -> T:
         ) from None
 
 
+def rows_of(
+    connection: sqlite3.Connection, type_: type[T], rest: str, values: Sequence[object] = ()
+) -> list[T]:
+    """The rows that `SELECT … rest` finds. A struct's fields have the names of their columns."""
+    columns = ", ".join(type_.__struct_fields__)
+    found = connection.execute(f"SELECT {columns} {rest}", values)
+    return [struct_of(type_, row) for row in found]
+
+
+def row_of(
+    connection: sqlite3.Connection, type_: type[T], rest: str, values: Sequence[object] = ()
+) -> T | None:
+    """The first of these rows; None if there is none."""
+    return next(iter(rows_of(connection, type_, rest, values)), None)
+
+
 def spell_roles(roles: Iterable[Role]) -> str:
     return ",".join(role.value for role in in_order(roles))
 

@@ -266,12 +266,12 @@ def _begin(store: Store, transaction: Transaction, grace_ms: int | None, actor: 
         store.grace_ms = grace_ms
     if store.found_wrong:
         log.error("The audit log was tampered with: %s", store.found_wrong)
-        transaction.log(AuditEntry(act=Act.TAMPERED, actor="server", reason=store.found_wrong))
+        transaction.log(Act.TAMPERED, "server", store.found_wrong)
     (backup_ms,) = connection.execute("SELECT backup_ms FROM store").fetchone()
     if backup_ms is not None:
         _go_on_from_backup(store, transaction, int(backup_ms))
     if actor:
-        transaction.log(AuditEntry(act=Act.STARTED, actor=actor, reason="The server was started."))
+        transaction.log(Act.STARTED, actor, "The server was started.")
 
 
 def _go_on_from_backup(store: Store, transaction: Transaction, backup_ms: int) -> None:
@@ -283,12 +283,10 @@ def _go_on_from_backup(store: Store, transaction: Transaction, backup_ms: int) -
         (transaction.counters.serial, transaction.now_ms + LONGEST_LIFE_MS),
     )
     transaction.log(
-        AuditEntry(
-            act=Act.RESTORED,
-            actor="server",
-            reason="Put back from a backup: what happened after it was made is not known here.",
-            detail=f"The backup was made {seconds} s ago; revoke again whom was revoked since.",
-        )
+        Act.RESTORED,
+        "server",
+        "Put back from a backup: what happened after it was made is not known here.",
+        detail=f"The backup was made {seconds} s ago; repeat the revocations since then.",
     )
     store.publish(transaction)
 
@@ -546,14 +544,12 @@ class RefusalLog:
             self._over = []
         transaction.if_undone(lambda: self._put_back(over))
         for address, reasons in over:
+            counts = ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
             transaction.log(
-                AuditEntry(
-                    act=Act.REFUSALS,
-                    actor="peer",
-                    reason=f"{reasons.total()} more refusals in a minute, only counted.",
-                    detail=f"{address}: "
-                    + ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common()),
-                )
+                Act.REFUSALS,
+                "peer",
+                f"{reasons.total()} more refusals in a minute, only counted.",
+                detail=f"{address}: {counts}",
             )
 
     def _put_back(self, over: list[tuple[str, Counter[str]]]) -> None:

@@ -311,13 +311,8 @@ class StoreWriter:
     def _tell_of_clock(self, transaction: Transaction) -> None:
         back_ms = self._latest_ms - transaction.now_ms
         if back_ms > CLOCK_STEP_MS:
-            transaction.log(
-                AuditEntry(
-                    act=Act.CLOCK,
-                    actor="server",
-                    reason=f"The clock went back by {back_ms / 1000:.1f} s.",
-                )
-            )
+            back = f"The clock went back by {back_ms / 1000:.1f} s."
+            transaction.log(Act.CLOCK, "server", back)
             self._clock_went_back(transaction, back_ms)
 
     def _do_what_is_due(self) -> None:
@@ -416,8 +411,21 @@ class Transaction:
     committed: list[Callable[[], None]] = field(default_factory=list)
     undone: list[Callable[[], None]] = field(default_factory=list)
 
-    def log(self, entry: AuditEntry) -> int:
+    def log(
+        self,
+        act: Act,
+        actor: str,
+        reason: str = "",
+        *,
+        name: str | None = None,
+        peer: bytes | None = None,
+        serial: int | None = None,
+        detail: str = "",
+    ) -> int:
         """Add a row to the audit log; returns its number."""
+        entry = AuditEntry(
+            act=act, actor=actor, reason=reason, name=name, peer=peer, serial=serial, detail=detail
+        )
         return self.counters.chain.append(self.connection, self.now_ms, entry)
 
     def next_serial(self) -> int:

@@ -399,8 +399,7 @@ def test_a_long_log_is_walked_without_holding_it(tmp_path: Path) -> None:
         for _ in range(10):
             server.store.writer.run(
                 lambda transaction: [
-                    transaction.log(AuditEntry(act=Act.REFUSED, actor="peer", reason=str(number)))
-                    for number in range(300)
+                    transaction.log(Act.REFUSED, "peer", str(number)) for number in range(300)
                 ]
             )
         verdict = server.moderation.verify()

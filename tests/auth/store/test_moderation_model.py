@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from auth.keyring import Keyring
 from auth.revocations import Revocations
 from auth.server.accounts import UnknownName
-from auth.server.acts import NotDone
 from auth.server.join_refused import JoinReason, JoinRefused
+from auth.server.moderation import NotDone
 from auth.tokens import Token, read_token
 from tests.auth.store.stores import ROOT, RUN, Clock, Node, Person, running
 

@@ -10,8 +10,8 @@ from auth.keyring import MOST_KEYS, Keyring
 from auth.keys import SigningKey, fingerprint
 from auth.refusals import AccessRefused
 from auth.revocations import Revocations, read_list
-from auth.server.acts import SHORTEST_OVERLAP_MS, NoSuchKey
 from auth.server.join_refused import JoinReason
+from auth.server.moderation import SHORTEST_OVERLAP_MS, NoSuchKey
 from auth.server.signing_keys import TooManyKeys
 from auth.tokens import read_token
 from auth.verified_tokens import VerifiedTokens
