@@ -26,8 +26,8 @@ import msgspec
 
 from auth.server import audit, database
 from auth.server.signing_keys import keep_names
+from auth.server.store import StorePaths
 from auth.server.store_errors import StoreFailed, told
-from auth.server.store_paths import StorePaths
 
 
 class BackupMade(msgspec.Struct, frozen=True, kw_only=True):

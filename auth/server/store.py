@@ -3,7 +3,12 @@
 `Store` is open for writing, in the running server or in a moderator's command when none runs;
 `Reader` (below) only reads, also beside a running server. Frequently used data (the signed
 revocation list, the key records) is kept in memory as an immutable `Published`, replaced after each
-commit that changes it. store_paths.py lists the files.
+commit that changes it.
+
+    FOLDER/auth.sqlite         the database (and -wal, -shm beside it)
+    FOLDER/auth.sqlite.lock    held by the one process that writes
+    FOLDER/audit.head          the signed head of the audit log, at most a second old
+    FOLDER/keys/KEYID.key      the secret half of each auth key
 
 A database that was restored from a backup has forgotten the serial numbers given out since.
 `backups.py` marks its copies, and a store that finds the mark continues from a higher number.
@@ -19,6 +24,7 @@ import secrets
 import shutil
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,16 +49,40 @@ from auth.server.audit import (
 from auth.server.database import FILE_MODE
 from auth.server.signing_keys import SigningKeys
 from auth.server.store_errors import WHAT_SQLITE_RAISES, StoreFailed, StoreInUse, damaged, told
-from auth.server.store_paths import StorePaths, wall_ms
 from auth.server.tokens_issued import DAY_MS, count_live, forget_over
 from auth.server.writer import Counters, StoreWriter, Transaction
 from auth.tokens import LONGEST_LIFE_MS
 
-__all__ = ["Reader", "Store", "StoreMade", "create_store", "open_store", "wall_ms"]
-
 log = logging.getLogger(__name__)
 
 SERIALS_A_SECOND = 10_000  # more than any server gives out; skipped per second since a backup
+
+
+class StorePaths(msgspec.Struct, frozen=True):
+    """The files of a store. They belong together: without its keys, a database is a run that nobody
+    can join any more."""
+
+    folder: Path
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "auth.sqlite"
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "auth.sqlite.lock"
+
+    @property
+    def head(self) -> Path:
+        return self.folder / "audit.head"
+
+    @property
+    def keys(self) -> Path:
+        return self.folder / "keys"
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,9 +93,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     database_bytes: int
     free_bytes: int
-    revocation_number: int
-    audit_rows: int
-    live_tokens: int
 
 
 class Store:
@@ -110,21 +137,14 @@ class Store:
         self.writer.start(latest_ms)
 
     @property
-    def published(self) -> Published:
-        return self._published
-
-    @property
     def keys(self) -> SigningKeys:
+        """All keys; `.records` is for peers."""
         return self._published.keys
 
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the key that signs now, for a new invite."""
         return fingerprint(self.keys.active(self.clock_ms()).public_key)
-
-    def keyring(self) -> SigningKeys:
-        """The keys; `.records` is for peers."""
-        return self._published.keys
 
     def revocation_list(self) -> revoked.SignedList:
         """The newest: `.number` and `.signed`, the bytes to pass on."""
@@ -175,23 +195,19 @@ class Store:
 
     def health(self) -> Health:
         """Cheap enough for the event loop."""
+        database_bytes = free_bytes = 0
         try:
             database_bytes = self.paths.database.stat().st_size
             free_bytes = shutil.disk_usage(self.paths.folder).free
+            trouble = self.writer.trouble
         except OSError as error:
-            return self._health(0, 0, str(told(error, self.paths.database)))
-        return self._health(database_bytes, free_bytes, self.writer.trouble)
-
-    def _health(self, database_bytes: int, free_bytes: int, trouble: str) -> Health:
+            trouble = str(told(error, self.paths.database))
         return Health(
             writable=not trouble,
             trouble=trouble,
             waiting=self.writer.waiting,
             database_bytes=database_bytes,
             free_bytes=free_bytes,
-            revocation_number=self._published.revocations.number,
-            audit_rows=self.writer.audit_rows,
-            live_tokens=self._live_tokens,
         )
 
     def _go_back_to(self, published: Published) -> None:

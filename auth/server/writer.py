@@ -146,11 +146,6 @@ class StoreWriter:
         return len(self._queue) + len(self._urgent)
 
     @property
-    def audit_rows(self) -> int:
-        """The number of rows of the log (at the last commit, or in the open transaction)."""
-        return self._counters.chain.number
-
-    @property
     def trouble(self) -> str:
         """The error of the last commit; empty since one has worked again."""
         return self._trouble

@@ -25,7 +25,7 @@ class Peers:
 
     def refuse(self, token: bytes | Token) -> bool:
         store = self.server.store
-        keyring = Keyring.from_pinned(RUN, self.server.fingerprint, store.keyring().records)
+        keyring = Keyring.from_pinned(RUN, self.server.fingerprint, store.keys.records)
         self.revocations.accept(store.revocation_list().signed, keyring)
         return self.revocations.refuses(read_token(token) if isinstance(token, bytes) else token)
 
@@ -265,7 +265,7 @@ async def test_a_courier_of_the_server_has_a_token_that_counts(
 ) -> None:
     node = Node(1, server)
     token = read_token(server.moderation.courier_token(node.peer, actor=ROOT))
-    keyring = Keyring.from_pinned(RUN, server.fingerprint, server.store.keyring().records)
+    keyring = Keyring.from_pinned(RUN, server.fingerprint, server.store.keys.records)
     assert keyring.allows(token) is not None
     assert not peers.refuse(token)
     assert (token.username, token.peer, token.serial) == ("auth-server", node.peer, 1)

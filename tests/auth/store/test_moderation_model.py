@@ -161,7 +161,7 @@ class Moderated(RuleBasedStateMachine):
     @invariant()
     def every_peer_refuses_what_was_revoked_and_nothing_else(self) -> None:
         store = self.server.store
-        keyring = Keyring.from_pinned(RUN, self.pinned, store.keyring().records)
+        keyring = Keyring.from_pinned(RUN, self.pinned, store.keys.records)
         self.peers.accept(store.revocation_list().signed, keyring)
         for issued in self.issued:
             dead = issued.ended or issued.revoked or issued.node in self.banned

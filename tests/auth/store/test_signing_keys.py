@@ -36,12 +36,12 @@ class Peer:
 
     def __init__(self, server: Server, pinned: str) -> None:
         self.server = server
-        self.keyring = Keyring.from_pinned(RUN, pinned, server.store.keyring().records)
+        self.keyring = Keyring.from_pinned(RUN, pinned, server.store.keys.records)
         self.revocations = Revocations(RUN)
         self.tokens = VerifiedTokens(RUN, self.keyring, self.revocations)
 
     def hear(self) -> None:
-        self.keyring.add(self.server.store.keyring().records)
+        self.keyring.add(self.server.store.keys.records)
         self.revocations.accept(self.server.store.revocation_list().signed, self.keyring)
 
     def takes(self, token: bytes) -> bool:
