@@ -56,7 +56,7 @@ from auth.server.audit import Act, AuditVerdict
 from auth.server.backups import BackupMade
 from auth.server.database import spell_roles
 from auth.server.signing_keys import SigningKeys
-from auth.server.store import Reader, Store
+from auth.server.store import Store, StoreReader
 from auth.server.writer import Transaction
 from auth.tokens import DEFAULT_LIFE_MS, Token, sign_token
 
@@ -133,7 +133,7 @@ class Moderation:
 
     def __init__(self, store: Store, *, providers: Sequence[str] = ()) -> None:
         self._store = store
-        self._reader = Reader(store.paths.folder, clock_ms=store.clock_ms)
+        self._reader = StoreReader(store.paths.folder, clock_ms=store.clock_ms)
         self._providers = tuple(providers)
 
     def _do(self, operation: Callable[[Transaction], T]) -> T:

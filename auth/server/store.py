@@ -1,7 +1,7 @@
 """The state of an auth server: one folder with its database, its keys and the head of its log.
 
 `Store` is open for writing, in the running server or in a moderator's command when none runs;
-`Reader` (below) only reads, also beside a running server. Frequently used data (the signed
+`StoreReader` (below) only reads, also beside a running server. Frequently used data (the signed
 revocation list, the key records) is kept in memory as an immutable `Published`, replaced after each
 commit that changes it.
 
@@ -320,7 +320,7 @@ class Published(msgspec.Struct, frozen=True):
     revocations: revoked.SignedList
 
 
-class Reader:
+class StoreReader:
     """The state of a folder for readers, with or without a running server."""
 
     def __init__(self, folder: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
