@@ -25,8 +25,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +35,11 @@ import trio
 
 from auth.server.moderation import Moderation
 from auth.server.store import create_store, open_store
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchProcess, open_process
 from node.app.auth_places import find_auth_places
-from node.app.commands.output import Output
 
 if TYPE_CHECKING:
     from node.app.commands.parser import Subparsers
@@ -48,8 +50,6 @@ WARM_UP_SECONDS = 1.0
 ACTOR = "local:bench"
 SYNCED_WRITES = 50
 NO_LIMIT = 1_000_000  # all volunteers of the bench share one address
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -238,14 +238,6 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     effort = AuthServerEffort.of(clients=arguments.clients, quick=arguments.quick)
 
-    async def measure() -> int:
-        result = await measure_auth_server(effort, arguments.folder, output.say)
-        output.data(result, lines_of(result))
-        return 0
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_auth_server, effort, arguments.folder), lines_of)

@@ -22,21 +22,22 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from lab import Talk
 from lab.bench.averaging_swarm import (
     AveragingSwarm,
     SwarmRound,
-    Talk,
     disagreement,
     open_swarm,
 )
+from lab.bench.command import report
 from lab.bench.machine import machine_facts, proportional_bytes
 from lab.bench.processes import BenchFailed
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -256,9 +257,6 @@ def number_of_values(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     require_a_group(arguments.peers)
     profile = str(arguments.profile.absolute()) if arguments.profile else ""
     effort = AveragingEffort(
@@ -270,12 +268,12 @@ def run(arguments: argparse.Namespace) -> int:
         profile,
     )
 
-    async def measure() -> int:
-        result = await measure_averaging(effort, output.say)
-        output.data(result, _lines(result))
-        return 1 if result["failures"] or not result["bit_identical"] else 0
-
-    return run_until_signal(measure)
+    return report(
+        arguments,
+        partial(measure_averaging, effort),
+        _lines,
+        lambda result: not result["failures"] and bool(result["bit_identical"]),
+    )
 
 
 def require_a_group(peers: int) -> None:

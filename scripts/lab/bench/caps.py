@@ -18,12 +18,14 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from lab import Talk
 from lab.bench.caps_figures import (
     OVER,
     REST_PROCESSOR_SHARE,
@@ -35,10 +37,10 @@ from lab.bench.caps_figures import (
 )
 from lab.bench.caps_lab import HOST, LabPeer, Told, host_of, listen_on, open_lab
 from lab.bench.caps_meter import MeterReading, most_memory, over, used_between, worst_window
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.own_network import check_own_networks
 from lab.bench.processes import BenchFailed
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -75,8 +77,6 @@ grace_seconds = 5.0
 """
 """25 MB of gradients, which need 13 s over the capped link, and a batch that takes one core longer
 than that; otherwise a rested peer could never catch up with those that trained on."""
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -376,9 +376,6 @@ def run(arguments: argparse.Namespace) -> int:
     memory = _cap(arguments.max_memory, Measure.SIZE)
     check_own_networks()
 
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     effort = CapsEffort(
         upload=upload,
         download=download,
@@ -389,12 +386,9 @@ def run(arguments: argparse.Namespace) -> int:
         midnight_in=arguments.midnight,
     )
 
-    async def measure() -> int:
-        result = await measure_caps(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["all_kept"] else 1
-
-    return run_until_signal(measure)
+    return report(
+        arguments, partial(measure_caps, effort), _lines, lambda result: bool(result["all_kept"])
+    )
 
 
 def _cap(text: str, measure: Measure) -> float:

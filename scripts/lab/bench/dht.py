@@ -20,16 +20,18 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchProcess, open_process
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -90,9 +92,6 @@ class SwarmNode:
         return await self.process.ask(
             "get", node=self.number, key=key, expected=value, newest=newest
         )
-
-
-Talk = Callable[[str], None]
 
 
 async def measure_dht(effort: DhtEffort, say: Talk = lambda _line: None) -> dict[str, Any]:
@@ -255,9 +254,6 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     if arguments.nodes < 2:
         raise WrongUse("A pair needs two nodes.", advice="Take --nodes 2 or more.")
     effort = DhtEffort.of(
@@ -267,12 +263,7 @@ def run(arguments: argparse.Namespace) -> int:
         quick=arguments.quick,
     )
 
-    async def measure() -> int:
-        result = await measure_dht(effort, output.say)
-        output.data(result, _dht_lines(result))
-        return 0
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_dht, effort), _dht_lines)
 
 
 def _dht_lines(result: dict[str, Any]) -> str:

@@ -36,9 +36,6 @@ class DhtBenchPeer:
         self._nursery = nursery
         self._nodes: list[tuple[Network, Dht]] = []
 
-    def introduction(self) -> dict[str, Any]:
-        return {}
-
     async def join(self, addresses: list[str]) -> dict[str, Any]:
         """Start a node that joins through these; its number here, its address, and the time."""
         began = time.perf_counter()

@@ -24,17 +24,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.pouring import CHUNK_BYTES
 from lab.bench.processes import BenchProcess, introduce, open_peer, open_process
-from node.app.commands.output import Output
 from protocols.errors import PotluckError
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ GUEST = ("-m", "lab.bench.interference_guest")
 ARMS = ("alone", "elsewhere", "receiving", "sending")
 WINDOW_TRIES = 10  # on a machine that is so busy that no step fits into one
 SETTLE_SECONDS = 1.0  # the first steps of a training warm caches up
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -252,9 +251,6 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     effort = InterferenceEffort(
         megabytes=arguments.megabytes,
         seconds=arguments.seconds,
@@ -265,12 +261,7 @@ def run(arguments: argparse.Namespace) -> int:
         batch=arguments.batch,
     )
 
-    async def measure() -> int:
-        result = await measure_interference(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["met"] else 1
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_interference, effort), _lines)
 
 
 def _lines(result: dict[str, Any]) -> str:

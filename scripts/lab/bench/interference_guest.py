@@ -77,7 +77,8 @@ class TrainingGuest(BenchPeer):
 
 async def main() -> None:
     async with open_bench_network(b"") as (network, rpc, memory), trio.open_nursery() as nursery:
-        await obey(TrainingGuest(network, rpc, memory, nursery))
+        guest = TrainingGuest(network, rpc, memory, nursery)
+        await obey(guest, guest.introduction())
         nursery.cancel_scope.cancel()
 
 

@@ -18,17 +18,18 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import node.net.network  # noqa: F401 - a node imports it when it starts; its time is not ours
+from lab import Talk
 from lab.bench.closed_run import ClosedRun, Heard, Size, accepted, has, open_closed_run
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchFailed
-from node.app.commands.output import Output
 from node.training.happenings import (
     ASKING,
     BUILDING,
@@ -60,8 +61,6 @@ PARTS: Final = {
 }
 """Each part ends when the newcomer begins with this. Then it catches up until the loop begins, and
 then it is accepted."""
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -206,21 +205,14 @@ def add_parser(kinds: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from lab.bench.closed_run import Size
-    from node.app.commands.interruption import run_until_signal
 
-    output = Output.of(arguments)
     effort = FirstSampleEffort(
         repeats=arguments.repeat,
         volunteers=arguments.volunteers,
         size=Size(width=arguments.width, batch=arguments.batch),
     )
 
-    async def measure() -> int:
-        result = await measure_first_sample(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["met"] else 1
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_first_sample, effort), _lines)
 
 
 def _lines(result: dict[str, Any]) -> str:

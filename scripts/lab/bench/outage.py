@@ -44,20 +44,22 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from lab import Talk
 from lab.bench.closed_run import ClosedRun, Heard, Size, VolunteerPlace, accepted, open_closed_run
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.own_network import NoOwnNetwork, check_own_networks
 from lab.bench.processes import BenchFailed
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -193,8 +195,6 @@ TOLD: Final = (
 )
 
 TROUBLES: Final = ("stopped", "pulled", "swallowed", "moved")
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -399,17 +399,9 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     effort = OutageEffort(tuple(trouble(one) for one in arguments.troubles or USUAL))
 
-    async def measure() -> int:
-        result = await measure_outage(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["met"] else 1
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_outage, effort), _lines)
 
 
 def _lines(result: dict[str, Any]) -> str:

@@ -222,7 +222,7 @@ def _guard(network: Network, auth_seed: bytes) -> Guard:
 
 async def main(auth_seed: bytes) -> None:
     async with open_bench_peer(auth_seed) as peer:
-        await obey(peer)
+        await obey(peer, peer.introduction())
 
 
 if __name__ == "__main__":

@@ -23,18 +23,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from auth.invites import Invite, write_invite
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchFailed, BenchProcess, open_process
-from node.app.commands.output import Output
 from node.app.demo import free_port
 from node.core.wrong_use import WrongUse
 
@@ -47,8 +49,6 @@ REFUSED_WITHIN_SECONDS = 120.0  # twice the bar; past it somebody was not reache
 COMMAND_SECONDS = 60.0
 BOOTSTRAP_PEERS = 2
 LOGINS = 1000  # more nodes than any machine can run; uses of the one code that all have
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -315,21 +315,13 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     if arguments.nodes < 2:
         raise WrongUse("A swarm has two nodes at least.", advice="Take --nodes 2 or more.")
     effort = RevocationEffort(arguments.nodes, arguments.outlaws)
     if arguments.quick:
         effort = RevocationEffort.quick(arguments.nodes)
 
-    async def measure() -> int:
-        result = await measure_revocation(effort, output.say)
-        output.data(result, _lines(result))
-        return 0
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_revocation, effort), _lines)
 
 
 def _lines(result: dict[str, Any]) -> str:

@@ -47,18 +47,20 @@ import argparse
 import secrets
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from auth.keys import SEED_BYTES
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.own_network import check_own_networks
 from lab.bench.processes import BenchFailed, BenchProcess, open_forge
-from node.app.commands.output import Output
 from protocols.moshpit.layout import CUT_VALUES
 from protocols.moshpit.plan import (
     Members,
@@ -253,8 +255,6 @@ SHORTEST_ROUND_SECONDS = 300.0
 GATHERING_SECONDS = 60.0  # before a round, and as long again for its end
 
 FAILURES_TOLD = 4  # of a round: the first say why
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -529,9 +529,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_own_networks()
 
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     effort = ShapedEffort(
         setup=arguments.setup,
         seconds=arguments.seconds,
@@ -540,12 +537,12 @@ def run(arguments: argparse.Namespace) -> int:
         ways=tuple(dict.fromkeys(arguments.way or WAYS)),
     )
 
-    async def measure() -> int:
-        result = await measure_shaped(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["within_15_percent"] and not result["failures"] else 1
-
-    return run_until_signal(measure)
+    return report(
+        arguments,
+        partial(measure_shaped, effort),
+        _lines,
+        lambda result: result["within_15_percent"] and not result["failures"],
+    )
 
 
 def _lines(result: dict[str, Any]) -> str:

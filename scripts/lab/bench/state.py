@@ -43,16 +43,18 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from auth.keys import SEED_BYTES
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.link_proxy import LinkConditions, open_link_proxy
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchFailed, BenchProcess, introduce, open_process
-from lab.bench.training_swarm import Talk, Training, TrainingProcess, open_training_swarm
-from node.app.commands.output import Output
+from lab.bench.training_swarm import Training, TrainingProcess, open_training_swarm
 
 if TYPE_CHECKING:
     from node.app.commands.parser import Subparsers
@@ -474,9 +476,6 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     effort = StateEffort(
         state_bytes=round(arguments.megabytes * 1e6),
         link_bytes_per_second=arguments.megabits * 1e6 / 8,
@@ -490,12 +489,7 @@ def run(arguments: argparse.Namespace) -> int:
         ),
     )
 
-    async def measure() -> int:
-        result = await measure_state(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["met"] else 1
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_state, effort), _lines)
 
 
 def _lines(result: dict[str, Any]) -> str:

@@ -136,7 +136,8 @@ async def main() -> None:
         open_bench_network(auth_seed) as (network, rpc, memory),
         trio.open_nursery() as nursery,
     ):
-        await obey(StatePeer(network, rpc, memory, nursery))
+        peer = StatePeer(network, rpc, memory, nursery)
+        await obey(peer, peer.introduction())
         nursery.cancel_scope.cancel()
 
 

@@ -28,20 +28,20 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from lab import Talk
 from lab.bench.admission import RUN
 from lab.bench.averaging_swarm import (
     AveragingSwarm,
     SwarmPeer,
     SwarmRound,
-    Talk,
     disagreement,
     open_swarm,
     ready_to_kill,
     ready_to_stop,
 )
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchFailed
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 from protocols.identity import PeerId
 from protocols.moshpit.group import group_key
@@ -396,22 +396,18 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     _require_sense(arguments)
 
-    async def measure() -> int:
+    async def measure(say: Talk) -> dict[str, Any]:
         result: dict[str, Any] = {}
         if arguments.kill or arguments.stop:
-            result |= await _trials(arguments, output)
+            result |= await _trials(arguments, say)
         if arguments.churn:
-            result["churn"] = await _churn(arguments, output)
+            result["churn"] = await _churn(arguments, say)
         result["met"] = result.get("met", True) and result.get("churn", {}).get("met", True)
-        output.data(result, _lines(result))
-        return 0 if result["met"] else 1
+        return result
 
-    return run_until_signal(measure)
+    return report(arguments, measure, _lines)
 
 
 def _require_sense(arguments: argparse.Namespace) -> None:
@@ -425,8 +421,7 @@ def _require_sense(arguments: argparse.Namespace) -> None:
         )
 
 
-async def _trials(arguments: argparse.Namespace, output: Output) -> dict[str, Any]:
-
+async def _trials(arguments: argparse.Namespace, say: Talk) -> dict[str, Any]:
     effort = SurvivalEffort(
         peers=arguments.peers or TRIAL_PEERS,
         values=arguments.numel or TRIAL_VALUES,
@@ -434,10 +429,10 @@ async def _trials(arguments: argparse.Namespace, output: Output) -> dict[str, An
         stops=arguments.stop,
         seed=arguments.seed,
     )
-    return await measure_survival(effort, output.say)
+    return await measure_survival(effort, say)
 
 
-async def _churn(arguments: argparse.Namespace, output: Output) -> dict[str, Any]:
+async def _churn(arguments: argparse.Namespace, say: Talk) -> dict[str, Any]:
     from lab.bench.survival_churn import ChurnEffort, measure_churn
 
     effort = ChurnEffort(
@@ -447,7 +442,7 @@ async def _churn(arguments: argparse.Namespace, output: Output) -> dict[str, Any
         every_seconds=arguments.every,
         seed=arguments.seed,
     )
-    return await measure_churn(effort, output.say)
+    return await measure_churn(effort, say)
 
 
 def _lines(result: dict[str, Any]) -> str:

@@ -24,7 +24,8 @@ from typing import Any
 
 import trio
 
-from lab.bench.averaging_swarm import AveragingSwarm, SwarmRound, Talk, disagreement, open_swarm
+from lab import Talk
+from lab.bench.averaging_swarm import AveragingSwarm, SwarmRound, disagreement, open_swarm
 from lab.bench.machine import machine_facts
 
 LONGEST_GAP_SECONDS = 30.0  # without a completed round

@@ -29,22 +29,23 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.time_sheet import COMPUTING, PARTS, WAITING, parts_between
 from lab.bench.training_audit import RunAudit
 from lab.bench.training_swarm import (
     GLANCE_SECONDS,
-    Talk,
     Training,
     TrainingSwarm,
     open_training_swarm,
 )
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -318,9 +319,7 @@ def _add_churn(kinds: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from lab.bench.averaging import require_a_group
-    from node.app.commands.interruption import run_until_signal
 
-    output = Output.of(arguments)
     require_a_group(arguments.peers)
     effort = TrainingEffort(
         peers=arguments.peers,
@@ -337,12 +336,7 @@ def run(arguments: argparse.Namespace) -> int:
         manners=tuple(dict.fromkeys(arguments.manner or MANNERS)),
     )
 
-    async def measure() -> int:
-        result = await measure_training(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["met"] else 1
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_training, effort), _lines)
 
 
 def run_churn(arguments: argparse.Namespace) -> int:
@@ -352,9 +346,7 @@ def run_churn(arguments: argparse.Namespace) -> int:
         TrainingChurnEffort,
         measure_training_churn,
     )
-    from node.app.commands.interruption import run_until_signal
 
-    output = Output.of(arguments)
     if arguments.volunteers < 2:
         raise WrongUse(
             "Nobody is left to go on when the only volunteer is killed.",
@@ -379,12 +371,8 @@ def run_churn(arguments: argparse.Namespace) -> int:
         except FileExistsError:
             raise WrongUse(f"{logs} has logs already.", advice="Name another folder.") from None
 
-    async def measure() -> int:
-        result = await measure_training_churn(effort, output.say, logs)
-        output.data(result, _churn_lines(result))
-        return 0 if result["met"] else 1
-
-    return run_until_signal(measure)
+    measure = partial(measure_training_churn, effort, logs=logs)
+    return report(arguments, measure, _churn_lines)
 
 
 def _lines(result: dict[str, Any]) -> str:

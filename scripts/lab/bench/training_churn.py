@@ -30,10 +30,10 @@ from typing import Any
 
 import trio
 
+from lab import Talk
 from lab.bench.machine import machine_facts
 from lab.bench.training_audit import RunAudit
 from lab.bench.training_swarm import (
-    Talk,
     Training,
     TrainingProcess,
     TrainingSwarm,

@@ -103,9 +103,6 @@ class TrainingPeer:
         self._catching_up: tuple[Bridge, TrainingLog] | None = None
         self._writing = threading.Lock()
 
-    def introduction(self) -> dict[str, Any]:
-        return {}
-
     async def join(
         self, home: str, addresses: list[str], up_bytes_per_second: float = 0.0
     ) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,8 +37,6 @@ RUN = "bench"
 BOOTSTRAP_PEERS = 3  # whom a new peer is told of
 NUMBERS_PER_LIFE = 1 << 32
 GLANCE_SECONDS = 0.2  # between two looks at how far the peers are
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,11 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from auth.keys import SEED_BYTES
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.pouring import CHUNK_BYTES
 from lab.bench.processes import BenchFailed, BenchProcess, introduce, open_peer, open_process
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class _Pair:
 
 
 async def measure_auth(
-    effort: AuthEffort, only: Iterable[str], say: Callable[[str], None] = lambda _line: None
+    effort: AuthEffort, only: Iterable[str], say: Talk = lambda _line: None
 ) -> dict[str, Any]:
     """The figures with tokens, and beside each what the same was in an open run."""
     wanted = set(only)
@@ -246,9 +247,6 @@ class Effort:
     def quick(repeats: int = 1) -> Effort:
         """Enough to see that it works and roughly where it stands."""
         return Effort(repeats, 0.5, 128, 16, 60, 2)
-
-
-Talk = Callable[[str], None]
 
 
 @dataclass
@@ -489,9 +487,6 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     figures = AUTH_FIGURES if arguments.auth else FIGURES
     names = tuple(figure.name for figure in figures)
     only = tuple(arguments.only or names)
@@ -502,31 +497,24 @@ def run(arguments: argparse.Namespace) -> int:
                 advice=f"Take one of {', '.join(names)}.",
             )
 
-    def say(line: str) -> None:
-        output.say(f"measuring {line}")
-
-    async def measure() -> int:
+    async def measure(say: Talk) -> dict[str, Any]:
         measure_now = _measure_auth if arguments.auth else _measure_plain
-        result = await measure_now(arguments, only, say)
-        output.data(result, _table(result, figures))
-        return 0
+        return await measure_now(arguments, only, lambda line: say(f"measuring {line}"))
 
-    return run_until_signal(measure)
+    return report(arguments, measure, partial(_table, figures=figures))
 
 
 async def _measure_plain(
-    arguments: argparse.Namespace, only: tuple[str, ...], say: Callable[[str], None]
+    arguments: argparse.Namespace, only: tuple[str, ...], say: Talk
 ) -> dict[str, Any]:
-
     repeats = arguments.repeat
     effort = Effort.quick(repeats or 1) if arguments.quick else Effort(repeats or Effort.repeats)
     return await measure_transport(effort, only, say)
 
 
 async def _measure_auth(
-    arguments: argparse.Namespace, only: tuple[str, ...], say: Callable[[str], None]
+    arguments: argparse.Namespace, only: tuple[str, ...], say: Talk
 ) -> dict[str, Any]:
-
     repeats = arguments.repeat
     quick = AuthEffort.quick(repeats or 1)
     effort = quick if arguments.quick else AuthEffort(repeats or AuthEffort.repeats)
