@@ -195,11 +195,11 @@ def lines_of(result: Mapping[str, Any]) -> str:
     """The figures for a person."""
     words = {
         "passes_per_s": "passes a second, each client renewing without a pause",
-        "saturated_ms_p50": "from request to pass, meanwhile",
+        "saturated_ms_p50": "from request to pass at that load",
         "saturated_ms_p99": "",
         "paced_ms_p50": f"from request to pass at {PACED_PER_SECOND:g} a second",
         "paced_ms_p99": "",
-        "cpu_ms_per_pass": "of a processor, in the server",
+        "cpu_ms_per_pass": "processor time of the server for one pass",
         "synced_write_ms": "until a small write is on this disk",
     }
     return "\n".join(
@@ -217,13 +217,15 @@ def add_parser(kinds: Subparsers) -> None:
         "auth-server",
         help="access passes from an auth server on this machine",
         description="Start an auth server in a process of its own, with TLS, SQLite on disk and "
-        "each commit synced, and many clients in another, each with a key and a connection; and "
-        "measure what renewing takes. Each pass is a whole renewal; some are verified as a node "
-        "does it.\n\n"
+        "each commit synced, and many clients in another, each with a key and a "
+        "connection; and measure renewals. Each pass is a whole renewal. Some are "
+        "verified as a node does it.\n\n"
         "  passes_per_s      each client renews again as soon as it has its pass\n"
-        "  saturated_ms_p99  from request to pass, meanwhile: mostly waiting for the others\n"
-        "  paced_ms_p99      from request to pass at 300 passes a second, all clients together\n"
-        "  cpu_ms_per_pass   of a processor, in the server",
+        "  saturated_ms_p99  from request to pass at that load: mostly waiting for "
+        "the others\n"
+        "  paced_ms_p99      from request to pass at 300 passes a second, all "
+        "clients together\n"
+        "  cpu_ms_per_pass   processor time of the server for one pass",
         example="scripts/bench auth-server --json\nscripts/bench auth-server --quick --clients 10",
     )
     parser.set_defaults(measure=run)
@@ -232,9 +234,9 @@ def add_parser(kinds: Subparsers) -> None:
         "--folder",
         type=Path,
         metavar="DIRECTORY",
-        help="where the database lies meanwhile: choose the disk (the temporary folder)",
+        help="the folder for the database, to choose the disk (the temporary folder)",
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything, rough figures")
+    parser.add_argument("--quick", action="store_true", help="measure less: rough figures")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -342,28 +342,41 @@ def add_parser(kinds: Subparsers) -> None:
     parser = kinds.add_parser(
         "caps",
         help="whether a volunteer's caps hold, measured from outside (root, Linux)",
-        description="Start a run of three real processes, each in a network namespace of its own: "
-        "an organiser's peer that only keeps, a volunteer without caps, and one with all of them. "
-        "Gradients of 25 MB travel as they are, so the caps bind. The kernel counts the capped "
-        "one's packets, processor time and memory, its children's included, five times a second.\n"
-        "\nIts schedule crosses midnight (in a time zone where that is near), closes and opens "
-        "again; then it trains, and is paused. Told are the worst ten seconds of everything that "
-        "has a cap, what the others are told of the caps and what the plan makes of them, what it "
-        "does while it rests, and whether the others go on at their pace meanwhile.\n\n"
-        "It needs root, Linux and iproute2, and takes some five minutes; nothing of it is left "
-        "afterwards. Exit code 1 if a cap was exceeded by more than 5 %.",
+        description="Start a run of three real processes, each in a network namespace of its "
+        "own: an organiser's peer that only keeps, a volunteer without caps, and one "
+        "with all of them. Gradients of 25 MB travel uncompressed, so that the caps "
+        "matter. The kernel's counts of the capped volunteer's packets, processor "
+        "time and memory, with its children, are read five times a second.\n\n"
+        "Its schedule crosses midnight (in a time zone where midnight is near), "
+        "closes and opens again. Then it trains, and is paused. The result has the "
+        "worst ten seconds of each figure that has a cap, the caps as the others "
+        "know them and as the plan uses them, the volunteer's activity while it "
+        "rests, and whether the others keep their pace then.\n\n"
+        "It needs root, Linux and iproute2, takes about five minutes, and leaves "
+        "nothing behind. The exit code is 1 if a cap was exceeded by more than 5 %.",
         example="sudo scripts/bench caps\nsudo scripts/bench caps --upload-limit 1MB/s --json",
     )
     parser.set_defaults(measure=run)
-    parser.add_argument("--upload-limit", default=UPLOAD, metavar="RATE", help=f"({UPLOAD})")
-    parser.add_argument("--download-limit", default=DOWNLOAD, metavar="RATE", help=f"({DOWNLOAD})")
-    parser.add_argument("--max-memory", default=MEMORY, metavar="SIZE", help=f"({MEMORY})")
-    add_flag(parser, "--threads", positive_count, THREADS, "of the capped volunteer")
-    training = "how long it trains between the schedule and the pause"
+    parser.add_argument(
+        "--upload-limit", default=UPLOAD, metavar="RATE", help=f"the cap of its upload ({UPLOAD})"
+    )
+    parser.add_argument(
+        "--download-limit",
+        default=DOWNLOAD,
+        metavar="RATE",
+        help=f"the cap of its download ({DOWNLOAD})",
+    )
+    parser.add_argument(
+        "--max-memory", default=MEMORY, metavar="SIZE", help=f"the cap of its memory ({MEMORY})"
+    )
+    add_flag(
+        parser, "--threads", positive_count, THREADS, "how many threads the capped volunteer has"
+    )
+    training = "how long the capped volunteer trains between the schedule and the pause"
     add_flag(parser, "--seconds", positive_seconds, TRAIN_SECONDS, training, metavar="SECONDS")
     pause = "how long the pause is"
     add_flag(parser, "--pause", positive_seconds, PAUSE_SECONDS, pause, metavar="SECONDS")
-    midnight = "when it is midnight, after the start; the schedule closes a minute later"
+    midnight = "how long after the start it is midnight; the schedule closes a minute later"
     add_flag(parser, "--midnight", positive_seconds, MIDNIGHT_SECONDS, midnight, metavar="SECONDS")
 
 

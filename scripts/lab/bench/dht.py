@@ -226,13 +226,16 @@ def add_parser(kinds: Subparsers) -> None:
         "dht",
         help="writing and reading the directory in a swarm on this machine",
         description="Start a swarm of real nodes on this machine and measure its directory: a "
-        "random node stores under a fresh key, another one reads it.\n\n"
-        "  store_ms_p50                    one slot to all its replicas\n"
-        "  get_ms_p50                      a read that is content with the first replicas\n"
-        "  get_latest_ms_p50               a read of the newest, from all replicas\n"
-        "  success_rate                    of pairs that stored and read the same\n"
-        "  idle_cpu_percent_per_node       of one core, while nobody asks anything\n"
-        "  idle_bytes_per_second_per_node  sent and received, meanwhile\n\n"
+        "random node stores under a fresh key, and another one reads it.\n\n"
+        "  store_ms_p50                    storing one slot at all its replicas\n"
+        "  get_ms_p50                      a read that takes the first replicas that "
+        "answer\n"
+        "  get_latest_ms_p50               a read of the newest slot, from all "
+        "replicas\n"
+        "  success_rate                    share of pairs that stored and read the "
+        "same value\n"
+        "  idle_cpu_percent_per_node       of one core, while there are no requests\n"
+        "  idle_bytes_per_second_per_node  sent and received at that time\n\n"
         "Up to 16 nodes each have a process of their own; of more, 8 share one.",
         example="scripts/bench dht --nodes 16 --json\nscripts/bench dht --nodes 4 --quick",
     )
@@ -242,15 +245,16 @@ def add_parser(kinds: Subparsers) -> None:
         "--pairs",
         type=positive_count,
         metavar="N",
-        help="how many stores and reads of either kind (200, or 40 with --quick)",
+        help="how many pairs of a store and a read, for each kind of read (200, or 40 with "
+        "--quick)",
     )
     parser.add_argument(
         "--per-process",
         type=positive_count,
         metavar="N",
-        help="how many nodes share a process (1 up to 16 nodes, 8 beyond)",
+        help="how many nodes share a process (1 for up to 16 nodes, else 8)",
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything, rough figures")
+    parser.add_argument("--quick", action="store_true", help="measure less: rough figures")
 
 
 def run(arguments: argparse.Namespace) -> int:

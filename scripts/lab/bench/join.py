@@ -170,12 +170,12 @@ WHAT = {
     "node": "the node listens",
     "meeting": "the others are met",
     "definition": "the definition is fetched and verified",
-    "torch": "torch is loaded, which has begun at once: what is left of it",
-    "cost": "what the run takes is worked out, and told",
+    "torch": "torch is loaded; it began at once, and this is the rest",
+    "cost": "the run's costs are computed and shown",
     "build": "the model is built",
     "benchmark": "this machine is measured",
     "catch_up": "the run's state is fetched and verified",
-    "accepted": "a batch is computed, and others make a step with it",
+    "accepted": "a batch is computed, and the others make a step with it",
 }
 
 
@@ -188,18 +188,24 @@ def add_parser(kinds: Subparsers) -> None:
         "join",
         help="from `potluck join` on a clean home to the first accepted sample",
         description="Start a closed run on this machine (an auth server, an organiser's peer that "
-        "keeps its state, volunteers who train), and let newcomers with an enrolment code and an "
-        "empty home join it, one after the other. The seconds of each part, in order:\n\n"
+        "keeps its state, volunteers that train), and let newcomers with an enrolment code and an "
+        "empty home join it, one after another. The seconds of each part, in order:\n\n"
         f"{parts}\n\n"
-        "Figures are medians. The run's processes share the first processor where there are "
-        "several, and the newcomer has the others: it would have a machine of its own. Exit code 1 "
-        "if it takes 20 seconds or more.",
+        "Figures are medians. If there are several processors, the run's processes share the first "
+        "and the newcomer has the others, because it would have a machine of its own. The exit "
+        "code is 1 if it takes 20 seconds or more.",
         example="scripts/bench join\nscripts/bench join --repeat 5 --volunteers 2 --json",
     )
     parser.set_defaults(measure=run)
     add_flag(parser, "--repeat", positive_count, 3, "how many newcomers")
-    add_flag(parser, "--volunteers", positive_count, 1, "who train already")
-    add_flag(parser, "--width", positive_count, 204, "of the model, by default 25 MB of state")
+    add_flag(parser, "--volunteers", positive_count, 1, "how many volunteers train already")
+    add_flag(
+        parser,
+        "--width",
+        positive_count,
+        204,
+        "the width of the model; the default makes 25 MB of state",
+    )
     add_flag(parser, "--batch", positive_count, 128, "samples of a step")
 
 

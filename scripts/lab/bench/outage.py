@@ -3,10 +3,10 @@
 Three volunteers train in a closed run, each in a network of its own (`Cables`). One of them
 is hit by one trouble after another (`TROUBLES`), for some seconds each:
 
-    stopped     its process is stopped, as by a lid that is closed
+    stopped     its process is stopped, as when a lid is closed
     pulled      its interface is down
-    swallowed   its interface is up, and nothing arrives anywhere
-    moved       its address is another one from now on
+    swallowed   its interface is up, but all packets are lost
+    moved       it has another address from now on
 
 Nobody helps it back. Measured are the time from the end of the trouble until others have made a
 step with its samples (`back_seconds`), its messages meanwhile, and the effect on the others: the
@@ -376,16 +376,16 @@ def add_parser(kinds: Subparsers) -> None:
         "outage",
         help="a volunteer's network goes, its machine sleeps, its address changes",
         description="Start a closed run on this machine, with three volunteers in network "
-        "namespaces of their own (as root, on Linux), and let one of them have a trouble after "
+        "namespaces of their own (as root, on Linux), and give one of them one trouble after "
         "another:\n\n"
-        "  stopped    its process is stopped, as by a lid that is closed\n"
+        "  stopped    its process is stopped, as when a lid is closed\n"
         "  pulled     its interface is down\n"
-        "  swallowed  its interface is up, and nothing arrives anywhere\n"
-        "  moved      its address is another one from now on\n\n"
-        "Nobody helps it back. Told is how long after each trouble's end others have made a step "
-        "with its samples, how long the others were without a step, and whether all have made the "
-        f"same steps. Without TROUBLE: {', '.join(USUAL)}. Exit code 1 if one takes more than 30 s "
-        "to be back, or anybody's steps differ.",
+        "  swallowed  its interface is up, but all packets are lost\n"
+        "  moved      it has another address from now on\n\n"
+        "It has to come back by itself. The result says how long after each trouble's end the "
+        "others made a step with its samples, how long the others made no step, and whether all "
+        f"made the same steps. Without TROUBLE: {', '.join(USUAL)}. The exit code is 1 if it takes "
+        "more than 30 s to be back, or if steps differ.",
         example="scripts/bench outage\nscripts/bench outage pulled:600 --json\n"
         "scripts/bench outage stopped:120 moved:0",
     )
@@ -394,7 +394,7 @@ def add_parser(kinds: Subparsers) -> None:
         "troubles",
         metavar="TROUBLE",
         nargs="*",
-        help="which, a colon, and for how many seconds: pulled:60",
+        help="a trouble, a colon, and its length in seconds: pulled:60",
     )
 
 

@@ -298,17 +298,19 @@ def add_parser(kinds: Subparsers) -> None:
 
     parser = kinds.add_parser(
         "revocation",
-        help="how long until every peer refuses whoever was revoked",
-        description="Start an auth server and a swarm of real nodes on this machine, let members "
-        "in that take no notice of being revoked, revoke them with `potluck auth revoke`, and "
-        "measure from the start of that command until every node refuses them.\n\n"
+        help="how long it takes until every peer refuses a revoked member",
+        description="Start an auth server and a swarm of real nodes on this machine, and let in "
+        "members that ignore a revocation. Revoke them with `potluck auth revoke`, "
+        "and measure the time from the start of that command until every node "
+        "refuses them.\n\n"
         "  revocation_seconds_p95              with the auth server up\n"
-        "  revocation_seconds_server_down_p95  with it stopped: through the directory alone\n\n"
+        "  revocation_seconds_server_down_p95  with it stopped: through the "
+        "directory only\n\n"
         "Four nodes share a process.",
         example="scripts/bench revocation --json\nscripts/bench revocation --quick",
     )
     parser.set_defaults(measure=run)
-    outlaws = "how many are revoked with the server up, and as many with it down"
+    outlaws = "how many members are revoked with the server up, and again with it down"
     add_flag(parser, "--nodes", positive_count, 16, "how many nodes")
     add_flag(parser, "--outlaws", positive_count, 2, outlaws)
     parser.add_argument("--quick", action="store_true", help="six nodes, one outlaw of each kind")

@@ -432,40 +432,42 @@ def add_parser(kinds: Subparsers) -> None:
         "state",
         help="fetching a state from peers, of which one dies and one lies",
         description="Have a newcomer fetch a state from three real peers on this machine, behind "
-        "links of a known rate. Half-way one of them is killed and another begins to corrupt what "
-        "it sends. Then the same from three, and from one, without limits; and from one that "
-        "trains meanwhile, at the pace of those who do. And some newcomers at once in a run that "
-        "makes its steps meanwhile.\n\n"
-        "  of_what_the_links_carry  the time the links would need, by the time it took\n"
-        "  liar_named               whether the peer that corrupted was found and named\n"
-        "  training_donor           steps per second of a donor that trains, of those alone\n"
-        "  three_donors, one_donor  MiB per second without limits, CPU seconds of all, and what\n"
-        "                           naming a state by its digest takes\n"
-        "  newcomers                after how long each had a part in a step, who was told that\n"
-        "                           it is too slow, and how much longer the passes of the peer\n"
-        "                           took that served them; and bytes_s, in which one process\n"
-        "                           sends the same bytes while nothing else runs\n\n"
-        f"Exit code 1 if the state is not verified, the liar not named, less than "
-        f"{BAR_OF_LINKS:g} of what the links carry was used, a donor that trains makes "
-        f"less than {BAR_OF_ALONE:g} of its steps, or a newcomer is not in after "
-        f"{BAR_SECONDS:g} s (or {BAR_OF_BYTES:g} times bytes_s, where that is more).",
+        "links of a known rate. Half-way one of them is killed and another begins to send "
+        "corrupted data. Then the same from three peers, and from one, without limits; then from "
+        "one that trains at the same time, and serves at the pace of such peers. Last, several "
+        "newcomers come at once to a run that goes on making steps.\n\n"
+        "  of_what_the_links_carry  the time that the links would need, as a share of the time\n"
+        "                           that it took\n"
+        "  liar_named               whether the peer that sent corrupted data was found and named\n"
+        "  training_donor           steps per second of a donor that trains, as a share of\n"
+        "                           those without serving\n"
+        "  three_donors, one_donor  MiB per second without limits, CPU seconds of all, and the\n"
+        "                           time to compute the digest of a state\n"
+        "  newcomers                how long it took until each had a part in a step, which were\n"
+        "                           told that they are too slow, and how much longer the passes\n"
+        "                           of the serving peer took; and bytes_s, the time in which one\n"
+        "                           process sends the same bytes while nothing else runs\n\n"
+        "The exit code is 1 if the state is not verified, if the liar is not named, if less than "
+        f"{BAR_OF_LINKS:g} of the links' rate was used, if a donor that trains makes less than "
+        f"{BAR_OF_ALONE:g} of its steps, or if a newcomer is not in after {BAR_SECONDS:g} s (or "
+        f"{BAR_OF_BYTES:g} times bytes_s, if that is more).",
         example="scripts/bench state --json\n"
         "scripts/bench state --megabytes 20 --rounds 1\n"
         "scripts/bench state --only training\n"
         "scripts/bench state --only newcomers --newcomers 5 --step-seconds 0.5",
     )
     parser.set_defaults(measure=run)
-    link = "what each donor's link carries, in Mb/s"
-    rounds = "how many fetches without limits are measured, after a first one"
-    add_flag(parser, "--megabytes", positive_number, MEGABYTES, "how large the state is")
+    link = "the rate of each donor's link, in Mb/s"
+    rounds = "how many fetches without limits are measured, after one that is not"
+    add_flag(parser, "--megabytes", positive_number, MEGABYTES, "how large the state is, in MB")
     add_flag(parser, "--megabits", positive_number, MEGABITS, link)
     add_flag(parser, "--rounds", positive_count, ROUNDS, rounds)
-    pairs = "how often a donor that trains serves, and trains alone for as long"
+    pairs = "how many pairs of windows: a donor that trains also serves, then only trains"
     add_flag(parser, "--pairs", positive_count, PAIRS, pairs)
-    add_flag(parser, "--newcomers", positive_count, NEWCOMERS, "how many come at once")
-    seconds = "how long the run's steps take before they come"
+    add_flag(parser, "--newcomers", positive_count, NEWCOMERS, "how many newcomers come at once")
+    seconds = "how long a step of the run takes before they come"
     add_flag(parser, "--step-seconds", positive_number, STEP_SECONDS, seconds)
-    size = "how large the state is that they take"
+    size = "how large the state is that they fetch, in MB"
     add_flag(parser, "--newcomers-megabytes", positive_number, NEWCOMERS_MEGABYTES, size)
     parser.add_argument(
         "--only",

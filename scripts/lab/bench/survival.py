@@ -359,24 +359,34 @@ def add_parser(kinds: Subparsers) -> None:
         "survival",
         help="averaging while peers are killed, stopped and started",
         description="Start peers in processes of their own on this machine, have them average, "
-        "and hit one of them at a random moment of the round.\n\n"
-        "  --kill   the victim is killed; a fresh process takes its place afterwards\n"
-        "  --stop   it is stopped (SIGSTOP), and continued when the others have gone on\n"
-        "  --churn  one is killed or started again and again, some are never touched\n\n"
-        "After each blow all survivors must hold the average of the same members, with the same "
-        "bits, in 5 s (10 s if the victim was stopped), and begin their next round at once. "
-        "During churn there must be a completed round every 30 s, and those who live through it "
-        "must not come to hold more memory, tasks or file descriptors. Exit code 1 if one of "
-        "these is not so.",
+        "and kill or stop one of them at a random moment of the round.\n\n"
+        "  --kill   the victim is killed; a fresh process takes its place "
+        "afterwards\n"
+        "  --stop   it is stopped (SIGSTOP), and continued once the others have gone "
+        "on\n"
+        "  --churn  peers are killed and started again and again; some are never "
+        "touched\n\n"
+        "Afterwards all survivors must hold the average of the same members, with "
+        "the same bits, within 5 s (10 s if the victim was stopped), and begin their "
+        "next round at once. During churn a round must complete every 30 s, and the "
+        "peers that live through it must not use more and more memory, tasks or file "
+        "descriptors. The exit code is 1 if one of these is not so.",
         example="scripts/bench survival --kill 50 --json\n"
         "scripts/bench survival --stop 10 --numel 1e6\n"
         "scripts/bench survival --churn 600 --peers 8 --every 1",
     )
     parser.set_defaults(measure=run)
-    parser.add_argument("--kill", type=positive_count, default=0, metavar="N", help="so many kills")
-    parser.add_argument("--stop", type=positive_count, default=0, metavar="N", help="so many stops")
     parser.add_argument(
-        "--churn", type=positive_seconds, metavar="SECONDS", help="for so long, in a swarm apart"
+        "--kill", type=positive_count, default=0, metavar="N", help="how many kills"
+    )
+    parser.add_argument(
+        "--stop", type=positive_count, default=0, metavar="N", help="how many stops"
+    )
+    parser.add_argument(
+        "--churn",
+        type=positive_seconds,
+        metavar="SECONDS",
+        help="how long the churn lasts, in a swarm of its own",
     )
     parser.add_argument(
         "--peers",
@@ -390,9 +400,9 @@ def add_parser(kinds: Subparsers) -> None:
         metavar="N",
         help=f"how many values the vector has ({TRIAL_VALUES:g}, and {CHURN_VALUES:g} for churn)",
     )
-    every = "between one kill or start and the next, for churn"
+    every = "the time between two kills or starts, during churn"
     add_flag(parser, "--every", positive_seconds, 1.0, every, metavar="SECONDS")
-    add_flag(parser, "--seed", positive_count, 7, "of victims and moments")
+    add_flag(parser, "--seed", positive_count, 7, "the seed for victims and moments")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -61,13 +61,17 @@ FIGURES: tuple[Figure, ...] = (
     Figure("unary_per_s_16", "calls per second with 16 in flight", 0),
     Figure("stream_MiB_s", "one bulk transfer one way, 1 MiB chunks", 0),
     Figure("cpu_s_per_GB", "CPU seconds per GB of that, both ends together", 2),
-    Figure("both_ways_MiB_s", "a transfer each way at once, in sum", 0),
-    Figure("four_nodes_all_to_all_MiB_s", "four processes, each to each at once, in sum", 0),
-    Figure("plain_socket_MiB_s", "a plain TCP socket one way: the machine's limit", 0),
-    Figure("slow_reader_rss_growth_MiB", "memory grown by sending to a reader that stops", 1),
-    Figure("stream_fill_at_100ms_100mbit", "share of a 100 Mbit/s, 100 ms link that one fills", 3),
-    Figure("join_s", "a new node's start to its first answered call", 3),
-    Figure("import_s", "a fresh interpreter that imports a node", 3),
+    Figure("both_ways_MiB_s", "both directions at once, the sum", 0),
+    Figure("four_nodes_all_to_all_MiB_s", "four processes, each to all others at once, the sum", 0),
+    Figure("plain_socket_MiB_s", "a plain TCP socket one way: this machine's limit", 0),
+    Figure("slow_reader_rss_growth_MiB", "growth of memory while a reader has stopped reading", 1),
+    Figure(
+        "stream_fill_at_100ms_100mbit",
+        "share of a 100 Mbit/s, 100 ms link that one transfer fills",
+        3,
+    ),
+    Figure("join_s", "from a new node's start to its first answered call", 3),
+    Figure("import_s", "a fresh interpreter imports a node", 3),
 )
 
 NAMES = tuple(figure.name for figure in FIGURES)
@@ -458,11 +462,11 @@ def add_parser(kinds: Subparsers) -> None:
     parser = kinds.add_parser(
         "transport",
         help="calls and transfers between processes on this machine",
-        description="Start nodes in processes of their own on this machine and measure what "
-        f"goes between them, over the whole path of a real node.\n\n{figures}\n\n"
+        description="Start nodes in processes of their own on this machine and measure "
+        f"calls and transfers between them, over the whole path of a real node.\n\n{figures}\n\n"
         f"With --auth, each message is signed and verified as in a run with an auth server:\n\n"
         f"{with_auth}\n\n"
-        "Figures are medians; --json has their spread and the machine they were measured on.",
+        "Figures are medians. --json has their spread, and the machine.",
         example="scripts/bench transport --quick\n"
         "scripts/bench transport --auth --json\n"
         "scripts/bench transport --json --only stream_MiB_s --only cpu_s_per_GB",
@@ -476,13 +480,16 @@ def add_parser(kinds: Subparsers) -> None:
         help="measure this figure only; may be given several times",
     )
     parser.add_argument(
-        "--auth", action="store_true", help="with tokens, beside an open run in turn with it"
+        "--auth", action="store_true", help="measure with tokens, in turn with an open run"
     )
     parser.add_argument(
-        "--repeat", type=positive_count, metavar="N", help="how often (3, or 1 with --quick)"
+        "--repeat",
+        type=positive_count,
+        metavar="N",
+        help="how many repetitions (3, or 1 with --quick)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="less of everything: half a minute, rough figures"
+        "--quick", action="store_true", help="measure less: half a minute, rough figures"
     )
 
 
