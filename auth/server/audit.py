@@ -72,7 +72,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     act: Act
     actor: str
-    """Who did it: `local:alice` (a moderator), `server`, or `peer` (anybody who asked)."""
+    """The actor: `local:alice` (a moderator), `server`, or `peer` (a request from a peer)."""
     reason: str = ""
     name: str | None = None
     peer: bytes | None = None

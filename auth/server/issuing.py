@@ -291,7 +291,7 @@ class Issuer:
         )
 
 
-# Who gets a token: decided, written and logged in one transaction.
+# The decision about a token: made, written and logged in one transaction.
 #
 # Three ways in (an identity that a provider confirmed, an enrolment code, a key that has logged in
 # before) lead to one `_grant`, which checks everything that could forbid it. The answer is a

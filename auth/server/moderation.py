@@ -429,7 +429,7 @@ class Moderation:
         if life_ms is not None and life_ms <= 0:
             raise NotDone(
                 "A code cannot have expired before it is made.",
-                why="Its life is not longer than nothing.",
+                why="Its life must be longer than zero.",
                 advice="Choose a longer one.",
             )
         wanted = read_roles(roles)
@@ -774,7 +774,7 @@ def _code_login(name: str) -> str:
     if parsed.provider != codes.PROVIDER:
         raise NotDone(
             f"A code cannot be for {parsed}.",
-            why=f"Who gets in by a code has a name of the provider `{codes.PROVIDER}`.",
+            why=f"People who get in by a code have names of the provider `{codes.PROVIDER}`.",
             advice=f"Use {codes.PROVIDER}:{parsed.login}, or allow the name and let them log in.",
         )
     return parsed.login

@@ -230,7 +230,7 @@ def read_key_file(path: Path) -> SigningKey | None:
             mode = f"{status.st_mode & 0o777:04o}"
             raise StoreFailed(
                 f"Others may read the signing key {path}: its mode is {mode}.",
-                why="Whoever has it can let anybody into the run.",
+                why="With this key, anybody can be let into the run.",
                 advice=f"If nobody has read it, run `chmod 600 {path}`; otherwise "
                 f"withdraw the key as well (`potluck auth keys withdraw {path.stem}`).",
             )

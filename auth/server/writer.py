@@ -175,7 +175,7 @@ class StoreWriter:
             if self._closing:
                 raise StoreClosed(
                     "The auth server is stopping.",
-                    why="What you asked for has not happened.",
+                    why="Your request was not performed.",
                     advice="Ask again when it runs.",
                 )
             if len(queue) >= most:
@@ -291,7 +291,7 @@ class StoreWriter:
             return error
         if isinstance(error, (*WHAT_SQLITE_RAISES, OSError)):
             return told(error, self._path)
-        log.error("A transaction of the auth server broke", exc_info=error)
+        log.error("A transaction of the auth server failed", exc_info=error)
         return StoreFailed(
             "The auth server could not write: something unforeseen happened.",
             why=f"{type(error).__name__}: {error}",
@@ -350,7 +350,7 @@ def _call(callbacks: Iterable[Callable[[], None]]) -> None:
         try:
             callback()
         except Exception:
-            log.exception("What follows a transaction of the auth server broke")
+            log.exception("A callback after a transaction of the auth server failed")
 
 
 def _settle(batch: Sequence[_Waiting[Any]]) -> None:

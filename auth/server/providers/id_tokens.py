@@ -31,8 +31,6 @@ LONGEST_TOKEN_CHARACTERS: Final = 32_768
 # Between the provider's clock and ours: both are servers that keep time.
 LEEWAY_SECONDS: Final = 60
 
-_NOT_PROVEN: Final = "What the provider signed does not prove who you are."
-
 
 class UnknownKey(Exception):
     """No key that we hold fits the token: fetch the keys again, they may have changed."""
@@ -54,12 +52,12 @@ def verify_id_token(
     _check_party(claims, client_id)
     _check_times(claims, now)
     if not isinstance(claims["sub"], str) or not is_safe_subject(claims["sub"]):
-        raise _refused("its subject is not what the standard allows")
+        raise not_proven("its subject is not what the standard allows")
     if nonce is not None and claims.get("nonce") != nonce:
-        raise _refused("it was not made for this login (the nonce differs)")
+        raise not_proven("it was not made for this login (the nonce differs)")
     bound = access_token is not None and "at_hash" in claims
     if bound and claims["at_hash"] != half_hash(access_token or "", algorithm):
-        raise _refused("it does not belong to the access token beside it")
+        raise not_proven("it does not belong to the access token beside it")
     return claims
 
 
@@ -72,19 +70,19 @@ def half_hash(access_token: str, algorithm: str) -> str:
 
 def _header(token: str) -> tuple[str, str | None]:
     if len(token) > LONGEST_TOKEN_CHARACTERS or not token.isascii():
-        raise _refused(f"it is longer than {LONGEST_TOKEN_CHARACTERS} characters, or no token")
+        raise not_proven(f"it is longer than {LONGEST_TOKEN_CHARACTERS} characters, or no token")
     try:
         header = jwt.get_unverified_header(token)
     except (jwt.PyJWTError, ValueError, RecursionError):
-        raise _refused("it is no token") from None
+        raise not_proven("it is no token") from None
     algorithm, key_id, kind = header.get("alg"), header.get("kid"), header.get("typ", "JWT")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         shown = words_of_a_stranger(str(algorithm))
-        raise _refused(f"its signature is of the kind {shown}, which is not accepted")
+        raise not_proven(f"its signature is of the kind {shown}, which is not accepted")
     if not isinstance(kind, str) or kind.upper() != "JWT":
-        raise _refused(f"it is another kind of token ({words_of_a_stranger(str(kind))})")
+        raise not_proven(f"it is another kind of token ({words_of_a_stranger(str(kind))})")
     if key_id is not None and not isinstance(key_id, str):
-        raise _refused("it is no token")
+        raise not_proven("it is no token")
     return algorithm, key_id
 
 
@@ -112,16 +110,16 @@ def _signed_claims(
         except jwt.InvalidSignatureError:
             continue
         except jwt.InvalidAudienceError:
-            raise _refused("it was made for another program than this server") from None
+            raise not_proven("it was made for another program than this server") from None
         except jwt.InvalidIssuerError:
-            raise _refused(f"it was not issued by {issuer}") from None
+            raise not_proven(f"it was not issued by {issuer}") from None
         except jwt.MissingRequiredClaimError as missing:
-            raise _refused(f"it lacks the claim {missing.claim}") from None
+            raise not_proven(f"it lacks the claim {missing.claim}") from None
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
-            raise _refused(f"it is malformed ({words_of_a_stranger(str(error))})") from None
+            raise not_proven(f"it is malformed ({words_of_a_stranger(str(error))})") from None
     if not tried:
         raise UnknownKey
-    raise _refused("its signature is not by a key of the provider")
+    raise not_proven("its signature is not by a key of the provider")
 
 
 def _check_party(claims: Mapping[str, Any], client_id: str) -> None:
@@ -130,37 +128,37 @@ def _check_party(claims: Mapping[str, Any], client_id: str) -> None:
     if party is None and not several:
         return
     if party != client_id:
-        raise _refused("it was made for another program than this server (azp)")
+        raise not_proven("it was made for another program than this server (azp)")
 
 
 def _check_times(claims: Mapping[str, Any], now: float) -> None:
     expires, issued = _time(claims, "exp"), _time(claims, "iat")
     begins = _time(claims, "nbf") if "nbf" in claims else issued
     if now >= expires + LEEWAY_SECONDS:
-        raise _refused(f"it expired {now - expires:.0f} s ago by this server's clock")
+        raise not_proven(f"it expired {now - expires:.0f} s ago by this server's clock")
     ahead = max(issued, begins) - now
     if ahead > LEEWAY_SECONDS:
-        raise _refused(f"it is valid only in {ahead:.0f} s by this server's clock")
+        raise not_proven(f"it is valid only in {ahead:.0f} s by this server's clock")
 
 
 def _time(claims: Mapping[str, Any], claim: str) -> float:
     value = claims[claim]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _refused(f"its claim {claim} is no time")
+        raise not_proven(f"its claim {claim} is no time")
     try:
         seconds = float(value)
     except OverflowError:
         seconds = math.inf
     if not math.isfinite(seconds):
-        raise _refused(f"its claim {claim} is no time")
+        raise not_proven(f"its claim {claim} is no time")
     return seconds
 
 
-def _refused(why: str) -> LoginRefused:
+def not_proven(why: str) -> LoginRefused:
     return LoginRefused(
-        _NOT_PROVEN,
+        "The provider's ID token does not prove who you are.",
         reason=LoginReason.ID_TOKEN,
-        why=f"Its ID token was not accepted: {why}.",
+        why=f"It was not accepted: {why}.",
         advice="Begin the login again. If it is refused again, tell the moderators, with this"
         " message: the provider, its settings here or this server's clock may be wrong.",
     )

@@ -36,7 +36,13 @@ from auth.server.providers.errors import (
 )
 from auth.server.providers.fetching import Fetcher, ProviderAnswer
 from auth.server.providers.flows import DeviceGrant, LoginAttempt, NotYet, TokenAnswer
-from auth.server.providers.id_tokens import KeySet, UnknownKey, fetch_keys, verify_id_token
+from auth.server.providers.id_tokens import (
+    KeySet,
+    UnknownKey,
+    fetch_keys,
+    not_proven,
+    verify_id_token,
+)
 from auth.server.providers.identity import ProviderIdentity, holds_preferred, login_from
 from auth.server.providers.settings import OpenIdSettings
 from auth.server.providers.web_addresses import fault_in, is_loopback_http
@@ -215,12 +221,7 @@ class OpenIdProvider:
                 )
             except UnknownKey:
                 continue
-        raise LoginRefused(
-            "What the provider signed does not prove who you are.",
-            reason=LoginReason.ID_TOKEN,
-            why="Its ID token is signed with a key that the provider does not publish.",
-            advice="Begin the login again. If it is refused again, tell the moderators.",
-        )
+        raise not_proven("it is signed with a key that the provider does not publish")
 
     async def _fetch_keys(self) -> KeySet:
         metadata = await self._metadata.get()

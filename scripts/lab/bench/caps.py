@@ -409,7 +409,7 @@ def _cap(text: str, measure: Measure) -> float:
 
     found = amount(text, measure)
     if found is None:
-        raise WrongUse("What has no limit has nothing to be measured against.")
+        raise WrongUse("A cap that is not set cannot be measured.")
     return found
 
 

@@ -70,7 +70,7 @@ BAR_OF_BYTES = 1.2  # times what the bytes take, where that is more
 GLANCE_SECONDS = 0.2
 
 
-# What is measured where no flag says otherwise.
+# The defaults of the flags.
 MEGABYTES = 100.0
 MEGABITS = 40.0
 ROUNDS = 5

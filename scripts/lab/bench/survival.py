@@ -423,11 +423,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _require_sense(arguments: argparse.Namespace) -> None:
     if not (arguments.kill or arguments.stop or arguments.churn):
         raise WrongUse(
-            "Nothing is to happen to anybody.", advice="Take --kill 5, --stop 5 or --churn 60."
+            "There is nothing to measure.", advice="Take --kill 5, --stop 5 or --churn 60."
         )
     if arguments.peers is not None and arguments.peers < 3:
         raise WrongUse(
-            "Survivors of two peers have nobody to average with.", advice="Take --peers 3 or more."
+            "The survivor of two peers has nobody to average with.",
+            advice="Take --peers 3 or more.",
         )
 
 

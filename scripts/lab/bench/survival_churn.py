@@ -58,7 +58,7 @@ class ChurnEffort:
 
 @dataclass
 class _Seen:
-    """What happened."""
+    """The events of a churn."""
 
     completed_at: list[float] = field(default_factory=list)
     rounds: int = 0

@@ -64,8 +64,8 @@ class PeerManner:
     auxiliary: bool = False
     """Whether it comes to the rounds without samples, as a backbone does."""
     company: int = 0
-    """How many others it waits to see before its first batch. Who began alone could step so often
-    that the others, with a state to fetch now, never catch up."""
+    """How many others it waits to see before its first batch. A peer that began alone could step so
+    often that the others, with a state to fetch now, never catch up."""
     idle_seconds: float = 0.0
     """How much longer each pass takes, with the processor left alone: it stands for a device that
     computes while the host's thread waits, and for a machine that is not shared."""

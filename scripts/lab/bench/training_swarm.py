@@ -41,9 +41,9 @@ GLANCE_SECONDS = 0.2  # between two looks at how far the peers are
 
 @dataclass(frozen=True)
 class Training:
-    """What all peers of a swarm do. `task` and `manner` are the fields of training_task.Task and
-    of training_peer.Manner that are not their defaults (neither is imported here: they need
-    torch); `up_bytes_per_second` is each peer's uplink, 0 for no limit."""
+    """The same settings for all peers of a swarm. `task` and `manner` are the fields of
+    training_task.Task and of training_peer.Manner that are not their defaults (neither is imported
+    here: they need torch); `up_bytes_per_second` is each peer's uplink, 0 for no limit."""
 
     target_batch: int
     task: dict[str, Any] = field(default_factory=dict)
@@ -210,7 +210,7 @@ async def open_training_swarm(
     training: Training, logs: Path | None = None
 ) -> AsyncIterator[TrainingSwarm]:
     """A swarm without peers. Its processes are killed when the block ends: nobody needs them.
-    What the peers write down stays in `logs`, a folder that is there, if one is given."""
+    The peers' logs stay in `logs`, an existing folder, if one is given."""
     with tempfile.TemporaryDirectory(prefix="potluck-bench-") as folder:
         async with open_forge(PEER) as forge:
             swarm = TrainingSwarm(training, Path(folder), logs or Path(folder), forge)

@@ -391,7 +391,7 @@ class SimulatedSearch:
 
 Answer = tuple[Sequence[Contact], Sequence["Slot"]]
 
-# What a liar's answer is made of: enough of each to hurt, together k.
+# The parts of a liar's answer: enough of each to do harm, together k.
 LIARS_IN_A_LIE = 8
 INVENTED_IN_A_LIE = 8
 MISPLACED_IN_A_LIE = 4
@@ -746,7 +746,7 @@ class _Swarm:
             if behind:
                 self.world.give(search.peer, contact, behind, lambda _: None)
 
-    # What befalls them
+    # The nodes' failures
 
     def _kill(self) -> dict[str, Any]:
         everybody = list(self.world.peers.values())
