@@ -176,7 +176,7 @@ def refuse_this_machine(settings: DataSettings) -> None:
             if not is_address(path):
                 raise DataSettingsError(
                     f"The data {name!r} would be read from this machine's disk, at {path[:200]!r}.",
-                    why="Another person wrote these settings, and training data can partly be "
+                    why="The settings come from somebody else, and training data can partly be "
                     "read from the gradients that are sent.",
                     advice="The organiser has to name http(s) addresses instead.",
                 )
@@ -184,14 +184,14 @@ def refuse_this_machine(settings: DataSettings) -> None:
                 raise DataSettingsError(
                     f"The data {name!r} would be fetched from {_host_of(path)!r}, which is this "
                     "machine or its own network.",
-                    why="Another person wrote these settings.",
+                    why="The settings come from somebody else.",
                     advice="The organiser has to name an address in the internet instead.",
                 )
         # without an owner, the library would read the folder of this name
         if source.dataset and ("/" not in source.dataset or os.path.exists(source.dataset)):
             raise DataSettingsError(
                 f"The data set {source.dataset!r} would be read from this machine's disk.",
-                why="Another person wrote these settings.",
+                why="The settings come from somebody else.",
                 advice="It must be called owner/name, as on Hugging Face, and there must be no "
                 "folder of that name where potluck runs.",
             )

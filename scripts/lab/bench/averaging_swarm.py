@@ -30,7 +30,7 @@ from auth.keys import SEED_BYTES
 from lab import Talk
 from lab.bench.processes import BenchFailed, BenchProcess, PeerForge, open_forge, open_process
 
-BOOTSTRAP_PEERS = 3  # whom a new peer is told of
+BOOTSTRAP_PEERS = 3  # that a new peer gets
 PEER = ("-m", "lab.bench.averaging_peer")
 
 

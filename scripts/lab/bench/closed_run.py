@@ -136,7 +136,7 @@ class Heard:
 
 
 def has(one: Heard, kind: str, after: int = 0) -> bool:
-    """Whether it has told of such a thing, beyond so many that it told before."""
+    """Whether it has reported such an event, after this many earlier ones."""
     return bool(one.all(kind, after))
 
 
@@ -182,7 +182,7 @@ class ClosedRun:
         return next(one for one in self._heard if one.child.name == ORGANISER)
 
     async def code_for(self, name: str) -> str:
-        """An enrolment code for somebody."""
+        """An enrolment code for this name."""
         return str((await self._do("auth", "codes", "new", "--name", name))["code"])
 
     def join(
@@ -201,7 +201,7 @@ class ClosedRun:
         )
 
     async def ask(self, name: str, *words: str, place: VolunteerPlace = HERE) -> Event:
-        """A command in somebody's home, which ends by itself; what it printed last."""
+        """Run a command in this home until it ends; its last line of output."""
         return await self._do(*words, home=self._folder / name, through=place.through)
 
     async def until(self, holds: Callable[[], bool], part: str, *needed: Heard) -> None:
@@ -286,7 +286,7 @@ async def open_closed_run(
     folder: Path, definition: str, hub: VolunteerPlace = HERE, *, one_is_alone: bool = False
 ) -> AsyncIterator[ClosedRun]:
     """The run in a folder that is there and empty; its auth server and its organiser's peer run at
-    `hub` until the block is left. `one_is_alone`: somebody joins `alone`, see there."""
+    `hub` until the block is left. `one_is_alone`: one joins `alone`, see there."""
     async with trio.open_nursery() as nursery:
         run = ClosedRun(folder, nursery, hub, one_is_alone=one_is_alone)
         try:

@@ -41,7 +41,7 @@ NODES_WITH_A_PROCESS_EACH = 16
 NODES_PER_PROCESS = 8
 BOOTSTRAP_PEERS = 4  # the reference's
 TTL_SECONDS = 600.0  # the reference's
-# The replicas of so many random keys are all nodes of a swarm of 64, but for one in millions.
+# The replicas of this many random keys are all nodes of a swarm of 64 (one in millions is missed).
 WARM_UP_KEYS = 32
 WARM_UP_PAIRS_PER_NODE = 1
 SETTLE_SECONDS = 2.0  # the reference's; for what joining left to be done
@@ -62,7 +62,7 @@ class DhtEffort:
     def of(
         nodes: int, *, pairs: int | None = None, per_process: int | None = None, quick: bool = False
     ) -> DhtEffort:
-        """The usual effort for so many nodes."""
+        """The usual effort for this many nodes."""
         usual = 1 if nodes <= NODES_WITH_A_PROCESS_EACH else NODES_PER_PROCESS
         return DhtEffort(
             nodes=nodes,

@@ -50,7 +50,7 @@ class DhtBenchPeer:
         }
 
     async def warm(self, node: int, keys: int) -> dict[str, Any]:
-        """Read so many random keys at once; afterwards there are links to all their replicas."""
+        """Read this many random keys at once; afterwards there are links to all their replicas."""
         network, dht = self._nodes[node]
         await dht.get_many([f"note/{network.random.getrandbits(64):x}" for _ in range(keys)])
         return {"links": len(network.links())}

@@ -38,7 +38,7 @@ class TrainingGuest(BenchPeer):
         self._over = threading.Event()
 
     async def train(self, threads: int, width: int, layers: int, batch: int) -> None:
-        """Begin to train, in a thread, with so many threads of torch's."""
+        """Begin to train, in a thread, with this many threads of torch."""
         task = BenchTask(width=width, layers=layers, batch=batch)
         self._nursery.start_soon(self._train_until_over, task, threads)
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from node.app.commands.parser import Subparsers
 
 BAR_SECONDS: Final = 20.0
-STEPS_BEFORE: Final = 3  # of the others, before somebody comes: then the swarm is running
+STEPS_BEFORE: Final = 3  # of the others, before the newcomer: then the swarm is running
 
 PARTS: Final = {
     "imports": LOGGING_IN,
@@ -91,7 +91,7 @@ async def measure_first_sample(
                     one,
                 )
             for number in range(effort.repeats):
-                say(f"somebody comes, {number + 1} of {effort.repeats}")
+                say(f"a newcomer comes, {number + 1} of {effort.repeats}")
                 measured.append(await _newcomer(run, f"newcomer{number}", others[0]))
     totals = [one["seconds"] for one in measured]
     median = statistics.median(totals)

@@ -8,10 +8,10 @@ is hit by one trouble after another (`TROUBLES`), for some seconds each:
     swallowed   its interface is up, but all packets are lost
     moved       it has another address from now on
 
-Nobody helps it back. Measured are the time from the end of the trouble until others have made a
-step with its samples (`back_seconds`), its messages meanwhile, and the effect on the others: the
-longest time without a step of theirs, and whether all peers report the same history for each epoch,
-which is a digest over all steps (`differing_steps`).
+It has to come back by itself. Measured are the time from the end of the trouble until others have
+made a step with its samples (`back_seconds`), its messages meanwhile, and the effect on the others:
+the longest time without a step of theirs, and whether all peers report the same history for each
+epoch, which is a digest over all steps (`differing_steps`).
 
 A returning peer has to wait for the end of a step. So the time of a step of this run is printed
 beside it.
@@ -233,7 +233,7 @@ class _Lab:
 
 
 async def measure_outage(effort: OutageEffort, say: Talk = lambda _line: None) -> dict[str, Any]:
-    """The figures. BenchFailed if somebody does not come back at all."""
+    """The figures. BenchFailed if a volunteer does not come back at all."""
     began, machine = time.monotonic(), machine_facts()
     told = []
     with tempfile.TemporaryDirectory(prefix="potluck-bench-") as folder:
@@ -259,7 +259,7 @@ async def measure_outage(effort: OutageEffort, say: Talk = lambda _line: None) -
 async def _joined(run: ClosedRun, cables: Cables, name: str) -> Heard:
     code = await run.code_for(name)
     one = run.join(name, code, place=cables.place_of(name))
-    if name == OTHERS[0]:  # the first of all: nobody is there who could accept anything
+    if name == OTHERS[0]:  # the first of all: there is no other peer to accept its samples
         await run.until(lambda: bool(one.all("step_taken")), f"the first step of {name}", one)
     else:
         await run.until(lambda: accepted(one) is not None, f"the first samples of {name}", one)

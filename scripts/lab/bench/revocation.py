@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 RUN = "bench"
 NODES_PER_PROCESS = 4
-REFUSED_WITHIN_SECONDS = 120.0  # twice the bar; past it somebody was not reached
+REFUSED_WITHIN_SECONDS = 120.0  # twice the bar; after that a node was not reached
 COMMAND_SECONDS = 60.0
 BOOTSTRAP_PEERS = 2
 LOGINS = 1000  # more nodes than any machine can run; uses of the one code that all have
@@ -149,7 +149,7 @@ class _Swarm:
         )
 
     async def add_outlaw(self, server: _AuthServer, name: str) -> _Outlaw:
-        """Somebody whom every node answers."""
+        """A member that every node answers."""
         outlaw = _Outlaw(name, await self.open_process())
         await outlaw.process.ask(
             "become_outlaw",

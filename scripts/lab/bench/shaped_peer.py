@@ -54,7 +54,7 @@ class ShapedPeer:
         self._offset = time.perf_counter() - trio.current_time()  # of the two clocks
 
     async def leave(self, window: int, unsent: int) -> None:
-        """Have an empty network, with TCP connections that hold so much."""
+        """Have an empty network, with TCP connections that hold this many bytes."""
         leave_for_own_network()
         limit_tcp(window, unsent)
 

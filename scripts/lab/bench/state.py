@@ -9,11 +9,11 @@ Every peer is a process with a node of a run with tokens, on loopback. Its parts
     speed     three sound donors, no limit; and one donor, with as many bytes as the reference's
               bench (40 MB)
     training  one donor that trains and serves at the pace of those who do: its steps a second
-              while somebody fetches, as a share of those in as long a while without. The two
+              while a peer fetches, as a share of those in an equally long time without. The two
               take turns, and each is as often the first of a pair; the median counts
     newcomers some newcomers at once in a run that makes its steps meanwhile
 
-The clock of a fetch begins when it is asked for, and a donor copies its state when somebody asks.
+The clock of a fetch begins when it is asked for, and a donor copies its state when a peer asks.
 So the first fetch takes longer, and is reported separately.
 
 The newcomers' part: one peer trains alone, in steps of a known length. Then some newcomers come at
@@ -81,7 +81,7 @@ NEWCOMERS_MEGABYTES = 3.6
 
 @dataclass(frozen=True)
 class NewcomersEffort:
-    """One row of the table: so many come at once. `seconds`: how long they are given."""
+    """One row of the table: this many come at once. `seconds`: how long they have."""
 
     newcomers: int = NEWCOMERS
     step_seconds: float = STEP_SECONDS
@@ -176,7 +176,7 @@ def _seconds_of_a_pass(before: dict[str, Any], after: dict[str, Any]) -> float:
 
 
 def _width(state_bytes: int) -> int:
-    """Of the model whose state has about so many bytes: 12 layers' width squared, and the bytes."""
+    """The width of the model whose state has about this many bytes, and the exact bytes."""
     parameters = state_bytes / BYTES_PER_PARAMETER
     squared, linear = 12 * LAYERS, 256 + 8
     width = (math.sqrt(linear**2 + 4 * squared * parameters) - linear) / (2 * squared)
@@ -189,7 +189,7 @@ ONE_DONOR_BYTES = 40_000_000  # 10M float32, the reference's
 QUEUE_BYTES = 256 << 10  # before a link: a home router's
 BAR_OF_LINKS = 0.9
 BAR_OF_ALONE = 0.95
-"""Of its steps alone a donor makes at least so many while it serves."""
+"""While it serves, a donor makes at least this share of its steps alone."""
 SERVED_BYTES = 16_000_000  # a second at the pace that a peer that trains begins with
 PAIRS = 12
 PARTS = ("shaped", "speed", "training", "newcomers")
@@ -304,8 +304,8 @@ async def _measure_speed(donors: int, state_bytes: int, rounds: int) -> dict[str
 
 
 async def _bytes_seconds(newcomers: int, each_bytes: int) -> float:
-    """In how many seconds one process, which does nothing else, sends each of so many newcomers so
-    much. One after the other: nobody waits for a place, and two processes have all cores."""
+    """How many seconds one process needs, which does nothing else, to send this much to each of so
+    many newcomers. One after another: no newcomer waits for a place, and two processes have all cores."""
     async with _open_swarm(1, each_bytes) as swarm:
         await swarm.fetch()  # the donor has its copy from here on
         fetches = [await swarm.fetch() for _ in range(newcomers)]
@@ -409,7 +409,7 @@ async def _open_swarm(
 
 
 async def _shaped_port(stack: AsyncExitStack, donor: BenchProcess, bytes_per_second: float) -> int:
-    """A port that leads to a donor over a link that brings so many bytes a second from it."""
+    """A port to a donor, over a link that carries this many bytes a second from it."""
     port = int(donor.introduction["addresses"][0].split("/tcp/")[1].split("/")[0])
     proxy = await stack.enter_async_context(
         open_link_proxy(

@@ -77,7 +77,7 @@ class SurvivalEffort:
 
 @dataclass(frozen=True)
 class Phases:
-    """How long the phases of a round take here when nobody is hit."""
+    """How long the phases of an undisturbed round take here."""
 
     matchmaking_s: float
     exchange_s: float
@@ -157,7 +157,7 @@ class _Survival:
     """One swarm and the trials on it."""
 
     def __init__(self, swarm: AveragingSwarm, chance: random.Random, say: Talk) -> None:
-        self.mishaps: list[str] = []  # what went wrong with rounds that nobody disturbed
+        self.mishaps: list[str] = []  # failures of undisturbed rounds
         self._undisturbed: deque[SwarmRound] = deque(maxlen=WARM_ROUNDS)
         self._swarm = swarm
         self._chance = chance
@@ -165,13 +165,13 @@ class _Survival:
         self._epoch = 0
 
     async def warm_up(self) -> None:
-        """Some rounds that nobody disturbs: how long their phases are."""
+        """Some undisturbed rounds, to measure their phases."""
         for _ in range(1 + WARM_ROUNDS):  # the first one is slower
             await self._whole_round()
 
     @property
     def phases(self) -> Phases:
-        """As they were in the last rounds that nobody disturbed: a machine's speed changes."""
+        """The phases of the last undisturbed rounds: a machine's speed changes."""
         return _usual_phases(self._undisturbed)
 
     async def trials(self, kind: str, count: int, blow: Blow) -> list[Trial]:
@@ -196,7 +196,7 @@ class _Survival:
         return trials
 
     def _draw_victim(self) -> int:
-        """Anybody, but often the one who is to lead the round."""
+        """Any peer, but often the one that will lead the round."""
         peers = self._swarm.peers
         if self._chance.random() >= LEADERS:
             return self._chance.choice(sorted(peers))
@@ -235,7 +235,7 @@ class _Survival:
             await swarm.end(trial.victim)
 
     async def _whole_round(self) -> None:
-        """A round of everybody that nobody disturbs. It may fail now and then, but is not right."""
+        """An undisturbed round of all peers. A few may fail; it is noted."""
         everybody = list(self._swarm.peers)
         for _ in range(WHOLE_TRIES):
             this = await self._round_of(everybody)
@@ -245,8 +245,8 @@ class _Survival:
                 self._undisturbed.append(this)
                 return
             self.mishaps.append(failure)
-            self._say(f"FAILED, with nobody hit: {failure}")
-        raise BenchFailed("Round after round failed in which nobody was hit.", why=failure)
+            self._say(f"FAILED, undisturbed: {failure}")
+        raise BenchFailed("Undisturbed rounds failed again and again.", why=failure)
 
     async def _round_of(self, numbers: Sequence[int]) -> SwarmRound:
         this = self._next_round(numbers)
@@ -285,7 +285,7 @@ def _judge(trial: Trial, this: SwarmRound, survivors: Sequence[int], struck_at: 
 
 
 def _judge_victim(trial: Trial, this: SwarmRound, survivors: Sequence[int]) -> None:
-    """Somebody who was stopped may be told of anything but a commit of its own."""
+    """A peer that was stopped may have any outcome but a commit of its own."""
     answer = this.answers.get(trial.victim)
     trial.victim_said = answer["verdict"] if answer else "nothing"
     if trial.victim_said == "committed" and not any(one in this.committed for one in survivors):
@@ -464,7 +464,7 @@ def _lines(result: dict[str, Any]) -> str:
     if "churn" in result:
         lines += _churn_lines(result["churn"])
     lines += [f"failed: {failure}" for failure in failures]
-    lines += [f"failed, with nobody hit: {one}" for one in result.get("failed_undisturbed", ())]
+    lines += [f"failed, undisturbed: {one}" for one in result.get("failed_undisturbed", ())]
     lines.append("all as it must be" if result["met"] else "NOT as it must be")
     return "\n".join(lines)
 

@@ -223,7 +223,7 @@ class _Churn:
         }
 
     async def _at_rest(self, alone: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        """The resources of the veterans at rest, when nobody else is left."""
+        """The resources of the veterans at rest, when no other peer is left."""
         mortal = set(self._swarm.peers) - set(self._effort.veterans)
         for number in mortal - self._dead:  # some were killed after the last round's end
             self._swarm.peers[number].send_signal(signal.SIGKILL)

@@ -60,7 +60,7 @@ class PeerManner:
     local_steps: int = 1
     max_norm: float | None = None
     held_out: bool = False
-    """Whether it measures the loss on samples that nobody trains on, after every step."""
+    """Whether it measures the loss on held-out samples after every step."""
     auxiliary: bool = False
     """Whether it comes to the rounds without samples, as a backbone does."""
     company: int = 0

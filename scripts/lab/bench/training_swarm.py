@@ -34,7 +34,7 @@ from lab.bench.training_log import read_log
 
 PEER = ("-m", "lab.bench.training_peer")
 RUN = "bench"
-BOOTSTRAP_PEERS = 3  # whom a new peer is told of
+BOOTSTRAP_PEERS = 3  # that a new peer gets
 NUMBERS_PER_LIFE = 1 << 32
 GLANCE_SECONDS = 0.2  # between two looks at how far the peers are
 
@@ -95,7 +95,7 @@ class TrainingSwarm:
         return [await self._join() for _ in range(count)]
 
     async def start_together(self, manners: Iterable[dict[str, Any]]) -> list[TrainingProcess]:
-        """So many volunteers that begin when all are there: nobody has a state to fetch."""
+        """This many volunteers, which begin when all are there: none has a state to fetch."""
         manners = list(manners)
         lives = await self.join(len(manners))
         company = {"company": len(manners) - 1}
@@ -209,7 +209,7 @@ class TrainingSwarm:
 async def open_training_swarm(
     training: Training, logs: Path | None = None
 ) -> AsyncIterator[TrainingSwarm]:
-    """A swarm without peers. Its processes are killed when the block ends: nobody needs them.
+    """A swarm without peers. Its processes are killed when the block ends.
     The peers' logs stay in `logs`, an existing folder, if one is given."""
     with tempfile.TemporaryDirectory(prefix="potluck-bench-") as folder:
         async with open_forge(PEER) as forge:

@@ -18,7 +18,7 @@ NODES_IN_CHURN = 1_000  # four hours of it take minutes; each node is replaced e
 SEED = 7
 HOURS = 4.0
 FEWEST_NODES = 30  # with fewer, everybody is among the k closest to everything
-MOST_LIARS = 0.9  # somebody has to publish and to read
+MOST_LIARS = 0.9  # the others have to publish and to read
 
 FIGURES = {
     "hops_p50, hops_p99": "how many nodes a read asks one after another until it reaches the "
