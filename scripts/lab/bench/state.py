@@ -304,8 +304,8 @@ async def _measure_speed(donors: int, state_bytes: int, rounds: int) -> dict[str
 
 
 async def _bytes_seconds(newcomers: int, each_bytes: int) -> float:
-    """How many seconds one process needs, which does nothing else, to send this much to each of so
-    many newcomers. One after another: no newcomer waits for a place, and two processes have all cores."""
+    """How many seconds one process needs, which does nothing else, to send this much to each of
+    the newcomers. One after another: none waits for a place, and two processes have all cores."""
     async with _open_swarm(1, each_bytes) as swarm:
         await swarm.fetch()  # the donor has its copy from here on
         fetches = [await swarm.fetch() for _ in range(newcomers)]
