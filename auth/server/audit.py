@@ -31,7 +31,7 @@ from typing import NewType
 import msgspec
 
 from auth.keys import SigningKey, VerifyingKey
-from auth.server.database import FILE_MODE, rows_of
+from auth.server.database import rows_of, write_new_file
 
 AuditHash = NewType("AuditHash", bytes)
 
@@ -309,11 +309,7 @@ def write_head_file(path: Path, head: Head) -> None:
         f"key {head.key_id.hex()}\nsignature {head.signature.hex()}\n"
     )
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(draft, flags, FILE_MODE), "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        write_new_file(draft, text.encode())
         os.replace(draft, path)
     finally:
         with contextlib.suppress(OSError):

@@ -124,10 +124,6 @@ def _mark(copy: Path, now_ms: int) -> audit.Head:
 
 def _write_keys(keys: Mapping[str, bytes], folder: Path) -> None:
     folder.mkdir(mode=database.FOLDER_MODE)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for name, content in keys.items():
-        with open(os.open(folder / name, flags, database.FILE_MODE), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        database.write_new_file(folder / name, content)
     keep_names(folder)

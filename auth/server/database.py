@@ -381,6 +381,16 @@ def check_folder(folder: Path) -> None:
         )
 
 
+def write_new_file(path: Path, content: bytes) -> None:
+    """A file of this user alone, on the disk when this returns (its name, once `keep_names` of its
+    folder is). OSError from the system."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(path, flags, FILE_MODE), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 @contextlib.contextmanager
 def _telling(path: Path) -> Iterator[None]:
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.simulate.dht_swarm import SwarmPlan, simulate
 from node.app.commands.output import Output
-from node.app.commands.parser import positive_count, positive_seconds
+from node.app.commands.parser import add_flag, positive_count, positive_seconds
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -59,13 +59,7 @@ def add_parser(kinds: Subparsers) -> None:
         metavar="N",
         help=f"how many nodes ({NODES}, or {NODES_IN_CHURN} with --churn)",
     )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=SEED,
-        metavar="N",
-        help=f"the seed of all random choices ({SEED})",
-    )
+    add_flag(parser, "--seed", int, SEED, "the seed of all random choices")
     parser.add_argument(
         "--kill",
         type=_share,

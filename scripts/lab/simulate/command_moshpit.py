@@ -30,7 +30,7 @@ METHODS = {
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import positive_count
+    from node.app.commands.parser import add_flag, positive_count
 
     width = max(len(name) for name in METHODS)
     methods = "\n".join(f"  {name:{width}}  {what}" for name, what in METHODS.items())
@@ -48,16 +48,8 @@ def add_parser(kinds: Subparsers) -> None:
         "scripts/simulate moshpit --peers 768 --failure-rate 0.005 --plot deviation.png",
     )
     parser.set_defaults(simulate=run)
-    parser.add_argument(
-        "--peers", type=positive_count, default=PEERS, metavar="N", help=f"how many peers ({PEERS})"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=positive_count,
-        default=ROUNDS,
-        metavar="N",
-        help=f"how many rounds ({ROUNDS})",
-    )
+    add_flag(parser, "--peers", positive_count, PEERS, "how many peers")
+    add_flag(parser, "--rounds", positive_count, ROUNDS, "how many rounds")
     parser.add_argument(
         "--failure-rate",
         type=_probability,
@@ -108,13 +100,7 @@ def add_parser(kinds: Subparsers) -> None:
         help="how many times to repeat it with other numbers and failures; the result is the "
         "mean (1)",
     )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=SEED,
-        metavar="N",
-        help=f"the seed of all random choices ({SEED})",
-    )
+    add_flag(parser, "--seed", int, SEED, "the seed of all random choices")
     parser.add_argument(
         "--plot",
         type=Path,

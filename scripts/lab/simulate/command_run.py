@@ -138,13 +138,7 @@ def add_parser(kinds: Subparsers) -> None:
         action="store_true",
         help="let more peers take part, over a grid, as a definition may ask for",
     )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=SEED,
-        metavar="N",
-        help=f"the seed of all random choices ({SEED})",
-    )
+    add_flag(parser, "--seed", int, SEED, "the seed of all random choices")
 
 
 def run(arguments: argparse.Namespace) -> int:
