@@ -18,8 +18,6 @@ disk is measured, too, and printed with the result.
 from __future__ import annotations
 
 import argparse
-import datetime
-import ipaddress
 import os
 import statistics
 import sys
@@ -36,6 +34,7 @@ import trio
 from auth.server.moderation import Moderation
 from auth.server.store import create_store, open_store
 from lab import Talk
+from lab.bench.closed_run import write_certificate
 from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchProcess, open_process
@@ -117,11 +116,11 @@ def _prepare(home: Path, clients: int) -> dict[str, Any]:
     made = create_store(places.folder, RUN, actor=ACTOR)
     with open_store(places.folder) as store:
         code = Moderation(store).code_new(uses=clients, actor=ACTOR).code
-    certificate, key = _write_certificate(home)
+    write_certificate(home, "127.0.0.1")
     text = (
         f'run = "{RUN}"\npublic_url = "https://127.0.0.1:8443"\n'
         '[server]\nlisten = ["127.0.0.1:0"]\n'
-        f'certificate = "{certificate.name}"\ncertificate_key = "{key.name}"\n'
+        'certificate = "certificate.pem"\ncertificate_key = "key.pem"\n'
         f"connections = {2 * clients}\nconnections_per_address = {2 * clients}\n"
         f"[limits]\nconnections_per_minute_per_address = {NO_LIMIT}\n"
         f"requests_per_minute_per_address = {NO_LIMIT}\n"
@@ -129,46 +128,11 @@ def _prepare(home: Path, clients: int) -> dict[str, Any]:
     )
     places.settings_file.write_text(text, encoding="utf-8")
     return {
-        "authority": str(certificate),
+        "authority": str(home / "certificate.pem"),
         "run": RUN,
         "fingerprint": made.fingerprint,
         "code": code,
     }
-
-
-def _write_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for loopback that signs itself."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "scripts/bench")])
-    now = datetime.datetime.now(datetime.UTC)
-    loopback = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=30))
-        .add_extension(loopback, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    certificate_file, key_file = folder / "certificate.pem", folder / "key.pem"
-    certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    key_file.chmod(0o600)
-    return certificate_file, key_file
 
 
 def _synced_write_ms(folder: Path) -> float:

@@ -39,11 +39,11 @@ from cryptography.x509.oid import NameOID
 from lab.bench.processes import BenchFailed
 from node.app.demo import Child, Event, free_port
 
-LIFE: Final = datetime.timedelta(days=1)
+LIFE: Final = datetime.timedelta(days=30)  # with less, the server warns of its end
 
 
 def write_certificate(home: Path, host: str) -> None:
-    """certificate.pem and key.pem, where `potluck auth serve` looks for them."""
+    """certificate.pem, which signs itself, and key.pem, for `potluck auth serve`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "scripts/bench")])
     now = datetime.datetime.now(datetime.UTC)
@@ -59,6 +59,7 @@ def write_certificate(home: Path, host: str) -> None:
             x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]),
             critical=False,
         )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
