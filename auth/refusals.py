@@ -48,7 +48,7 @@ _SENTENCES: dict[Reason, tuple[str, str, str]] = {
         "Get one with `potluck login INVITE`; the run's moderators hand out invites.",
     ),
     Reason.MALFORMED: (
-        "What should prove the right to take part is not understood.",
+        "The proof of the right to take part cannot be read.",
         "It is not in the one form that the protocol allows.",
         _UPDATE,
     ),

@@ -24,7 +24,7 @@ from auth.errors import AuthError, NotAKey
 from auth.fields import LONGEST_USERNAME
 from auth.keys import public_key_of
 from auth.roles import Role
-from auth.server.database import spell_roles, struct_of
+from auth.server.database import row_of, rows_of, spell_roles
 
 
 class AccountState(enum.StrEnum):
@@ -71,36 +71,19 @@ class AmbiguousName(AuthError):
     exit_code = 2
 
 
-_COLUMNS = (
-    "account, provider, login, subject, roles, state, added_ms, added_by, changed_ms, "
-    "changed_by, note"
-)
-
-
-def _account_of(row: Sequence[object]) -> Account:
-    return struct_of(Account, row)
-
-
 def by_number(connection: sqlite3.Connection, account: int) -> Account:
-    row = connection.execute(
-        f"SELECT {_COLUMNS} FROM accounts WHERE account = ?", (account,)
-    ).fetchone()
-    return _account_of(row)
+    (found,) = rows_of(connection, Account, "FROM accounts WHERE account = ?", (account,))
+    return found
 
 
 def by_name(connection: sqlite3.Connection, name: AccountName) -> Account | None:
-    row = connection.execute(
-        f"SELECT {_COLUMNS} FROM accounts WHERE provider = ? AND login = ?",
-        (name.provider, name.login),
-    ).fetchone()
-    return None if row is None else _account_of(row)
+    where = "WHERE provider = ? AND login = ?"
+    return row_of(connection, Account, f"FROM accounts {where}", (name.provider, name.login))
 
 
 def by_subject(connection: sqlite3.Connection, provider: str, subject: str) -> Account | None:
-    row = connection.execute(
-        f"SELECT {_COLUMNS} FROM accounts WHERE provider = ? AND subject = ?", (provider, subject)
-    ).fetchone()
-    return None if row is None else _account_of(row)
+    where = "WHERE provider = ? AND subject = ?"
+    return row_of(connection, Account, f"FROM accounts {where}", (provider, subject))
 
 
 def meant(connection: sqlite3.Connection, name: AccountName | BareName) -> Account:
@@ -109,10 +92,8 @@ def meant(connection: sqlite3.Connection, name: AccountName | BareName) -> Accou
         found = by_name(connection, name)
         candidates = [] if found is None else [found]
     else:
-        rows = connection.execute(
-            f"SELECT {_COLUMNS} FROM accounts WHERE login = ? ORDER BY provider", (name.login,)
-        )
-        candidates = [_account_of(row) for row in rows]
+        same_login = "FROM accounts WHERE login = ? ORDER BY provider"
+        candidates = rows_of(connection, Account, same_login, (name.login,))
     if not candidates:
         shown = str(name) if isinstance(name, AccountName) else name.login
         raise UnknownName(
@@ -159,28 +140,17 @@ def listed(
     *,
     state: str | None,
     role: str | None,
-    text: str,
-    live_at_ms: int | None,
     limit: int,
-    offset: int,
 ) -> tuple[list[Account], int]:
-    """Accounts by name, and how many match. `text` is a part of the name.
-
-    With `live_at_ms`, only those with a token that has not expired by then.
-    """
-    where = (
-        "WHERE (? IS NULL OR state = ?) AND (? IS NULL OR instr(',' || roles || ',', ?) > 0)"
-        " AND instr(provider || ':' || login, ?) > 0"
-        " AND (? IS NULL OR EXISTS (SELECT 1 FROM tokens"
-        " WHERE tokens.account = accounts.account AND expires_ms > ?))"
+    """Accounts by name, and how many match."""
+    matching = (
+        "FROM accounts WHERE (? IS NULL OR state = ?)"
+        " AND (? IS NULL OR instr(',' || roles || ',', ?) > 0)"
     )
-    values = (state, state, role, f",{role},", text.lower(), live_at_ms, live_at_ms)
-    (total,) = connection.execute(f"SELECT count(*) FROM accounts {where}", values).fetchone()
-    found = connection.execute(
-        f"SELECT {_COLUMNS} FROM accounts {where} ORDER BY provider, login LIMIT ? OFFSET ?",
-        (*values, limit, offset),
-    )
-    return [_account_of(row) for row in found], int(total)
+    values = (state, state, role, f",{role},")
+    (total,) = connection.execute(f"SELECT count(*) {matching}", values).fetchone()
+    ordered = f"{matching} ORDER BY provider, login LIMIT ?"
+    return rows_of(connection, Account, ordered, (*values, limit)), int(total)
 
 
 def add(
@@ -242,24 +212,7 @@ def let_go_of_keys(connection: sqlite3.Connection, account: Account) -> None:
 
 
 def peer(connection: sqlite3.Connection, public_key: bytes) -> KnownPeer | None:
-    row = connection.execute(
-        "SELECT peer, account, first_ms, login_ms, seen_ms FROM peers WHERE peer = ?",
-        (public_key,),
-    ).fetchone()
-    return None if row is None else struct_of(KnownPeer, row)
-
-
-def peers(connection: sqlite3.Connection, account: int, limit: int) -> tuple[list[KnownPeer], int]:
-    """The keys of an account, the last seen first, and how many there are."""
-    found = connection.execute(
-        "SELECT peer, account, first_ms, login_ms, seen_ms FROM peers WHERE account = ?"
-        " ORDER BY seen_ms DESC LIMIT ?",
-        (account, limit),
-    )
-    (total,) = connection.execute(
-        "SELECT count(*) FROM peers WHERE account = ?", (account,)
-    ).fetchone()
-    return [struct_of(KnownPeer, row) for row in found], int(total)
+    return row_of(connection, KnownPeer, "FROM peers WHERE peer = ?", (public_key,))
 
 
 def peer_logged_in(

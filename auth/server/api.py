@@ -35,13 +35,13 @@ from auth.server.boundary import (
 from auth.server.issuing import Granted, Issuer, ProvenPeer
 from auth.server.join_refused import JoinRefused
 from auth.server.metrics import Metrics
-from auth.server.providers.login_answers import (
+from auth.server.providers.logins import (
     BrowserStarted,
     DeviceStarted,
     LoggedIn,
+    Logins,
     Pending,
 )
-from auth.server.providers.logins import Logins
 from auth.server.providers.sessions import expired
 from auth.server.rate_limits import AllowedRate, RateLimit
 from auth.server.refusing import ANSWERED
@@ -117,7 +117,7 @@ class OpenLogins:
 
 
 class Api:
-    """The addresses below /v1. Made by app.py."""
+    """The addresses below /v1. Made by auth_server.py."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class Api:
         return Answer(newest.signed, BYTES, 200, headers)
 
     async def keys(self, _request: Request) -> Answer:
-        return json_answer({"keys": encoded(encode(self._store.keyring().records))})
+        return json_answer({"keys": encoded(encode(self._store.keys.records))})
 
     async def time(self, request: Request) -> Answer:
         nonce = decoded(request.query_params.get("nonce", ""), "nonce", _NONCE)

@@ -31,7 +31,7 @@ from typing import NewType
 import msgspec
 
 from auth.keys import SigningKey, VerifyingKey
-from auth.server.database import FILE_MODE, struct_of
+from auth.server.database import rows_of, write_new_file
 
 AuditHash = NewType("AuditHash", bytes)
 
@@ -72,7 +72,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     act: Act
     actor: str
-    """Who did it: `local:alice` (a moderator), `server`, or `peer` (anybody who asked)."""
+    """The actor: `local:alice` (a moderator), `server`, or `peer` (a request from a peer)."""
     reason: str = ""
     name: str | None = None
     peer: bytes | None = None
@@ -131,7 +131,7 @@ class Chain:
 
 
 _INSERT = "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_COLUMNS = "number, at_ms, act, actor, name, peer, serial, reason, detail, hash"
+_COLUMNS = ", ".join(Row.__struct_fields__)
 
 
 def first_hash(run: str) -> AuditHash:
@@ -210,32 +210,23 @@ def _text_or_bytes(raw: bytes) -> str | bytes:
 def rows(
     connection: sqlite3.Connection,
     *,
-    since_ms: int | None = None,
-    until_ms: int | None = None,
-    name: str | None = None,
-    login: str | None = None,
-    act: str | None = None,
-    peer: bytes | None = None,
-    before: int | None = None,
+    since_ms: int | None,
+    name: str | None,
+    login: str | None,
+    act: str | None,
     limit: int,
 ) -> list[Row]:
     """A part of the log, newest first. `login` is a name at any provider."""
     conditions = {
         "at_ms >= ?": since_ms,
-        "at_ms < ?": until_ms,
         "name = ?": name,
         "substr(name, instr(name, ':') + 1) = ?": login,
         "act = ?": act,
-        "peer = ?": peer,
-        "number < ?": before,
     }
     wanted = {text: value for text, value in conditions.items() if value is not None}
     where = f"WHERE {' AND '.join(wanted)}" if wanted else ""
-    found = connection.execute(
-        f"SELECT {_COLUMNS} FROM audit {where} ORDER BY number DESC LIMIT ?",
-        (*wanted.values(), limit),
-    )
-    return [struct_of(Row, fields) for fields in found]
+    newest_first = f"FROM audit {where} ORDER BY number DESC LIMIT ?"
+    return rows_of(connection, Row, newest_first, (*wanted.values(), limit))
 
 
 def one_line(text: str, limit: int) -> str:
@@ -318,11 +309,7 @@ def write_head_file(path: Path, head: Head) -> None:
         f"key {head.key_id.hex()}\nsignature {head.signature.hex()}\n"
     )
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(draft, flags, FILE_MODE), "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        write_new_file(draft, text.encode())
         os.replace(draft, path)
     finally:
         with contextlib.suppress(OSError):

@@ -10,30 +10,40 @@ alone, for trying things out and for a proxy here that does the TLS.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import trio
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import Route
 
 from auth.errors import AuthError
+from auth.server.answers import Answer, json_answer
 from auth.server.api import Api
-from auth.server.app import Operations, build_app
+from auth.server.boundary import BadRequest, Boundary
 from auth.server.browser import Browser
 from auth.server.certificates import Certificate
 from auth.server.issuing import Issuer, IssuerSettings
 from auth.server.metrics import Metrics
 from auth.server.providers.logins import Logins, open_logins
-from auth.server.rate_limits import AllowedRate
+from auth.server.rate_limits import AllowedRate, Network, is_within
 from auth.server.refusing import Refusing
 from auth.server.serving import BACKLOG, HttpServer
 from auth.server.settings import ListenAddress, Settings, SettingsError
+from auth.server.store import wall_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from starlette.types import ASGIApp
     from trio_typing import TaskStatus
 
     from auth.server.store import Store
+
+Endpoint = Callable[[Request], Awaitable[Answer]]
 
 
 class CannotListen(AuthError):
@@ -62,7 +72,7 @@ class AuthServer:
             _check_loopback(settings.listen)
         self.public_url = settings.public_url
         self.listening: tuple[str, ...] = ()
-        self._started_ms = time.time_ns() // 1_000_000
+        self._started_ms = wall_ms()
         self.http: HttpServer | None = None
         self._logins: Logins | None = None
 
@@ -109,23 +119,7 @@ class AuthServer:
                 grace_ms=settings.grace_seconds * 1000,
             ),
         )
-        refusing = Refusing(issuer, metrics)
-        operations = Operations(
-            store,
-            logins,
-            metrics,
-            self.certificate,
-            settings.metrics_from,
-            lambda: http.connections,
-        )
-        app = build_app(
-            settings,
-            Api(settings, store, issuer, logins, metrics, self.version),
-            Browser(settings.run, self.public_url, logins, refusing),
-            operations,
-            refusing,
-            metrics,
-        )
+        app = self._addresses(issuer, logins, lambda: http.connections)
         http = HttpServer(
             app,
             self.certificate,
@@ -137,6 +131,49 @@ class AuthServer:
         )
         return http
 
+    def _addresses(self, issuer: Issuer, logins: Logins, connections: Callable[[], int]) -> ASGIApp:
+        """The handler of each address, and the checks before all of them."""
+        settings, store, metrics = self.settings, self.store, self.metrics
+        refusing = Refusing(issuer, metrics)
+        api = Api(settings, store, issuer, logins, metrics, self.version)
+        browser = Browser(settings.run, self.public_url, logins, refusing)
+        operations = Operations(
+            store, logins, metrics, self.certificate, settings.metrics_from, connections
+        )
+        # Starlette tries one after another with a regular expression each: the most frequent first.
+        addresses: list[tuple[str, str, str, Endpoint]] = [
+            ("POST", "/v1/renew", "renew", api.renew),
+            ("GET", "/v1/revocations", "revocations", api.revocations),
+            ("POST", "/v1/challenge", "challenge", api.challenge),
+            ("POST", "/v1/login/poll", "poll", api.poll),
+            ("POST", "/v1/login", "login", api.login),
+            ("GET", "/v1/about", "about", api.about),
+            ("GET", "/v1/keys", "keys", api.keys),
+            ("GET", "/v1/time", "time", api.time),
+            ("GET", "/healthz", "healthz", operations.alive),
+            ("GET", "/readyz", "readyz", operations.ready),
+            ("GET", "/metrics", "metrics", operations.show_metrics),
+            ("GET", "/login/callback", "login_callback", browser.callback),
+            ("GET", "/login/{page}", "login_page", browser.show),
+            ("POST", "/login/{page}", "login_form", browser.send_on),
+        ]
+        routes = [Route(path, answer, methods=[method]) for method, path, _, answer in addresses]
+        app = Starlette(
+            routes=routes,
+            exception_handlers={
+                AuthError: refusing.answer_error,  # type: ignore[dict-item]  # our Answer is ASGI, too
+                HTTPException: refusing.answer_http_exception,  # type: ignore[dict-item]
+            },
+        )
+        app.router.redirect_slashes = False
+        return Boundary(
+            app,
+            metrics=metrics,
+            requests=AllowedRate.per_minute(settings.requests_per_minute_per_address),
+            trusted_proxies=settings.trusted_proxies,
+            route_names={path: name for _, path, name, _ in addresses},
+        )
+
     def _take_addresses(self, listeners: Sequence[trio.SocketListener]) -> None:
         scheme = "http" if self.certificate is None else "https"
         addresses = [listener.socket.getsockname()[:2] for listener in listeners]
@@ -144,6 +181,81 @@ class AuthServer:
         # Plain HTTP without a proxy is for trying things out: its address is where it listens.
         if self.certificate is None and not self.settings.trusted_proxies:
             self.public_url = self.listening[0]
+
+
+class Operations:
+    """The addresses for operators: is the server alive, is it ready, and what has it counted?
+
+    `/healthz` shows that the process answers; it is for a supervisor that restarts on a failure.
+    `/readyz` shows that a volunteer who came now could get a pass: the database can be written, the
+    signing key is there, the certificate is valid. An identity provider that is down does not
+    matter: codes and renewals work without it. `/metrics` is for the addresses in auth.toml, by
+    default this machine.
+
+    Behind a proxy that is not in auth.toml, every request seems to come from the proxy's machine,
+    which may be this one. Such a request gets no metrics.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        logins: Logins,
+        metrics: Metrics,
+        certificate: Certificate | None,
+        metrics_from: tuple[Network, ...],
+        connections: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._logins = logins
+        self._metrics = metrics
+        self._certificate = certificate
+        self._metrics_from = metrics_from
+        self._connections = connections
+
+    async def alive(self, _request: Request) -> Answer:
+        return json_answer({"alive": True})
+
+    async def ready(self, _request: Request) -> Answer:
+        troubles = self.troubles()
+        return json_answer({"ready": not troubles, "troubles": troubles}, 503 if troubles else 200)
+
+    async def show_metrics(self, request: Request) -> Answer:
+        allowed = is_within(request.scope["potluck.address"], self._metrics_from)
+        if not allowed or request.scope["potluck.unknown_proxy"]:
+            raise BadRequest(
+                403,
+                "not_for_you",
+                "Metrics are not shown to this address.",
+                advice="server.metrics_from in auth.toml names the addresses that may read them.",
+            )
+        self._measure()
+        return Answer(self._metrics.text(), CONTENT_TYPE_LATEST)
+
+    def troubles(self) -> dict[str, str]:
+        """The reasons why the server cannot give passes, by name; empty if there are none."""
+        troubles = {}
+        health = self._store.health()
+        if not health.writable:
+            troubles["database"] = health.trouble or "it cannot be written"
+        if not self._store.can_sign():
+            troubles["keys"] = "there is no signing key that counts now"
+        if self._certificate is not None and not self._certificate.is_valid_at(wall_ms()):
+            troubles["certificate"] = "it has expired, or does not count yet"
+        return troubles
+
+    def _measure(self) -> None:
+        metrics, health = self._metrics, self._store.health()
+        metrics.connections.set(self._connections())
+        metrics.ready.set(0 if self.troubles() else 1)
+        metrics.live_tokens.set(self._store.live_tokens())
+        metrics.revocation_number.set(self._store.revocation_list().number)
+        metrics.logins_waiting.set(self._logins.open_count())
+        metrics.writer_waiting.set(health.waiting)
+        metrics.database_bytes.set(health.database_bytes)
+        metrics.free_bytes.set(health.free_bytes)
+        if self._certificate is not None:
+            left_ms = self._certificate.current.not_after_ms - wall_ms()
+            metrics.certificate_seconds.set(left_ms / 1000)
 
 
 def _certificate(settings: Settings) -> Certificate:

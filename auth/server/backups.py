@@ -26,8 +26,8 @@ import msgspec
 
 from auth.server import audit, database
 from auth.server.signing_keys import keep_names
+from auth.server.store import StorePaths
 from auth.server.store_errors import StoreFailed, told
-from auth.server.store_paths import StorePaths
 
 
 class BackupMade(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,10 +124,6 @@ def _mark(copy: Path, now_ms: int) -> audit.Head:
 
 def _write_keys(keys: Mapping[str, bytes], folder: Path) -> None:
     folder.mkdir(mode=database.FOLDER_MODE)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for name, content in keys.items():
-        with open(os.open(folder / name, flags, database.FILE_MODE), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        database.write_new_file(folder / name, content)
     keep_names(folder)

@@ -1,8 +1,8 @@
 """The checks of every request before it is handled, and the record of every answer.
 
-Who sends it (and whether through a proxy of ours), how often, and whether its method is known; at
-the end, what was answered, and how long it took. An unexpected error is logged with its traceback
-and becomes a 500 that says nothing about it.
+They find its sender (perhaps behind a proxy of ours), and check how often that one asks and whether
+the method is known. At the end the status and the time are counted. An unexpected error is logged
+with its traceback and becomes a 500 that says nothing about it.
 
 A limit has to be checked before the body is read. It costs a few microseconds.
 """
@@ -153,7 +153,7 @@ def _forwarded(scope: Scope) -> tuple[str, bool]:
 def _unforeseen() -> Answer:
     error = AuthError(
         "The auth server failed at this request.",
-        why="It has met something that nobody foresaw; its log says what.",
+        why="An unexpected error occurred; the server's log has it.",
         advice="Try again in a while; if it stays, tell the run's moderators.",
     )
     return error_answer(error, 500, "failed")

@@ -34,7 +34,7 @@ LONGEST_COOKIES = 4096  # characters; other sites on this host may have set some
 
 
 class Browser:
-    """The browser's part of a login. Made by app.py."""
+    """The browser's part of a login. Made by auth_server.py."""
 
     def __init__(self, run: str, public_url: str, logins: Logins, refusing: Refusing) -> None:
         self._run = run

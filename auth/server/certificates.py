@@ -122,7 +122,7 @@ class Certificate:
             )
         else:
             _log.warning(
-                "the certificate ends in %.1f days, on %s: is what renews it still running?",
+                "the certificate expires in %.1f days, on %s: is its renewal still running?",
                 left / 86_400,
                 _date(self.current.not_after_ms),
             )

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import msgspec
 
 from auth.roles import Role
-from auth.server.database import spell_roles, struct_of
+from auth.server.database import row_of, rows_of, spell_roles
 
 CODE_RANDOM_BYTES = 13  # 104 bits, of which 100 are spelled
 CODE_LETTERS = 20  # five bits each
@@ -100,15 +100,6 @@ def hash_of(typed: str) -> bytes | None:
     return hashlib.sha256(_HASHED + letters.encode()).digest()
 
 
-_COLUMNS = (
-    "code, login, roles, uses_allowed, uses, expires_ms, made_ms, made_by, cancelled_ms, note"
-)
-
-
-def _code_of(row: Sequence[object]) -> Code:
-    return struct_of(Code, row)
-
-
 def add(
     connection: sqlite3.Connection,
     code_hash: bytes,
@@ -132,32 +123,26 @@ def add(
 
 
 def by_number(connection: sqlite3.Connection, code: int) -> Code | None:
-    row = connection.execute(f"SELECT {_COLUMNS} FROM codes WHERE code = ?", (code,)).fetchone()
-    return None if row is None else _code_of(row)
+    return row_of(connection, Code, "FROM codes WHERE code = ?", (code,))
 
 
 def by_hash(connection: sqlite3.Connection, code_hash: bytes) -> Code | None:
-    row = connection.execute(
-        f"SELECT {_COLUMNS} FROM codes WHERE code_hash = ?", (code_hash,)
-    ).fetchone()
-    return None if row is None else _code_of(row)
+    return row_of(connection, Code, "FROM codes WHERE code_hash = ?", (code_hash,))
 
 
 def listed(
-    connection: sqlite3.Connection, now_ms: int, *, open_only: bool, limit: int, offset: int
+    connection: sqlite3.Connection, now_ms: int, *, open_only: bool, limit: int
 ) -> tuple[list[Code], int]:
     """Newest first, and how many there are in all."""
-    where = (
-        "WHERE NOT ? OR (cancelled_ms IS NULL AND (uses_allowed IS NULL OR uses < uses_allowed)"
+    matching = (
+        "FROM codes WHERE NOT ? OR (cancelled_ms IS NULL"
+        " AND (uses_allowed IS NULL OR uses < uses_allowed)"
         " AND (expires_ms IS NULL OR expires_ms > ?))"
     )
     values = (open_only, now_ms)
-    found = connection.execute(
-        f"SELECT {_COLUMNS} FROM codes {where} ORDER BY code DESC LIMIT ? OFFSET ?",
-        (*values, limit, offset),
-    )
-    (total,) = connection.execute(f"SELECT count(*) FROM codes {where}", values).fetchone()
-    return [_code_of(row) for row in found], int(total)
+    (total,) = connection.execute(f"SELECT count(*) {matching}", values).fetchone()
+    newest_first = f"{matching} ORDER BY code DESC LIMIT ?"
+    return rows_of(connection, Code, newest_first, (*values, limit)), int(total)
 
 
 def cancel(connection: sqlite3.Connection, code: int, now_ms: int) -> None:

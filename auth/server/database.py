@@ -203,6 +203,22 @@ def struct_of(type_: type[T], row: Sequence[object]) -> T:
         ) from None
 
 
+def rows_of(
+    connection: sqlite3.Connection, type_: type[T], rest: str, values: Sequence[object] = ()
+) -> list[T]:
+    """The rows that `SELECT … rest` finds. A struct's fields have the names of their columns."""
+    columns = ", ".join(type_.__struct_fields__)
+    found = connection.execute(f"SELECT {columns} {rest}", values)
+    return [struct_of(type_, row) for row in found]
+
+
+def row_of(
+    connection: sqlite3.Connection, type_: type[T], rest: str, values: Sequence[object] = ()
+) -> T | None:
+    """The first of these rows; None if there is none."""
+    return next(iter(rows_of(connection, type_, rest, values)), None)
+
+
 def spell_roles(roles: Iterable[Role]) -> str:
     return ",".join(role.value for role in in_order(roles))
 
@@ -363,6 +379,16 @@ def check_folder(folder: Path) -> None:
             why="They could put another database or another key there.",
             advice=f"If nobody has, run `chmod 700 {folder}` as its owner.",
         )
+
+
+def write_new_file(path: Path, content: bytes) -> None:
+    """A file of this user alone, on the disk when this returns (its name, once `keep_names` of its
+    folder is). OSError from the system."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(path, flags, FILE_MODE), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

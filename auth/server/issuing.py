@@ -41,7 +41,7 @@ from auth.refusals import AccessRefused, Reason
 from auth.roles import Role
 from auth.server import accounts, codes, revoked, tokens_issued
 from auth.server.accounts import Account, AccountName, AccountState, NotAName, account_name
-from auth.server.audit import Act, AuditEntry
+from auth.server.audit import Act
 from auth.server.join_refused import JoinReason, JoinRefused
 from auth.server.store import Store
 from auth.server.writer import Transaction
@@ -291,7 +291,7 @@ class Issuer:
         )
 
 
-# Who gets a token: decided, written and logged in one transaction.
+# The decision about a token: made, written and logged in one transaction.
 #
 # Three ways in (an identity that a provider confirmed, an enrolment code, a key that has logged in
 # before) lead to one `_grant`, which checks everything that could forbid it. The answer is a
@@ -394,12 +394,8 @@ class Granting:
         peer: bytes | None,
         name: str | None,
     ) -> None:
-        transaction.log(
-            AuditEntry(
-                act=Act.REFUSED, actor="peer", name=name, peer=peer,
-                reason=f"{refusal.code}: {refusal.what}"[:LONGEST_TEXT], detail=f"from {address}",
-            )
-        )  # fmt: skip
+        reason = f"{refusal.code}: {refusal.what}"[:LONGEST_TEXT]
+        transaction.log(Act.REFUSED, "peer", reason, name=name, peer=peer, detail=f"from {address}")
 
     def _account_of_identity(
         self, transaction: Transaction, identity: VerifiedIdentity
@@ -508,12 +504,7 @@ class Granting:
                 expires_ms=token.expires_ms,
             ),
         )
-        transaction.log(
-            AuditEntry(
-                act=act, actor="peer", name=account.name, peer=peer, serial=token.serial,
-                reason=reason,
-            )
-        )  # fmt: skip
+        transaction.log(act, "peer", reason, name=account.name, peer=peer, serial=token.serial)
         transaction.after_commit(self._store.count_token)
         return Decision(token, key)
 

@@ -34,7 +34,7 @@ class Metrics:
         )
         self.passes = Counter(
             "potluck_auth_passes",
-            "Access passes issued, by how: code, device, browser, renew.",
+            "Access passes issued, by way: code, device, browser, renew.",
             ("how",),
             registry=self.registry,
         )
@@ -52,7 +52,7 @@ class Metrics:
         )
         self.connections_refused = Counter(
             "potluck_auth_connections_refused",
-            "Connections closed unheard, by limit.",
+            "Connections closed before a request, by limit.",
             ("limit",),
             registry=self.registry,
         )
@@ -63,11 +63,11 @@ class Metrics:
             registry=self.registry,
         )
         self.connections = self._gauge("connections", "Connections open now.")
-        self.ready = self._gauge("ready", "1 while /readyz says so.")
-        self.live_tokens = self._gauge("live_tokens", "Tokens issued that have not expired.")
+        self.ready = self._gauge("ready", "1 while /readyz says that the server is ready.")
+        self.live_tokens = self._gauge("live_tokens", "Issued tokens that have not expired.")
         self.revocation_number = self._gauge("revocation_number", "Number of the newest list.")
         self.certificate_seconds = self._gauge(
-            "certificate_seconds_left", "Until the TLS certificate expires."
+            "certificate_seconds_left", "Seconds until the TLS certificate expires."
         )
         self.logins_waiting = self._gauge("logins_waiting", "Login sessions that are open.")
         self.writer_waiting = self._gauge("writer_waiting", "Operations that wait for a commit.")

@@ -39,7 +39,7 @@ _log = logging.getLogger("potluck.auth.requests")
 
 
 class Refusing:
-    """Turns errors into answers. Made by app.py."""
+    """Turns errors into answers. Made by auth_server.py."""
 
     def __init__(self, issuer: Issuer, metrics: Metrics) -> None:
         self._issuer = issuer

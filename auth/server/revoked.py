@@ -25,7 +25,7 @@ from auth.revocations import (
     collapsed,
     sign_list,
 )
-from auth.server.database import struct_of
+from auth.server.database import row_of, rows_of, struct_of
 from auth.server.signing_keys import SigningKeys
 from auth.server.store_errors import StoreDamaged
 from auth.server.tokens_issued import IssuedToken
@@ -56,9 +56,6 @@ class SignedList(msgspec.Struct, frozen=True):
     signed: bytes
 
 
-_COLUMNS = "entry, kind, value, revoked_ms, forget_ms, revoked_by, reason"
-
-
 def add(
     connection: sqlite3.Connection,
     kind: str,
@@ -78,12 +75,8 @@ def add(
 
 def standing(connection: sqlite3.Connection, kind: str, value: Value) -> Revocation | None:
     """The latest entry for this that was not lifted."""
-    row = connection.execute(
-        f"SELECT {_COLUMNS} FROM revocations WHERE kind = ? AND value = ? AND lifted_ms IS NULL"
-        " ORDER BY revoked_ms DESC LIMIT 1",
-        (kind, value),
-    ).fetchone()
-    return None if row is None else struct_of(Revocation, row)
+    where = "WHERE kind = ? AND value = ? AND lifted_ms IS NULL ORDER BY revoked_ms DESC LIMIT 1"
+    return row_of(connection, Revocation, f"FROM revocations {where}", (kind, value))
 
 
 def against(connection: sqlite3.Connection, peer: bytes, name: str) -> tuple[bool, int]:
@@ -120,12 +113,9 @@ def lift(connection: sqlite3.Connection, kind: str, value: Value, now_ms: int) -
 
 def listed(connection: sqlite3.Connection, now_ms: int, limit: int) -> list[Revocation]:
     """The entries on the list or banned now, newest first."""
-    rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM revocations WHERE lifted_ms IS NULL"
-        " AND (forget_ms > ? OR kind = 'peer') ORDER BY entry DESC LIMIT ?",
-        (now_ms, limit),
-    )
-    return [struct_of(Revocation, row) for row in rows]
+    where = "WHERE lifted_ms IS NULL AND (forget_ms > ? OR kind = 'peer')"
+    newest_first = f"FROM revocations {where} ORDER BY entry DESC LIMIT ?"
+    return rows_of(connection, Revocation, newest_first, (now_ms, limit))
 
 
 def entries(connection: sqlite3.Connection, now_ms: int) -> tuple[Entry, ...]:

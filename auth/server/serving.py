@@ -16,23 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from email.utils import formatdate
+from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import h11
 import trio
-from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.events import Request
-from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
-from hypercorn.protocol.http_stream import HTTPStream
-from hypercorn.trio.task_group import TaskGroup
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
-from hypercorn.utils import parse_socket_addr, wrap_app
 
 from auth.server.certificates import Certificate
 from auth.server.rate_limits import AllowedRate, Network, RateLimit, is_within, site_of
@@ -40,10 +32,7 @@ from auth.server.rate_limits import AllowedRate, Network, RateLimit, is_within, 
 if TYPE_CHECKING:
     import ssl
 
-    from hypercorn.config import Config
-    from hypercorn.trio.worker_context import WorkerContext
-    from hypercorn.typing import AppWrapper, H11SendableEvent
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Message, Scope
     from trio_typing import TaskStatus
 
 # From Ctrl-C to the prompt there are 1.5 seconds, for everything.
@@ -69,7 +58,7 @@ class HttpServer:
         proxies: tuple[Network, ...] = (),
         on_refused_connection: Callable[[str], None] = lambda _why: None,
     ) -> None:
-        self._app = wrap_app(app, 0, "asgi")  # type: ignore[arg-type]
+        self._app = app
         self._certificate = certificate
         self._most_connections = most_connections
         self._most_ending = most_connections // 4 + 1
@@ -80,13 +69,6 @@ class HttpServer:
         self._open: set[Connection] = set()
         self._sites: Counter[str] = Counter()
         self._somebody_left = trio.lowlevel.ParkingLot()
-        self._context = WorkerContext(None)
-        self._config = Config()
-        self._config.accesslog = None
-        self._config.errorlog = _log
-        self._config.keep_alive_max_requests = REQUESTS_PER_CONNECTION
-        self._config.h11_max_incomplete_size = LARGEST_HEAD_BYTES
-        self._config.include_server_header = False
 
     @property
     def connections(self) -> int:
@@ -121,7 +103,6 @@ class HttpServer:
                     accepting.start_soon(self._accept, listeners, in_flight)
                     await ending.wait()
                     accepting.cancel_scope.cancel()
-                await self._context.terminated.set()
                 for connection in self._open:
                     connection.end_if_idle()
                 in_flight.start_soon(self._end_the_rest, in_flight.cancel_scope)
@@ -158,7 +139,7 @@ class HttpServer:
             client.socket.close()
             return
         tls = None if self._certificate is None else self._certificate.context
-        connection = Connection(self._app, self._config, self._context, stream, tls)
+        connection = Connection(self._app, stream, tls)
         with self._counted(connection, site):
             try:
                 await connection.run()
@@ -205,25 +186,14 @@ class HttpServer:
 
 # One HTTP connection, with a deadline wherever a slow or silent client could hold something.
 #
-# Hypercorn speaks HTTP; this module fixes what it leaves open to strangers:
-#
-# - It speaks HTTP/2 and WebSocket to any client that asks for them in a request, whatever was
-#   agreed in the handshake. Nothing of ours uses either, and both have limits of their own. Here
-#   only HTTP/1.1 is spoken.
-# - It writes without a timeout, shielded from cancellation. A client that sends requests and reads
-#   no answers would hold its connection, and our shutdown, forever. Here each write has a deadline.
-# - It waits in vain: a connection whose client has left is kept until its idle time is over, and
-#   one whose request was answered before all of it was read tries forever to pass on the rest. Here
-#   each connection is one scope that ends as a whole, and passing on data has a deadline.
-# - It writes the head, the body and the end of an answer one by one: three TLS records and three
-#   system calls. Here an answer leaves in one piece.
+# h11 is the state machine of HTTP/1.1; `Connection` moves its bytes and calls the application, one
+# request after the other, in one task. There is no HTTP/2 and no WebSocket: a request that asks for
+# them is answered in HTTP/1.1, as a server may. While a request is answered, nothing is read but
+# its body, when the application asks for it; more than that waits in the kernel.
 #
 # Deadlines: the handshake has HANDSHAKE_SECONDS; a request's head has IDLE_SECONDS from the moment
-# when the connection became idle, however slowly it arrives; later ones are the application's
-# (app.py).
-#
-# Easy to get wrong: Hypercorn's classes are not documented for this use. This module relies on
-# `TCPServer` and `H11Protocol`, with the methods named below; tests/auth/web/ checks them.
+# when the connection became idle, however slowly it arrives; an answer has WRITE_SECONDS to leave;
+# the rest are the application's (boundary.py).
 
 
 HANDSHAKE_SECONDS = 10.0  # three round trips over the worst of links, and our own queue
@@ -237,11 +207,9 @@ LINGER_SECONDS = 0.5
 LINGER_BYTES = 1 << 20
 CLOSE_SECONDS = 2 * LINGER_SECONDS  # that, and TLS's own farewell
 READ_BYTES = 1 << 16  # what is read at once; a request has a kilobyte
-# An application that has answered does not listen any more; one that does has heard at once.
-TELL_SECONDS = 0.5
 
 
-class LingeringSocket(trio.abc.HalfCloseableStream):
+class LingeringSocket(trio.abc.Stream):
     """A TCP stream that reads what its client still sends before it closes."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
@@ -256,9 +224,6 @@ class LingeringSocket(trio.abc.HalfCloseableStream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         return await self._stream.receive_some(max_bytes)
-
-    async def send_eof(self) -> None:
-        await self._stream.send_eof()
 
     async def aclose(self) -> None:
         """Send the end, read for a moment what is still on its way, and close."""
@@ -278,86 +243,31 @@ class LingeringSocket(trio.abc.HalfCloseableStream):
         self.socket.close()
 
 
-class PlainHttp(H11Protocol):
-    """Hypercorn's HTTP/1.1, without any of its upgrades."""
-
-    _unsent = b""
-
-    async def _check_protocol(self, _event: h11.Request) -> None:
-        """A request for HTTP/2 is answered in HTTP/1.1, as a server may."""
-
-    async def _create_stream(self, request: h11.Request) -> None:
-        self.stream = HTTPStream(
-            self.app,
-            self.config,
-            self.context,
-            self.task_group,
-            self.ssl,
-            self.client,
-            self.server,
-            self.stream_send,
-            STREAM_ID,
-        )
-        await self.stream.handle(
-            Request(
-                stream_id=STREAM_ID,
-                headers=list(request.headers),
-                http_version=request.http_version.decode(),
-                method=request.method.decode("ascii").upper(),
-                raw_path=request.target,
-                state=self.connection_state,
-            )
-        )
-        self.keep_alive_requests += 1
-
-    async def _close_stream(self) -> None:
-        """Tell the application that its request is over, if it still listens."""
-        with trio.move_on_after(TELL_SECONDS):
-            await super()._close_stream()
-        self.stream = None
-
-    async def _send_h11_event(self, event: H11SendableEvent) -> None:
-        """Hold an answer back until its end."""
-        try:
-            data = self.connection.send(event)
-        except h11.LocalProtocolError:
-            if self.connection.their_state != h11.ERROR:
-                raise
-            return
-        self._unsent += data or b""
-        if isinstance(event, h11.EndOfMessage | h11.InformationalResponse):
-            unsent, self._unsent = self._unsent, b""
-            await self.send(RawData(data=unsent))
-
-
-class Connection(TCPServer):
+class Connection:
     """One client, from its handshake until it leaves or is dropped.
 
     It is idle while no request is being answered; only then can it time out.
     """
 
     def __init__(
-        self,
-        app: AppWrapper,
-        config: Config,
-        context: WorkerContext,
-        transport: LingeringSocket,
-        tls: ssl.SSLContext | None,
+        self, app: ASGIApp, transport: LingeringSocket, tls: ssl.SSLContext | None
     ) -> None:
-        stream: trio.abc.Stream = transport
-        if tls is not None:
-            stream = trio.SSLStream(transport, tls, server_side=True, https_compatible=True)
-        # Hypercorn's annotation knows only trio's own streams
-        super().__init__(app, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
         self.transport = transport
-        self._over_tls = tls is not None
+        self._app = app
+        self._tls: trio.SSLStream | None = None
+        if tls is not None:
+            self._tls = trio.SSLStream(transport, tls, server_side=True, https_compatible=True)
+        self._stream: trio.abc.Stream = self._tls or transport
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD_BYTES)
+        self._unsent = b""
         self._idle = trio.CancelScope()
-        self._all = trio.CancelScope()
+        self._is_ending = False
         self.idle_since: float | None = trio.current_time()
         """Since when no request is being answered; None while one is, and once it is ending."""
 
     def end_if_idle(self) -> None:
         """Drop it, unless a request is being answered: then it ends after the answer."""
+        self._is_ending = True
         if self.idle_since is not None:
             self.idle_since = None
             self._idle.cancel()
@@ -365,76 +275,145 @@ class Connection(TCPServer):
     async def run(self) -> None:
         """Serve it. Never raises because of what the client does."""
         try:
-            if not self._over_tls or await self._shake_hands():
-                with self._all:
-                    await self._talk()
+            if self._tls is None or await self._shake_hands(self._tls):
+                await self._talk()
         except OSError:  # gone before we could ask for its address
             pass
         finally:
             with trio.move_on_after(CLOSE_SECONDS):
-                await self._close()
+                await self._stream.aclose()
 
-    async def protocol_send(self, event: Event) -> None:
-        """Perform what Hypercorn's HTTP asks: send, note that a request begins or ends, close."""
-        if isinstance(event, RawData):
-            await self._send(event.data)
-        elif isinstance(event, Updated):
-            now = trio.current_time()
-            self.idle_since = now if event.idle else None
-            self._idle.deadline = now + IDLE_SECONDS if event.idle else math.inf
-        elif isinstance(event, Closed):
-            self._all.cancel()
-
-    async def _send(self, data: bytes) -> None:
-        """Send, even when cancelled, with the timeout of a write."""
-        sent = False
-        deadline = trio.current_time() + WRITE_SECONDS
-        with trio.CancelScope(deadline=deadline, shield=True):
-            try:
-                await self.stream.send_all(data)
-                sent = True
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass  # the client has left
-        if not sent:
-            self._all.cancel()
-
-    async def _read_data(self) -> None:
-        """Pass on received data until the client leaves. The timeouts are elsewhere."""
-        data: bytes = b"-"
-        while data:
-            try:
-                data = await self.stream.receive_some(READ_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                break
-            await self.protocol.handle(RawData(data))
-        await self.protocol.handle(Closed())
-
-    async def _shake_hands(self) -> bool:
-        self._idle.deadline = trio.current_time() + HANDSHAKE_SECONDS
+    async def _shake_hands(self, stream: trio.SSLStream) -> bool:
         shaken = False
+        self._idle.deadline = trio.current_time() + HANDSHAKE_SECONDS
         with self._idle:
             try:
-                await self.stream.do_handshake()
+                await stream.do_handshake()
                 shaken = True
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass  # a stranger who speaks something else, or left
-        self._idle = trio.CancelScope()
         return shaken
 
     async def _talk(self) -> None:
         socket = self.transport.socket
-        async with TaskGroup() as task_group:
-            self.protocol = PlainHttp(  # type: ignore[assignment]
-                self.app,
-                self.config,
-                self.context,
-                task_group,
-                ConnectionState({}),
-                self._over_tls,
-                parse_socket_addr(socket.family, socket.getpeername()),
-                parse_socket_addr(socket.family, socket.getsockname()),
-                self.protocol_send,
-            )
-            self._idle.deadline = trio.current_time() + IDLE_SECONDS
-            with self._idle:
-                await self._read_data()
+        connection = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.1"},
+            "scheme": "http" if self._tls is None else "https",
+            "client": socket.getpeername()[:2],
+            "server": socket.getsockname()[:2],
+        }
+        for number in range(1, REQUESTS_PER_CONNECTION + 1):
+            request = await self._next_request()
+            if request is None:
+                break
+            await self._answer(request, connection, is_last=number == REQUESTS_PER_CONNECTION)
+            if not self._begin_next():
+                break
+
+    async def _next_request(self) -> h11.Request | None:
+        """The head of the next request; None if the connection ends before it is whole."""
+        event: object = None
+        if not self._is_ending:
+            self.idle_since = trio.current_time()
+            with trio.move_on_after(IDLE_SECONDS) as self._idle:
+                try:
+                    event = await self._next_event()
+                except h11.RemoteProtocolError as error:
+                    await self._send_status(error.error_status_hint)
+            self.idle_since = None
+        return event if isinstance(event, h11.Request) else None
+
+    async def _answer(self, request: h11.Request, connection: Scope, *, is_last: bool) -> None:
+        path, _, query = request.target.partition(b"?")
+        scope = {
+            **connection,
+            "http_version": request.http_version.decode("ascii"),
+            "method": request.method.decode("ascii").upper(),
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "headers": list(request.headers),
+        }
+        try:
+            await self._app(scope, self._receive, partial(self._send, request, is_last))
+        except Exception as error:  # noqa: BLE001 - as one that answered nothing
+            _log.exception("the application failed: %r", error)
+        if self._http.our_state is h11.SEND_RESPONSE:
+            await self._send_status(400 if self._http.their_state is h11.ERROR else 500)
+
+    async def _receive(self) -> Message:
+        """The next piece of the request's body, for the application."""
+        try:
+            event = await self._next_event()
+        except h11.RemoteProtocolError:
+            event = h11.ConnectionClosed()
+        if isinstance(event, h11.Data):
+            return {"type": "http.request", "body": bytes(event.data), "more_body": True}
+        if isinstance(event, h11.EndOfMessage):
+            return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.disconnect"}
+
+    async def _send(self, request: h11.Request, is_last: bool, message: Message) -> None:
+        """A piece of the application's answer. It is held back until its end: one record of TLS
+        and one system call, and not three."""
+        if message["type"] == "http.response.start":
+            last = [(b"connection", b"close")] if is_last else []
+            headers = [*message["headers"], _date(), *last]
+            self._hold(h11.Response(status_code=message["status"], headers=headers))
+            return
+        if message["body"] and request.method != b"HEAD":
+            self._hold(h11.Data(data=message["body"]))
+        if not message.get("more_body", False):
+            self._hold(h11.EndOfMessage())
+            await self._write()
+
+    async def _send_status(self, status: int) -> None:
+        """An answer of ours to something that is no request, or that the application left."""
+        headers = [(b"content-length", b"0"), (b"connection", b"close"), _date()]
+        self._hold(h11.Response(status_code=status, headers=headers))
+        self._hold(h11.EndOfMessage())
+        await self._write()
+
+    def _begin_next(self) -> bool:
+        """Whether another request may follow. A body that the application did not read ends the
+        connection, unless all of it is here in one piece."""
+        with contextlib.suppress(h11.RemoteProtocolError):
+            for _ in range(2):  # the piece, and the end of the request
+                if self._http.their_state is h11.SEND_BODY:
+                    self._http.next_event()
+        if (self._http.our_state, self._http.their_state) != (h11.DONE, h11.DONE):
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    async def _next_event(self) -> object:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            if self._http.they_are_waiting_for_100_continue:
+                self._hold(h11.InformationalResponse(status_code=100, headers=[_date()]))
+                await self._write()
+            try:
+                data = await self._stream.receive_some(READ_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = b""
+            self._http.receive_data(data)
+        return event
+
+    def _hold(self, event: h11.Event) -> None:
+        self._unsent += self._http.send(event) or b""
+
+    async def _write(self) -> None:
+        """Send what was held back, even when cancelled, with the timeout of a write."""
+        unsent, self._unsent = self._unsent, b""
+        deadline = trio.current_time() + WRITE_SECONDS
+        with trio.CancelScope(deadline=deadline, shield=True):
+            try:
+                await self._stream.send_all(unsent)
+                return
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass  # the client has left
+        self._is_ending = True
+
+
+def _date() -> tuple[bytes, bytes]:
+    return b"date", formatdate(usegmt=True).encode("ascii")

@@ -253,7 +253,7 @@ def read_settings(path: Path) -> Settings:
     if status.st_mode & stat.S_IWOTH:
         raise SettingsError(
             f"Every user of this machine may write to {path}.",
-            why="Whoever does can name an identity provider that lets them in.",
+            why="A user who changes it can name an identity provider that lets them in.",
             advice=f"If nobody has, run `chmod o-w {path}`.",
         )
     if len(content) > LARGEST_SETTINGS_BYTES:
@@ -278,7 +278,7 @@ def settings_in(content: bytes, path: Path) -> Settings:
         if key.required and key.name not in values:
             raise SettingsError(
                 f"The settings file {path} does not say `{key.name}`.",
-                why=f"It is {key.what}, which nobody can guess.",
+                why=f"It is {key.what}, and has no default.",
                 advice=f"Add a line `{key.name} = {key.example}` at its top.",
             )
     return _settings(values, providers, path)

@@ -23,7 +23,7 @@ import msgspec
 from auth.errors import AuthError, NotAKey
 from auth.keyring import MOST_KEYS, KeyRecord, endorse
 from auth.keys import SEED_BYTES, SigningKey, VerifyingKey, fingerprint
-from auth.server.database import FILE_MODE, FOLDER_MODE, check_is_ours
+from auth.server.database import FOLDER_MODE, check_is_ours, write_new_file
 from auth.server.store_errors import StoreFailed, told
 
 FIRST_LINE = "potluck auth key, keep it secret"
@@ -185,12 +185,8 @@ def write_key_file(folder: Path, key: SigningKey) -> Path:
     path = folder / file_name(key.key_id)
     try:
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            with open(os.open(path, flags, FILE_MODE), "wb") as file:
-                file.write(f"{FIRST_LINE}\n{key.seed.hex()}\n".encode("ascii"))
-                file.flush()
-                os.fsync(file.fileno())
+            write_new_file(path, f"{FIRST_LINE}\n{key.seed.hex()}\n".encode("ascii"))
             keep_names(folder)
         except OSError:
             remove_key_file(path)
@@ -230,7 +226,7 @@ def read_key_file(path: Path) -> SigningKey | None:
             mode = f"{status.st_mode & 0o777:04o}"
             raise StoreFailed(
                 f"Others may read the signing key {path}: its mode is {mode}.",
-                why="Whoever has it can let anybody into the run.",
+                why="With this key, anybody can be let into the run.",
                 advice=f"If nobody has read it, run `chmod 600 {path}`; otherwise "
                 f"withdraw the key as well (`potluck auth keys withdraw {path.stem}`).",
             )

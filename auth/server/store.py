@@ -1,9 +1,14 @@
 """The state of an auth server: one folder with its database, its keys and the head of its log.
 
 `Store` is open for writing, in the running server or in a moderator's command when none runs;
-`Reader` (below) only reads, also beside a running server. Frequently used data (the signed
+`StoreReader` (below) only reads, also beside a running server. Frequently used data (the signed
 revocation list, the key records) is kept in memory as an immutable `Published`, replaced after each
-commit that changes it. store_paths.py lists the files.
+commit that changes it.
+
+    FOLDER/auth.sqlite         the database (and -wal, -shm beside it)
+    FOLDER/auth.sqlite.lock    held by the one process that writes
+    FOLDER/audit.head          the signed head of the audit log, at most a second old
+    FOLDER/keys/KEYID.key      the secret half of each auth key
 
 A database that was restored from a backup has forgotten the serial numbers given out since.
 `backups.py` marks its copies, and a store that finds the mark continues from a higher number.
@@ -19,6 +24,7 @@ import secrets
 import shutil
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,16 +49,40 @@ from auth.server.audit import (
 from auth.server.database import FILE_MODE
 from auth.server.signing_keys import SigningKeys
 from auth.server.store_errors import WHAT_SQLITE_RAISES, StoreFailed, StoreInUse, damaged, told
-from auth.server.store_paths import StorePaths, wall_ms
 from auth.server.tokens_issued import DAY_MS, count_live, forget_over
 from auth.server.writer import Counters, StoreWriter, Transaction
 from auth.tokens import LONGEST_LIFE_MS
 
-__all__ = ["Reader", "Store", "StoreMade", "create_store", "open_store", "wall_ms"]
-
 log = logging.getLogger(__name__)
 
 SERIALS_A_SECOND = 10_000  # more than any server gives out; skipped per second since a backup
+
+
+class StorePaths(msgspec.Struct, frozen=True):
+    """The files of a store. They belong together: without its keys, a database is a run that nobody
+    can join any more."""
+
+    folder: Path
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "auth.sqlite"
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "auth.sqlite.lock"
+
+    @property
+    def head(self) -> Path:
+        return self.folder / "audit.head"
+
+    @property
+    def keys(self) -> Path:
+        return self.folder / "keys"
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,9 +93,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     database_bytes: int
     free_bytes: int
-    revocation_number: int
-    audit_rows: int
-    live_tokens: int
 
 
 class Store:
@@ -110,21 +137,14 @@ class Store:
         self.writer.start(latest_ms)
 
     @property
-    def published(self) -> Published:
-        return self._published
-
-    @property
     def keys(self) -> SigningKeys:
+        """All keys; `.records` is for peers."""
         return self._published.keys
 
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the key that signs now, for a new invite."""
         return fingerprint(self.keys.active(self.clock_ms()).public_key)
-
-    def keyring(self) -> SigningKeys:
-        """The keys; `.records` is for peers."""
-        return self._published.keys
 
     def revocation_list(self) -> revoked.SignedList:
         """The newest: `.number` and `.signed`, the bytes to pass on."""
@@ -175,23 +195,19 @@ class Store:
 
     def health(self) -> Health:
         """Cheap enough for the event loop."""
+        database_bytes = free_bytes = 0
         try:
             database_bytes = self.paths.database.stat().st_size
             free_bytes = shutil.disk_usage(self.paths.folder).free
+            trouble = self.writer.trouble
         except OSError as error:
-            return self._health(0, 0, str(told(error, self.paths.database)))
-        return self._health(database_bytes, free_bytes, self.writer.trouble)
-
-    def _health(self, database_bytes: int, free_bytes: int, trouble: str) -> Health:
+            trouble = str(told(error, self.paths.database))
         return Health(
             writable=not trouble,
             trouble=trouble,
             waiting=self.writer.waiting,
             database_bytes=database_bytes,
             free_bytes=free_bytes,
-            revocation_number=self._published.revocations.number,
-            audit_rows=self.writer.audit_rows,
-            live_tokens=self._live_tokens,
         )
 
     def _go_back_to(self, published: Published) -> None:
@@ -266,12 +282,12 @@ def _begin(store: Store, transaction: Transaction, grace_ms: int | None, actor: 
         store.grace_ms = grace_ms
     if store.found_wrong:
         log.error("The audit log was tampered with: %s", store.found_wrong)
-        transaction.log(AuditEntry(act=Act.TAMPERED, actor="server", reason=store.found_wrong))
+        transaction.log(Act.TAMPERED, "server", store.found_wrong)
     (backup_ms,) = connection.execute("SELECT backup_ms FROM store").fetchone()
     if backup_ms is not None:
         _go_on_from_backup(store, transaction, int(backup_ms))
     if actor:
-        transaction.log(AuditEntry(act=Act.STARTED, actor=actor, reason="The server was started."))
+        transaction.log(Act.STARTED, actor, "The server was started.")
 
 
 def _go_on_from_backup(store: Store, transaction: Transaction, backup_ms: int) -> None:
@@ -283,12 +299,10 @@ def _go_on_from_backup(store: Store, transaction: Transaction, backup_ms: int) -
         (transaction.counters.serial, transaction.now_ms + LONGEST_LIFE_MS),
     )
     transaction.log(
-        AuditEntry(
-            act=Act.RESTORED,
-            actor="server",
-            reason="Put back from a backup: what happened after it was made is not known here.",
-            detail=f"The backup was made {seconds} s ago; revoke again whom was revoked since.",
-        )
+        Act.RESTORED,
+        "server",
+        "Put back from a backup: what happened after it was made is not known here.",
+        detail=f"The backup was made {seconds} s ago; repeat the revocations since then.",
     )
     store.publish(transaction)
 
@@ -306,7 +320,7 @@ class Published(msgspec.Struct, frozen=True):
     revocations: revoked.SignedList
 
 
-class Reader:
+class StoreReader:
     """The state of a folder for readers, with or without a running server."""
 
     def __init__(self, folder: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
@@ -546,14 +560,12 @@ class RefusalLog:
             self._over = []
         transaction.if_undone(lambda: self._put_back(over))
         for address, reasons in over:
+            counts = ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
             transaction.log(
-                AuditEntry(
-                    act=Act.REFUSALS,
-                    actor="peer",
-                    reason=f"{reasons.total()} more refusals in a minute, only counted.",
-                    detail=f"{address}: "
-                    + ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common()),
-                )
+                Act.REFUSALS,
+                "peer",
+                f"{reasons.total()} more refusals in a minute, only counted.",
+                detail=f"{address}: {counts}",
             )
 
     def _put_back(self, over: list[tuple[str, Counter[str]]]) -> None:

@@ -76,7 +76,7 @@ WHAT_SQLITE_RAISES = (sqlite3.Error, UnicodeDecodeError)
 def told(error: sqlite3.Error | OSError | UnicodeDecodeError, path: Path) -> StoreFailed:
     """The same failure as one of these errors; `path` is the file concerned."""
     if isinstance(error, UnicodeDecodeError):
-        return damaged(path, "it has text that is none")
+        return damaged(path, "it has text that is not UTF-8")
     if isinstance(error, OSError):
         if error.errno in _NO_ROOM:
             return _disk_full(path)

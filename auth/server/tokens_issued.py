@@ -10,12 +10,11 @@ longer than they need to.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 
 import msgspec
 
 from auth.roles import Role
-from auth.server.database import spell_roles, struct_of
+from auth.server.database import row_of, rows_of, spell_roles
 
 DAY_MS = 24 * 3600 * 1000
 FORGOTTEN_AT_ONCE = 5000  # rows a minute: those of 200,000 nodes; some ten milliseconds
@@ -29,13 +28,6 @@ class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
     key_id: bytes
     issued_ms: int
     expires_ms: int
-
-
-_COLUMNS = "serial, account, peer, roles, key_id, issued_ms, expires_ms"
-
-
-def _token_of(row: Sequence[object]) -> IssuedToken:
-    return struct_of(IssuedToken, row)
 
 
 def keep(connection: sqlite3.Connection, token: IssuedToken) -> None:
@@ -54,28 +46,16 @@ def keep(connection: sqlite3.Connection, token: IssuedToken) -> None:
 
 
 def by_serial(connection: sqlite3.Connection, serial: int) -> IssuedToken | None:
-    row = connection.execute(
-        f"SELECT {_COLUMNS} FROM tokens WHERE serial = ?", (serial,)
-    ).fetchone()
-    return None if row is None else _token_of(row)
+    return row_of(connection, IssuedToken, "FROM tokens WHERE serial = ?", (serial,))
 
 
 def live(
-    connection: sqlite3.Connection,
-    now_ms: int,
-    *,
-    account: int | None = None,
-    limit: int,
-    offset: int = 0,
+    connection: sqlite3.Connection, now_ms: int, *, account: int | None, limit: int
 ) -> list[IssuedToken]:
     """Tokens that have not expired, newest first (revoked ones too)."""
     whose, values = ("account = ? AND", (account,)) if account is not None else ("", ())
-    found = connection.execute(
-        f"SELECT {_COLUMNS} FROM tokens WHERE {whose} expires_ms > ?"
-        " ORDER BY serial DESC LIMIT ? OFFSET ?",
-        (*values, now_ms, limit, offset),
-    )
-    return [_token_of(row) for row in found]
+    rest = f"FROM tokens WHERE {whose} expires_ms > ? ORDER BY serial DESC LIMIT ?"
+    return rows_of(connection, IssuedToken, rest, (*values, now_ms, limit))
 
 
 def count_live(

@@ -146,11 +146,6 @@ class StoreWriter:
         return len(self._queue) + len(self._urgent)
 
     @property
-    def audit_rows(self) -> int:
-        """The number of rows of the log (at the last commit, or in the open transaction)."""
-        return self._counters.chain.number
-
-    @property
     def trouble(self) -> str:
         """The error of the last commit; empty since one has worked again."""
         return self._trouble
@@ -180,7 +175,7 @@ class StoreWriter:
             if self._closing:
                 raise StoreClosed(
                     "The auth server is stopping.",
-                    why="What you asked for has not happened.",
+                    why="Your request was not performed.",
                     advice="Ask again when it runs.",
                 )
             if len(queue) >= most:
@@ -296,7 +291,7 @@ class StoreWriter:
             return error
         if isinstance(error, (*WHAT_SQLITE_RAISES, OSError)):
             return told(error, self._path)
-        log.error("A transaction of the auth server broke", exc_info=error)
+        log.error("A transaction of the auth server failed", exc_info=error)
         return StoreFailed(
             "The auth server could not write: something unforeseen happened.",
             why=f"{type(error).__name__}: {error}",
@@ -311,13 +306,8 @@ class StoreWriter:
     def _tell_of_clock(self, transaction: Transaction) -> None:
         back_ms = self._latest_ms - transaction.now_ms
         if back_ms > CLOCK_STEP_MS:
-            transaction.log(
-                AuditEntry(
-                    act=Act.CLOCK,
-                    actor="server",
-                    reason=f"The clock went back by {back_ms / 1000:.1f} s.",
-                )
-            )
+            back = f"The clock went back by {back_ms / 1000:.1f} s."
+            transaction.log(Act.CLOCK, "server", back)
             self._clock_went_back(transaction, back_ms)
 
     def _do_what_is_due(self) -> None:
@@ -360,7 +350,7 @@ def _call(callbacks: Iterable[Callable[[], None]]) -> None:
         try:
             callback()
         except Exception:
-            log.exception("What follows a transaction of the auth server broke")
+            log.exception("A callback after a transaction of the auth server failed")
 
 
 def _settle(batch: Sequence[_Waiting[Any]]) -> None:
@@ -416,8 +406,21 @@ class Transaction:
     committed: list[Callable[[], None]] = field(default_factory=list)
     undone: list[Callable[[], None]] = field(default_factory=list)
 
-    def log(self, entry: AuditEntry) -> int:
+    def log(
+        self,
+        act: Act,
+        actor: str,
+        reason: str = "",
+        *,
+        name: str | None = None,
+        peer: bytes | None = None,
+        serial: int | None = None,
+        detail: str = "",
+    ) -> int:
         """Add a row to the audit log; returns its number."""
+        entry = AuditEntry(
+            act=act, actor=actor, reason=reason, name=name, peer=peer, serial=serial, detail=detail
+        )
         return self.counters.chain.append(self.connection, self.now_ms, entry)
 
     def next_serial(self) -> int:

@@ -46,7 +46,7 @@ class Retrying:
 
 @dataclass(frozen=True)
 class ShardSkipped:
-    """The rest of a shard is not read in this pass. What came before the break was used."""
+    """The rest of a shard is not read in this pass. The part before the break was used."""
 
     source: str
     shard: str

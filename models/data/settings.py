@@ -125,7 +125,7 @@ def data_settings(table: Mapping[str, Any]) -> DataSettings:
     try:
         settings = msgspec.convert(dict(table), DataSettings)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise _wrong(f"What the settings say about data cannot be right: {error}.") from None
+        raise _wrong(f"The settings of the data are not valid: {error}.") from None
     check(settings)
     return settings
 
@@ -136,7 +136,7 @@ def check(settings: DataSettings) -> None:
     try:
         msgspec.convert(msgspec.to_builtins(settings), DataSettings)
     except (msgspec.ValidationError, TypeError) as error:
-        raise _wrong(f"What the settings say about data cannot be right: {error}.") from None
+        raise _wrong(f"The settings of the data are not valid: {error}.") from None
     if settings.shuffle_examples * len(settings.source) > LARGEST_BUFFER:
         raise _wrong(
             f"{len(settings.source)} sources of {settings.shuffle_examples:,} `shuffle_examples` "
@@ -176,22 +176,22 @@ def refuse_this_machine(settings: DataSettings) -> None:
             if not is_address(path):
                 raise DataSettingsError(
                     f"The data {name!r} would be read from this machine's disk, at {path[:200]!r}.",
-                    why="Whoever wrote that is somebody else, and what is trained on can be "
-                    "partly read from what is sent.",
+                    why="The settings come from somebody else, and training data can partly be "
+                    "read from the gradients that are sent.",
                     advice="The organiser has to name http(s) addresses instead.",
                 )
             if is_private_host(_host_of(path)):
                 raise DataSettingsError(
                     f"The data {name!r} would be fetched from {_host_of(path)!r}, which is this "
                     "machine or its own network.",
-                    why="Whoever wrote that is somebody else.",
+                    why="The settings come from somebody else.",
                     advice="The organiser has to name an address in the internet instead.",
                 )
         # without an owner, the library would read the folder of this name
         if source.dataset and ("/" not in source.dataset or os.path.exists(source.dataset)):
             raise DataSettingsError(
                 f"The data set {source.dataset!r} would be read from this machine's disk.",
-                why="Whoever wrote that is somebody else.",
+                why="The settings come from somebody else.",
                 advice="It must be called owner/name, as on Hugging Face, and there must be no "
                 "folder of that name where potluck runs.",
             )

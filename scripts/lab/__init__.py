@@ -4,4 +4,9 @@
 not have it, and the product does not import it.
 """
 
+from collections.abc import Callable
+
 NOTHING_MEASURED = "Stopped before the end: nothing is measured."  # by a signal
+
+Talk = Callable[[str], None]
+"""Says a line to the person at the terminal."""

@@ -60,7 +60,7 @@ def test_what_a_killed_member_sent_counts_from_what_it_had_waiting() -> None:
 
 def test_a_killed_member_cannot_have_sent_more_than_it_had() -> None:
     audit = audit_of(a=[batch("a", 0), step(0, 8, samples=40.0)], b=[batch("b", 0)])
-    assert "24 samples are of nobody" in audit.failures[0]
+    assert "24 samples belong to no peer" in audit.failures[0]
 
 
 def test_samples_that_count_in_a_round_do_not_count_again() -> None:

@@ -77,7 +77,6 @@ class Fetcher:
     def __init__(self, title: str, client: httpx2.AsyncClient, limiter: trio.CapacityLimiter):
         self.title = title
         self.trouble = ""
-        self.outages = 0
         self._client = client
         self._limiter = limiter
 
@@ -149,10 +148,9 @@ class Fetcher:
         elif self.trouble and not trouble:
             _log.info("%s answers again", self.title)
         self.trouble = trouble
-        self.outages += bool(trouble)
 
     def unavailable(self, why: str, url: str, retry: int = RETRY_SECONDS) -> ProviderUnavailable:
-        """The error for an unusable answer. Raise it: it is counted as an outage."""
+        """The error for an unusable answer. Raise it: it is noted as an outage."""
         where = f"At {words_of_a_stranger(url)}: {why}."
         self._note(where)
         return ProviderUnavailable(

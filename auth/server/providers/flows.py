@@ -78,9 +78,6 @@ class Provider(Protocol):
     def trouble(self) -> str:
         """Its last outage in words; empty if its last request was answered."""
 
-    @property
-    def outages(self) -> int: ...
-
 
 class DeviceProvider(Provider, Protocol):
     async def start_device(self) -> DeviceGrant: ...

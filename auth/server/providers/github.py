@@ -33,6 +33,7 @@ class GithubProvider:
     flows: tuple[str, ...] = ("device",)
 
     def __init__(self, settings: GithubSettings, fetcher: Fetcher) -> None:
+        self.id, self.title = settings.id, fetcher.title
         self._settings = settings
         self._fetcher = fetcher
         self._start_url = f"{settings.login_url}/login/device/code"
@@ -40,20 +41,8 @@ class GithubProvider:
         self._user_url = f"{settings.api_url}/user"
 
     @property
-    def id(self) -> str:
-        return self._settings.id
-
-    @property
-    def title(self) -> str:
-        return self._fetcher.title
-
-    @property
     def trouble(self) -> str:
         return self._fetcher.trouble
-
-    @property
-    def outages(self) -> int:
-        return self._fetcher.outages
 
     async def start_device(self) -> DeviceGrant:
         form = {"client_id": self._settings.client_id, "scope": " ".join(self._settings.scopes)}

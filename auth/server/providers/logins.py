@@ -24,13 +24,13 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
 import trio
 
-from auth.server.providers.confirmation import form_token, is_same, looks_like_an_id, new_id
 from auth.server.providers.device_answers import LONGEST_INTERVAL_SECONDS
 from auth.server.providers.errors import (
     LoginError,
@@ -50,18 +50,17 @@ from auth.server.providers.flows import (
     Provider,
 )
 from auth.server.providers.github import GithubProvider
-from auth.server.providers.login_answers import (
-    BrowserStarted,
-    CallbackDone,
-    DeviceStarted,
-    LoggedIn,
-    LoginPage,
-    LoginStatistics,
-    Pending,
-    ProviderEntry,
-)
+from auth.server.providers.identity import ProviderIdentity
 from auth.server.providers.oidc import OpenIdProvider
-from auth.server.providers.sessions import Session, Sessions, expired
+from auth.server.providers.sessions import (
+    Session,
+    Sessions,
+    expired,
+    form_token,
+    is_same,
+    looks_like_an_id,
+    new_id,
+)
 from auth.server.providers.settings import (
     CodeSettings,
     GithubSettings,
@@ -76,6 +75,69 @@ PEER_KEY_BYTES: Final = 32
 
 # How often a terminal asks while its person is in the browser: the asking costs a table look-up.
 BROWSER_INTERVAL_SECONDS: Final = 2
+
+
+# The answers, one for each request. Times are whole seconds. `session` is the terminal's secret and
+# `page_id` the browser's: neither may be shown to the other, and neither may be logged.
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderEntry:
+    id: str
+    kind: str  # "code", "device" or "browser"
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStarted:
+    session: str
+    user_code: str
+    verification_uri: str
+    verification_uri_complete: str | None
+    interval: int
+    expires_in: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserStarted:
+    session: str
+    page_id: str
+    url: str
+    confirmation: str
+    interval: int
+    expires_in: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    interval: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedIn:
+    """`peer` is the key that began the login: a pass for this identity is for that key only."""
+
+    session: str
+    peer: bytes
+    identity: ProviderIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class LoginPage:
+    title: str
+    confirmation: str
+    peer: bytes
+    started_from: str
+    cookie: str
+    form_token: str
+    expires_in: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackDone:
+    title: str
+    confirmation: str
+    login: str
 
 
 @asynccontextmanager
@@ -135,7 +197,6 @@ class Logins:
         self._redirect_uri = public_url + CALLBACK_PATH
         self._sessions = Sessions()
         self._form_secret = secrets.token_bytes(32)
-        self._started = self._finished = self._refused = 0
 
     def provider_list(self) -> list[ProviderEntry]:
         return [
@@ -166,15 +227,12 @@ class Logins:
             raise LoginMisuse(f"A peer's key has {PEER_KEY_BYTES} bytes, not {len(peer)}.")
         session = self._sessions.begin(peer, provider, kind, address, trio.current_time())
         if kind == "browser":
-            self._started += 1
             return self._browser_started(session)
         try:
-            started = await self._device_started(session, cast(DeviceProvider, provider))
+            return await self._device_started(session, cast(DeviceProvider, provider))
         except BaseException:
             self._sessions.end(session)
             raise
-        self._started += 1
-        return started
 
     async def poll(self, session_id: str) -> Pending | LoggedIn:
         """The state of a login. Raises LoginRefused, LoginExpired, or ProviderUnavailable."""
@@ -191,7 +249,6 @@ class Logins:
             return Pending(waits)
         if session.over:  # while the provider was asked: it expired, or another poll was faster
             raise expired()
-        self._finished += 1
         return LoggedIn(session.id, session.peer, self._sessions.hand_out(session))
 
     def give_back(self, session_id: str) -> bool:
@@ -268,19 +325,10 @@ class Logins:
             if not isinstance(provider, CodeProvider)
         }
 
-    def statistics(self) -> LoginStatistics:
+    def open_count(self) -> int:
+        """How many logins are open."""
         self._sessions.forget_old(trio.current_time())
-        waiting = [session for session in self._sessions.all() if not session.is_answered]
-        return LoginStatistics(
-            open=len(self._sessions),
-            waiting_device=sum(session.flow == "device" for session in waiting),
-            waiting_browser=sum(session.flow == "browser" for session in waiting),
-            done=sum(session.identity is not None for session in self._sessions.all()),
-            started_total=self._started,
-            finished_total=self._finished,
-            refused_total=self._refused,
-            outages_total=sum(provider.outages for provider in self._providers.values()),
-        )
+        return len(self._sessions)
 
     def _browser_started(self, session: Session) -> BrowserStarted:
         return BrowserStarted(
@@ -319,7 +367,7 @@ class Logins:
             answer = await provider.ask_device(session.grant, session.interval)
         except LoginRefused as refused:
             if not session.over:
-                self._refuse(session, refused)
+                self._sessions.refuse(session, refused, trio.current_time())
             raise
         except LoginExpired:
             self._sessions.end(session)
@@ -346,15 +394,11 @@ class Logins:
             identity = await provider.finish_browser(attempt, query, self._redirect_uri)
         except LoginRefused as refused:
             if not session.over and not session.is_answered:
-                self._refuse(session, refused)
+                self._sessions.refuse(session, refused, trio.current_time())
             raise
         if session.is_answered:  # by another trip of the same login, which was faster
             raise _answered()
         session.identity = identity
-
-    def _refuse(self, session: Session, refused: LoginRefused) -> None:
-        self._refused += 1
-        self._sessions.refuse(session, refused, trio.current_time())
 
 
 def _answered() -> LoginExpired:
@@ -388,7 +432,6 @@ DEFAULT_TITLE: Final = "Enrolment code"
 class CodeProvider:
     flows: tuple[str, ...] = ("code",)
     trouble = ""
-    outages = 0
 
     def __init__(self, settings: CodeSettings) -> None:
         self.id = settings.id

@@ -11,6 +11,7 @@ subject is the ID token's.
 from __future__ import annotations
 
 import base64
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
@@ -19,7 +20,6 @@ from urllib.parse import quote, urlencode
 import msgspec
 import trio
 
-from auth.server.providers.confirmation import challenge_of
 from auth.server.providers.device_answers import (
     GRANT_TYPE,
     checked_tokens,
@@ -36,9 +36,14 @@ from auth.server.providers.errors import (
 )
 from auth.server.providers.fetching import Fetcher, ProviderAnswer
 from auth.server.providers.flows import DeviceGrant, LoginAttempt, NotYet, TokenAnswer
-from auth.server.providers.id_tokens import UnknownKey, verify_id_token
+from auth.server.providers.id_tokens import (
+    KeySet,
+    UnknownKey,
+    fetch_keys,
+    not_proven,
+    verify_id_token,
+)
 from auth.server.providers.identity import ProviderIdentity, holds_preferred, login_from
-from auth.server.providers.key_sets import KeySet, fetch_keys
 from auth.server.providers.settings import OpenIdSettings
 from auth.server.providers.web_addresses import fault_in, is_loopback_http
 
@@ -53,6 +58,7 @@ class OpenIdProvider:
         fetcher: Fetcher,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        self.id, self.title, self.flows = settings.id, fetcher.title, settings.flows
         self._settings = settings
         self._secret = secret
         self._fetcher = fetcher
@@ -61,24 +67,8 @@ class OpenIdProvider:
         self._keys: Remembered[KeySet] = Remembered(self._fetch_keys)
 
     @property
-    def id(self) -> str:
-        return self._settings.id
-
-    @property
-    def title(self) -> str:
-        return self._fetcher.title
-
-    @property
-    def flows(self) -> tuple[str, ...]:
-        return self._settings.flows
-
-    @property
     def trouble(self) -> str:
         return self._fetcher.trouble
-
-    @property
-    def outages(self) -> int:
-        return self._fetcher.outages
 
     async def start_device(self) -> DeviceGrant:
         metadata = await self._metadata.get()
@@ -231,12 +221,7 @@ class OpenIdProvider:
                 )
             except UnknownKey:
                 continue
-        raise LoginRefused(
-            "What the provider signed does not prove who you are.",
-            reason=LoginReason.ID_TOKEN,
-            why="Its ID token is signed with a key that the provider does not publish.",
-            advice="Begin the login again. If it is refused again, tell the moderators.",
-        )
+        raise not_proven("it is signed with a key that the provider does not publish")
 
     async def _fetch_keys(self) -> KeySet:
         metadata = await self._metadata.get()
@@ -261,6 +246,12 @@ class OpenIdProvider:
             why=f"It says: {words_of_a_stranger(why)}. A code works once, and for some seconds.",
             advice="Begin the login again.",
         )
+
+
+def challenge_of(verifier: str) -> str:
+    """PKCE's S256: what is shown first, for a verifier that is shown later (RFC 7636, 4.2)."""
+    digest = hashlib.sha256(verifier.encode()).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 # A provider's discovery document: its addresses (OpenID Connect Discovery 1.0).

@@ -163,7 +163,7 @@ def read_secret(file: Path) -> str:
     if mode & 0o077:
         raise ProviderSettingsError(
             f"{file} can be read by other users.",
-            why="Whoever has a client secret can pose as this server at the provider.",
+            why="With a client secret, others can pose as this server at the provider.",
             advice=f"chmod 600 {file}",
         )
     text = content.decode("ascii", errors="replace").strip()
@@ -181,12 +181,12 @@ def _check_names(settings: ProviderSettings, where: str) -> None:
         raise _wrong(
             where,
             f"its id is {settings.id!r}",
-            f"An id is at most {LONGEST_ID_CHARACTERS} small letters, digits and hyphens",
+            f"An id is at most {LONGEST_ID_CHARACTERS} lower-case letters, digits and hyphens",
         )
     if settings.id == CODE_ID and not isinstance(settings, CodeSettings):
         raise _wrong(
             where,
-            f"its id is {CODE_ID!r}, under which those stand whom codes let in",
+            f"its id is {CODE_ID!r}, which is reserved for the accounts that enrolment codes make",
             "Give it another id: otherwise it could log in as any of them",
         )
     if len(settings.title) > LONGEST_TITLE_CHARACTERS or not settings.title.isprintable():

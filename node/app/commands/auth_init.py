@@ -138,11 +138,11 @@ def _run_of_database(places: AuthPlaces) -> dict[str, Value]:
 def _database_there(places: AuthPlaces) -> tuple[str, str] | None:
     """The run of this home's database, and the fingerprint of the key that signs."""
     from auth.keys import fingerprint
-    from auth.server.store import Reader, wall_ms
+    from auth.server.store import StoreReader, wall_ms
 
     if not places.database.exists():
         return None
-    keys = Reader(places.folder).published().keys
+    keys = StoreReader(places.folder).published().keys
     return keys.run, fingerprint(keys.active(wall_ms()).public_key)
 
 

@@ -132,6 +132,6 @@ class RevocationCourier:
         return {"way": "node", "number": answer["number"]}
 
     def _published(self) -> Any:
-        from auth.server.store import Reader
+        from auth.server.store import StoreReader
 
-        return Reader(self._places.folder).published()
+        return StoreReader(self._places.folder).published()

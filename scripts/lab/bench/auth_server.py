@@ -18,15 +18,14 @@ disk is measured, too, and printed with the result.
 from __future__ import annotations
 
 import argparse
-import datetime
-import ipaddress
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +33,12 @@ import trio
 
 from auth.server.moderation import Moderation
 from auth.server.store import create_store, open_store
+from lab import Talk
+from lab.bench.closed_run import write_certificate
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchProcess, open_process
 from node.app.auth_places import find_auth_places
-from node.app.commands.output import Output
 
 if TYPE_CHECKING:
     from node.app.commands.parser import Subparsers
@@ -48,8 +49,6 @@ WARM_UP_SECONDS = 1.0
 ACTOR = "local:bench"
 SYNCED_WRITES = 50
 NO_LIMIT = 1_000_000  # all volunteers of the bench share one address
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -117,11 +116,11 @@ def _prepare(home: Path, clients: int) -> dict[str, Any]:
     made = create_store(places.folder, RUN, actor=ACTOR)
     with open_store(places.folder) as store:
         code = Moderation(store).code_new(uses=clients, actor=ACTOR).code
-    certificate, key = _write_certificate(home)
+    write_certificate(home, "127.0.0.1")
     text = (
         f'run = "{RUN}"\npublic_url = "https://127.0.0.1:8443"\n'
         '[server]\nlisten = ["127.0.0.1:0"]\n'
-        f'certificate = "{certificate.name}"\ncertificate_key = "{key.name}"\n'
+        'certificate = "certificate.pem"\ncertificate_key = "key.pem"\n'
         f"connections = {2 * clients}\nconnections_per_address = {2 * clients}\n"
         f"[limits]\nconnections_per_minute_per_address = {NO_LIMIT}\n"
         f"requests_per_minute_per_address = {NO_LIMIT}\n"
@@ -129,46 +128,11 @@ def _prepare(home: Path, clients: int) -> dict[str, Any]:
     )
     places.settings_file.write_text(text, encoding="utf-8")
     return {
-        "authority": str(certificate),
+        "authority": str(home / "certificate.pem"),
         "run": RUN,
         "fingerprint": made.fingerprint,
         "code": code,
     }
-
-
-def _write_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for loopback that signs itself."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "scripts/bench")])
-    now = datetime.datetime.now(datetime.UTC)
-    loopback = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=30))
-        .add_extension(loopback, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    certificate_file, key_file = folder / "certificate.pem", folder / "key.pem"
-    certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    key_file.chmod(0o600)
-    return certificate_file, key_file
 
 
 def _synced_write_ms(folder: Path) -> float:
@@ -195,11 +159,11 @@ def lines_of(result: Mapping[str, Any]) -> str:
     """The figures for a person."""
     words = {
         "passes_per_s": "passes a second, each client renewing without a pause",
-        "saturated_ms_p50": "from request to pass, meanwhile",
+        "saturated_ms_p50": "from request to pass at that load",
         "saturated_ms_p99": "",
         "paced_ms_p50": f"from request to pass at {PACED_PER_SECOND:g} a second",
         "paced_ms_p99": "",
-        "cpu_ms_per_pass": "of a processor, in the server",
+        "cpu_ms_per_pass": "processor time of the server for one pass",
         "synced_write_ms": "until a small write is on this disk",
     }
     return "\n".join(
@@ -217,13 +181,15 @@ def add_parser(kinds: Subparsers) -> None:
         "auth-server",
         help="access passes from an auth server on this machine",
         description="Start an auth server in a process of its own, with TLS, SQLite on disk and "
-        "each commit synced, and many clients in another, each with a key and a connection; and "
-        "measure what renewing takes. Each pass is a whole renewal; some are verified as a node "
-        "does it.\n\n"
+        "each commit synced, and many clients in another, each with a key and a "
+        "connection; and measure renewals. Each pass is a whole renewal. Some are "
+        "verified as a node does it.\n\n"
         "  passes_per_s      each client renews again as soon as it has its pass\n"
-        "  saturated_ms_p99  from request to pass, meanwhile: mostly waiting for the others\n"
-        "  paced_ms_p99      from request to pass at 300 passes a second, all clients together\n"
-        "  cpu_ms_per_pass   of a processor, in the server",
+        "  saturated_ms_p99  from request to pass at that load: mostly waiting for "
+        "the others\n"
+        "  paced_ms_p99      from request to pass at 300 passes a second, all "
+        "clients together\n"
+        "  cpu_ms_per_pass   processor time of the server for one pass",
         example="scripts/bench auth-server --json\nscripts/bench auth-server --quick --clients 10",
     )
     parser.set_defaults(measure=run)
@@ -232,20 +198,12 @@ def add_parser(kinds: Subparsers) -> None:
         "--folder",
         type=Path,
         metavar="DIRECTORY",
-        help="where the database lies meanwhile: choose the disk (the temporary folder)",
+        help="the folder for the database, to choose the disk (the temporary folder)",
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything, rough figures")
+    parser.add_argument("--quick", action="store_true", help="measure less: rough figures")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     effort = AuthServerEffort.of(clients=arguments.clients, quick=arguments.quick)
 
-    async def measure() -> int:
-        result = await measure_auth_server(effort, arguments.folder, output.say)
-        output.data(result, lines_of(result))
-        return 0
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_auth_server, effort, arguments.folder), lines_of)

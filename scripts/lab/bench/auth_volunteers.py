@@ -135,9 +135,6 @@ class Volunteers:
     def __init__(self) -> None:
         self._all: list[EnrollingVolunteer] = []
 
-    def introduction(self) -> dict[str, Any]:
-        return {"pid": os.getpid()}
-
     async def join(self, *, count: int, **target: Any) -> dict[str, Any]:
         """Make volunteers and let each join by the code."""
         tls = ssl.create_default_context(cafile=target["authority"])

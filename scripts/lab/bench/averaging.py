@@ -22,21 +22,22 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from lab import Talk
 from lab.bench.averaging_swarm import (
     AveragingSwarm,
     SwarmRound,
-    Talk,
     disagreement,
     open_swarm,
 )
+from lab.bench.command import report
 from lab.bench.machine import machine_facts, proportional_bytes
 from lab.bench.processes import BenchFailed
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -189,11 +190,11 @@ def _spread(rounds: Sequence[MeasuredRound], name: str) -> dict[str, Any]:
 
 
 WHAT = {
-    "aggregate_s_p50": "the exchange: first peer's start to last peer's end",
+    "aggregate_s_p50": "the exchange: from the first peer's start to the last peer's end",
     "round_s_p50": "the whole round: matchmaking, exchange, agreement",
     "round_overhead_s_p50": "the round less the exchange",
     "cpu_s": "CPU seconds of all processes, for one round",
-    "pss_MiB_per_peer": "memory of a process, with its share of what all share",
+    "pss_MiB_per_peer": "memory of a process, with its part of the shared memory",
     "worst_relative_error": "of any result, against the exact average",
     "bit_identical": "whether all peers held the same bits after every round",
 }
@@ -210,18 +211,18 @@ def add_parser(kinds: Subparsers) -> None:
         description="Start peers in processes of their own on this machine, each with a token, "
         "and have them average a vector of random values, again and again, over encrypted "
         f"channels.\n\n{figures}\n\n"
-        "Figures are medians of the rounds after the first, which is told apart. Exit code 1 if "
-        "a round failed or its result was not right.",
+        "Figures are medians of all rounds but the first, which is shown separately. The exit code "
+        "is 1 if a round failed or had a wrong result.",
         example="scripts/bench averaging --peers 4 --numel 10e6 --codec none --json\n"
         "scripts/bench averaging --peers 2 --numel 1e6 --rounds 3\n"
         "scripts/bench averaging --codec float16 --profile peer.pstats",
     )
     parser.set_defaults(measure=run)
     add_size_flags(parser)
-    rounds = "how many rounds are measured, after a first one"
+    rounds = "how many rounds are measured, after one that is not"
     layout = (
-        "whether peers are forked from one process, and share the memory of what it has imported, "
-        "or import everything themselves"
+        "fork: peers are forked from one process and share the memory of its imports; separate: "
+        "each imports everything itself"
     )
     add_flag(parser, "--codec", str, "none", "how values are encoded", metavar="CODEC")
     add_flag(parser, "--rounds", positive_count, 5, rounds)
@@ -230,8 +231,7 @@ def add_parser(kinds: Subparsers) -> None:
         "--profile",
         type=Path,
         metavar="FILE",
-        help="write a profile (cProfile's) of one peer's event loop in these rounds, which makes "
-        "them slower",
+        help="write a profile (of cProfile) of one peer's event loop; the rounds become slower",
     )
 
 
@@ -239,8 +239,8 @@ def add_size_flags(parser: argparse.ArgumentParser, *, peers: int = 4, values: i
     """`--peers` and `--numel`."""
     from node.app.commands.parser import add_flag, positive_count
 
-    add_flag(parser, "--peers", positive_count, peers, "how many")
-    vector = "how many values the vector has, such as 25e6"
+    add_flag(parser, "--peers", positive_count, peers, "how many peers")
+    vector = "how many values the vector has, for example 25e6"
     add_flag(parser, "--numel", number_of_values, values, vector)
 
 
@@ -256,9 +256,6 @@ def number_of_values(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     require_a_group(arguments.peers)
     profile = str(arguments.profile.absolute()) if arguments.profile else ""
     effort = AveragingEffort(
@@ -270,12 +267,12 @@ def run(arguments: argparse.Namespace) -> int:
         profile,
     )
 
-    async def measure() -> int:
-        result = await measure_averaging(effort, output.say)
-        output.data(result, _lines(result))
-        return 1 if result["failures"] or not result["bit_identical"] else 0
-
-    return run_until_signal(measure)
+    return report(
+        arguments,
+        partial(measure_averaging, effort),
+        _lines,
+        lambda result: not result["failures"] and bool(result["bit_identical"]),
+    )
 
 
 def require_a_group(peers: int) -> None:

@@ -17,7 +17,8 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +67,6 @@ class AveragingPeer:
         self._result: Tensor | None = None
         self._profile: cProfile.Profile | None = None
         self._offset = time.perf_counter() - trio.current_time()  # of the two clocks
-
-    def introduction(self) -> dict[str, Any]:
-        return {}
 
     async def join(self, auth_seed: str, addresses: list[str]) -> dict[str, Any]:
         """Start a node with a token that joins through these; who and where it is."""
@@ -163,18 +161,28 @@ class AveragingPeer:
         addresses: tuple[str, ...],
         task_status: TaskStatus[tuple[Network, Averager]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        identity = Identity.generate()
-        async with (
-            open_libp2p_network(identity, Libp2pSettings(listen_addresses=(LOOPBACK,))) as network,
-            open_rpc(network, TokenGuard(admitted(identity, auth_seed), network.random)) as rpc,
-            open_dht(
-                network, rpc, families=FAMILIES, settings=DhtSettings(bootstrap=addresses)
-            ) as dht,
-            open_averager(network, rpc, dht, AveragerSettings(run=RUN)) as averager,
-        ):
-            await dht.joined()
-            task_status.started((network, averager))
+        settings = AveragerSettings(run=RUN)
+        async with open_averaging_node(LOOPBACK, auth_seed, addresses, settings) as node:
+            task_status.started(node)
             await trio.sleep_forever()
+
+
+@asynccontextmanager
+async def open_averaging_node(
+    listen: str, auth_seed: bytes, addresses: Sequence[str], settings: AveragerSettings
+) -> AsyncIterator[tuple[Network, Averager]]:
+    """A node with a token, that has joined through these addresses."""
+    identity = Identity.generate()
+    async with (
+        open_libp2p_network(identity, Libp2pSettings(listen_addresses=(listen,))) as network,
+        open_rpc(network, TokenGuard(admitted(identity, auth_seed), network.random)) as rpc,
+        open_dht(
+            network, rpc, families=FAMILIES, settings=DhtSettings(bootstrap=tuple(addresses))
+        ) as dht,
+        open_averager(network, rpc, dht, settings) as averager,
+    ):
+        await dht.joined()
+        yield network, averager
 
 
 def tolerated_error(values: Tensor, codec: CodecName) -> float:

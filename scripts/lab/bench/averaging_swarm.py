@@ -27,12 +27,11 @@ from typing import Any
 import trio
 
 from auth.keys import SEED_BYTES
+from lab import Talk
 from lab.bench.processes import BenchFailed, BenchProcess, PeerForge, open_forge, open_process
 
-BOOTSTRAP_PEERS = 3  # whom a new peer is told of
+BOOTSTRAP_PEERS = 3  # that a new peer gets
 PEER = ("-m", "lab.bench.averaging_peer")
-
-Talk = Callable[[str], None]
 
 
 @dataclass(eq=False)

@@ -18,12 +18,14 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from lab import Talk
 from lab.bench.caps_figures import (
     OVER,
     REST_PROCESSOR_SHARE,
@@ -35,10 +37,10 @@ from lab.bench.caps_figures import (
 )
 from lab.bench.caps_lab import HOST, LabPeer, Told, host_of, listen_on, open_lab
 from lab.bench.caps_meter import MeterReading, most_memory, over, used_between, worst_window
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.own_network import check_own_networks
 from lab.bench.processes import BenchFailed
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -75,8 +77,6 @@ grace_seconds = 5.0
 """
 """25 MB of gradients, which need 13 s over the capped link, and a batch that takes one core longer
 than that; otherwise a rested peer could never catch up with those that trained on."""
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -342,28 +342,41 @@ def add_parser(kinds: Subparsers) -> None:
     parser = kinds.add_parser(
         "caps",
         help="whether a volunteer's caps hold, measured from outside (root, Linux)",
-        description="Start a run of three real processes, each in a network namespace of its own: "
-        "an organiser's peer that only keeps, a volunteer without caps, and one with all of them. "
-        "Gradients of 25 MB travel as they are, so the caps bind. The kernel counts the capped "
-        "one's packets, processor time and memory, its children's included, five times a second.\n"
-        "\nIts schedule crosses midnight (in a time zone where that is near), closes and opens "
-        "again; then it trains, and is paused. Told are the worst ten seconds of everything that "
-        "has a cap, what the others are told of the caps and what the plan makes of them, what it "
-        "does while it rests, and whether the others go on at their pace meanwhile.\n\n"
-        "It needs root, Linux and iproute2, and takes some five minutes; nothing of it is left "
-        "afterwards. Exit code 1 if a cap was exceeded by more than 5 %.",
+        description="Start a run of three real processes, each in a network namespace of its "
+        "own: an organiser's peer that only keeps, a volunteer without caps, and one "
+        "with all of them. Gradients of 25 MB travel uncompressed, so that the caps "
+        "matter. The kernel's counts of the capped volunteer's packets, processor "
+        "time and memory, with its children, are read five times a second.\n\n"
+        "Its schedule crosses midnight (in a time zone where midnight is near), "
+        "closes and opens again. Then it trains, and is paused. The result has the "
+        "worst ten seconds of each figure that has a cap, the caps as the others "
+        "know them and as the plan uses them, the volunteer's activity while it "
+        "rests, and whether the others keep their pace then.\n\n"
+        "It needs root, Linux and iproute2, takes about five minutes, and leaves "
+        "nothing behind. The exit code is 1 if a cap was exceeded by more than 5 %.",
         example="sudo scripts/bench caps\nsudo scripts/bench caps --upload-limit 1MB/s --json",
     )
     parser.set_defaults(measure=run)
-    parser.add_argument("--upload-limit", default=UPLOAD, metavar="RATE", help=f"({UPLOAD})")
-    parser.add_argument("--download-limit", default=DOWNLOAD, metavar="RATE", help=f"({DOWNLOAD})")
-    parser.add_argument("--max-memory", default=MEMORY, metavar="SIZE", help=f"({MEMORY})")
-    add_flag(parser, "--threads", positive_count, THREADS, "of the capped volunteer")
-    training = "how long it trains between the schedule and the pause"
+    parser.add_argument(
+        "--upload-limit", default=UPLOAD, metavar="RATE", help=f"the cap of its upload ({UPLOAD})"
+    )
+    parser.add_argument(
+        "--download-limit",
+        default=DOWNLOAD,
+        metavar="RATE",
+        help=f"the cap of its download ({DOWNLOAD})",
+    )
+    parser.add_argument(
+        "--max-memory", default=MEMORY, metavar="SIZE", help=f"the cap of its memory ({MEMORY})"
+    )
+    add_flag(
+        parser, "--threads", positive_count, THREADS, "how many threads the capped volunteer has"
+    )
+    training = "how long the capped volunteer trains between the schedule and the pause"
     add_flag(parser, "--seconds", positive_seconds, TRAIN_SECONDS, training, metavar="SECONDS")
     pause = "how long the pause is"
     add_flag(parser, "--pause", positive_seconds, PAUSE_SECONDS, pause, metavar="SECONDS")
-    midnight = "when it is midnight, after the start; the schedule closes a minute later"
+    midnight = "how long after the start it is midnight; the schedule closes a minute later"
     add_flag(parser, "--midnight", positive_seconds, MIDNIGHT_SECONDS, midnight, metavar="SECONDS")
 
 
@@ -376,9 +389,6 @@ def run(arguments: argparse.Namespace) -> int:
     memory = _cap(arguments.max_memory, Measure.SIZE)
     check_own_networks()
 
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     effort = CapsEffort(
         upload=upload,
         download=download,
@@ -389,12 +399,9 @@ def run(arguments: argparse.Namespace) -> int:
         midnight_in=arguments.midnight,
     )
 
-    async def measure() -> int:
-        result = await measure_caps(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["all_kept"] else 1
-
-    return run_until_signal(measure)
+    return report(
+        arguments, partial(measure_caps, effort), _lines, lambda result: bool(result["all_kept"])
+    )
 
 
 def _cap(text: str, measure: Measure) -> float:
@@ -402,7 +409,7 @@ def _cap(text: str, measure: Measure) -> float:
 
     found = amount(text, measure)
     if found is None:
-        raise WrongUse("What has no limit has nothing to be measured against.")
+        raise WrongUse("A cap that is not set cannot be measured.")
     return found
 
 

@@ -33,9 +33,6 @@ class CapsPeer:
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
 
-    def introduction(self) -> dict[str, Any]:
-        return {}
-
     async def leave(self) -> None:
         """Have an empty network."""
         leave_for_own_network()

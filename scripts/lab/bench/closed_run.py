@@ -39,11 +39,11 @@ from cryptography.x509.oid import NameOID
 from lab.bench.processes import BenchFailed
 from node.app.demo import Child, Event, free_port
 
-LIFE: Final = datetime.timedelta(days=1)
+LIFE: Final = datetime.timedelta(days=30)  # with less, the server warns of its end
 
 
 def write_certificate(home: Path, host: str) -> None:
-    """certificate.pem and key.pem, where `potluck auth serve` looks for them."""
+    """certificate.pem, which signs itself, and key.pem, for `potluck auth serve`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "scripts/bench")])
     now = datetime.datetime.now(datetime.UTC)
@@ -59,6 +59,7 @@ def write_certificate(home: Path, host: str) -> None:
             x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]),
             critical=False,
         )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,7 +137,7 @@ class Heard:
 
 
 def has(one: Heard, kind: str, after: int = 0) -> bool:
-    """Whether it has told of such a thing, beyond so many that it told before."""
+    """Whether it has reported such an event, after this many earlier ones."""
     return bool(one.all(kind, after))
 
 
@@ -182,7 +183,7 @@ class ClosedRun:
         return next(one for one in self._heard if one.child.name == ORGANISER)
 
     async def code_for(self, name: str) -> str:
-        """An enrolment code for somebody."""
+        """An enrolment code for this name."""
         return str((await self._do("auth", "codes", "new", "--name", name))["code"])
 
     def join(
@@ -201,7 +202,7 @@ class ClosedRun:
         )
 
     async def ask(self, name: str, *words: str, place: VolunteerPlace = HERE) -> Event:
-        """A command in somebody's home, which ends by itself; what it printed last."""
+        """Run a command in this home until it ends; its last line of output."""
         return await self._do(*words, home=self._folder / name, through=place.through)
 
     async def until(self, holds: Callable[[], bool], part: str, *needed: Heard) -> None:
@@ -286,7 +287,7 @@ async def open_closed_run(
     folder: Path, definition: str, hub: VolunteerPlace = HERE, *, one_is_alone: bool = False
 ) -> AsyncIterator[ClosedRun]:
     """The run in a folder that is there and empty; its auth server and its organiser's peer run at
-    `hub` until the block is left. `one_is_alone`: somebody joins `alone`, see there."""
+    `hub` until the block is left. `one_is_alone`: one joins `alone`, see there."""
     async with trio.open_nursery() as nursery:
         run = ClosedRun(folder, nursery, hub, one_is_alone=one_is_alone)
         try:

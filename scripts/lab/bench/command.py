@@ -9,12 +9,12 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
 
-from lab import NOTHING_MEASURED
+from lab import NOTHING_MEASURED, Talk
 from node.app.commands.exit_codes import INTERRUPTED, TERMINATED
-from node.app.commands.interruption import at_hard_exit
+from node.app.commands.interruption import at_hard_exit, run_until_signal
 from node.app.commands.output import Output
 from node.app.commands.parser import CommandParser
 
@@ -57,6 +57,23 @@ def run(arguments: argparse.Namespace) -> int:
     if code in (INTERRUPTED, TERMINATED):
         Output.of(arguments).say(NOTHING_MEASURED)
     return code
+
+
+def report(
+    arguments: argparse.Namespace,
+    measure: Callable[[Talk], Awaitable[dict[str, Any]]],
+    lines: Callable[[dict[str, Any]], str],
+    is_met: Callable[[dict[str, Any]], bool] = lambda result: result.get("met", True),
+) -> int:
+    """Measure and print the result; the exit code is 1 if its bar is not met."""
+    output = Output.of(arguments)
+
+    async def whole() -> int:
+        result = await measure(output.say)
+        output.data(result, lines(result))
+        return 0 if is_met(result) else 1
+
+    return run_until_signal(whole)
 
 
 def _say_it_at_once() -> None:

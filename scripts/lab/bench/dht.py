@@ -20,16 +20,18 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchProcess, open_process
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ NODES_WITH_A_PROCESS_EACH = 16
 NODES_PER_PROCESS = 8
 BOOTSTRAP_PEERS = 4  # the reference's
 TTL_SECONDS = 600.0  # the reference's
-# The replicas of so many random keys are all nodes of a swarm of 64, but for one in millions.
+# The replicas of this many random keys are all nodes of a swarm of 64 (one in millions is missed).
 WARM_UP_KEYS = 32
 WARM_UP_PAIRS_PER_NODE = 1
 SETTLE_SECONDS = 2.0  # the reference's; for what joining left to be done
@@ -60,7 +62,7 @@ class DhtEffort:
     def of(
         nodes: int, *, pairs: int | None = None, per_process: int | None = None, quick: bool = False
     ) -> DhtEffort:
-        """The usual effort for so many nodes."""
+        """The usual effort for this many nodes."""
         usual = 1 if nodes <= NODES_WITH_A_PROCESS_EACH else NODES_PER_PROCESS
         return DhtEffort(
             nodes=nodes,
@@ -90,9 +92,6 @@ class SwarmNode:
         return await self.process.ask(
             "get", node=self.number, key=key, expected=value, newest=newest
         )
-
-
-Talk = Callable[[str], None]
 
 
 async def measure_dht(effort: DhtEffort, say: Talk = lambda _line: None) -> dict[str, Any]:
@@ -227,13 +226,16 @@ def add_parser(kinds: Subparsers) -> None:
         "dht",
         help="writing and reading the directory in a swarm on this machine",
         description="Start a swarm of real nodes on this machine and measure its directory: a "
-        "random node stores under a fresh key, another one reads it.\n\n"
-        "  store_ms_p50                    one slot to all its replicas\n"
-        "  get_ms_p50                      a read that is content with the first replicas\n"
-        "  get_latest_ms_p50               a read of the newest, from all replicas\n"
-        "  success_rate                    of pairs that stored and read the same\n"
-        "  idle_cpu_percent_per_node       of one core, while nobody asks anything\n"
-        "  idle_bytes_per_second_per_node  sent and received, meanwhile\n\n"
+        "random node stores under a fresh key, and another one reads it.\n\n"
+        "  store_ms_p50                    storing one slot at all its replicas\n"
+        "  get_ms_p50                      a read that takes the first replicas that "
+        "answer\n"
+        "  get_latest_ms_p50               a read of the newest slot, from all "
+        "replicas\n"
+        "  success_rate                    share of pairs that stored and read the "
+        "same value\n"
+        "  idle_cpu_percent_per_node       of one core, while there are no requests\n"
+        "  idle_bytes_per_second_per_node  sent and received at that time\n\n"
         "Up to 16 nodes each have a process of their own; of more, 8 share one.",
         example="scripts/bench dht --nodes 16 --json\nscripts/bench dht --nodes 4 --quick",
     )
@@ -243,21 +245,19 @@ def add_parser(kinds: Subparsers) -> None:
         "--pairs",
         type=positive_count,
         metavar="N",
-        help="how many stores and reads of either kind (200, or 40 with --quick)",
+        help="how many pairs of a store and a read, for each kind of read (200, or 40 with "
+        "--quick)",
     )
     parser.add_argument(
         "--per-process",
         type=positive_count,
         metavar="N",
-        help="how many nodes share a process (1 up to 16 nodes, 8 beyond)",
+        help="how many nodes share a process (1 for up to 16 nodes, else 8)",
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything, rough figures")
+    parser.add_argument("--quick", action="store_true", help="measure less: rough figures")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     if arguments.nodes < 2:
         raise WrongUse("A pair needs two nodes.", advice="Take --nodes 2 or more.")
     effort = DhtEffort.of(
@@ -267,12 +267,7 @@ def run(arguments: argparse.Namespace) -> int:
         quick=arguments.quick,
     )
 
-    async def measure() -> int:
-        result = await measure_dht(effort, output.say)
-        output.data(result, _dht_lines(result))
-        return 0
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_dht, effort), _dht_lines)
 
 
 def _dht_lines(result: dict[str, Any]) -> str:

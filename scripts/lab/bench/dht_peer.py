@@ -36,9 +36,6 @@ class DhtBenchPeer:
         self._nursery = nursery
         self._nodes: list[tuple[Network, Dht]] = []
 
-    def introduction(self) -> dict[str, Any]:
-        return {}
-
     async def join(self, addresses: list[str]) -> dict[str, Any]:
         """Start a node that joins through these; its number here, its address, and the time."""
         began = time.perf_counter()
@@ -53,7 +50,7 @@ class DhtBenchPeer:
         }
 
     async def warm(self, node: int, keys: int) -> dict[str, Any]:
-        """Read so many random keys at once; afterwards there are links to all their replicas."""
+        """Read this many random keys at once; afterwards there are links to all their replicas."""
         network, dht = self._nodes[node]
         await dht.get_many([f"note/{network.random.getrandbits(64):x}" for _ in range(keys)])
         return {"links": len(network.links())}

@@ -24,17 +24,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.pouring import CHUNK_BYTES
 from lab.bench.processes import BenchProcess, introduce, open_peer, open_process
-from node.app.commands.output import Output
 from protocols.errors import PotluckError
 
 if TYPE_CHECKING:
@@ -47,12 +48,10 @@ ARMS = ("alone", "elsewhere", "receiving", "sending")
 WINDOW_TRIES = 10  # on a machine that is so busy that no step fits into one
 SETTLE_SECONDS = 1.0  # the first steps of a training warm caches up
 
-Talk = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class InterferenceEffort:
-    """`megabytes`: what is transferred per second; `threads`: torch's, in the training."""
+    """`megabytes` are transferred per second; `threads` are torch's, in the training."""
 
     megabytes: float = 50.0
     seconds: float = 1.0
@@ -230,31 +229,28 @@ def add_parser(kinds: Subparsers) -> None:
         "interference",
         help="what a transfer costs the training in the same process",
         description="Train a small model in a thread of a process whose node receives or sends "
-        "at a steady rate meanwhile, and count the steps per second, in short windows that take "
-        f"turns:\n\n{arms}\n\n"
+        "at a steady rate at the same time, and count the steps per second. Short windows of these "
+        f"kinds take turns:\n\n{arms}\n\n"
         "`kept` is the rate beside the transfer as a share of the rate alone. If the training's "
         "threads take every core, the CPU time of the process at the other end is taken off the "
-        "rate alone, since no volunteer's machine spends it. Figures are medians. Exit code 1 if "
-        "less than 0.9 is kept.",
+        "rate alone, because it would not be spent on a volunteer's machine. Figures are medians. "
+        "The exit code is 1 if less than 0.9 is kept.",
         example="scripts/bench interference --json\n"
         "scripts/bench interference --threads 2\n"
         "scripts/bench interference --width 64 --batch 2",
     )
     parser.set_defaults(measure=run)
-    add_flag(parser, "--megabytes", positive_number, 50.0, "transferred per second")
-    add_flag(parser, "--threads", positive_count, 1, "of the training")
-    add_flag(parser, "--width", positive_count, 128, "of the model")
-    add_flag(parser, "--layers", positive_count, 4, "of the model")
+    add_flag(parser, "--megabytes", positive_number, 50.0, "megabytes transferred per second")
+    add_flag(parser, "--threads", positive_count, 1, "how many threads train")
+    add_flag(parser, "--width", positive_count, 128, "the width of the model")
+    add_flag(parser, "--layers", positive_count, 4, "how many layers the model has")
     add_flag(parser, "--batch", positive_count, 8, "samples of a step")
-    add_flag(parser, "--turns", positive_count, 15, "windows of each kind")
+    add_flag(parser, "--turns", positive_count, 15, "how many windows of each kind")
     how_long = "how long each window is"
     add_flag(parser, "--seconds", positive_seconds, 1.0, how_long, metavar="SECONDS")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     effort = InterferenceEffort(
         megabytes=arguments.megabytes,
         seconds=arguments.seconds,
@@ -265,12 +261,7 @@ def run(arguments: argparse.Namespace) -> int:
         batch=arguments.batch,
     )
 
-    async def measure() -> int:
-        result = await measure_interference(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["met"] else 1
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_interference, effort), _lines)
 
 
 def _lines(result: dict[str, Any]) -> str:

@@ -38,7 +38,7 @@ class TrainingGuest(BenchPeer):
         self._over = threading.Event()
 
     async def train(self, threads: int, width: int, layers: int, batch: int) -> None:
-        """Begin to train, in a thread, with so many threads of torch's."""
+        """Begin to train, in a thread, with this many threads of torch."""
         task = BenchTask(width=width, layers=layers, batch=batch)
         self._nursery.start_soon(self._train_until_over, task, threads)
 
@@ -77,7 +77,8 @@ class TrainingGuest(BenchPeer):
 
 async def main() -> None:
     async with open_bench_network(b"") as (network, rpc, memory), trio.open_nursery() as nursery:
-        await obey(TrainingGuest(network, rpc, memory, nursery))
+        guest = TrainingGuest(network, rpc, memory, nursery)
+        await obey(guest, guest.introduction())
         nursery.cancel_scope.cancel()
 
 

@@ -18,17 +18,18 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import node.net.network  # noqa: F401 - a node imports it when it starts; its time is not ours
+from lab import Talk
 from lab.bench.closed_run import ClosedRun, Heard, Size, accepted, has, open_closed_run
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchFailed
-from node.app.commands.output import Output
 from node.training.happenings import (
     ASKING,
     BUILDING,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from node.app.commands.parser import Subparsers
 
 BAR_SECONDS: Final = 20.0
-STEPS_BEFORE: Final = 3  # of the others, before somebody comes: then the swarm is running
+STEPS_BEFORE: Final = 3  # of the others, before the newcomer: then the swarm is running
 
 PARTS: Final = {
     "imports": LOGGING_IN,
@@ -60,8 +61,6 @@ PARTS: Final = {
 }
 """Each part ends when the newcomer begins with this. Then it catches up until the loop begins, and
 then it is accepted."""
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ async def measure_first_sample(
                     one,
                 )
             for number in range(effort.repeats):
-                say(f"somebody comes, {number + 1} of {effort.repeats}")
+                say(f"a newcomer comes, {number + 1} of {effort.repeats}")
                 measured.append(await _newcomer(run, f"newcomer{number}", others[0]))
     totals = [one["seconds"] for one in measured]
     median = statistics.median(totals)
@@ -171,12 +170,12 @@ WHAT = {
     "node": "the node listens",
     "meeting": "the others are met",
     "definition": "the definition is fetched and verified",
-    "torch": "torch is loaded, which has begun at once: what is left of it",
-    "cost": "what the run takes is worked out, and told",
+    "torch": "torch is loaded; it began at once, and this is the rest",
+    "cost": "the run's costs are computed and shown",
     "build": "the model is built",
     "benchmark": "this machine is measured",
     "catch_up": "the run's state is fetched and verified",
-    "accepted": "a batch is computed, and others make a step with it",
+    "accepted": "a batch is computed, and the others make a step with it",
 }
 
 
@@ -189,38 +188,37 @@ def add_parser(kinds: Subparsers) -> None:
         "join",
         help="from `potluck join` on a clean home to the first accepted sample",
         description="Start a closed run on this machine (an auth server, an organiser's peer that "
-        "keeps its state, volunteers who train), and let newcomers with an enrolment code and an "
-        "empty home join it, one after the other. The seconds of each part, in order:\n\n"
+        "keeps its state, volunteers that train), and let newcomers with an enrolment code and an "
+        "empty home join it, one after another. The seconds of each part, in order:\n\n"
         f"{parts}\n\n"
-        "Figures are medians. The run's processes share the first processor where there are "
-        "several, and the newcomer has the others: it would have a machine of its own. Exit code 1 "
-        "if it takes 20 seconds or more.",
+        "Figures are medians. If there are several processors, the run's processes share the first "
+        "and the newcomer has the others, because it would have a machine of its own. The exit "
+        "code is 1 if it takes 20 seconds or more.",
         example="scripts/bench join\nscripts/bench join --repeat 5 --volunteers 2 --json",
     )
     parser.set_defaults(measure=run)
     add_flag(parser, "--repeat", positive_count, 3, "how many newcomers")
-    add_flag(parser, "--volunteers", positive_count, 1, "who train already")
-    add_flag(parser, "--width", positive_count, 204, "of the model, by default 25 MB of state")
+    add_flag(parser, "--volunteers", positive_count, 1, "how many volunteers train already")
+    add_flag(
+        parser,
+        "--width",
+        positive_count,
+        204,
+        "the width of the model; the default makes 25 MB of state",
+    )
     add_flag(parser, "--batch", positive_count, 128, "samples of a step")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from lab.bench.closed_run import Size
-    from node.app.commands.interruption import run_until_signal
 
-    output = Output.of(arguments)
     effort = FirstSampleEffort(
         repeats=arguments.repeat,
         volunteers=arguments.volunteers,
         size=Size(width=arguments.width, batch=arguments.batch),
     )
 
-    async def measure() -> int:
-        result = await measure_first_sample(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["met"] else 1
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_first_sample, effort), _lines)
 
 
 def _lines(result: dict[str, Any]) -> str:

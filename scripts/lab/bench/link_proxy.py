@@ -100,7 +100,7 @@ class LinkDirection:
         self._stalled = True
 
     def swallow(self) -> None:
-        """Take everything and deliver nothing: a cable was pulled, and nobody was told."""
+        """Take all data and deliver none, as when a cable was pulled unnoticed."""
         self._swallowing = True
 
     def resume(self) -> None:
@@ -255,7 +255,7 @@ class LinkProxy:
                 nursery.start_soon(connection.back.run, far, near)
             ended_politely = True
         except* (OSError, trio.BrokenResourceError):
-            # Nobody listens there, or one end was reset: the other end learns it by a reset, below.
+            # There is no listener, or one end was reset: the other end learns it by a reset, below.
             ended_politely = False
         finally:
             for stream in (near, far):

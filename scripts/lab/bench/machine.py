@@ -43,7 +43,7 @@ def _memory_gib() -> float:
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
 
 
-# What a process costs this machine in memory: its own pages, and its share of those it shares.
+# The memory of a process: its own pages, and its part of the shared ones.
 #
 # The proportional set size (PSS) of several processes can be added up; their resident sizes cannot,
 # since every one of them counts the library code that they have in common.

@@ -32,21 +32,14 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 import trio
 
 from protocols.errors import PotluckError
 
 
-class Obedient(Protocol):
-    """Somebody who takes orders: each public coroutine is one."""
-
-    def introduction(self) -> dict[str, Any]:
-        """The line that it prints before any order."""
-
-
-async def obey_with_nursery(make: Callable[[trio.Nursery], Obedient]) -> None:
+async def obey_with_nursery(make: Callable[[trio.Nursery], object]) -> None:
     """The main function of a process whose object needs a nursery; only errors are logged."""
     logging.getLogger().setLevel(logging.ERROR)
     async with trio.open_nursery() as nursery:
@@ -54,8 +47,11 @@ async def obey_with_nursery(make: Callable[[trio.Nursery], Obedient]) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def obey(obedient: Obedient) -> None:
-    """Do what stdin says, line by line, until it ends; also in the middle of doing something."""
+async def obey(obedient: object, introduction: Mapping[str, Any] | None = None) -> None:
+    """Do what stdin says, line by line, until it ends; also in the middle of doing something.
+
+    Each public coroutine of the object is an order. The introduction is printed before any order.
+    """
     lines_in, lines = trio.open_memory_channel[str](0)
     async with trio.open_nursery() as nursery:
 
@@ -65,7 +61,7 @@ async def obey(obedient: Obedient) -> None:
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(read)
-        answer(obedient.introduction())
+        answer(introduction or {})
         async for line in lines:
             order = json.loads(line)
             command: Callable[..., Awaitable[Any]] = getattr(obedient, order.pop("do"))
@@ -107,7 +103,7 @@ SINGLE_THREADED: Final[Mapping[str, str]] = {
 }
 
 
-def run_or_fork(make: Callable[[trio.Nursery], Obedient]) -> None:
+def run_or_fork(make: Callable[[trio.Nursery], object]) -> None:
     """The main function of peers that hold tensors: `python -m …` is one, which takes orders from
     its stdin, and `python -m … fork` makes one whenever it is told to."""
     import torch

@@ -3,15 +3,15 @@
 Three volunteers train in a closed run, each in a network of its own (`Cables`). One of them
 is hit by one trouble after another (`TROUBLES`), for some seconds each:
 
-    stopped     its process is stopped, as by a lid that is closed
+    stopped     its process is stopped, as when a lid is closed
     pulled      its interface is down
-    swallowed   its interface is up, and nothing arrives anywhere
-    moved       its address is another one from now on
+    swallowed   its interface is up, but all packets are lost
+    moved       it has another address from now on
 
-Nobody helps it back. Measured are the time from the end of the trouble until others have made a
-step with its samples (`back_seconds`), its messages meanwhile, and the effect on the others: the
-longest time without a step of theirs, and whether all peers report the same history for each epoch,
-which is a digest over all steps (`differing_steps`).
+It has to come back by itself. Measured are the time from the end of the trouble until others have
+made a step with its samples (`back_seconds`), its messages meanwhile, and the effect on the others:
+the longest time without a step of theirs, and whether all peers report the same history for each
+epoch, which is a digest over all steps (`differing_steps`).
 
 A returning peer has to wait for the end of a step. So the time of a step of this run is printed
 beside it.
@@ -44,20 +44,22 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from lab import Talk
 from lab.bench.closed_run import ClosedRun, Heard, Size, VolunteerPlace, accepted, open_closed_run
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.own_network import NoOwnNetwork, check_own_networks
 from lab.bench.processes import BenchFailed
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -194,8 +196,6 @@ TOLD: Final = (
 
 TROUBLES: Final = ("stopped", "pulled", "swallowed", "moved")
 
-Talk = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class NetworkTrouble:
@@ -233,7 +233,7 @@ class _Lab:
 
 
 async def measure_outage(effort: OutageEffort, say: Talk = lambda _line: None) -> dict[str, Any]:
-    """The figures. BenchFailed if somebody does not come back at all."""
+    """The figures. BenchFailed if a volunteer does not come back at all."""
     began, machine = time.monotonic(), machine_facts()
     told = []
     with tempfile.TemporaryDirectory(prefix="potluck-bench-") as folder:
@@ -259,7 +259,7 @@ async def measure_outage(effort: OutageEffort, say: Talk = lambda _line: None) -
 async def _joined(run: ClosedRun, cables: Cables, name: str) -> Heard:
     code = await run.code_for(name)
     one = run.join(name, code, place=cables.place_of(name))
-    if name == OTHERS[0]:  # the first of all: nobody is there who could accept anything
+    if name == OTHERS[0]:  # the first of all: there is no other peer to accept its samples
         await run.until(lambda: bool(one.all("step_taken")), f"the first step of {name}", one)
     else:
         await run.until(lambda: accepted(one) is not None, f"the first samples of {name}", one)
@@ -376,16 +376,16 @@ def add_parser(kinds: Subparsers) -> None:
         "outage",
         help="a volunteer's network goes, its machine sleeps, its address changes",
         description="Start a closed run on this machine, with three volunteers in network "
-        "namespaces of their own (as root, on Linux), and let one of them have a trouble after "
+        "namespaces of their own (as root, on Linux), and give one of them one trouble after "
         "another:\n\n"
-        "  stopped    its process is stopped, as by a lid that is closed\n"
+        "  stopped    its process is stopped, as when a lid is closed\n"
         "  pulled     its interface is down\n"
-        "  swallowed  its interface is up, and nothing arrives anywhere\n"
-        "  moved      its address is another one from now on\n\n"
-        "Nobody helps it back. Told is how long after each trouble's end others have made a step "
-        "with its samples, how long the others were without a step, and whether all have made the "
-        f"same steps. Without TROUBLE: {', '.join(USUAL)}. Exit code 1 if one takes more than 30 s "
-        "to be back, or anybody's steps differ.",
+        "  swallowed  its interface is up, but all packets are lost\n"
+        "  moved      it has another address from now on\n\n"
+        "It has to come back by itself. The result says how long after each trouble's end the "
+        "others made a step with its samples, how long the others made no step, and whether all "
+        f"made the same steps. Without TROUBLE: {', '.join(USUAL)}. The exit code is 1 if it takes "
+        "more than 30 s to be back, or if steps differ.",
         example="scripts/bench outage\nscripts/bench outage pulled:600 --json\n"
         "scripts/bench outage stopped:120 moved:0",
     )
@@ -394,22 +394,14 @@ def add_parser(kinds: Subparsers) -> None:
         "troubles",
         metavar="TROUBLE",
         nargs="*",
-        help="which, a colon, and for how many seconds: pulled:60",
+        help="a trouble, a colon, and its length in seconds: pulled:60",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     effort = OutageEffort(tuple(trouble(one) for one in arguments.troubles or USUAL))
 
-    async def measure() -> int:
-        result = await measure_outage(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["met"] else 1
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_outage, effort), _lines)
 
 
 def _lines(result: dict[str, Any]) -> str:

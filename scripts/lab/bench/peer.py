@@ -58,7 +58,7 @@ def receive_all(listener: socket.socket) -> tuple[int, float]:
 
 
 def send_all(port: int, block: list[bytes], chunks: int) -> float:
-    """Send so many chunks; when it began."""
+    """Send this many chunks; when it began."""
     with socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS) as connection:
         began = time.monotonic()
         for number in range(chunks):
@@ -106,7 +106,7 @@ class BenchPeer:
         return {"ms_p50": statistics.median(times) * 1000, "calls": len(times)}
 
     async def in_flight(self, peer: str, seconds: float, callers: int) -> dict[str, Any]:
-        """So many calls at a time: calls per second."""
+        """This many calls at a time: calls per second."""
         calls = 0
         began = time.perf_counter()
         deadline = began + seconds
@@ -123,7 +123,7 @@ class BenchPeer:
         return {"per_s": calls / (time.perf_counter() - began), "calls": calls}
 
     async def pour(self, peers: list[str], chunks: int, check: bool = False) -> dict[str, Any]:
-        """Send so many chunks to each of the peers at once: begin, end and bytes."""
+        """Send this many chunks to each of the peers at once: begin, end and bytes."""
         pourings = []
 
         async def pour_to(peer: str) -> None:
@@ -139,7 +139,7 @@ class BenchPeer:
         }
 
     async def pour_small(self, peer: str, transfers: int) -> dict[str, Any]:
-        """So many transfers of one chunk, one after the other: the median time of one."""
+        """This many transfers of one chunk, one after another: the median time of one."""
         times = []
         for _ in range(transfers):
             poured = await pour(self._rpc, PeerId(peer), self._block, 1)
@@ -147,7 +147,7 @@ class BenchPeer:
         return {"ms_p50": statistics.median(times) * 1000}
 
     async def pour_paced(self, peer: str, chunks: int, bytes_per_second: float) -> dict[str, Any]:
-        """The same to one peer, no faster than so many bytes a second."""
+        """The same to one peer, no faster than this many bytes a second."""
         poured = await pour(
             self._rpc, PeerId(peer), self._block, chunks, bytes_per_second=bytes_per_second
         )
@@ -222,7 +222,7 @@ def _guard(network: Network, auth_seed: bytes) -> Guard:
 
 async def main(auth_seed: bytes) -> None:
     async with open_bench_peer(auth_seed) as peer:
-        await obey(peer)
+        await obey(peer, peer.introduction())
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ OPEN_SECONDS = 10.0
 
 
 class PourOpening(Message, frozen=True):
-    """`stop_after_chunks`: read so many, then stop reading and keep the stream open; 0: never."""
+    """`stop_after_chunks`: after these, stop reading and keep the stream open; 0: never."""
 
     check: bool = False
     stop_after_chunks: int = 0
@@ -97,7 +97,7 @@ async def pour(
     check: bool = False,
     bytes_per_second: float = math.inf,
 ) -> Pouring:
-    """Send so many chunks, no faster than that.
+    """Send this many chunks, no faster than that.
 
     Timed from before the stream is opened until the last one arrived.
     """

@@ -85,7 +85,7 @@ class BenchProcess:
     async def ask(
         self, do: str, *, within: float = ANSWER_SECONDS, **arguments: Any
     ) -> dict[str, Any]:
-        """Have it run one command; its answer. BenchFailed if none comes within so many seconds."""
+        """Have it run one command; its answer. BenchFailed if none comes in that time."""
         assert self._process.stdin is not None
         order = json.dumps({"do": do, **arguments}) + "\n"
         try:
@@ -184,12 +184,12 @@ async def introduce(process: BenchProcess, other: BenchProcess, *, port: int | N
     return peer
 
 
-FORK_SECONDS = 60.0  # a millisecond; but a busy machine has let nobody run for ten seconds
+FORK_SECONDS = 60.0  # usually a millisecond; but a busy machine may run no process for ten seconds
 GLANCE_SECONDS = 0.02  # between two looks at whether a process is still there
 
 
 class ForkedProcess:
-    """A process that is somebody else's child. Its stdin and stdout are one socket."""
+    """A process that is the child of another. Its stdin and stdout are one socket."""
 
     def __init__(self, talk: trio.SocketStream) -> None:
         self.stdin: trio.abc.SendStream | None = talk
@@ -211,7 +211,7 @@ class ForkedProcess:
         return 0 if self._gone else None
 
     async def wait(self) -> int:
-        while self.returncode is None:  # noqa: ASYNC110 - nobody tells us
+        while self.returncode is None:  # noqa: ASYNC110 - there is no event for it
             await trio.sleep(GLANCE_SECONDS)
         return 0
 

@@ -23,18 +23,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from auth.invites import Invite, write_invite
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchFailed, BenchProcess, open_process
-from node.app.commands.output import Output
 from node.app.demo import free_port
 from node.core.wrong_use import WrongUse
 
@@ -43,12 +45,10 @@ if TYPE_CHECKING:
 
 RUN = "bench"
 NODES_PER_PROCESS = 4
-REFUSED_WITHIN_SECONDS = 120.0  # twice the bar; past it somebody was not reached
+REFUSED_WITHIN_SECONDS = 120.0  # twice the bar; after that a node was not reached
 COMMAND_SECONDS = 60.0
 BOOTSTRAP_PEERS = 2
 LOGINS = 1000  # more nodes than any machine can run; uses of the one code that all have
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class _Swarm:
         )
 
     async def add_outlaw(self, server: _AuthServer, name: str) -> _Outlaw:
-        """Somebody whom every node answers."""
+        """A member that every node answers."""
         outlaw = _Outlaw(name, await self.open_process())
         await outlaw.process.ask(
             "become_outlaw",
@@ -298,38 +298,32 @@ def add_parser(kinds: Subparsers) -> None:
 
     parser = kinds.add_parser(
         "revocation",
-        help="how long until every peer refuses whoever was revoked",
-        description="Start an auth server and a swarm of real nodes on this machine, let members "
-        "in that take no notice of being revoked, revoke them with `potluck auth revoke`, and "
-        "measure from the start of that command until every node refuses them.\n\n"
+        help="how long it takes until every peer refuses a revoked member",
+        description="Start an auth server and a swarm of real nodes on this machine, and let in "
+        "members that ignore a revocation. Revoke them with `potluck auth revoke`, "
+        "and measure the time from the start of that command until every node "
+        "refuses them.\n\n"
         "  revocation_seconds_p95              with the auth server up\n"
-        "  revocation_seconds_server_down_p95  with it stopped: through the directory alone\n\n"
+        "  revocation_seconds_server_down_p95  with it stopped: through the "
+        "directory only\n\n"
         "Four nodes share a process.",
         example="scripts/bench revocation --json\nscripts/bench revocation --quick",
     )
     parser.set_defaults(measure=run)
-    outlaws = "how many are revoked with the server up, and as many with it down"
+    outlaws = "how many members are revoked with the server up, and again with it down"
     add_flag(parser, "--nodes", positive_count, 16, "how many nodes")
     add_flag(parser, "--outlaws", positive_count, 2, outlaws)
     parser.add_argument("--quick", action="store_true", help="six nodes, one outlaw of each kind")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     if arguments.nodes < 2:
         raise WrongUse("A swarm has two nodes at least.", advice="Take --nodes 2 or more.")
     effort = RevocationEffort(arguments.nodes, arguments.outlaws)
     if arguments.quick:
         effort = RevocationEffort.quick(arguments.nodes)
 
-    async def measure() -> int:
-        result = await measure_revocation(effort, output.say)
-        output.data(result, _lines(result))
-        return 0
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_revocation, effort), _lines)
 
 
 def _lines(result: dict[str, Any]) -> str:

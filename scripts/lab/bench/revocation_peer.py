@@ -50,9 +50,6 @@ class RevocationBenchPeer:
         self._nodes: list[Node] = []
         self._outlaw: Rpc | None = None
 
-    def introduction(self) -> dict[str, Any]:
-        return {}
-
     async def join(self, home: str, invite: str, bootstrap: list[str]) -> dict[str, Any]:
         """Log in and start a node that joins through these; who it is, and where."""
         configuration = read_configuration(

@@ -47,18 +47,20 @@ import argparse
 import secrets
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from auth.keys import SEED_BYTES
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.own_network import check_own_networks
 from lab.bench.processes import BenchFailed, BenchProcess, open_forge
-from node.app.commands.output import Output
 from protocols.moshpit.layout import CUT_VALUES
 from protocols.moshpit.plan import (
     Members,
@@ -253,8 +255,6 @@ SHORTEST_ROUND_SECONDS = 300.0
 GATHERING_SECONDS = 60.0  # before a round, and as long again for its end
 
 FAILURES_TOLD = 4  # of a round: the first say why
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -491,14 +491,15 @@ def add_parser(kinds: Subparsers) -> None:
     parser = kinds.add_parser(
         "shaped",
         help="rounds over links of limited rate, beside what the plan says (root, Linux)",
-        description="Build a setup of the DeDLOC paper of network namespaces, with links some "
-        "twenty times slower than there (tbf, both directions), and have real peers average over "
-        "them: with the shares of the plan, with equal shares, and with the best single reducer. "
-        f"What is measured stands beside what the plan predicts.\n\n{setups}\n\n"
-        "The prediction takes the links to carry what plain TCP carries over them, measured "
-        "first. It needs root, Linux and iproute2; nothing of it is left afterwards, whatever "
-        "ends it. A single reducer takes up to eight times as long as the plan's round. Exit "
-        "code 1 if a way is more than 15 % off its prediction.",
+        description="Build a setup of the DeDLOC paper of network namespaces, with links about "
+        "twenty times slower than in the paper (tbf, both directions), and have real peers average "
+        "over them: with the shares of the plan, with equal shares, and with the best single "
+        "reducer. "
+        f"Each figure is shown beside the prediction of the plan.\n\n{setups}\n\n"
+        "The prediction assumes that links carry as much as plain TCP does, which is measured "
+        "first. This needs root, Linux and iproute2, and leaves nothing behind, however it ends. A "
+        "single reducer takes up to eight times as long as the plan's round. The exit code is 1 if "
+        "a way is more than 15 % off its prediction.",
         example="sudo scripts/bench shaped --setup A --json\n"
         "sudo scripts/bench shaped --setup D --way plan --rounds 1\n"
         "sudo scripts/bench shaped --setup C --scale 24 --seconds 30",
@@ -513,11 +514,11 @@ def add_parser(kinds: Subparsers) -> None:
         choices=WAYS,
         help="measure this way only; may be given several times (all three)",
     )
-    rounds = "how many rounds are measured, after a first one"
-    length = "how long the plan's round shall take; the vector is as long as that"
+    rounds = "how many rounds are measured, after one that is not"
+    length = "how long the plan's round takes; the length of the vector follows from it"
     scale = (
-        "how many Mb/s stand for a Gb/s of the paper; halve it, and double the seconds, where the "
-        "processors are the limit: setup C on two cores"
+        "how many Mb/s stand for 1 Gb/s of the paper; if the processors are the limit, as for "
+        "setup C on two cores, halve it and double --seconds"
     )
     add_flag(parser, "--rounds", positive_count, ROUNDS, rounds)
     add_flag(parser, "--seconds", positive_seconds, SECONDS, length, metavar="SECONDS")
@@ -529,9 +530,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_own_networks()
 
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     effort = ShapedEffort(
         setup=arguments.setup,
         seconds=arguments.seconds,
@@ -540,12 +538,12 @@ def run(arguments: argparse.Namespace) -> int:
         ways=tuple(dict.fromkeys(arguments.way or WAYS)),
     )
 
-    async def measure() -> int:
-        result = await measure_shaped(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["within_15_percent"] and not result["failures"] else 1
-
-    return run_until_signal(measure)
+    return report(
+        arguments,
+        partial(measure_shaped, effort),
+        _lines,
+        lambda result: result["within_15_percent"] and not result["failures"],
+    )
 
 
 def _lines(result: dict[str, Any]) -> str:

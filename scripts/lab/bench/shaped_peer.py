@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import trio
 
-from lab.bench.admission import admitted
+from lab.bench.averaging_peer import open_averaging_node
 from lab.bench.orders import run_or_fork
 from lab.bench.own_network import (
     configure_network,
@@ -25,18 +25,12 @@ from lab.bench.own_network import (
     limit_tcp,
     resent_segments,
 )
-from node.core.directory import FAMILIES
-from node.net import Libp2pSettings, open_libp2p_network
-from protocols.access import TokenGuard
-from protocols.dht import DhtSettings, open_dht
-from protocols.identity import Identity
-from protocols.moshpit.averager import Averager, open_averager
+from protocols.moshpit.averager import Averager
 from protocols.moshpit.layout import Vector
 from protocols.moshpit.outcome import Committed
 from protocols.moshpit.request import RoundRequest
 from protocols.moshpit.settings import AveragerSettings
 from protocols.network import Network
-from protocols.rpc import open_rpc
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -60,11 +54,8 @@ class ShapedPeer:
         self._vector: Vector | None = None
         self._offset = time.perf_counter() - trio.current_time()  # of the two clocks
 
-    def introduction(self) -> dict[str, Any]:
-        return {}
-
     async def leave(self, window: int, unsent: int) -> None:
-        """Have an empty network, with TCP connections that hold so much."""
+        """Have an empty network, with TCP connections that hold this many bytes."""
         leave_for_own_network()
         limit_tcp(window, unsent)
 
@@ -165,18 +156,9 @@ class ShapedPeer:
         settings: AveragerSettings,
         task_status: TaskStatus[tuple[Network, Averager]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        identity = Identity.generate()
-        listening = Libp2pSettings(listen_addresses=(f"/ip4/{host}/tcp/{PORT}",))
-        async with (
-            open_libp2p_network(identity, listening) as network,
-            open_rpc(network, TokenGuard(admitted(identity, auth_seed), network.random)) as rpc,
-            open_dht(
-                network, rpc, families=FAMILIES, settings=DhtSettings(bootstrap=addresses)
-            ) as dht,
-            open_averager(network, rpc, dht, settings) as averager,
-        ):
-            await dht.joined()
-            task_status.started((network, averager))
+        listen = f"/ip4/{host}/tcp/{PORT}"
+        async with open_averaging_node(listen, auth_seed, addresses, settings) as node:
+            task_status.started(node)
             await trio.sleep_forever()
 
 

@@ -27,7 +27,7 @@ SLICE_BYTES = 16 << 10  # of 4 Mb/s a thirtieth of a second: what is small waits
 
 
 class UplinkGate:
-    """Lets so many bytes through in a second, first come, first served."""
+    """Lets this many bytes through in a second, first come, first served."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._seconds_per_byte = 1.0 / bytes_per_second

@@ -9,11 +9,11 @@ Every peer is a process with a node of a run with tokens, on loopback. Its parts
     speed     three sound donors, no limit; and one donor, with as many bytes as the reference's
               bench (40 MB)
     training  one donor that trains and serves at the pace of those who do: its steps a second
-              while somebody fetches, as a share of those in as long a while without. The two
+              while a peer fetches, as a share of those in an equally long time without. The two
               take turns, and each is as often the first of a pair; the median counts
     newcomers some newcomers at once in a run that makes its steps meanwhile
 
-The clock of a fetch begins when it is asked for, and a donor copies its state when somebody asks.
+The clock of a fetch begins when it is asked for, and a donor copies its state when a peer asks.
 So the first fetch takes longer, and is reported separately.
 
 The newcomers' part: one peer trains alone, in steps of a known length. Then some newcomers come at
@@ -43,16 +43,18 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from auth.keys import SEED_BYTES
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.link_proxy import LinkConditions, open_link_proxy
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchFailed, BenchProcess, introduce, open_process
-from lab.bench.training_swarm import Talk, Training, TrainingProcess, open_training_swarm
-from node.app.commands.output import Output
+from lab.bench.training_swarm import Training, TrainingProcess, open_training_swarm
 
 if TYPE_CHECKING:
     from node.app.commands.parser import Subparsers
@@ -68,7 +70,7 @@ BAR_OF_BYTES = 1.2  # times what the bytes take, where that is more
 GLANCE_SECONDS = 0.2
 
 
-# What is measured where no flag says otherwise.
+# The defaults of the flags.
 MEGABYTES = 100.0
 MEGABITS = 40.0
 ROUNDS = 5
@@ -79,7 +81,7 @@ NEWCOMERS_MEGABYTES = 3.6
 
 @dataclass(frozen=True)
 class NewcomersEffort:
-    """One row of the table: so many come at once. `seconds`: how long they are given."""
+    """One row of the table: this many come at once. `seconds`: how long they have."""
 
     newcomers: int = NEWCOMERS
     step_seconds: float = STEP_SECONDS
@@ -174,7 +176,7 @@ def _seconds_of_a_pass(before: dict[str, Any], after: dict[str, Any]) -> float:
 
 
 def _width(state_bytes: int) -> int:
-    """Of the model whose state has about so many bytes: 12 layers' width squared, and the bytes."""
+    """The width of the model whose state has about this many bytes, and the exact bytes."""
     parameters = state_bytes / BYTES_PER_PARAMETER
     squared, linear = 12 * LAYERS, 256 + 8
     width = (math.sqrt(linear**2 + 4 * squared * parameters) - linear) / (2 * squared)
@@ -187,7 +189,7 @@ ONE_DONOR_BYTES = 40_000_000  # 10M float32, the reference's
 QUEUE_BYTES = 256 << 10  # before a link: a home router's
 BAR_OF_LINKS = 0.9
 BAR_OF_ALONE = 0.95
-"""Of its steps alone a donor makes at least so many while it serves."""
+"""While it serves, a donor makes at least this share of its steps alone."""
 SERVED_BYTES = 16_000_000  # a second at the pace that a peer that trains begins with
 PAIRS = 12
 PARTS = ("shaped", "speed", "training", "newcomers")
@@ -302,8 +304,8 @@ async def _measure_speed(donors: int, state_bytes: int, rounds: int) -> dict[str
 
 
 async def _bytes_seconds(newcomers: int, each_bytes: int) -> float:
-    """In how many seconds one process, which does nothing else, sends each of so many newcomers so
-    much. One after the other: nobody waits for a place, and two processes have all cores."""
+    """How many seconds one process needs, which does nothing else, to send this much to each of
+    the newcomers. One after another: none waits for a place, and two processes have all cores."""
     async with _open_swarm(1, each_bytes) as swarm:
         await swarm.fetch()  # the donor has its copy from here on
         fetches = [await swarm.fetch() for _ in range(newcomers)]
@@ -407,7 +409,7 @@ async def _open_swarm(
 
 
 async def _shaped_port(stack: AsyncExitStack, donor: BenchProcess, bytes_per_second: float) -> int:
-    """A port that leads to a donor over a link that brings so many bytes a second from it."""
+    """A port to a donor, over a link that carries this many bytes a second from it."""
     port = int(donor.introduction["addresses"][0].split("/tcp/")[1].split("/")[0])
     proxy = await stack.enter_async_context(
         open_link_proxy(
@@ -430,40 +432,42 @@ def add_parser(kinds: Subparsers) -> None:
         "state",
         help="fetching a state from peers, of which one dies and one lies",
         description="Have a newcomer fetch a state from three real peers on this machine, behind "
-        "links of a known rate. Half-way one of them is killed and another begins to corrupt what "
-        "it sends. Then the same from three, and from one, without limits; and from one that "
-        "trains meanwhile, at the pace of those who do. And some newcomers at once in a run that "
-        "makes its steps meanwhile.\n\n"
-        "  of_what_the_links_carry  the time the links would need, by the time it took\n"
-        "  liar_named               whether the peer that corrupted was found and named\n"
-        "  training_donor           steps per second of a donor that trains, of those alone\n"
-        "  three_donors, one_donor  MiB per second without limits, CPU seconds of all, and what\n"
-        "                           naming a state by its digest takes\n"
-        "  newcomers                after how long each had a part in a step, who was told that\n"
-        "                           it is too slow, and how much longer the passes of the peer\n"
-        "                           took that served them; and bytes_s, in which one process\n"
-        "                           sends the same bytes while nothing else runs\n\n"
-        f"Exit code 1 if the state is not verified, the liar not named, less than "
-        f"{BAR_OF_LINKS:g} of what the links carry was used, a donor that trains makes "
-        f"less than {BAR_OF_ALONE:g} of its steps, or a newcomer is not in after "
-        f"{BAR_SECONDS:g} s (or {BAR_OF_BYTES:g} times bytes_s, where that is more).",
+        "links of a known rate. Half-way one of them is killed and another begins to send "
+        "corrupted data. Then the same from three peers, and from one, without limits; then from "
+        "one that trains at the same time, and serves at the pace of such peers. Last, several "
+        "newcomers come at once to a run that goes on making steps.\n\n"
+        "  of_what_the_links_carry  the time that the links would need, as a share of the time\n"
+        "                           that it took\n"
+        "  liar_named               whether the peer that sent corrupted data was found and named\n"
+        "  training_donor           steps per second of a donor that trains, as a share of\n"
+        "                           those without serving\n"
+        "  three_donors, one_donor  MiB per second without limits, CPU seconds of all, and the\n"
+        "                           time to compute the digest of a state\n"
+        "  newcomers                how long it took until each had a part in a step, which were\n"
+        "                           told that they are too slow, and how much longer the passes\n"
+        "                           of the serving peer took; and bytes_s, the time in which one\n"
+        "                           process sends the same bytes while nothing else runs\n\n"
+        "The exit code is 1 if the state is not verified, if the liar is not named, if less than "
+        f"{BAR_OF_LINKS:g} of the links' rate was used, if a donor that trains makes less than "
+        f"{BAR_OF_ALONE:g} of its steps, or if a newcomer is not in after {BAR_SECONDS:g} s (or "
+        f"{BAR_OF_BYTES:g} times bytes_s, if that is more).",
         example="scripts/bench state --json\n"
         "scripts/bench state --megabytes 20 --rounds 1\n"
         "scripts/bench state --only training\n"
         "scripts/bench state --only newcomers --newcomers 5 --step-seconds 0.5",
     )
     parser.set_defaults(measure=run)
-    link = "what each donor's link carries, in Mb/s"
-    rounds = "how many fetches without limits are measured, after a first one"
-    add_flag(parser, "--megabytes", positive_number, MEGABYTES, "how large the state is")
+    link = "the rate of each donor's link, in Mb/s"
+    rounds = "how many fetches without limits are measured, after one that is not"
+    add_flag(parser, "--megabytes", positive_number, MEGABYTES, "how large the state is, in MB")
     add_flag(parser, "--megabits", positive_number, MEGABITS, link)
     add_flag(parser, "--rounds", positive_count, ROUNDS, rounds)
-    pairs = "how often a donor that trains serves, and trains alone for as long"
+    pairs = "how many pairs of windows: a donor that trains also serves, then only trains"
     add_flag(parser, "--pairs", positive_count, PAIRS, pairs)
-    add_flag(parser, "--newcomers", positive_count, NEWCOMERS, "how many come at once")
-    seconds = "how long the run's steps take before they come"
+    add_flag(parser, "--newcomers", positive_count, NEWCOMERS, "how many newcomers come at once")
+    seconds = "how long a step of the run takes before they come"
     add_flag(parser, "--step-seconds", positive_number, STEP_SECONDS, seconds)
-    size = "how large the state is that they take"
+    size = "how large the state is that they fetch, in MB"
     add_flag(parser, "--newcomers-megabytes", positive_number, NEWCOMERS_MEGABYTES, size)
     parser.add_argument(
         "--only",
@@ -474,9 +478,6 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     effort = StateEffort(
         state_bytes=round(arguments.megabytes * 1e6),
         link_bytes_per_second=arguments.megabits * 1e6 / 8,
@@ -490,12 +491,7 @@ def run(arguments: argparse.Namespace) -> int:
         ),
     )
 
-    async def measure() -> int:
-        result = await measure_state(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["met"] else 1
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_state, effort), _lines)
 
 
 def _lines(result: dict[str, Any]) -> str:

@@ -51,7 +51,7 @@ class StatePeer(TrainingGuest):
     async def hold(
         self, state_bytes: int, serve: bool, as_one_who_trains: bool = False
     ) -> dict[str, Any]:
-        """A model whose state has so many bytes; its digest, and what naming it took.
+        """A model whose state has this many bytes; its digest, and the time to compute that.
 
         It is served as fast as can be, or at the pace of a peer that trains.
         """
@@ -136,7 +136,8 @@ async def main() -> None:
         open_bench_network(auth_seed) as (network, rpc, memory),
         trio.open_nursery() as nursery,
     ):
-        await obey(StatePeer(network, rpc, memory, nursery))
+        peer = StatePeer(network, rpc, memory, nursery)
+        await obey(peer, peer.introduction())
         nursery.cancel_scope.cancel()
 
 

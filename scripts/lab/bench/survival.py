@@ -28,20 +28,20 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from lab import Talk
 from lab.bench.admission import RUN
 from lab.bench.averaging_swarm import (
     AveragingSwarm,
     SwarmPeer,
     SwarmRound,
-    Talk,
     disagreement,
     open_swarm,
     ready_to_kill,
     ready_to_stop,
 )
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchFailed
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 from protocols.identity import PeerId
 from protocols.moshpit.group import group_key
@@ -77,7 +77,7 @@ class SurvivalEffort:
 
 @dataclass(frozen=True)
 class Phases:
-    """How long the phases of a round take here when nobody is hit."""
+    """How long the phases of an undisturbed round take here."""
 
     matchmaking_s: float
     exchange_s: float
@@ -157,7 +157,7 @@ class _Survival:
     """One swarm and the trials on it."""
 
     def __init__(self, swarm: AveragingSwarm, chance: random.Random, say: Talk) -> None:
-        self.mishaps: list[str] = []  # what went wrong with rounds that nobody disturbed
+        self.mishaps: list[str] = []  # failures of undisturbed rounds
         self._undisturbed: deque[SwarmRound] = deque(maxlen=WARM_ROUNDS)
         self._swarm = swarm
         self._chance = chance
@@ -165,13 +165,13 @@ class _Survival:
         self._epoch = 0
 
     async def warm_up(self) -> None:
-        """Some rounds that nobody disturbs: how long their phases are."""
+        """Some undisturbed rounds, to measure their phases."""
         for _ in range(1 + WARM_ROUNDS):  # the first one is slower
             await self._whole_round()
 
     @property
     def phases(self) -> Phases:
-        """As they were in the last rounds that nobody disturbed: a machine's speed changes."""
+        """The phases of the last undisturbed rounds: a machine's speed changes."""
         return _usual_phases(self._undisturbed)
 
     async def trials(self, kind: str, count: int, blow: Blow) -> list[Trial]:
@@ -196,7 +196,7 @@ class _Survival:
         return trials
 
     def _draw_victim(self) -> int:
-        """Anybody, but often the one who is to lead the round."""
+        """Any peer, but often the one that will lead the round."""
         peers = self._swarm.peers
         if self._chance.random() >= LEADERS:
             return self._chance.choice(sorted(peers))
@@ -235,7 +235,7 @@ class _Survival:
             await swarm.end(trial.victim)
 
     async def _whole_round(self) -> None:
-        """A round of everybody that nobody disturbs. It may fail now and then, but is not right."""
+        """An undisturbed round of all peers. A few may fail; it is noted."""
         everybody = list(self._swarm.peers)
         for _ in range(WHOLE_TRIES):
             this = await self._round_of(everybody)
@@ -245,8 +245,8 @@ class _Survival:
                 self._undisturbed.append(this)
                 return
             self.mishaps.append(failure)
-            self._say(f"FAILED, with nobody hit: {failure}")
-        raise BenchFailed("Round after round failed in which nobody was hit.", why=failure)
+            self._say(f"FAILED, undisturbed: {failure}")
+        raise BenchFailed("Undisturbed rounds failed again and again.", why=failure)
 
     async def _round_of(self, numbers: Sequence[int]) -> SwarmRound:
         this = self._next_round(numbers)
@@ -285,7 +285,7 @@ def _judge(trial: Trial, this: SwarmRound, survivors: Sequence[int], struck_at: 
 
 
 def _judge_victim(trial: Trial, this: SwarmRound, survivors: Sequence[int]) -> None:
-    """Somebody who was stopped may be told of anything but a commit of its own."""
+    """A peer that was stopped may have any outcome but a commit of its own."""
     answer = this.answers.get(trial.victim)
     trial.victim_said = answer["verdict"] if answer else "nothing"
     if trial.victim_said == "committed" and not any(one in this.committed for one in survivors):
@@ -359,24 +359,34 @@ def add_parser(kinds: Subparsers) -> None:
         "survival",
         help="averaging while peers are killed, stopped and started",
         description="Start peers in processes of their own on this machine, have them average, "
-        "and hit one of them at a random moment of the round.\n\n"
-        "  --kill   the victim is killed; a fresh process takes its place afterwards\n"
-        "  --stop   it is stopped (SIGSTOP), and continued when the others have gone on\n"
-        "  --churn  one is killed or started again and again, some are never touched\n\n"
-        "After each blow all survivors must hold the average of the same members, with the same "
-        "bits, in 5 s (10 s if the victim was stopped), and begin their next round at once. "
-        "During churn there must be a completed round every 30 s, and those who live through it "
-        "must not come to hold more memory, tasks or file descriptors. Exit code 1 if one of "
-        "these is not so.",
+        "and kill or stop one of them at a random moment of the round.\n\n"
+        "  --kill   the victim is killed; a fresh process takes its place "
+        "afterwards\n"
+        "  --stop   it is stopped (SIGSTOP), and continued once the others have gone "
+        "on\n"
+        "  --churn  peers are killed and started again and again; some are never "
+        "touched\n\n"
+        "Afterwards all survivors must hold the average of the same members, with "
+        "the same bits, within 5 s (10 s if the victim was stopped), and begin their "
+        "next round at once. During churn a round must complete every 30 s, and the "
+        "peers that live through it must not use more and more memory, tasks or file "
+        "descriptors. The exit code is 1 if one of these is not so.",
         example="scripts/bench survival --kill 50 --json\n"
         "scripts/bench survival --stop 10 --numel 1e6\n"
         "scripts/bench survival --churn 600 --peers 8 --every 1",
     )
     parser.set_defaults(measure=run)
-    parser.add_argument("--kill", type=positive_count, default=0, metavar="N", help="so many kills")
-    parser.add_argument("--stop", type=positive_count, default=0, metavar="N", help="so many stops")
     parser.add_argument(
-        "--churn", type=positive_seconds, metavar="SECONDS", help="for so long, in a swarm apart"
+        "--kill", type=positive_count, default=0, metavar="N", help="how many kills"
+    )
+    parser.add_argument(
+        "--stop", type=positive_count, default=0, metavar="N", help="how many stops"
+    )
+    parser.add_argument(
+        "--churn",
+        type=positive_seconds,
+        metavar="SECONDS",
+        help="how long the churn lasts, in a swarm of its own",
     )
     parser.add_argument(
         "--peers",
@@ -390,43 +400,39 @@ def add_parser(kinds: Subparsers) -> None:
         metavar="N",
         help=f"how many values the vector has ({TRIAL_VALUES:g}, and {CHURN_VALUES:g} for churn)",
     )
-    every = "between one kill or start and the next, for churn"
+    every = "the time between two kills or starts, during churn"
     add_flag(parser, "--every", positive_seconds, 1.0, every, metavar="SECONDS")
-    add_flag(parser, "--seed", positive_count, 7, "of victims and moments")
+    add_flag(parser, "--seed", positive_count, 7, "the seed for victims and moments")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     _require_sense(arguments)
 
-    async def measure() -> int:
+    async def measure(say: Talk) -> dict[str, Any]:
         result: dict[str, Any] = {}
         if arguments.kill or arguments.stop:
-            result |= await _trials(arguments, output)
+            result |= await _trials(arguments, say)
         if arguments.churn:
-            result["churn"] = await _churn(arguments, output)
+            result["churn"] = await _churn(arguments, say)
         result["met"] = result.get("met", True) and result.get("churn", {}).get("met", True)
-        output.data(result, _lines(result))
-        return 0 if result["met"] else 1
+        return result
 
-    return run_until_signal(measure)
+    return report(arguments, measure, _lines)
 
 
 def _require_sense(arguments: argparse.Namespace) -> None:
     if not (arguments.kill or arguments.stop or arguments.churn):
         raise WrongUse(
-            "Nothing is to happen to anybody.", advice="Take --kill 5, --stop 5 or --churn 60."
+            "There is nothing to measure.", advice="Take --kill 5, --stop 5 or --churn 60."
         )
     if arguments.peers is not None and arguments.peers < 3:
         raise WrongUse(
-            "Survivors of two peers have nobody to average with.", advice="Take --peers 3 or more."
+            "The survivor of two peers has nobody to average with.",
+            advice="Take --peers 3 or more.",
         )
 
 
-async def _trials(arguments: argparse.Namespace, output: Output) -> dict[str, Any]:
-
+async def _trials(arguments: argparse.Namespace, say: Talk) -> dict[str, Any]:
     effort = SurvivalEffort(
         peers=arguments.peers or TRIAL_PEERS,
         values=arguments.numel or TRIAL_VALUES,
@@ -434,10 +440,10 @@ async def _trials(arguments: argparse.Namespace, output: Output) -> dict[str, An
         stops=arguments.stop,
         seed=arguments.seed,
     )
-    return await measure_survival(effort, output.say)
+    return await measure_survival(effort, say)
 
 
-async def _churn(arguments: argparse.Namespace, output: Output) -> dict[str, Any]:
+async def _churn(arguments: argparse.Namespace, say: Talk) -> dict[str, Any]:
     from lab.bench.survival_churn import ChurnEffort, measure_churn
 
     effort = ChurnEffort(
@@ -447,7 +453,7 @@ async def _churn(arguments: argparse.Namespace, output: Output) -> dict[str, Any
         every_seconds=arguments.every,
         seed=arguments.seed,
     )
-    return await measure_churn(effort, output.say)
+    return await measure_churn(effort, say)
 
 
 def _lines(result: dict[str, Any]) -> str:
@@ -458,7 +464,7 @@ def _lines(result: dict[str, Any]) -> str:
     if "churn" in result:
         lines += _churn_lines(result["churn"])
     lines += [f"failed: {failure}" for failure in failures]
-    lines += [f"failed, with nobody hit: {one}" for one in result.get("failed_undisturbed", ())]
+    lines += [f"failed, undisturbed: {one}" for one in result.get("failed_undisturbed", ())]
     lines.append("all as it must be" if result["met"] else "NOT as it must be")
     return "\n".join(lines)
 

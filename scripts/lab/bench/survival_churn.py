@@ -24,7 +24,8 @@ from typing import Any
 
 import trio
 
-from lab.bench.averaging_swarm import AveragingSwarm, SwarmRound, Talk, disagreement, open_swarm
+from lab import Talk
+from lab.bench.averaging_swarm import AveragingSwarm, SwarmRound, disagreement, open_swarm
 from lab.bench.machine import machine_facts
 
 LONGEST_GAP_SECONDS = 30.0  # without a completed round
@@ -57,7 +58,7 @@ class ChurnEffort:
 
 @dataclass
 class _Seen:
-    """What happened."""
+    """The events of a churn."""
 
     completed_at: list[float] = field(default_factory=list)
     rounds: int = 0
@@ -222,7 +223,7 @@ class _Churn:
         }
 
     async def _at_rest(self, alone: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        """The resources of the veterans at rest, when nobody else is left."""
+        """The resources of the veterans at rest, when no other peer is left."""
         mortal = set(self._swarm.peers) - set(self._effort.veterans)
         for number in mortal - self._dead:  # some were killed after the last round's end
             self._swarm.peers[number].send_signal(signal.SIGKILL)

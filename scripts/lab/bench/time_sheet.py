@@ -24,7 +24,7 @@ COMPUTING: Final = "computing"  # forward and backward passes
 ADDING: Final = "adding"  # `step` of a batch amid an epoch: counting its gradients
 TURNING: Final = "turning"  # `step` where a round began or a state came: taking, stepping, copying
 WAITING: Final = "waiting"  # for the network, in whichever `step`
-RECORDING: Final = "recording"  # the bench's own: logs, digests, the loss on what nobody trains on
+RECORDING: Final = "recording"  # the bench's own: logs, digests, the loss on held-out samples
 REST: Final = "rest"  # of the loop
 PARTS: Final = (COMPUTING, ADDING, TURNING, WAITING, REST)
 """The parts of a loop's time; RECORDING is the bench's own, and is taken off."""

@@ -29,22 +29,23 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.time_sheet import COMPUTING, PARTS, WAITING, parts_between
 from lab.bench.training_audit import RunAudit
 from lab.bench.training_swarm import (
     GLANCE_SECONDS,
-    Talk,
     Training,
     TrainingSwarm,
     open_training_swarm,
 )
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -207,18 +208,18 @@ def _median_of(steps: list[dict[str, Any]], name: str) -> float:
 # Flags and output
 
 
-IDLE = "milliseconds that each pass leaves the processor alone"
+IDLE = "how long the thread sleeps after each pass, in milliseconds"
 
 WHAT = {
-    "utilisation": "of the time, in forward and backward passes; the least of all peers",
-    "waiting": "of the time, waiting for the network; the most of all peers",
-    "pass_ms": "of one forward and backward pass",
+    "utilisation": "share of the time in forward and backward passes; the lowest of all peers",
+    "waiting": "share of the time waiting for the network; the highest of all peers",
+    "pass_ms": "time of one forward and backward pass",
     "samples_per_s": "of all peers together",
     "cpu_s_per_million_samples": "CPU seconds of all processes",
-    "cores_used": "by all processes together",
+    "cores_used": "cores that all processes use together",
     "computing_s_per_step": "computing the samples of one step",
     "averaging_s_p50": "averaging their gradients",
-    "complete": "of the steps, with gradients of all peers",
+    "complete": "share of the steps with gradients of all peers",
     "digests_equal": "whether all peers held the same parameters after every step",
 }
 WHERE = {
@@ -246,32 +247,32 @@ def _add_training(kinds: Subparsers) -> None:
         help="training together, with averaging delayed and not",
         description="Start peers in processes of their own on this machine, and have them train "
         "one small model together over uplinks slow enough for the averaging to matter: once "
-        f"`delayed` (hidden behind the next step's computing), once waiting for it.\n\n{figures}"
-        f"\n\nand where the time of all peers went:\n\n{parts}\n\n"
-        "After each pass the thread leaves the processor alone for a while, as one does whose "
-        "device computes: the peers share this machine, and would otherwise wait for one another's "
-        "computing (`--idle-ms 0`). What the bench writes down for its audit is not counted.\n\n"
-        "Exit code 1 if peers' parameters differ, if a sample counts twice, or if less than "
-        "0.95 of the time is computing with `delayed` although averaging takes less time than "
-        "computing.",
+        "`delayed` (averaging is hidden behind the computing of the next step), and once waiting "
+        f"for it.\n\n{figures}\n\nThe parts of the peers' time:\n\n{parts}\n\n"
+        "After each pass the thread sleeps for a while, as if an accelerator computed. Otherwise "
+        "(`--idle-ms 0`) the peers, which share this machine, would wait for each other's "
+        "computing. The time in which the bench writes its audit is not counted.\n\n"
+        "The exit code is 1 if peers' parameters differ, if a sample counts twice, or if "
+        "`delayed` computes for less than 0.95 of the time although averaging takes less time "
+        "than computing.",
         example="scripts/bench training --peers 4 --json\n"
         "scripts/bench training --manner waiting --up-mbps 0 --idle-ms 0\n"
         "scripts/bench training --peers 2 --steps 2 --target-batch 256",
     )
     parser.set_defaults(measure=run)
-    add_flag(parser, "--peers", positive_count, 4, "how many")
-    together = "samples of one step of all peers together"
+    add_flag(parser, "--peers", positive_count, 4, "how many peers")
+    together = "samples of one step, of all peers together"
     add_flag(parser, "--target-batch", positive_count, 2048, together)
-    add_flag(parser, "--steps", positive_count, 6, "that are measured")
-    add_flag(parser, "--warm-up-steps", positive_count, 2, "before them")
+    add_flag(parser, "--steps", positive_count, 6, "how many steps are measured")
+    add_flag(parser, "--warm-up-steps", positive_count, 2, "how many steps come before those")
     add_flag(parser, "--batch", positive_count, 32, "samples of one pass")
-    add_flag(parser, "--context", positive_count, 64, "of the model")
-    add_flag(parser, "--width", positive_count, 64, "of the model")
-    add_flag(parser, "--layers", positive_count, 2, "of the model")
-    uplink = "of each peer's uplink, in megabits per second; 0 is no limit"
+    add_flag(parser, "--context", positive_count, 64, "the context of the model")
+    add_flag(parser, "--width", positive_count, 64, "the width of the model")
+    add_flag(parser, "--layers", positive_count, 2, "how many layers the model has")
+    uplink = "the rate of each peer's uplink, in megabits per second; 0 is no limit"
     add_flag(parser, "--up-mbps", number_or_zero, 8.0, uplink)
     add_flag(parser, "--idle-ms", number_or_zero, 100.0, IDLE)
-    add_flag(parser, "--codec", str, "none", "how gradients travel", metavar="CODEC")
+    add_flag(parser, "--codec", str, "none", "how gradients are encoded", metavar="CODEC")
     parser.add_argument(
         "--manner", choices=MANNERS, action="append", help="measure only this one (both)"
     )
@@ -290,13 +291,16 @@ def _add_churn(kinds: Subparsers) -> None:
         "training-churn",
         help="training together while volunteers are killed and come anew",
         description="Start volunteers in processes of their own on this machine, beside a keeper "
-        "that brings no samples and is never killed. First they train in peace; then, in a run of "
-        "its own, each is killed after a random while, wherever it is, and a fresh one comes in "
-        "its place. At last all volunteers are killed at once, and three fresh ones come.\n\n"
-        "The loss must fall as in the calm run, no sample may count twice and all must hold the "
-        "same parameters after every step (the peers' own logs are audited), no 30 seconds may "
-        "pass without a step, the keeper must not come to hold more and more, and the fresh ones "
-        "must go on where the others were. Exit code 1 if one of these is not so.",
+        "that computes no samples and is never killed. First they train undisturbed. "
+        "Then, in another run, each is killed after a random time, and a fresh one "
+        "takes its place. Last, all volunteers are killed at once, and three fresh "
+        "ones come.\n\n"
+        "The loss must fall as in the calm run, no sample may count twice and all "
+        "must hold the same parameters after every step (the peers' own logs are "
+        "audited), no 30 seconds may pass without a step, the keeper must not use "
+        "more and more memory, tasks or file descriptors, and the fresh volunteers "
+        "must go on where the others were. The exit code is 1 if one of these is not "
+        "so.",
         example="scripts/bench training-churn --json\n"
         "scripts/bench training-churn --minutes 2 --calm-minutes 1 --mean-life 20",
     )
@@ -304,23 +308,23 @@ def _add_churn(kinds: Subparsers) -> None:
     add_flag(parser, "--minutes", positive_number, 20.0, "of churn")
     add_flag(parser, "--calm-minutes", positive_number, 10.0, "of peace")
     add_flag(parser, "--volunteers", positive_count, 6, "how many")
-    life, absence = "of a volunteer", "until a fresh one comes"
+    life, absence = "the mean life of a volunteer", "the mean time until a fresh one comes"
     add_flag(parser, "--mean-life", positive_seconds, 60.0, life, metavar="SECONDS")
     add_flag(parser, "--mean-absence", positive_seconds, 10.0, absence, metavar="SECONDS")
-    together = "samples of one step of all peers together"
+    together = "samples of one step, of all peers together"
     add_flag(parser, "--target-batch", positive_count, 256, together)
     add_flag(parser, "--idle-ms", number_or_zero, 100.0, IDLE)
-    add_flag(parser, "--seed", positive_count, 7, "of lives and absences")
+    add_flag(parser, "--seed", positive_count, 7, "the seed for lives and absences")
     parser.add_argument(
-        "--logs", metavar="FOLDER", help="a new one, for what the peers write down (it is deleted)"
+        "--logs",
+        metavar="FOLDER",
+        help="a new folder in which the peers' logs stay (by default they are deleted)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     from lab.bench.averaging import require_a_group
-    from node.app.commands.interruption import run_until_signal
 
-    output = Output.of(arguments)
     require_a_group(arguments.peers)
     effort = TrainingEffort(
         peers=arguments.peers,
@@ -337,12 +341,7 @@ def run(arguments: argparse.Namespace) -> int:
         manners=tuple(dict.fromkeys(arguments.manner or MANNERS)),
     )
 
-    async def measure() -> int:
-        result = await measure_training(effort, output.say)
-        output.data(result, _lines(result))
-        return 0 if result["met"] else 1
-
-    return run_until_signal(measure)
+    return report(arguments, partial(measure_training, effort), _lines)
 
 
 def run_churn(arguments: argparse.Namespace) -> int:
@@ -352,9 +351,7 @@ def run_churn(arguments: argparse.Namespace) -> int:
         TrainingChurnEffort,
         measure_training_churn,
     )
-    from node.app.commands.interruption import run_until_signal
 
-    output = Output.of(arguments)
     if arguments.volunteers < 2:
         raise WrongUse(
             "Nobody is left to go on when the only volunteer is killed.",
@@ -379,12 +376,8 @@ def run_churn(arguments: argparse.Namespace) -> int:
         except FileExistsError:
             raise WrongUse(f"{logs} has logs already.", advice="Name another folder.") from None
 
-    async def measure() -> int:
-        result = await measure_training_churn(effort, output.say, logs)
-        output.data(result, _churn_lines(result))
-        return 0 if result["met"] else 1
-
-    return run_until_signal(measure)
+    measure = partial(measure_training_churn, effort, logs=logs)
+    return report(arguments, measure, _churn_lines)
 
 
 def _lines(result: dict[str, Any]) -> str:

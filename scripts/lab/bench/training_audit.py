@@ -7,7 +7,7 @@ Every life of every peer is followed. The batches that it computed wait in a row
 own samples from the head of it, and so do dropped samples; a batch that is held back leaves its
 tail. Steps are joined by their history, which names a committed round. Then:
 
-- nobody is in two committed rounds with the same sample, and no two peers have the same sample;
+- no peer is in two committed rounds with the same sample, and no two peers have the same sample;
 - those who report a round say the same of its members and of its samples;
 - the samples that its members say they brought are the round's samples. Where a member was killed
   before it could say so, the rest is what it had waiting at its death, or a part of it;
@@ -49,7 +49,7 @@ class Stretch:
 
 @dataclass
 class AuditedRound:
-    """A committed round, as those report it who were told of its end."""
+    """A committed round, as reported by the peers that know its end."""
 
     epoch: int
     samples: float
@@ -88,7 +88,7 @@ class RunAudit:
         return sorted(first.values())
 
     def loss_curve(self) -> list[tuple[float, float]]:
-        """(samples in all steps so far, loss on what nobody trains on), by the epochs."""
+        """(samples in all steps so far, loss on held-out samples), by the epochs."""
         so_far: dict[int, float] = {}
         for one in self.rounds.values():
             so_far[one.epoch] = one.samples
@@ -204,7 +204,7 @@ def _account(
         audit.taken_for_dead += _size(taken)
         one.stretches += taken
     if left:
-        audit.fail(f"epoch {one.epoch}: {left} samples are of nobody, dead or alive")
+        audit.fail(f"epoch {one.epoch}: {left} samples belong to no peer, dead or alive")
 
 
 def _take(row: deque[Stretch], count: int, *, from_tail: bool = False) -> list[Stretch]:

@@ -1,7 +1,7 @@
 """`scripts/bench training-churn`: a run whose volunteers are killed and replaced, and its audit.
 
 Volunteers in processes of their own train together, beside a keeper that comes to every round
-without samples, as a backbone does, and is never killed. At first nobody is killed. Then each
+without samples, as a backbone does, and is never killed. At first none is killed. Then each
 volunteer lives for a random time (exponential, so kills are a Poisson process), is killed wherever
 it is, and a fresh one takes its place after a random time as well. At the end every volunteer is
 killed at once, and three fresh ones come. Requirements:
@@ -30,10 +30,10 @@ from typing import Any
 
 import trio
 
+from lab import Talk
 from lab.bench.machine import machine_facts
 from lab.bench.training_audit import RunAudit
 from lab.bench.training_swarm import (
-    Talk,
     Training,
     TrainingProcess,
     TrainingSwarm,
@@ -42,7 +42,7 @@ from lab.bench.training_swarm import (
 
 LONGEST_GAP_SECONDS = 30.0  # without a step
 LOSS_TOLERANCE = 0.05
-COMPARED_LOSSES = 5  # the curve's last values are smoothed over so many steps
+COMPARED_LOSSES = 5  # the curve's last values are smoothed over this many steps
 START_SECONDS = 90.0  # for the first step of all, on a machine that imports six times
 LATER_SECONDS = 90.0  # for fresh volunteers to find the run, fetch its state and make a step
 FRESH_VOLUNTEERS = 3
@@ -123,7 +123,7 @@ async def measure_training_churn(
 
 
 class _Churn:
-    """One run. Invariant: `_mortal` live, and their ends are drawn; nobody else is killed."""
+    """One run. Invariant: `_mortal` live, and have a random end each; no other peer is killed."""
 
     def __init__(self, swarm: TrainingSwarm, effort: TrainingChurnEffort, say: Talk) -> None:
         self._swarm = swarm
@@ -178,7 +178,7 @@ class _Churn:
             self._mortal.append(life)
 
     async def _watch(self, seconds: float) -> None:
-        """Look at the keeper now and then, for so long."""
+        """Look at the keeper from time to time, for this long."""
         keeper, began = self._swarm.living[0], time.monotonic()
         deadline = trio.current_time() + seconds
         while trio.current_time() < deadline:
@@ -243,7 +243,7 @@ def compare(
 
 
 def loss_at(curve: Sequence[tuple[float, float]], samples: float) -> float:
-    """The mean of the last few losses up to so many samples."""
+    """The mean of the last few losses up to this many samples."""
     end = bisect.bisect_right([at for at, _ in curve], samples)
     return statistics.mean(loss for _, loss in curve[max(0, end - COMPARED_LOSSES) : max(1, end)])
 

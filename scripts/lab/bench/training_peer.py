@@ -60,12 +60,12 @@ class PeerManner:
     local_steps: int = 1
     max_norm: float | None = None
     held_out: bool = False
-    """Whether it measures the loss on samples that nobody trains on, after every step."""
+    """Whether it measures the loss on held-out samples after every step."""
     auxiliary: bool = False
     """Whether it comes to the rounds without samples, as a backbone does."""
     company: int = 0
-    """How many others it waits to see before its first batch. Who began alone could step so often
-    that the others, with a state to fetch now, never catch up."""
+    """How many others it waits to see before its first batch. A peer that began alone could step so
+    often that the others, with a state to fetch now, never catch up."""
     idle_seconds: float = 0.0
     """How much longer each pass takes, with the processor left alone: it stands for a device that
     computes while the host's thread waits, and for a machine that is not shared."""
@@ -102,9 +102,6 @@ class TrainingPeer:
         self._failure = ""
         self._catching_up: tuple[Bridge, TrainingLog] | None = None
         self._writing = threading.Lock()
-
-    def introduction(self) -> dict[str, Any]:
-        return {}
 
     async def join(
         self, home: str, addresses: list[str], up_bytes_per_second: float = 0.0

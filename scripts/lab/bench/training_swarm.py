@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,18 +34,16 @@ from lab.bench.training_log import read_log
 
 PEER = ("-m", "lab.bench.training_peer")
 RUN = "bench"
-BOOTSTRAP_PEERS = 3  # whom a new peer is told of
+BOOTSTRAP_PEERS = 3  # that a new peer gets
 NUMBERS_PER_LIFE = 1 << 32
 GLANCE_SECONDS = 0.2  # between two looks at how far the peers are
-
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Training:
-    """What all peers of a swarm do. `task` and `manner` are the fields of training_task.Task and
-    of training_peer.Manner that are not their defaults (neither is imported here: they need
-    torch); `up_bytes_per_second` is each peer's uplink, 0 for no limit."""
+    """The same settings for all peers of a swarm. `task` and `manner` are the fields of
+    training_task.Task and of training_peer.Manner that are not their defaults (neither is imported
+    here: they need torch); `up_bytes_per_second` is each peer's uplink, 0 for no limit."""
 
     target_batch: int
     task: dict[str, Any] = field(default_factory=dict)
@@ -97,7 +95,7 @@ class TrainingSwarm:
         return [await self._join() for _ in range(count)]
 
     async def start_together(self, manners: Iterable[dict[str, Any]]) -> list[TrainingProcess]:
-        """So many volunteers that begin when all are there: nobody has a state to fetch."""
+        """This many volunteers, which begin when all are there: none has a state to fetch."""
         manners = list(manners)
         lives = await self.join(len(manners))
         company = {"company": len(manners) - 1}
@@ -211,8 +209,8 @@ class TrainingSwarm:
 async def open_training_swarm(
     training: Training, logs: Path | None = None
 ) -> AsyncIterator[TrainingSwarm]:
-    """A swarm without peers. Its processes are killed when the block ends: nobody needs them.
-    What the peers write down stays in `logs`, a folder that is there, if one is given."""
+    """A swarm without peers. Its processes are killed when the block ends.
+    The peers' logs stay in `logs`, an existing folder, if one is given."""
     with tempfile.TemporaryDirectory(prefix="potluck-bench-") as folder:
         async with open_forge(PEER) as forge:
             swarm = TrainingSwarm(training, Path(folder), logs or Path(folder), forge)

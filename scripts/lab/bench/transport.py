@@ -38,10 +38,11 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from auth.keys import SEED_BYTES
+from lab import Talk
+from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.pouring import CHUNK_BYTES
 from lab.bench.processes import BenchFailed, BenchProcess, introduce, open_peer, open_process
-from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -60,13 +61,17 @@ FIGURES: tuple[Figure, ...] = (
     Figure("unary_per_s_16", "calls per second with 16 in flight", 0),
     Figure("stream_MiB_s", "one bulk transfer one way, 1 MiB chunks", 0),
     Figure("cpu_s_per_GB", "CPU seconds per GB of that, both ends together", 2),
-    Figure("both_ways_MiB_s", "a transfer each way at once, in sum", 0),
-    Figure("four_nodes_all_to_all_MiB_s", "four processes, each to each at once, in sum", 0),
-    Figure("plain_socket_MiB_s", "a plain TCP socket one way: the machine's limit", 0),
-    Figure("slow_reader_rss_growth_MiB", "memory grown by sending to a reader that stops", 1),
-    Figure("stream_fill_at_100ms_100mbit", "share of a 100 Mbit/s, 100 ms link that one fills", 3),
-    Figure("join_s", "a new node's start to its first answered call", 3),
-    Figure("import_s", "a fresh interpreter that imports a node", 3),
+    Figure("both_ways_MiB_s", "both directions at once, the sum", 0),
+    Figure("four_nodes_all_to_all_MiB_s", "four processes, each to all others at once, the sum", 0),
+    Figure("plain_socket_MiB_s", "a plain TCP socket one way: this machine's limit", 0),
+    Figure("slow_reader_rss_growth_MiB", "growth of memory while a reader has stopped reading", 1),
+    Figure(
+        "stream_fill_at_100ms_100mbit",
+        "share of a 100 Mbit/s, 100 ms link that one transfer fills",
+        3,
+    ),
+    Figure("join_s", "from a new node's start to its first answered call", 3),
+    Figure("import_s", "a fresh interpreter imports a node", 3),
 )
 
 NAMES = tuple(figure.name for figure in FIGURES)
@@ -170,7 +175,7 @@ class _Pair:
 
 
 async def measure_auth(
-    effort: AuthEffort, only: Iterable[str], say: Callable[[str], None] = lambda _line: None
+    effort: AuthEffort, only: Iterable[str], say: Talk = lambda _line: None
 ) -> dict[str, Any]:
     """The figures with tokens, and beside each what the same was in an open run."""
     wanted = set(only)
@@ -246,9 +251,6 @@ class Effort:
     def quick(repeats: int = 1) -> Effort:
         """Enough to see that it works and roughly where it stands."""
         return Effort(repeats, 0.5, 128, 16, 60, 2)
-
-
-Talk = Callable[[str], None]
 
 
 @dataclass
@@ -460,11 +462,11 @@ def add_parser(kinds: Subparsers) -> None:
     parser = kinds.add_parser(
         "transport",
         help="calls and transfers between processes on this machine",
-        description="Start nodes in processes of their own on this machine and measure what "
-        f"goes between them, over the whole path of a real node.\n\n{figures}\n\n"
+        description="Start nodes in processes of their own on this machine and measure "
+        f"calls and transfers between them, over the whole path of a real node.\n\n{figures}\n\n"
         f"With --auth, each message is signed and verified as in a run with an auth server:\n\n"
         f"{with_auth}\n\n"
-        "Figures are medians; --json has their spread and the machine they were measured on.",
+        "Figures are medians. --json has their spread, and the machine.",
         example="scripts/bench transport --quick\n"
         "scripts/bench transport --auth --json\n"
         "scripts/bench transport --json --only stream_MiB_s --only cpu_s_per_GB",
@@ -478,20 +480,20 @@ def add_parser(kinds: Subparsers) -> None:
         help="measure this figure only; may be given several times",
     )
     parser.add_argument(
-        "--auth", action="store_true", help="with tokens, beside an open run in turn with it"
+        "--auth", action="store_true", help="measure with tokens, in turn with an open run"
     )
     parser.add_argument(
-        "--repeat", type=positive_count, metavar="N", help="how often (3, or 1 with --quick)"
+        "--repeat",
+        type=positive_count,
+        metavar="N",
+        help="how many repetitions (3, or 1 with --quick)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="less of everything: half a minute, rough figures"
+        "--quick", action="store_true", help="measure less: half a minute, rough figures"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
-
-    output = Output.of(arguments)
     figures = AUTH_FIGURES if arguments.auth else FIGURES
     names = tuple(figure.name for figure in figures)
     only = tuple(arguments.only or names)
@@ -502,31 +504,24 @@ def run(arguments: argparse.Namespace) -> int:
                 advice=f"Take one of {', '.join(names)}.",
             )
 
-    def say(line: str) -> None:
-        output.say(f"measuring {line}")
-
-    async def measure() -> int:
+    async def measure(say: Talk) -> dict[str, Any]:
         measure_now = _measure_auth if arguments.auth else _measure_plain
-        result = await measure_now(arguments, only, say)
-        output.data(result, _table(result, figures))
-        return 0
+        return await measure_now(arguments, only, lambda line: say(f"measuring {line}"))
 
-    return run_until_signal(measure)
+    return report(arguments, measure, partial(_table, figures=figures))
 
 
 async def _measure_plain(
-    arguments: argparse.Namespace, only: tuple[str, ...], say: Callable[[str], None]
+    arguments: argparse.Namespace, only: tuple[str, ...], say: Talk
 ) -> dict[str, Any]:
-
     repeats = arguments.repeat
     effort = Effort.quick(repeats or 1) if arguments.quick else Effort(repeats or Effort.repeats)
     return await measure_transport(effort, only, say)
 
 
 async def _measure_auth(
-    arguments: argparse.Namespace, only: tuple[str, ...], say: Callable[[str], None]
+    arguments: argparse.Namespace, only: tuple[str, ...], say: Talk
 ) -> dict[str, Any]:
-
     repeats = arguments.repeat
     quick = AuthEffort.quick(repeats or 1)
     effort = quick if arguments.quick else AuthEffort(repeats or AuthEffort.repeats)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.simulate.dht_swarm import SwarmPlan, simulate
 from node.app.commands.output import Output
-from node.app.commands.parser import positive_count, positive_seconds
+from node.app.commands.parser import add_flag, positive_count, positive_seconds
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -18,20 +18,22 @@ NODES_IN_CHURN = 1_000  # four hours of it take minutes; each node is replaced e
 SEED = 7
 HOURS = 4.0
 FEWEST_NODES = 30  # with fewer, everybody is among the k closest to everything
-MOST_LIARS = 0.9  # somebody has to publish and to read
+MOST_LIARS = 0.9  # the others have to publish and to read
 
 FIGURES = {
-    "hops_p50, hops_p99": "how many nodes a read has to ask one after the other until it reaches"
-    " the node closest to the key, that one included; 1 is a node of the reader's own table",
+    "hops_p50, hops_p99": "how many nodes a read asks one after another until it reaches the "
+    "node closest to the key, with that one; 1 means that it was in the "
+    "reader's own table",
     "hops_to_first_slot_p50, …_p99": "the same, to the first node that had the slot",
     "messages_per_get_p50, …_p99": "questions and answers of a read; a question to a dead node"
     " counts as one",
-    "get_virtual_ms_p50": "how long a whole read takes in virtual time; dead nodes say nothing",
-    "found_rate": "the share of reads that found a slot of its publisher, of those whose slot was"
-    " live from beginning to end",
-    "success_rate": "the share that found the newest one",
-    "found_rate_after_refresh": "with --kill: the same an hour later, when every bucket was"
-    " refreshed; found_rate is straight after, before any repair",
+    "get_virtual_ms_p50": "how long a whole read takes in virtual time; dead nodes do not answer",
+    "found_rate": "the share of reads that found a slot of its publisher, among the reads whose "
+    "slot was live from beginning to end",
+    "success_rate": "the share of reads that found the newest slot",
+    "found_rate_after_refresh": "with --kill: found_rate an hour later, when every bucket was "
+    "refreshed; found_rate itself is from directly after, before any "
+    "repair",
 }
 
 
@@ -43,8 +45,8 @@ def add_parser(kinds: Subparsers) -> None:
         help="the directory: joining, publishing, reading, dying and lying",
         description="Let nodes of the directory join one after the other, publish slots and read "
         "them at random nodes, with the routing tables, lookups and storage of real nodes and a "
-        "network that is only delay. The same seed gives the same figures. 10,000 nodes take "
-        f"some minutes and 1 GiB of memory.\n\n{figures}",
+        "network that only adds delay. The same seed gives the same figures. 10,000 nodes take "
+        f"a few minutes and 1 GiB of memory.\n\n{figures}",
         example="scripts/simulate dht --nodes 1000 --json\n"
         "scripts/simulate dht --kill 0.3\n"
         "scripts/simulate dht --churn 1200 --hours 4\n"
@@ -55,24 +57,23 @@ def add_parser(kinds: Subparsers) -> None:
         "--nodes",
         type=positive_count,
         metavar="N",
-        help=f"how many ({NODES}, or {NODES_IN_CHURN} with --churn)",
+        help=f"how many nodes ({NODES}, or {NODES_IN_CHURN} with --churn)",
     )
-    parser.add_argument(
-        "--seed", type=int, default=SEED, metavar="N", help=f"what decides every chance ({SEED})"
-    )
+    add_flag(parser, "--seed", int, SEED, "the seed of all random choices")
     parser.add_argument(
         "--kill",
         type=_share,
         default=0.0,
         metavar="SHARE",
-        help="let this share of all nodes die at once, and read straight after and an hour later",
+        help="let this share of all nodes die at once; read directly after that, and an hour later",
     )
     parser.add_argument(
         "--churn",
         type=positive_seconds,
         metavar="HALF_LIFE_SECONDS",
-        help="let nodes die and others come, so that half are gone after so many seconds, and"
-        " read meanwhile; slots live for half an hour, and readers repair what they find behind",
+        help="let nodes die and others come, so that half of them are gone after this many "
+        "seconds, and read all the time; slots live for half an hour, and readers repair "
+        "replicas that are behind",
     )
     parser.add_argument(
         "--hours",
@@ -85,8 +86,8 @@ def add_parser(kinds: Subparsers) -> None:
         type=_share,
         default=0.0,
         metavar="SHARE",
-        help="let this share of nodes answer lookups with each other, with nodes that do not"
-        " exist, and with wrong addresses, and keep nothing of what they are given",
+        help="let this share of nodes answer lookups with each other, with nodes that do not "
+        "exist and with wrong addresses, and store nothing",
     )
 
 

@@ -21,16 +21,16 @@ MOST_PEERS = 1_000_000  # ten seconds a round, and some hundred MB
 MOST_ROUNDS = 10_000
 
 METHODS = {
-    "moshpit": "groups by the grid; the members of a group are in different ones next",
-    "random": "as many groups as the grid has, drawn anew for each round",
-    "allreduce": "everybody at once, begun anew when anybody fails",
+    "moshpit": "groups by the grid; the members of a group are in different groups next",
+    "random": "as many groups as the grid has, chosen anew for each round",
+    "allreduce": "all peers in one group; it starts again when one fails",
     "gossip": "on a ring, the mean with both neighbours",
-    "pushsum": "half to the peer 2^t places on, and the weights of the halves",
+    "pushsum": "each sends half of its value and weight to the peer 2^t places on",
 }
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import positive_count
+    from node.app.commands.parser import add_flag, positive_count
 
     width = max(len(name) for name in METHODS)
     methods = "\n".join(f"  {name:{width}}  {what}" for name, what in METHODS.items())
@@ -38,34 +38,31 @@ def add_parser(kinds: Subparsers) -> None:
         "moshpit",
         help="averaging in groups: how fast a swarm comes to agree",
         description="Give each peer a random number and let all of them find the average in "
-        "rounds, as in the experiment of the Moshpit paper; with --json, mean_squared_deviation "
-        "says how far from it they are before any round and after each. All methods begin with "
-        "the same numbers and meet the same failures. The same seed gives the same figures.\n\n"
+        "rounds, as in the experiment of the Moshpit paper. With --json, mean_squared_deviation "
+        "says how far from it they are before the first round and after each. All methods begin "
+        "with the same numbers and have the same failures. The same seed gives the same figures."
+        "\n\n"
         f"{methods}",
         example="scripts/simulate moshpit --json\n"
         "scripts/simulate moshpit --method all --failure-rate 0.005\n"
         "scripts/simulate moshpit --peers 768 --failure-rate 0.005 --plot deviation.png",
     )
     parser.set_defaults(simulate=run)
-    parser.add_argument(
-        "--peers", type=positive_count, default=PEERS, metavar="N", help=f"how many ({PEERS})"
-    )
-    parser.add_argument(
-        "--rounds", type=positive_count, default=ROUNDS, metavar="N", help=f"how many ({ROUNDS})"
-    )
+    add_flag(parser, "--peers", positive_count, PEERS, "how many peers")
+    add_flag(parser, "--rounds", positive_count, ROUNDS, "how many rounds")
     parser.add_argument(
         "--failure-rate",
         type=_probability,
         default=0.0,
         metavar="P",
-        help="the probability that a peer is gone in a round, to be back in the next (0)",
+        help="the probability that a peer is missing in a round; it is back in the next (0)",
     )
     parser.add_argument(
         "--on-failure",
         choices=("leave-out", "discard"),
         default="leave-out",
-        help="what a failure does to a group: the others average without the peer, or nobody in"
-        " it gets anything from the round (leave-out)",
+        help="the effect of a failure on a group: the others average without the peer, or the "
+        "round has no result for the group (leave-out)",
     )
     parser.add_argument(
         "--method",
@@ -86,8 +83,8 @@ def add_parser(kinds: Subparsers) -> None:
         "--first-index",
         choices=("cells", "numbered", "random"),
         default="cells",
-        help="where peers begin: each in a random cell of its own, by its number, or in any cell"
-        " at all, as real peers do, who have no numbers (cells)",
+        help="where peers begin: each in a random cell of its own, in the cell of its number, or "
+        "in any cell, as real peers do, which have no numbers (cells)",
     )
     parser.add_argument(
         "--groups",
@@ -100,16 +97,15 @@ def add_parser(kinds: Subparsers) -> None:
         type=positive_count,
         default=1,
         metavar="N",
-        help="repeat it with other numbers and failures, and give the mean (1)",
+        help="how many times to repeat it with other numbers and failures; the result is the "
+        "mean (1)",
     )
-    parser.add_argument(
-        "--seed", type=int, default=SEED, metavar="N", help=f"what decides every chance ({SEED})"
-    )
+    add_flag(parser, "--seed", int, SEED, "the seed of all random choices")
     parser.add_argument(
         "--plot",
         type=Path,
         metavar="FILE.png",
-        help="draw it into this file; needs the extra `plot`",
+        help="draw the result into this file; needs the extra `plot`",
     )
 
 

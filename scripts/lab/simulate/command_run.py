@@ -30,23 +30,25 @@ BATCH_SAMPLES = 8
 GROUP_SIZE = 256
 
 FIGURES = {
-    "variants_max": "of the parameters' bits after any one step, over all peers that made it: 1 is"
-    " the promise; variants has it for each step",
-    "histories_max": "with which any one epoch was reached: 1 is the promise, more is a fork",
-    "steps_per_minute": "of virtual time; calm_steps_per_minute is of the"
-    " calm steps before anybody died or came",
+    "variants_max": "how many different sets of parameters the peers had after any one step: 1 "
+    "is the promise; variants has the number for each step",
+    "histories_max": "with how many different histories any one epoch was reached: 1 is the "
+    "promise, more is a fork",
+    "steps_per_minute": "in virtual time; calm_steps_per_minute is for the calm steps before any "
+    "peer died or came",
     "longest_gap_s": "the longest time without a new step",
-    "stopped": "whether a signal ended it, so that the figures are of what was done until then",
-    "share_in_step_min, …_p50": "of the living peers, in a step",
-    "newcomers_in_within_two_steps": "newcomers that were in the first or the second step that"
-    " ended after they came; newcomer_steps says for each in which it was, and newcomers_never_in"
-    " how many saw more than two steps and were in none",
-    "commit_s_p50, …_max": "from the sample that completes the target batch to the step of a peer",
-    "calls_per_s_p50": "to the directory, of one peer",
-    "sent_bytes_per_s_p50": "of one peer, everything together; hottest_bytes_per_s is of the one"
-    " that sent the most",
-    "cpu_ms_per_s": "processor time for a peer and a virtual second, of the simulated network too;"
-    " this and wall_seconds do not follow from the seed",
+    "stopped": "whether a signal ended it; then the figures cover the time until then",
+    "share_in_step_min, …_p50": "share of the living peers that were in a step",
+    "newcomers_in_within_two_steps": "newcomers that were in the first or the second step that "
+    "ended after they came; newcomer_steps says for each in "
+    "which step it was, and newcomers_never_in how many saw "
+    "more than two steps and were in none",
+    "commit_s_p50, …_max": "from the sample that completes the target batch to a peer's step",
+    "calls_per_s_p50": "calls of one peer to the directory",
+    "sent_bytes_per_s_p50": "all bytes that one peer sends; hottest_bytes_per_s is for the peer "
+    "that sent the most",
+    "cpu_ms_per_s": "processor time per peer and virtual second, with the simulated network; "
+    "this and wall_seconds do not depend on the seed alone",
 }
 
 
@@ -60,30 +62,33 @@ def add_parser(kinds: Subparsers) -> None:
         help="whole training runs: peers that train, die and come",
         description="Let peers train together in virtual time, with the lifecycle, the progress, "
         "the directory and the averaging of real nodes, on a simulated network. A batch takes "
-        "time and no processor, and a newcomer's state half a second. Whether all hold the same "
-        "bits is checked after every step; if they did not, or the steps were not made, the exit "
-        f"code is {FAILED}. The same seed gives the same run.\n\n{figures}",
+        "virtual time and no processor time, and a newcomer's state takes half a second. After "
+        "every step it is checked that all peers hold the same bits. If they do not, or if the "
+        f"steps were not made, the exit code is {FAILED}. The same seed gives the same run."
+        f"\n\n{figures}",
         example="scripts/simulate run --peers 16 --steps 5\n"
         "scripts/simulate run --peers 64 --mean-life 600 --json\n"
         "scripts/simulate run --peers 64 --up 1Mbit/s",
     )
     parser.set_defaults(simulate=run)
-    add_flag(parser, "--peers", positive_count, PEERS, "how many")
+    add_flag(parser, "--peers", positive_count, PEERS, "how many peers")
     add_flag(parser, "--steps", positive_count, STEPS, "how many steps are judged")
     parser.add_argument(
         "--mean-life",
         type=positive_seconds,
         metavar="SECONDS",
-        help="let peers die at random, after so long on average, and a new one come for each; five"
-        " calm steps come before (nobody dies)",
+        help="let peers die at random, after this time on average, and let a new one come for "
+        "each; five calm steps come before that (nobody dies)",
     )
-    add_flag(parser, "--newcomers", _whole, 0, "so many come besides, spread over the steps")
+    add_flag(
+        parser, "--newcomers", _whole, 0, "how many more newcomers come, spread over the steps"
+    )
     add_flag(
         parser,
         "--latency",
         number_or_zero,
         LATENCY_SECONDS,
-        "of every link, one way",
+        "the delay of every link, one way",
         metavar="SECONDS",
     )
     for flag, way in (("--up", "upload"), ("--down", "download")):
@@ -91,21 +96,24 @@ def add_parser(kinds: Subparsers) -> None:
             flag,
             type=_rate,
             metavar="RATE",
-            help=f"what each peer's {way} carries, such as 1Mbit/s (no limit)",
+            help=f"the rate of each peer's {way}, for example 1Mbit/s (no limit)",
         )
-    add_flag(parser, "--parameters", positive_count, PARAMETERS, "of the model")
+    add_flag(
+        parser, "--parameters", positive_count, PARAMETERS, "how many parameters the model has"
+    )
     parser.add_argument(
         "--target",
         type=positive_count,
         metavar="SAMPLES",
-        help="of one step; else as many as all together compute in --step-seconds",
+        help="how many samples a step has; by default as many as all peers compute in "
+        "--step-seconds",
     )
     add_flag(
         parser,
         "--step-seconds",
         positive_seconds,
         STEP_SECONDS,
-        "how long all together compute for a step",
+        "how long all peers together compute for a step",
         metavar="SECONDS",
     )
     add_flag(
@@ -113,10 +121,11 @@ def add_parser(kinds: Subparsers) -> None:
         "--batch-seconds",
         positive_seconds,
         BATCH_SECONDS,
-        "of a batch of one peer; each has its own, up to a quarter shorter or longer",
+        "how long a peer computes a batch; each peer has its own time, up to a quarter shorter "
+        "or longer",
         metavar="SECONDS",
     )
-    add_flag(parser, "--batch", positive_count, BATCH_SAMPLES, "samples of it")
+    add_flag(parser, "--batch", positive_count, BATCH_SAMPLES, "samples of a batch")
     add_flag(
         parser,
         "--group-size",
@@ -127,11 +136,9 @@ def add_parser(kinds: Subparsers) -> None:
     parser.add_argument(
         "--approximate",
         action="store_true",
-        help="let more take part, over a grid, as a definition may ask for",
+        help="let more peers take part, over a grid, as a definition may ask for",
     )
-    parser.add_argument(
-        "--seed", type=int, default=SEED, metavar="N", help=f"what decides every chance ({SEED})"
-    )
+    add_flag(parser, "--seed", int, SEED, "the seed of all random choices")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -65,7 +65,7 @@ class EventQueue:
         self._count = 0
 
     def after(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Call this in so many seconds."""
+        """Call this after this many seconds."""
         self._count += 1
         heapq.heappush(self._events, (self.now + seconds, self._count, call, arguments))
 
@@ -124,7 +124,7 @@ class Reads:
 
 
 def percentile(values: list[int], percent: int) -> int | None:
-    """The smallest value that so many percent do not exceed; None of nothing."""
+    """The smallest value that this percentage of them do not exceed; None if there are none."""
     if not values:
         return None
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
@@ -169,7 +169,7 @@ class World:
         return peer
 
     def die(self, peer: SimulatedPeer) -> None:
-        """From one moment to the next, without a word to anybody."""
+        """End at once, without telling another node."""
         peer.is_alive = False
         del self.peers[peer.contact.node_id]
 
@@ -240,7 +240,7 @@ class World:
     def join(
         self, peer: SimulatedPeer, known: Iterable[Contact], done: Callable[[SimulatedPeer], None]
     ) -> None:
-        """Join as a real node does: look up oneself, then somebody in every farther bucket."""
+        """Join as a real node does: look up its own id, then one id in every farther bucket."""
 
         def settled() -> None:
             peer.is_settled = True
@@ -255,7 +255,7 @@ class World:
         )
 
     def refresh(self, peer: SimulatedPeer, done: Callable[[], None]) -> None:
-        """Look up somebody in each bucket that has not seen a lookup for long, one by one."""
+        """Look up an id in each bucket that had no lookup for long, one after another."""
         stale = peer.table.buckets_to_refresh(self.queue.now)
 
         def next_bucket() -> None:
@@ -391,7 +391,7 @@ class SimulatedSearch:
 
 Answer = tuple[Sequence[Contact], Sequence["Slot"]]
 
-# What a liar's answer is made of: enough of each to hurt, together k.
+# The parts of a liar's answer: enough of each to do harm, together k.
 LIARS_IN_A_LIE = 8
 INVENTED_IN_A_LIE = 8
 MISPLACED_IN_A_LIE = 4
@@ -465,7 +465,7 @@ class Lies:
         insort(self._liars if peer.is_liar else self._honest, peer.contact, key=_place)
 
     def about(self, target: int) -> list[Contact]:
-        """Liars that are near the target; nobody, still nearer; real peers, where they are not."""
+        """Liars near the target, nearer nodes that do not exist, and peers at wrong addresses."""
         answer = _around(self._liars, target, LIARS_IN_A_LIE)
         answer += [self._invented(target) for _ in range(INVENTED_IN_A_LIE)]
         answer += [
@@ -688,7 +688,7 @@ class _Swarm:
     # Reading
 
     def _read(self, count: int) -> Reads:
-        """Read so many random live slots, each by a random node, without repairing anything."""
+        """Read this many random live slots, each by a random node, without repairs."""
         reads = Reads()
         self.waiting = count
         for number in range(count):
@@ -746,7 +746,7 @@ class _Swarm:
             if behind:
                 self.world.give(search.peer, contact, behind, lambda _: None)
 
-    # What befalls them
+    # The nodes' failures
 
     def _kill(self) -> dict[str, Any]:
         everybody = list(self.world.peers.values())

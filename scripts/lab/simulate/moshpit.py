@@ -20,7 +20,7 @@ numbers. The cost to the others depends on the method:
 - in a group the survivors average without it, as potluck's rounds do and as the authors of the
   Moshpit paper simulated; or, with `discards`, its group gets nothing from the round, as if the
   group could not agree;
-- an all-reduce begins anew, so nobody gets anything from the round;
+- an all-reduce begins again, so the round has no result;
 - in gossip and PushSum nothing is sent to it or by it, and its share stays with the sender.
 
 The traffic should be equal. A butterfly sends two vectors per peer and round, whatever the group's
@@ -97,7 +97,7 @@ class Moshpit:
 
 
 class RandomGroups:
-    """In each round everybody is drawn into one of so many groups, as even as can be."""
+    """In each round the peers are put into random groups, as equal in size as possible."""
 
     def __init__(
         self, numbers: Numbers, groups: int, random: randomness.Random, *, discards: bool
@@ -117,7 +117,7 @@ class RandomGroups:
 
 
 class AllReduce:
-    """Everybody with everybody, in one step; begun anew when anybody fails."""
+    """All peers in one step, which begins again when one fails."""
 
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers.copy()
@@ -174,7 +174,7 @@ class PushSum:
 
 
 def _average_group(numbers: Numbers, members: list[int], failed: Failed, *, discards: bool) -> None:
-    """Give the members who are there their mean, or nobody anything."""
+    """Give the members that are present their mean, or change nothing."""
     there = [peer for peer in members if not failed[peer]]
     if not there or (discards and len(there) < len(members)):
         return

@@ -42,7 +42,7 @@ def table(result: dict[str, Any]) -> str:
     if "expected_contraction" in result:
         lines.append(
             f"Of random groups the paper expects {result['expected_contraction']:.3g} per round "
-            f"while nobody fails: (r-1)/N + r/N² for {result['random_groups']} groups."
+            f"without failures: (r-1)/N + r/N² for {result['random_groups']} groups."
         )
     return "\n".join(lines)
 

@@ -34,7 +34,7 @@ LONGEST_START_STEPS = 12  # times the length of a step: until all are in, or it 
 LONGEST_STEP_SECONDS = 60.0  # on average: a run that is slower is broken off
 LAST_WORDS_SECONDS = 3.0  # after the last step, so that all who are in it have made it
 STEPS_TO_GET_IN = 2  # of the run: a newcomer is in one of the first two that end while it is there
-UNEQUAL = 0.25  # batches take up to so much longer or shorter than the plan says
+UNEQUAL = 0.25  # by this share, batches may take longer or shorter than the plan says
 TICK_SECONDS = 0.001  # a fiftieth of a round trip; many peers are several times faster by it
 
 
@@ -43,7 +43,7 @@ class RunPlan:
     """The plan of a simulation.
 
     - `mean_life_seconds`: peers die at random, after so long on average, and for each that dies a
-      new one comes at once. None: nobody dies.
+      new one comes at once. None: no peer dies.
     - `newcomers`: so many come beside these, evenly spread over the steps that are judged.
     - `batch_seconds`, `batch_samples`: of one peer; each peer's own time is drawn around it.
     - `step_seconds`: how long all compute together for a step, unless `target` says how many

@@ -77,7 +77,7 @@ MATCHMAKING_SECONDS = 10.0
 ROUND_SECONDS = 60.0
 SIGNATURE = b"m" * 16
 FETCH_SECONDS = 0.5
-FETCH_FAILS_SECONDS = 3.0  # until nobody is known any more who has it
+FETCH_FAILS_SECONDS = 3.0  # until no known peer has it
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class Manner:
 
 
 class StepMade(NamedTuple):
-    """A step of one peer, made of so many samples of all. `epoch` is the one after it, `digest`
-    that of the parameters then."""
+    """A step of one peer, made of this many samples of all peers. `epoch` is the one after it,
+    `digest` that of the parameters then."""
 
     at: float
     epoch: int
@@ -409,8 +409,8 @@ class Trainer:
                 return self._tell(Fetched(there.epoch, there.history))
         await trio.sleep(FETCH_FAILS_SECONDS - FETCH_SECONDS)
         self.words.append(f"{trio.current_time():.1f} {self.epoch} gets none")
-        self.tracker.fetch_failed(wanted.peers, "nobody has it")
-        return self._tell(StateFetchFailed("nobody has it"))
+        self.tracker.fetch_failed(wanted.peers, "no peer has it")
+        return self._tell(StateFetchFailed("no peer has it"))
 
     async def _look_again(self) -> None:
         life = self.lifecycle.life

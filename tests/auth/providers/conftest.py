@@ -12,8 +12,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 import trio.testing
 
-from auth.server.providers.login_answers import DeviceStarted, LoggedIn, Pending
-from auth.server.providers.logins import Logins, open_logins
+from auth.server.providers.logins import DeviceStarted, LoggedIn, Logins, Pending, open_logins
 from auth.server.providers.settings import OpenIdSettings
 from tests.auth.providers.openid_imitation import CLIENT, NOW, OpenIdImitation, openid_imitation
 

@@ -17,8 +17,8 @@ from auth.server.providers.device_answers import read_start, read_token
 from auth.server.providers.errors import LoginError
 from auth.server.providers.fetching import Fetcher, ProviderAnswer
 from auth.server.providers.flows import DeviceGrant, NotYet, TokenAnswer
+from auth.server.providers.id_tokens import ALGORITHMS, KeySet, read_keys
 from auth.server.providers.identity import is_safe_login, login_from
-from auth.server.providers.key_sets import ALGORITHMS, KeySet, read_keys
 
 URL = "https://id.example.org/token"
 

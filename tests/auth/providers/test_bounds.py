@@ -255,7 +255,7 @@ async def test_a_second_start_of_a_peer_ends_the_first_even_while_it_starts(
         nursery.start_soon(start)
         nursery.start_soon(start)
     assert len(ended) == 1
-    assert logins.statistics().open == 1
+    assert logins.open_count() == 1
 
 
 async def test_a_login_that_was_begun_again_does_not_finish_the_older_one(
@@ -265,19 +265,3 @@ async def test_a_login_that_was_begun_again_does_not_finish_the_older_one(
     await start_device(logins)
     with pytest.raises(LoginExpired):
         await ask_again(logins, clock, older)
-
-
-async def test_the_statistics_count_what_happened(
-    logins: Logins, imitation: OpenIdImitation, clock: trio.testing.MockClock
-) -> None:
-    await ask_again(logins, clock, await start_device(logins))
-    imitation.person = {"error": "access_denied"}
-    with pytest.raises(LoginRefused):
-        await ask_again(logins, clock, await start_device(logins, bytes(32)))
-    imitation.person = {"error": "authorization_pending"}
-    await ask_again(logins, clock, await start_device(logins))
-    await logins.start(b"x" * 32, "corp", "browser", ADDRESS)
-    statistics = logins.statistics()
-    assert (statistics.open, statistics.waiting_device, statistics.waiting_browser) == (3, 1, 1)
-    assert (statistics.started_total, statistics.finished_total) == (4, 1)
-    assert statistics.refused_total == 1

@@ -9,7 +9,6 @@ import pytest
 import trio
 import trio.testing
 
-from auth.server.providers.confirmation import challenge_of
 from auth.server.providers.errors import (
     LoginExpired,
     LoginMisuse,
@@ -19,8 +18,8 @@ from auth.server.providers.errors import (
     ProviderUnavailable,
 )
 from auth.server.providers.identity import ProviderIdentity
-from auth.server.providers.login_answers import BrowserStarted, LoggedIn, Pending
-from auth.server.providers.logins import Logins
+from auth.server.providers.logins import BrowserStarted, LoggedIn, Logins, Pending
+from auth.server.providers.oidc import challenge_of
 from tests.auth.providers.conftest import ADDRESS, PEER, PUBLIC_URL
 from tests.auth.providers.openid_imitation import CLIENT, OpenIdImitation
 from tests.auth.providers.web_imitation import Asked, Reply, Write
@@ -346,7 +345,7 @@ async def test_a_page_left_open_for_ten_minutes_is_expired(
         await logins.callback(back, browser.cookie)
     with pytest.raises(LoginExpired):
         logins.page(started.page_id, browser.cookie)
-    assert logins.statistics().open == 0
+    assert logins.open_count() == 0
 
 
 async def test_the_page_of_a_device_login_does_not_exist(logins: Logins) -> None:

@@ -17,8 +17,7 @@ from auth.server.providers.errors import (
     ProviderUnavailable,
 )
 from auth.server.providers.identity import ProviderIdentity
-from auth.server.providers.login_answers import LoggedIn, Pending
-from auth.server.providers.logins import Logins
+from auth.server.providers.logins import LoggedIn, Logins, Pending
 from tests.auth.providers.conftest import (
     ADDRESS,
     PEER,
@@ -143,7 +142,7 @@ async def test_a_code_that_the_provider_gave_up_is_expired(
         await ask_again(logins, clock, started)
     with pytest.raises(LoginExpired):
         await ask_again(logins, clock, started)
-    assert logins.statistics().open == 0
+    assert logins.open_count() == 0
 
 
 async def test_a_login_that_nobody_confirms_expires_by_itself(
@@ -255,7 +254,7 @@ async def test_what_no_terminal_should_show_is_an_outage(
     imitation.device = wrong
     with pytest.raises(ProviderUnavailable):
         await start_device(logins)
-    assert logins.statistics().open == 0
+    assert logins.open_count() == 0
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,14 @@ from auth.server.providers.errors import (
     ProviderUnavailable,
 )
 from auth.server.providers.identity import ProviderIdentity
-from auth.server.providers.login_answers import DeviceStarted, LoggedIn, Pending, ProviderEntry
-from auth.server.providers.logins import Logins, open_logins
+from auth.server.providers.logins import (
+    DeviceStarted,
+    LoggedIn,
+    Logins,
+    Pending,
+    ProviderEntry,
+    open_logins,
+)
 from auth.server.providers.settings import GithubSettings
 from tests.auth.providers.conftest import ADDRESS, PEER, PUBLIC_URL, ask_again
 from tests.auth.providers.github_imitation import CLIENT, GithubImitation, github_imitation

@@ -15,8 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from auth.server.providers.errors import LoginReason, LoginRefused
-from auth.server.providers.id_tokens import UnknownKey, half_hash, verify_id_token
-from auth.server.providers.key_sets import ALGORITHMS, KeySet, PublishedKey
+from auth.server.providers.id_tokens import (
+    ALGORITHMS,
+    KeySet,
+    PublishedKey,
+    UnknownKey,
+    half_hash,
+    verify_id_token,
+)
 from tests.auth.providers.openid_imitation import (
     CLIENT,
     NOW,

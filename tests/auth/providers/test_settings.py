@@ -10,8 +10,7 @@ import pytest
 from auth.fields import LONGEST_USERNAME
 from auth.server.providers.errors import LoginReason, LoginRefused
 from auth.server.providers.identity import LONGEST_LOGIN_CHARACTERS, is_safe_login, login_from
-from auth.server.providers.login_answers import ProviderEntry
-from auth.server.providers.logins import open_logins
+from auth.server.providers.logins import ProviderEntry, open_logins
 from auth.server.providers.settings import (
     KINDS,
     LONGEST_ID_CHARACTERS,

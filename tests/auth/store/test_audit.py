@@ -23,7 +23,7 @@ from auth.server.audit import (
     verify_log,
 )
 from auth.server.moderation import NotDone
-from auth.server.store import Reader
+from auth.server.store import StoreReader
 from auth.server.store_errors import StoreFailed
 from tests.auth.store.stores import ROOT, RUN, Clock, Server, running
 
@@ -67,7 +67,7 @@ def copied(original: Path) -> Iterator[Path]:
 
 
 def verdict_of(folder: Path, noted: tuple[int, bytes] | None = None) -> AuditVerdict:
-    reader = Reader(folder)
+    reader = StoreReader(folder)
     keys = reader.published().keys.verifying()
     with reader.reading() as connection:
         return verify_log(connection, RUN, keys, reader.paths.head, noted)
@@ -322,7 +322,7 @@ def test_a_head_that_is_behind_after_a_crash_is_no_edit(original: Path) -> None:
 
 
 def rows_of(folder: Path) -> list[tuple[object, ...]]:
-    with Reader(folder).reading() as connection:
+    with StoreReader(folder).reading() as connection:
         return connection.execute(f"SELECT {', '.join(COLUMNS)} FROM audit").fetchall()
 
 
@@ -399,8 +399,7 @@ def test_a_long_log_is_walked_without_holding_it(tmp_path: Path) -> None:
         for _ in range(10):
             server.store.writer.run(
                 lambda transaction: [
-                    transaction.log(AuditEntry(act=Act.REFUSED, actor="peer", reason=str(number)))
-                    for number in range(300)
+                    transaction.log(Act.REFUSED, "peer", str(number)) for number in range(300)
                 ]
             )
         verdict = server.moderation.verify()

@@ -104,7 +104,7 @@ async def test_going_back_to_a_backup_goes_on_from_there(tmp_path: Path) -> None
         await late.join(ALICE)
         server.moderation.revoke(late.peer_id, actor=ROOT)
         lost = read_token(late.token).serial, server.store.revocation_list()
-        keyring = Keyring.from_pinned(RUN, server.fingerprint, server.store.keyring().records)
+        keyring = Keyring.from_pinned(RUN, server.fingerprint, server.store.keys.records)
         peers = Revocations(RUN)
         peers.accept(lost[1].signed, keyring)
     shutil.rmtree(folder)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from auth.server.acts import NotDone
 from auth.server.join_refused import JoinReason
+from auth.server.moderation import NotDone
 from auth.tokens import read_token
 from tests.auth.store.stores import HOUR_MS, ROOT, Node, Person, Server
 from tests.auth.store.test_issuing import refused

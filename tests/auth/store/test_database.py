@@ -14,7 +14,7 @@ import pytest
 from auth.errors import AuthError
 from auth.server import database
 from auth.server.database import MIGRATIONS
-from auth.server.store import Reader, create_store, open_store
+from auth.server.store import StoreReader, create_store, open_store
 from auth.server.store_errors import (
     StoreDamaged,
     StoreFailed,
@@ -52,7 +52,7 @@ def refuses(folder: Path, kind: type[AuthError], words: str) -> None:
         assert caught.value.what
         assert caught.value.why
         assert caught.value.advice
-        with pytest.raises(kind, match=words), Reader(folder).reading():
+        with pytest.raises(kind, match=words), StoreReader(folder).reading():
             pass
     assert (folder / "auth.sqlite").read_bytes() == before
 
@@ -96,7 +96,7 @@ def test_nothing_is_left_of_what_could_not_be_made(folder: Path) -> None:
 def test_a_folder_without_a_database_is_told_so_and_stays_empty(folder: Path) -> None:
     with pytest.raises(StoreMissing, match="potluck auth init"), open_store(folder):
         pass
-    with pytest.raises(StoreMissing), Reader(folder).reading():
+    with pytest.raises(StoreMissing), StoreReader(folder).reading():
         pass
     assert not folder.exists()
 
@@ -114,7 +114,7 @@ def test_only_one_process_writes(made: Path) -> None:
 
 
 def test_reading_goes_on_beside_the_writer_and_sees_one_state(made: Path) -> None:
-    with running(made) as server, Reader(made).reading() as connection:
+    with running(made) as server, StoreReader(made).reading() as connection:
         count = "SELECT count(*) FROM accounts"
         assert connection.execute(count).fetchone() == (1,)
         server.allow("bob")

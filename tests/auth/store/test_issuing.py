@@ -317,7 +317,7 @@ async def test_nobody_who_was_denied_gets_a_pass_at_the_same_time(server: Server
     assert "renewed" not in acts[acts.index("denied") :]
     assert acts.count("renewed") == len(granted)
     revocations = Revocations(RUN)
-    keys = server.store.keyring()
+    keys = server.store.keys
     keyring = Keyring.from_pinned(RUN, server.fingerprint, keys.records)
     revocations.accept(server.store.revocation_list().signed, keyring)
     assert revocations.refuses(read_token(node.token))
@@ -328,7 +328,7 @@ async def test_a_refusal_is_signed_for_what_was_asked(server: Server) -> None:
     challenge, _ = server.issuer.challenge(node.peer)
     error = JoinRefused(JoinReason.DENIED)
     signed = server.issuer.signed_refusal(error.code, error, challenge)
-    keyring = Keyring.from_pinned(RUN, server.fingerprint, server.store.keyring().records)
+    keyring = Keyring.from_pinned(RUN, server.fingerprint, server.store.keys.records)
     refusal = open_refusal(signed, keyring, challenge)
     assert (refusal.code, refusal.what) == ("denied", error.what)
     time = open_time(server.issuer.signed_time(b"n" * 16), keyring, b"n" * 16)

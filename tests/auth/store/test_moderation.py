@@ -25,7 +25,7 @@ class Peers:
 
     def refuse(self, token: bytes | Token) -> bool:
         store = self.server.store
-        keyring = Keyring.from_pinned(RUN, self.server.fingerprint, store.keyring().records)
+        keyring = Keyring.from_pinned(RUN, self.server.fingerprint, store.keys.records)
         self.revocations.accept(store.revocation_list().signed, keyring)
         return self.revocations.refuses(read_token(token) if isinstance(token, bytes) else token)
 
@@ -188,7 +188,7 @@ async def test_letting_go_of_a_name_shuts_its_former_owner_out(
         await old.join(Person("alice"))
 
 
-async def test_names_are_found_by_state_role_and_text(server: Server) -> None:
+async def test_names_are_found_by_state_and_role(server: Server) -> None:
     for login in ("alice", "albert", "bob"):
         server.allow(login)
     server.allow("bob", "volunteer", "backbone")
@@ -201,34 +201,15 @@ async def test_names_are_found_by_state_role_and_text(server: Server) -> None:
         return [account.login for account in found.accounts]
 
     assert names() == ["albert", "alice", "bob"]
-    assert names(text="AL") == ["albert", "alice"]
     assert names(state="denied") == ["albert"]
     assert names(role="backbone") == ["bob"]
     assert names(role="back") == []
-    assert names(limit=1, offset=1) == ["alice"]
+    assert names(limit=1) == ["albert"]
     alice = server.moderation.account("alice")
     assert (alice.bound, alice.keys, alice.live_tokens) == (True, 1, 1)
     assert alice.last_seen_ms == server.clock()
-    assert names(live=True) == ["alice"]
     server.clock.forward(HOUR_MS)
     assert server.moderation.account("alice").live_tokens == 0
-    assert names(live=True) == []
-
-
-async def test_the_nodes_of_a_name_are_known_after_their_tokens_are_over(
-    server: Server,
-) -> None:
-    server.allow("alice")
-    nodes = [Node(1, server), Node(2, server)]
-    for node in nodes:
-        await node.join(Person("alice"))
-        server.clock.forward(5 * HOUR_MS)
-    server.moderation.revoke(nodes[0].peer_id, actor=ROOT)
-    found = server.moderation.peers("alice")
-    assert [view.peer for view in found.peers] == [nodes[1].peer_id, nodes[0].peer_id]
-    assert [view.revoked for view in found.peers] == [False, True]
-    assert (found.total, server.moderation.tokens("alice").total) == (2, 0)
-    assert len(server.moderation.peers("alice", limit=1).peers) == 1
 
 
 async def test_the_log_is_read_newest_first_in_parts(server: Server) -> None:
@@ -240,15 +221,12 @@ async def test_the_log_is_read_newest_first_in_parts(server: Server) -> None:
     read = server.moderation.audit
     part = read(limit=2)
     assert ([row.number for row in part.rows], part.more) == ([6, 5], True)
-    rest = read(limit=10, before=5)
-    assert ([row.number for row in rest.rows], rest.more) == ([4, 3, 2, 1], False)
+    whole = read(limit=10)
+    assert ([row.number for row in whole.rows], whole.more) == ([6, 5, 4, 3, 2, 1], False)
     assert [row.number for row in read(name="bob").rows] == [6, 4]
     assert [row.number for row in read(name="github:bob", act="joined").rows] == [6]
-    assert [row.number for row in read(peer=node.peer_id).rows] == [6]
     since = server.clock() - 2000
-    assert [row.number for row in read(since_ms=since, until_ms=since + 1000).rows] == [4]
-    with pytest.raises(NotDone):
-        read(peer="nobody")
+    assert [row.number for row in read(since_ms=since).rows] == [6, 5, 4]
 
 
 def test_every_answer_can_be_sent_as_json(server: Server) -> None:
@@ -287,7 +265,7 @@ async def test_a_courier_of_the_server_has_a_token_that_counts(
 ) -> None:
     node = Node(1, server)
     token = read_token(server.moderation.courier_token(node.peer, actor=ROOT))
-    keyring = Keyring.from_pinned(RUN, server.fingerprint, server.store.keyring().records)
+    keyring = Keyring.from_pinned(RUN, server.fingerprint, server.store.keys.records)
     assert keyring.allows(token) is not None
     assert not peers.refuse(token)
     assert (token.username, token.peer, token.serial) == ("auth-server", node.peer, 1)

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from auth.keyring import Keyring
 from auth.revocations import Revocations
 from auth.server.accounts import UnknownName
-from auth.server.acts import NotDone
 from auth.server.join_refused import JoinReason, JoinRefused
+from auth.server.moderation import NotDone
 from auth.tokens import Token, read_token
 from tests.auth.store.stores import ROOT, RUN, Clock, Node, Person, running
 
@@ -161,7 +161,7 @@ class Moderated(RuleBasedStateMachine):
     @invariant()
     def every_peer_refuses_what_was_revoked_and_nothing_else(self) -> None:
         store = self.server.store
-        keyring = Keyring.from_pinned(RUN, self.pinned, store.keyring().records)
+        keyring = Keyring.from_pinned(RUN, self.pinned, store.keys.records)
         self.peers.accept(store.revocation_list().signed, keyring)
         for issued in self.issued:
             dead = issued.ended or issued.revoked or issued.node in self.banned

@@ -10,8 +10,8 @@ from auth.keyring import MOST_KEYS, Keyring
 from auth.keys import SigningKey, fingerprint
 from auth.refusals import AccessRefused
 from auth.revocations import Revocations, read_list
-from auth.server.acts import SHORTEST_OVERLAP_MS, NoSuchKey
 from auth.server.join_refused import JoinReason
+from auth.server.moderation import SHORTEST_OVERLAP_MS, NoSuchKey
 from auth.server.signing_keys import TooManyKeys
 from auth.tokens import read_token
 from auth.verified_tokens import VerifiedTokens
@@ -36,12 +36,12 @@ class Peer:
 
     def __init__(self, server: Server, pinned: str) -> None:
         self.server = server
-        self.keyring = Keyring.from_pinned(RUN, pinned, server.store.keyring().records)
+        self.keyring = Keyring.from_pinned(RUN, pinned, server.store.keys.records)
         self.revocations = Revocations(RUN)
         self.tokens = VerifiedTokens(RUN, self.keyring, self.revocations)
 
     def hear(self) -> None:
-        self.keyring.add(self.server.store.keyring().records)
+        self.keyring.add(self.server.store.keys.records)
         self.revocations.accept(self.server.store.revocation_list().signed, self.keyring)
 
     def takes(self, token: bytes) -> bool:

@@ -9,16 +9,14 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from auth.server.audit import Act, AuditEntry
+from auth.server.audit import Act
 from auth.server.store_errors import DiskFull, StoreBusy, StoreClosed, StoreFailed
 from auth.server.writer import MOST_IN_TRANSACTION, MOST_WAITING, URGENT_WAITING, Transaction
 from tests.auth.store.stores import Server
 
 
 def note(reason: str) -> Callable[[Transaction], int]:
-    return lambda transaction: transaction.log(
-        AuditEntry(act=Act.REFUSED, actor="peer", reason=reason)
-    )
+    return lambda transaction: transaction.log(Act.REFUSED, "peer", reason)
 
 
 class Gate:

@@ -137,7 +137,7 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(
 
 
 @pytest.mark.parametrize(
-    ("ends", "word"), [(DAY * 3, "ends in 3.0 days"), (DAY * -1 / 2, "EXPIRED"), (DAY * 30, "")]
+    ("ends", "word"), [(DAY * 3, "expires in 3.0 days"), (DAY * -1 / 2, "EXPIRED"), (DAY * 30, "")]
 )
 def test_an_end_that_is_near_is_warned_of(
     authority: Authority, ends: object, word: str, caplog: pytest.LogCaptureFixture

@@ -15,7 +15,7 @@ TEXT = (Path(__file__).parents[3] / "docs" / "auth-server.md").read_text(encodin
 
 
 def test_every_address_is_in_it() -> None:
-    source = (Path(api.__file__).parent / "app.py").read_text(encoding="utf-8")
+    source = (Path(api.__file__).parent / "auth_server.py").read_text(encoding="utf-8")
     addresses = re.findall(r'\("(GET|POST)", "(/v1/[^"]*|/[a-z]+)", ', source)
     assert len(addresses) == 11
     for method, path in addresses:

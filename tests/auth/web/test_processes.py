@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from auth.server.moderation import Moderation
-from auth.server.store import Reader, create_store, open_store
+from auth.server.store import StoreReader, create_store, open_store
 from node.app.auth_places import AuthPlaces, find_auth_places, hold_auth_lock
 from node.core.control_client import ControlFailure, ask_once
 from node.core.running_lock import AlreadyRunning
@@ -186,7 +186,7 @@ def test_after_kill_9_every_pass_that_was_handed_out_is_in_the_log(
 
         trio.run(renew_until_it_dies)
         command.process.wait()
-    reader = Reader(home.places.folder)
+    reader = StoreReader(home.places.folder)
     with reader.reading() as connection:
         kept = {serial for (serial,) in connection.execute("SELECT serial FROM tokens")}
     assert received <= kept

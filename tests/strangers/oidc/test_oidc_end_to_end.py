@@ -17,10 +17,10 @@ import trio.testing
 
 from auth.server.audit import Act
 from auth.server.auth_server import AuthServer
-from auth.server.listings import AuditRow
 from auth.server.moderation import Moderation
 from auth.server.settings import read_settings
 from auth.server.store import Store, create_store, open_store
+from auth.server.views import AuditRow
 from node.core.access.auth_client import (
     AccessDenied,
     AuthClient,

@@ -19,13 +19,14 @@ from auth.server.providers.errors import (
 from auth.server.providers.fetching import Fetcher, open_client
 from auth.server.providers.flows import NotYet
 from auth.server.providers.identity import ProviderIdentity
-from auth.server.providers.login_answers import (
+from auth.server.providers.logins import (
     BrowserStarted,
     DeviceStarted,
     LoggedIn,
+    Logins,
     Pending,
+    open_logins,
 )
-from auth.server.providers.logins import Logins, open_logins
 from auth.server.providers.oidc import OpenIdProvider
 from auth.server.providers.settings import OpenIdSettings
 from tests.strangers.oidc.browser import Browser, Page
