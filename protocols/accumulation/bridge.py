@@ -37,7 +37,7 @@ from protocols.accumulation.lifecycle import Ending, Mode
 from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.results import ResultLayouts, ResultsKept
-from protocols.accumulation.state_fetching import Fetched, Followed
+from protocols.accumulation.state_fetching import FetchedState, Followed
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_pace import ServingCost
 from protocols.accumulation.training_description import TrainingDescription
@@ -201,7 +201,7 @@ class Bridge:
         """Returns after this time. The end of the collaboration wakes the waiting thread, too."""
         return self._portal.begin(trio.sleep, seconds)
 
-    def fetch(self, wanted: FetchWanted) -> GuestCall[Fetched | Followed]:
+    def fetch(self, wanted: FetchWanted) -> GuestCall[FetchedState | Followed]:
         """A verified state, or the results that lead on from the present one. The call fails with
         an error for each source, or with FetchCut if the owner wants a rest."""
         return self._portal.begin(self._collaboration.fetch, wanted)

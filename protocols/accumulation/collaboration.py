@@ -40,7 +40,7 @@ from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import MOST_PEERS, ProgressSlot
 from protocols.accumulation.state_download import FetchSettings, Paces, is_needed
 from protocols.accumulation.state_fetching import (
-    Fetched,
+    FetchedState,
     Followed,
     KeptPieces,
     StateSource,
@@ -308,7 +308,7 @@ class Collaboration:
             await self.tracker.changed()
         return self.tracker.estimate
 
-    async def fetch(self, wanted: FetchWanted) -> Fetched | Followed:
+    async def fetch(self, wanted: FetchWanted) -> FetchedState | Followed:
         if not wanted.is_unwanted():
             with trio.CancelScope() as self._fetching:
                 return await self._fetch_on(wanted)
@@ -424,8 +424,8 @@ class Collaboration:
         if self._serving_cost is not None:
             self._serving_cost.exchanges(trio.current_time())
 
-    async def _fetch_on(self, wanted: FetchWanted) -> Fetched | Followed:
-        fetched: Fetched | Followed | PotluckError
+    async def _fetch_on(self, wanted: FetchWanted) -> FetchedState | Followed:
+        fetched: FetchedState | Followed | PotluckError
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.tracker.look_often)
             try:
@@ -443,7 +443,7 @@ class Collaboration:
             self.tracker.state_refused(peer, reason)
         return fetched
 
-    async def _fetched(self, wanted: FetchWanted) -> Fetched | Followed:
+    async def _fetched(self, wanted: FetchWanted) -> FetchedState | Followed:
         settings = FetchSettings(most_result_bytes=self.settings.most_followed_bytes)
         followed = await follow_run(
             self._rpc,

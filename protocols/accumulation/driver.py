@@ -54,7 +54,7 @@ from protocols.accumulation.lifecycle import (
 from protocols.accumulation.progress import Estimate
 from protocols.accumulation.rounds import Rounds
 from protocols.accumulation.standing import Batch, Standing
-from protocols.accumulation.state_fetching import Fetched as StateFetched
+from protocols.accumulation.state_fetching import FetchedState
 from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.state_pace import ServingCost
 from protocols.accumulation.steps import Steps
@@ -258,7 +258,7 @@ class Driver:
         try:
             with bridge.waiting():
                 fetched = bridge.fetch(wanted).wait()
-            state = fetched.state if isinstance(fetched, StateFetched) else None
+            state = fetched.state if isinstance(fetched, FetchedState) else None
             seen, losses = standing.take_state(state, fetched.results)
         except CollaborationEnded:
             raise

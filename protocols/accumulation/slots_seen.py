@@ -19,7 +19,7 @@ from typing import Final
 
 from protocols.accumulation.progress import LONGEST_READ_SECONDS, Seen
 from protocols.accumulation.progress_slot import SLOT_SECONDS
-from protocols.dht import Entry
+from protocols.dht import SlotEntry
 from protocols.identity import PeerId
 
 READ_SECONDS: Final = 3.0
@@ -53,7 +53,7 @@ class SlotsSeen:
 
     def took(
         self,
-        found: Mapping[PeerId, Entry],
+        found: Mapping[PeerId, SlotEntry],
         gone: Container[PeerId],
         clock: float,
         *,

@@ -519,7 +519,7 @@ def _room(state_bytes: int, account: FetchAccount) -> float:
 __all__ = [
     "FetchFailed",
     "FetchSettings",
-    "Fetched",
+    "FetchedState",
     "KeptPieces",
     "StateSource",
     "TooSlow",
@@ -534,7 +534,7 @@ HEDGE_SECONDS = 1.0  # after which the next source is asked for the manifest, to
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedState:
     """A state that was fetched and verified, and what each source contributed."""
 
     state: TrainingState
@@ -563,7 +563,7 @@ async def fetch_state(
     too_slow: Callable[[TooSlow], None] | None = None,
     paces: Paces | None = None,
     keeping_up: KeepingUp | None = None,
-) -> Fetched:
+) -> FetchedState:
     """The state of up-to-date peers, verified piece by piece.
 
     - `sources` is called again while fetching, so that new peers can help.
@@ -636,7 +636,7 @@ async def fetch_state(
     if isinstance(chosen, PotluckError):
         raise chosen
     seconds = trio.current_time() - began
-    fetched = Fetched(
+    fetched = FetchedState(
         kept.finish(),
         dict(account.bytes_from),
         kept_bytes,
@@ -749,7 +749,7 @@ def _what_it_is(answer: ManifestAnswer, choice: Choice) -> str:
     )
 
 
-def _summary(fetched: Fetched) -> str:
+def _summary(fetched: FetchedState) -> str:
     state, brought = fetched.state, sum(fetched.bytes_from.values())
     speed = brought / max(fetched.seconds, 1e-3) / 1e6
     return (

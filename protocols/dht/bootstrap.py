@@ -23,7 +23,7 @@ import trio
 
 from protocols.dht.asking import Asker
 from protocols.dht.contacts import Contact, contact_of
-from protocols.dht.reading import Reader
+from protocols.dht.reading import SlotReader
 from protocols.dht.routing import REFRESH_WIDTH
 from protocols.dht.state import DhtState, log
 from protocols.errors import MalformedMessage, PotluckError, ProtocolMisuse
@@ -90,7 +90,7 @@ class _Place:
 class Bootstrap:
     """Greets peers until they answer. Looks this node up when it has met some."""
 
-    def __init__(self, state: DhtState, asker: Asker, reader: Reader) -> None:
+    def __init__(self, state: DhtState, asker: Asker, reader: SlotReader) -> None:
         self._state = state
         self._asker = asker
         self._reader = reader

@@ -87,7 +87,7 @@ class Breadth(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SlotEntry:
     """One publisher's value under a key. `expires` is in milliseconds of swarm time."""
 
     publisher: PeerId
@@ -96,7 +96,7 @@ class Entry:
     sequence: int
 
 
-class Reader:
+class SlotReader:
     """Finds slots under keys, and the peers closest to positions."""
 
     def __init__(self, state: DhtState, asker: Asker) -> None:

@@ -33,7 +33,7 @@ from protocols.dht.contacts import Contact
 from protocols.dht.families import Families, Family
 from protocols.dht.keeper import Keeper
 from protocols.dht.keeping import Keeping
-from protocols.dht.reading import Breadth, Entry, Reader
+from protocols.dht.reading import Breadth, SlotEntry, SlotReader
 from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState, DhtStatistics
@@ -88,7 +88,7 @@ class Dht:
         self._keeping = None if keeper is None else Keeping(state, keeper)
         self._acquaintances = Acquaintances(state, self._welcome, self._ask_whether_there)
         self._asker = Asker(state, self._acquaintances)
-        self._reader = Reader(state, self._asker)
+        self._reader = SlotReader(state, self._asker)
         self._writer = Writer(state, self._asker, self._reader)
         self._publications = Publications(state, self._writer)
         self._bootstrap = Bootstrap(state, self._asker, self._reader)
@@ -161,7 +161,7 @@ class Dht:
 
     # -- reading
 
-    async def get(self, key: str, *, latest_enough: bool = False) -> dict[PeerId, Entry]:
+    async def get(self, key: str, *, latest_enough: bool = False) -> dict[PeerId, SlotEntry]:
         """Every publisher's value under this key.
 
         With `latest_enough` it takes what the first few replicas have: one round trip.
@@ -171,7 +171,7 @@ class Dht:
 
     async def look(
         self, key: str, breadth: Breadth = Breadth.FEW
-    ) -> tuple[dict[PeerId, Entry], frozenset[PeerId]]:
+    ) -> tuple[dict[PeerId, SlotEntry], frozenset[PeerId]]:
         """`get` for repeated reads: it costs only what has changed since the last time.
 
         Also returns the publishers that have withdrawn their value. Nobody knows why other ones are
@@ -183,7 +183,7 @@ class Dht:
 
     async def get_many(
         self, keys: Sequence[str], *, latest_enough: bool = False
-    ) -> dict[str, dict[PeerId, Entry]]:
+    ) -> dict[str, dict[PeerId, SlotEntry]]:
         """`get` of many keys at once, with shared messages."""
         found = await self._reader.read(keys, latest_enough=latest_enough)
         entries = {}
@@ -204,13 +204,13 @@ class Dht:
         self._state.check_open()
         return self._watches.watch(key)
 
-    def _entries(self, slots: Iterable[Slot]) -> dict[PeerId, Entry]:
+    def _entries(self, slots: Iterable[Slot]) -> dict[PeerId, SlotEntry]:
         entries = {}
         for slot in slots:
             if not slot.withdrawn:
                 peer = slot.publisher_peer
                 value = self._state.families.decode(slot)
-                entries[peer] = Entry(peer, value, slot.expires, slot.sequence)
+                entries[peer] = SlotEntry(peer, value, slot.expires, slot.sequence)
         return entries
 
     # -- how it is

@@ -22,7 +22,7 @@ from protocols.dht.contacts import Contact
 from protocols.dht.families import CLOCK_TOLERANCE_MS
 from protocols.dht.ids import distance, position_of
 from protocols.dht.publishing import batches
-from protocols.dht.reading import Reader
+from protocols.dht.reading import SlotReader
 from protocols.dht.routing import REFRESH_WIDTH
 from protocols.dht.state import DhtState
 from protocols.dht.storage import EXPIRED_AT_ONCE
@@ -46,7 +46,7 @@ class Upkeep:
     """Tasks that run as long as the directory."""
 
     def __init__(
-        self, state: DhtState, acquaintances: Acquaintances, asker: Asker, reader: Reader
+        self, state: DhtState, acquaintances: Acquaintances, asker: Asker, reader: SlotReader
     ) -> None:
         self._state = state
         self._acquaintances = acquaintances

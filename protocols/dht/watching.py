@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
-from protocols.dht.reading import Breadth, Entry, Reader
+from protocols.dht.reading import Breadth, SlotEntry, SlotReader
 from protocols.dht.slots import Slot, supersedes
 from protocols.dht.state import DhtState, log
 from protocols.errors import PotluckError
@@ -40,7 +40,7 @@ class Change:
     """A publisher's current value; None if there is none any more (withdrawn or expired)."""
 
     publisher: PeerId
-    entry: Entry | None
+    entry: SlotEntry | None
 
 
 class _Watched:
@@ -55,7 +55,7 @@ class _Watched:
 class Watches:
     """Invariant: a key has a reader exactly while it has a watcher."""
 
-    def __init__(self, state: DhtState, reader: Reader) -> None:
+    def __init__(self, state: DhtState, reader: SlotReader) -> None:
         self._state = state
         self._reader = reader
         self._watched: dict[str, _Watched] = {}
@@ -85,7 +85,7 @@ class Watches:
                 told[publisher] = slot
                 value = self._state.families.decode(slot)
                 peer = slot.publisher_peer
-                changes.append(Change(peer, Entry(peer, value, slot.expires, slot.sequence)))
+                changes.append(Change(peer, SlotEntry(peer, value, slot.expires, slot.sequence)))
         for publisher in [one for one in told if one not in now]:
             changes.append(Change(told.pop(publisher).publisher_peer, None))
         return changes

@@ -30,7 +30,7 @@ from protocols.dht.messages import (
     prefix_of_id,
 )
 from protocols.dht.publishing import BYTES_PER_BATCH, SLOTS_PER_BATCH
-from protocols.dht.reading import Reader
+from protocols.dht.reading import SlotReader
 from protocols.dht.slots import Slot, SlotRefusal, SlotRefused
 from protocols.dht.state import DhtState, count, log
 from protocols.dht.walking import (
@@ -142,7 +142,7 @@ LOAD = Load(SLOTS_PER_BATCH, BYTES_PER_BATCH, _slot_bytes)
 class Writer:
     """Brings slots to their replicas."""
 
-    def __init__(self, state: DhtState, asker: Asker, reader: Reader) -> None:
+    def __init__(self, state: DhtState, asker: Asker, reader: SlotReader) -> None:
         self._state = state
         self._asker = asker
         self._reader = reader

@@ -861,4 +861,4 @@ class KnownDecision:
         self.verdict = verdict
         self._desk.timers.clear()
         self._exchange.stop()
-        self._desk.effects.append(verdicts.Decided(verdict))
+        self._desk.effects.append(verdicts.Conclude(verdict))

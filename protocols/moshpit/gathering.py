@@ -371,9 +371,9 @@ class Gathering:
         self._course.tick(now)
 
     @property
-    def next_moment(self) -> float:
+    def next_deadline(self) -> float:
         """When to call `tick` at the latest."""
-        return self._course.next_moment
+        return self._course.next_deadline
 
 
 # ---- what the parts of a gathering share
@@ -523,13 +523,13 @@ class LeadOrFollow:
         """Do what is due by now."""
         if self.ended:
             return
-        if now - self._ticked > STOPPED_SECONDS and now - self.next_moment > STOPPED_SECONDS:
+        if now - self._ticked > STOPPED_SECONDS and now - self.next_deadline > STOPPED_SECONDS:
             self._closing.was_stopped(now)
         self._ticked = now
         self.reconsider(now)
 
     @property
-    def next_moment(self) -> float:
+    def next_deadline(self) -> float:
         """When to call `tick` at the latest."""
         if self.ended:
             return math.inf
@@ -537,7 +537,7 @@ class LeadOrFollow:
         if self.following is not None:
             waits_for = self._joins.named_again_at if self.has_answered else self._probe_at
             return min(self._closing.gives_up_at, waits_for)
-        moments = [self._closing.deadline, self._known.next_moment(since, self._joins)]
+        moments = [self._closing.deadline, self._known.next_deadline(since, self._joins)]
         if self._closing.quiet_at > since:
             moments.append(self._closing.quiet_at)
         return min(moments)

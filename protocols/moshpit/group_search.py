@@ -101,8 +101,7 @@ from protocols.moshpit.roster import (
 from protocols.rpc import LONGEST_MILLISECONDS, Empty, encode
 
 if TYPE_CHECKING:
-    from protocols.dht import Dht
-    from protocols.dht import Entry as SlotEntry
+    from protocols.dht import Dht, SlotEntry
     from protocols.network import Network
     from protocols.rpc import Rpc
 
@@ -169,7 +168,7 @@ class GroupSearch:
 
     async def _keep_time(self) -> None:
         while True:
-            with trio.move_on_at(self._gathering.next_moment):
+            with trio.move_on_at(self._gathering.next_deadline):
                 await self._context.next_change()
             self._gathering.tick(trio.current_time())
             self._go_on()

@@ -229,7 +229,7 @@ class KnownPeers:
             one.peer for one in self._there() if one.peer not in joined and one.waited_until > now
         ]
 
-    def next_moment(self, now: float, joined: Container[PeerId]) -> float:
+    def next_deadline(self, now: float, joined: Container[PeerId]) -> float:
         """When the result of `to_invite` or `waited_for` changes next."""
         moments = [
             moment

@@ -8,7 +8,7 @@ happens:
     Send             send a message to a member, through the `Outbox`; if it fails: `unreachable`
     StartExchange    run one attempt of the butterfly; then `exchange_done` or `exchange_failed`
     StopExchange     cancel that attempt
-    Decided          the round is over
+    Conclude          the round is over
 
 A lost link is also reported as `unreachable`, long before any deadline. `RoundPlan`, at the end,
 computes the members' parts, and checks those that others announce.
@@ -61,7 +61,7 @@ from protocols.moshpit.switchboard import (
 )
 from protocols.moshpit.verdicts import (
     Commit,
-    Decided,
+    Conclude,
     Effect,
     Send,
     StartExchange,
@@ -299,7 +299,7 @@ class Round:
                 scope = self._exchanges.get(ballot)
                 if scope is not None:
                     scope.cancel()
-            case Decided(verdict=verdict):
+            case Conclude(verdict=verdict):
                 self._verdict = self._verdict or verdict
                 self._decided.set()
 

@@ -70,10 +70,10 @@ class StopExchange:
 
 
 @dataclass(frozen=True)
-class Decided:
+class Conclude:
     """The round is over for this member. Comes once; messages are still answered after it."""
 
     verdict: Verdict
 
 
-Effect = Send | StartExchange | StopExchange | Decided
+Effect = Send | StartExchange | StopExchange | Conclude

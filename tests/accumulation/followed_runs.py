@@ -32,7 +32,7 @@ from protocols.accumulation.results import (
     proven_digest,
 )
 from protocols.accumulation.state_download import FetchSettings
-from protocols.accumulation.state_fetching import Fetched, StateSource, fetch_state
+from protocols.accumulation.state_fetching import FetchedState, StateSource, fetch_state
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_messages import ResultKind
 from protocols.accumulation.state_pace import ServingCost
@@ -228,7 +228,7 @@ class FollowedRun:
         sources: Callable[[], Sequence[StateSource]] | None = None,
         keeping_up: KeepingUp | None = None,
         settings: FetchSettings | None = None,
-    ) -> Fetched:
+    ) -> FetchedState:
         return await fetch_state(
             rpc,
             sources or self.sources,

@@ -14,7 +14,7 @@ import torch
 import trio
 
 from protocols.accumulation.state_fetching import (
-    Fetched,
+    FetchedState,
     FetchSettings,
     KeptPieces,
     StateSource,
@@ -171,7 +171,7 @@ class Newcomer:
         await started.wait()
         return ready[0]
 
-    async def fetch_from(self, sources: Callable[[], Sequence[StateSource]]) -> Fetched:
+    async def fetch_from(self, sources: Callable[[], Sequence[StateSource]]) -> FetchedState:
         return await fetch_state(self.rpc, sources, self.model.look())
 
     async def fetch(
@@ -182,7 +182,7 @@ class Newcomer:
         settings: FetchSettings | None = None,
         at_least_epoch: int = 0,
         progress: Callable[[int, int], None] | None = None,
-    ) -> Fetched:
+    ) -> FetchedState:
         return await fetch_state(
             self.rpc,
             lambda: [one.source() for one in donors if not one.network.closed],

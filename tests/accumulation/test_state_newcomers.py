@@ -26,7 +26,7 @@ from protocols.accumulation.state_download import (
     choose,
     is_needed,
 )
-from protocols.accumulation.state_fetching import Fetched, follow_run
+from protocols.accumulation.state_fetching import FetchedState, follow_run
 from protocols.accumulation.state_messages import ROOM_OF_SMALL_BYTES
 from protocols.accumulation.state_serving import StateServingSettings
 from protocols.identity import PeerId
@@ -213,7 +213,7 @@ class Cell:
                         await trio.sleep(RETRY_SECONDS)
                     else:
                         await trio.sleep(STEP_SECONDS * (1 + len(fetched.results)))
-                        state = fetched.state if isinstance(fetched, Fetched) else None
+                        state = fetched.state if isinstance(fetched, FetchedState) else None
                         member.take(state, fetched.results)
                 in_after.append(trio.current_time() - began)
 

@@ -21,7 +21,7 @@ from blake3 import blake3
 from protocols.moshpit.agreement import Agreement, Timing
 from protocols.moshpit.agreement_messages import AgreementMessage
 from protocols.moshpit.ballots import Ballot, Statement, Suspicion, digest_of_result
-from protocols.moshpit.verdicts import Decided, Send, StartExchange, StopExchange, Verdict
+from protocols.moshpit.verdicts import Conclude, Send, StartExchange, StopExchange, Verdict
 
 TIMING = Timing(round_seconds=60.0)
 
@@ -177,7 +177,7 @@ class Group:
                     self.at(self.now + ended.seconds, end)
                 case StopExchange():
                     self._running.pop(me, None)
-                case Decided(verdict):
+                case Conclude(verdict):
                     assert me not in self.verdicts, "decided twice"
                     self.verdicts[me] = verdict
                     self.decided_at[me] = self.now

@@ -145,7 +145,7 @@ class Model:
             self._wait()
 
     def _wait(self) -> None:
-        moments = [self.machines[peer].next_moment for peer in self.alive]
+        moments = [self.machines[peer].next_deadline for peer in self.alive]
         self.now = max(self.now + 1e-6, min(self.now + POLL_SECONDS, *moments))
         for peer in self.alive:
             self.machines[peer].tick(self.now)

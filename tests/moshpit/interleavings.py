@@ -43,7 +43,7 @@ from protocols.moshpit.agreement_messages import Result
 from protocols.moshpit.ballots import Ballot, Suspicion, digest_of_result
 from protocols.moshpit.verdicts import (
     Commit,
-    Decided,
+    Conclude,
     Discard,
     MemberLeftOut,
     Send,
@@ -264,7 +264,7 @@ class Interleavings:
                     assert local.running is not None, "nothing to stop"
                     assert local.running.ballot == ballot, "another exchange is stopped"
                     local.running = None
-                case Decided(verdict):
+                case Conclude(verdict):
                     assert local.verdict is None, "decided twice"
                     local.verdict = verdict
                     if isinstance(verdict, Commit) and local.buffer != (

@@ -46,8 +46,8 @@ def joins(one: Gathering, *peers: PeerId, now: float = 0.0, **options: bool) -> 
 def passes(one: Gathering, until: float) -> list[Effect]:
     """Let time pass, with a tick whenever one is due."""
     effects: list[Effect] = []
-    while not one.ended and one.next_moment < until:
-        one.tick(one.next_moment)
+    while not one.ended and one.next_deadline < until:
+        one.tick(one.next_deadline)
         effects += one.effects()
     one.tick(until)
     return effects + one.effects()

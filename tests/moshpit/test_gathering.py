@@ -149,7 +149,7 @@ def test_the_list_is_closed_when_nobody_came_for_a_while() -> None:
     sees(one, B)
     joins(one, B, now=0.01)
     sees(one, B, now=0.05)
-    assert one.next_moment == pytest.approx(QUIET_SECONDS)
+    assert one.next_deadline == pytest.approx(QUIET_SECONDS)
     assert passes(one, 0.02 + QUIET_SECONDS) == [Lead({B: ticket(B)})]
 
 
@@ -167,11 +167,11 @@ def test_gaps_between_arrivals_make_it_wait_longer_but_not_for_ever() -> None:
     joins(one, B, now=0.1)
     joins(one, C, now=0.4)
     sees(one, now=0.5)
-    assert one.next_moment == pytest.approx(0.4 + 2 * 0.3)
+    assert one.next_deadline == pytest.approx(0.4 + 2 * 0.3)
     joins(one, D, now=0.9)
     joins(one, E, now=1.5)
     sees(one, now=1.6)
-    assert one.next_moment == pytest.approx(1.5 + LONGEST_QUIET_SECONDS)
+    assert one.next_deadline == pytest.approx(1.5 + LONGEST_QUIET_SECONDS)
 
 
 def test_whoever_has_a_slot_is_waited_for_until_it_is_known_to_be_gone() -> None:
@@ -203,7 +203,7 @@ def test_a_leader_that_is_there_ends_the_waiting_for_one_that_is_silent() -> Non
     sees(one, A)
     one.effects()
     assert one.invited(B, 0.1) == (Reply.WITH_ANOTHER, A)
-    one.tick(one.next_moment)
+    one.tick(one.next_deadline)
     assert one.invited(B, 0.4) == (Reply.COMING, None)
 
 
@@ -213,7 +213,7 @@ def test_many_dead_peers_at_the_head_of_the_order_cost_one_timeout() -> None:
     one.saw_slot(Candidate(B), 1, 0.0)
     one.saw_slot(Candidate(C), 1, 0.0)
     assert one.effects() == [Follow(A, ())]
-    one.tick(one.next_moment)
+    one.tick(one.next_deadline)
     assert one.effects() == [Probe(B), Probe(C)]
     one.not_met(B, Absence.UNREACHABLE, "gone", 1.2)
     one.leader.is_gone(A, Absence.UNREACHABLE, "gone", 1.2)
@@ -298,7 +298,7 @@ def test_a_process_that_is_always_late_ends_all_the_same() -> None:
     one = gathering(A, expected=2)
     now = 0.0
     while not one.ended:
-        now = one.next_moment + 0.6
+        now = one.next_deadline + 0.6
         one.tick(now)
         assert now < 2 * SECONDS
 

@@ -44,7 +44,7 @@ def test_whoever_has_passed_over_our_leader_waits_here_instead() -> None:
     one.leader.answers(A, 0.01, 0.1)
     one.join_came(Candidate(C), 1, (A,), SECONDS, 0.2)
     assert one.effects() == []
-    assert one.next_moment == pytest.approx(0.2 + NAME_AGAIN_SECONDS)
+    assert one.next_deadline == pytest.approx(0.2 + NAME_AGAIN_SECONDS)
     one.leader.is_gone(A, Absence.UNREACHABLE, "gone", 0.3)
     assert one.effects() == []
     sees(one, now=0.31)
@@ -115,7 +115,7 @@ def test_a_leader_that_never_closes_is_given_up() -> None:
     one = gathering(B)
     sees(one, A)
     one.leader.answers(A, 0.0, 0.1)
-    assert one.next_moment == SECONDS + GRACE_SECONDS
+    assert one.next_deadline == SECONDS + GRACE_SECONDS
     one.tick(SECONDS + GRACE_SECONDS)
     reasons = ((A, "it did not close its list in time"),)
     assert one.effects() == [End(NotTogether(reasons, unlisted_by=A))]

@@ -35,7 +35,7 @@ Misbehaves = Callable[[pytest.MonkeyPatch, PeerId], None]
 
 def never_closes_its_list(monkeypatch: pytest.MonkeyPatch, rogue: PeerId) -> None:
     """It holds all joins, and says that it is there."""
-    lead, reads = LeadOrFollow._lead, LeadOrFollow.next_moment.fget
+    lead, reads = LeadOrFollow._lead, LeadOrFollow.next_deadline.fget
     assert reads is not None
 
     def leads(self: LeadOrFollow, now: float) -> None:
@@ -44,11 +44,11 @@ def never_closes_its_list(monkeypatch: pytest.MonkeyPatch, rogue: PeerId) -> Non
         elif now >= self._closing.gives_up_at + 1.0:
             self.end(self._why_nothing())
 
-    def next_moment(self: LeadOrFollow) -> float:
+    def next_deadline(self: LeadOrFollow) -> float:
         return self._ticked + 0.5 if self._me == rogue and not self.ended else reads(self)
 
     monkeypatch.setattr(LeadOrFollow, "_lead", leads)
-    monkeypatch.setattr(LeadOrFollow, "next_moment", property(next_moment))
+    monkeypatch.setattr(LeadOrFollow, "next_deadline", property(next_deadline))
 
 
 def does_nothing_as_coordinator(monkeypatch: pytest.MonkeyPatch, rogue: PeerId) -> None:

@@ -56,7 +56,7 @@ from node.training.network_watch import blame_of
 from node.training.phases import NETWORK
 from node.training.session import TrainingSession
 from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, progress_key
-from protocols.dht import Entry, Joined
+from protocols.dht import Joined, SlotEntry
 from protocols.errors import PotluckError, Refused
 from protocols.identity import PeerId
 from protocols.network import Network
@@ -236,7 +236,7 @@ async def refuse_if_in_use(
 
 async def _said_last(node: Node, run: str) -> float | None:
     """When this key last published progress in the run, by the swarm's time."""
-    entry: Entry | None = None
+    entry: SlotEntry | None = None
     with trio.move_on_after(ANSWER_SECONDS), suppress(PotluckError):
         entry = (await node.dht.get(progress_key(run))).get(node.network.peer_id)
     return None if entry is None else float(entry.sequence)

@@ -21,7 +21,7 @@ from lab.bench.interference_guest import TrainingGuest
 from lab.bench.memory_watch import PeakMemory
 from lab.bench.orders import obey
 from lab.bench.peer import open_bench_network
-from protocols.accumulation.state_fetching import Fetched, StateSource, fetch_state
+from protocols.accumulation.state_fetching import FetchedState, StateSource, fetch_state
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_serving import StateServer
 from protocols.accumulation.training_state import LiveState, look
@@ -45,7 +45,7 @@ class StatePeer(TrainingGuest):
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
         self._optimizer: torch.optim.Optimizer | None = None
         self._server: StateServer | None = None
-        self._fetched: Fetched | None = None
+        self._fetched: FetchedState | None = None
         self._half, self._ended = trio.Event(), trio.Event()
 
     async def hold(
