@@ -69,6 +69,6 @@ async def test_it_trains_on_says_so_and_leaves_nothing_half_written(
                 await until(lambda: bool(left), PATIENCE_SECONDS)
     assert left[0] is not None
     assert session.account.epoch >= STEPS
-    assert any("is not kept: File too large" in said for said in caplog.messages)
+    assert any("cannot be saved: File too large" in said for said in caplog.messages)
     kept = {name for name in files_below(tmp_path) if "/run/" not in f"/{name}"}
     assert kept == {"identity.key"}, "and nothing half written"

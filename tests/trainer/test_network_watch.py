@@ -50,7 +50,7 @@ async def test_ten_minutes_without_a_network_are_told_and_over_by_themselves(
     told = session.view()
     assert told.phase is TrainerPhase.NETWORK_LOST
     assert "known address" in told.doing
-    assert "goes on by itself" in told.advice
+    assert "continues by itself" in told.advice
 
     await trio.sleep(OUTAGE_SECONDS)
     assert not session.gate.is_open
