@@ -303,14 +303,15 @@ def test_pairwise_limits_take_some_milliseconds_more() -> None:
     limits = {pair: chance.uniform(0.2, 10.0) for pair in chance.sample(pairs, 100)}
     limited = PlannedPeers(10.0, 32_768.0, many_peers(24), limits)
     assert shortest_limited_seconds(members_of(limited, (True,) * 24), limits) > 0
-    assert _fastest_ms(limited) < 150.0  # 20 to 60, as busy as the other core is
+    assert _fastest_ms(limited) < 50.0
 
 
 def _fastest_ms(collaboration: PlannedPeers) -> float:
-    """The time of five, in CPU time: it waits for nothing. Busy neighbours make it longer still."""
+    """The fastest of five, in CPU time of this thread: it waits for nothing, and what other threads
+    of the process compute meanwhile is not its time."""
     times = []
     for _ in range(5):
-        began = time.process_time()
+        began = time.thread_time()
         best_strategy(collaboration)
-        times.append((time.process_time() - began) * 1000)
+        times.append((time.thread_time() - began) * 1000)
     return min(times)
