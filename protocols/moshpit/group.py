@@ -19,7 +19,12 @@ LONGEST_MATCHMAKING_SECONDS = 300.0  # instead of waiting longer, a peer should 
 
 
 class NoGroup(PotluckError):
-    """No group was found in time; the text says which peers were there, and why it failed."""
+    """No group was found in time; the text says which peers were there, and why it failed.
+
+    `there`: those peers.
+    """
+
+    there: frozenset[PeerId] = frozenset()
 
 
 class Late(NoGroup):
@@ -159,11 +164,13 @@ def never_listed(error: NoGroup, leader: PeerId) -> NeverListed:
 
 def not_together(key: str, reasons: tuple[tuple[PeerId, str], ...]) -> NoGroup:
     told = "; ".join(f"{peer}: {reason}" for peer, reason in reasons[:REASONS_TOLD])
-    return NoGroup(
+    error = NoGroup(
         f"No group came about under {key}, though {len(reasons)} others look for one.",
         why=f"{told}.",
         advice="Try again with the next round; `potluck peers` says who can be reached.",
     )
+    error.there = frozenset(peer for peer, _ in reasons)
+    return error
 
 
 # The keys under which groups meet in the directory, and their parts.

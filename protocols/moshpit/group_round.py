@@ -24,7 +24,7 @@ from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.agreement import Timing
 from protocols.moshpit.blame import IDLE, LATE_CODES, OVERDUE
-from protocols.moshpit.group import Group, Late, NeverListed, NobodyElse, Search
+from protocols.moshpit.group import Group, Late, NeverListed, NobodyElse, NoGroup, Search
 from protocols.moshpit.layout import Layout, ResultCut
 from protocols.moshpit.matchmaking import Matchmaker
 from protocols.moshpit.outcome import Excluded, RoundStatistics, Verdict
@@ -90,6 +90,10 @@ class Doubts:
     by its successor. So those who do not follow it meet under the next, and a peer that was away,
     and still follows it, is late for the others' group.
 
+    Avoiding a peer makes sense only while there are others to average with. If a round finds no
+    group, the doubts about the peers that were there end with it: of two peers, one could wait for
+    `ROUNDS_UNLED` rounds for the other, which was busy once.
+
     Invariant: at most `MOST_DOUBTED` of each kind are remembered, those that failed last.
     """
 
@@ -123,6 +127,12 @@ class Doubts:
         for peer in members:
             self._members.forget(peer)
 
+    def were_in_vain(self, there: Iterable[PeerId]) -> None:
+        """The round that is over found no group, though these peers were there."""
+        for peer in there:
+            self._members.end(peer, self._rounds)
+            self._leaders.end(peer, self._rounds)
+
     def has_led(self, peer: PeerId) -> None:
         """It has led a round to its result."""
         self._leaders.forget(peer)
@@ -143,6 +153,12 @@ class _Spans:
         rounds = min(self._most, self._fewest << min(times, 16))
         self._peers[peer] = (times + 1, round_ + rounds)
         return rounds
+
+    def end(self, peer: PeerId, round_: int) -> None:
+        """It is avoided no longer; the next time, as long as if this had not been cut short."""
+        times, last = self._peers.get(peer, (0, 0))
+        if last > round_:
+            self._peers[peer] = (times, round_)
 
     def forget(self, peer: PeerId) -> None:
         self._peers.pop(peer, None)
@@ -184,6 +200,8 @@ class GroupRounds:
         except PotluckError as error:
             if isinstance(error, NeverListed) and error.leader is not None:
                 self._does_not_follow(error.leader, "did not close its list")
+            elif isinstance(error, NoGroup):
+                self._doubts.were_in_vain(error.there)
             return _without_group(search, began, Verdict.NO_GROUP, error)
         found = trio.current_time()
         if not any(entry.weight > 0.0 for entry in group.roster.entries):

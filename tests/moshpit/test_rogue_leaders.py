@@ -19,6 +19,7 @@ from tests.moshpit.averagers import (
     SETTINGS,
     AveragingPeer,
     Ended,
+    average_all,
     averagers,
     check_no_private_mix,
     peer_in,
@@ -126,6 +127,37 @@ def test_a_leader_that_does_not_lead_holds_up_one_round_and_is_not_followed_agai
             assert max(one.seconds for one in again) < AT_ONCE_SECONDS
 
     play(scenario)
+
+
+def test_two_peers_average_again_as_soon_as_both_are_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, the one did not close its list in time: its machine was busy. The other has nobody else
+    to follow, and the tries after one and the same step are all led by the same peer."""
+
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 2)
+        epoch = led_by(peers[0], peers, 0)
+        with monkeypatch.context() as busy:
+            never_closes_its_list(busy, peers[0].peer)
+            await average(peers, peers[0], epoch)
+        for _ in range(2):
+            ended = await average_all(peers, epoch=epoch)
+        assert check_no_private_mix(ended, peers) == len(peers)
+
+    play(scenario)
+
+
+def test_a_doubt_that_left_its_peer_without_a_group_ends_and_grows_all_the_same() -> None:
+    doubts, leader, member, elsewhere = Doubts(), PeerId("l"), PeerId("m"), PeerId("e")
+    doubts.led_nowhere(leader)
+    doubts.led_nowhere(elsewhere)
+    doubts.held_up(member)
+    doubts.round_begins()
+    assert (doubts.unled, doubts.unwelcome) == ({leader, elsewhere}, {member})
+    doubts.were_in_vain([leader, member, PeerId("somebody")])
+    doubts.round_begins()
+    assert (doubts.unled, doubts.unwelcome) == ({elsewhere}, frozenset())
+    assert doubts.led_nowhere(leader) == 2 * ROUNDS_UNLED
+    assert doubts.held_up(member) == 2
 
 
 def test_a_leader_is_not_followed_for_growing_spans_until_it_has_led_a_round() -> None:

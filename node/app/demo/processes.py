@@ -163,16 +163,17 @@ class Child:
         assert process is not None
         assert process.stdout is not None
         held = bytearray()
-        async with trio.lowlevel.FdStream(os.dup(process.stdout.fileno())) as output:
-            async for more in output:
-                held += more
-                *lines, rest = held.split(b"\n")
-                held = bytearray(rest[:LARGEST_LINE])
-                for line in lines:
-                    event = _event_in(bytes(line))
-                    if event is not None:
-                        self.events.append(event)
-                        take(self, event)
+        with process.stdout:
+            async with trio.lowlevel.FdStream(os.dup(process.stdout.fileno())) as output:
+                async for more in output:
+                    held += more
+                    *lines, rest = held.split(b"\n")
+                    held = bytearray(rest[:LARGEST_LINE])
+                    for line in lines:
+                        event = _event_in(bytes(line))
+                        if event is not None:
+                            self.events.append(event)
+                            take(self, event)
         self.exit_code = await trio.to_thread.run_sync(
             process.wait,
             abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
