@@ -80,7 +80,6 @@ HEAVY_ROOMS = (
     "node.run.building",
     "node.run.batches",
     "node.run.out_of_memory",
-    "node.run.building",
 )
 LIGHT_ROOMS = ("node.training.credit", "node.training.join")  # of those
 

@@ -239,8 +239,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     def step(  # type: ignore[override]
         self, closure: None = None, *, samples: int, loss: Tensor | float | None = None
     ) -> bool:
-        """Count the gradients in `.grad`, the mean over this many samples. Returns whether a step
-        of the run was made.
+        """Count the gradients in `.grad`, the mean over this many samples. Returns whether
+        the run has moved on: by a step, or by steps of others that this peer took over.
 
         The run's loss (`StepTaken.loss`) is the mean of the losses that all peers pass here. A
         batch whose loss or gradients are not finite does not count, and an event says so (for

@@ -18,7 +18,7 @@ PAGE = Path("docs/laboratory.md")
 _INTRODUCTION = """\
 # The laboratory
 
-This page is written by `python -m lab.reference`; change the commands, not the page.
+This page is written by `PYTHONPATH=scripts .venv/bin/python -m lab.reference`; change the commands, not the page.
 
 `scripts/bench` measures potluck on this machine, with real processes. `scripts/simulate` shows
 what many nodes would do, in virtual time and with the protocols of real nodes. Both run from a
@@ -49,6 +49,10 @@ traffic and processor time:
 
 To compare the transport, the directory, the averaging and the training with hivemind's, on the
 same machine in the same minutes, see `scripts/bench-against-hivemind --help`.
+
+To compare two versions of potluck, make a checkout of each and run the same bench in both, in turn,
+at least five times. The processes share the machine with all other programs, so compare medians of
+figures from the same minutes, and look at the spread.
 """
 
 
