@@ -17,7 +17,7 @@ from node.core.running_lock import hold_running_lock
 from node.core.wrong_use import WrongUse
 from node.training.join.admission import keep_invite
 from tests.commands.console import Completed, objects, potluck
-from tests.joining.test_invited import INVITE
+from tests.joining.test_invite_sources import INVITE
 
 SYSTEMCTL = """#!/bin/sh
 echo "$@" >>"$0.journal"
